@@ -14,9 +14,7 @@ from benchmarks.facts import machine_facts
 from benchmarks.harness import Row, RowResult, measure
 from benchmarks.report import as_json, as_markdown
 from benchmarks.rows import ROWS
-from benchmarks.stage import Sizes, Stage
-
-__all__ = ["main", "write_reports"]
+from benchmarks.stage import BenchmarkRun, Sizes
 
 _EXAMPLE = "example: python -m benchmarks --rows small,in-flight --rounds 9"
 
@@ -67,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = frozenset(name for name in ("ray", "dask") if getattr(chosen, name))
     without = frozenset({"jaxd"} if chosen.peers else ())
     sizes = Sizes.quick() if chosen.quick else Sizes()
-    with Stage.open(sizes, flags, without) as stage:
+    with BenchmarkRun.open(sizes, flags, without) as stage:
         results = _measure_all(rows, stage, rounds)
     whole = not (wanted or chosen.quick or chosen.peers)
     output = chosen.output or (Path("docs") if whole else None)
@@ -77,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure_all(rows: Sequence[Row], stage: Stage, rounds: int) -> list[RowResult]:
+def _measure_all(rows: Sequence[Row], stage: BenchmarkRun, rounds: int) -> list[RowResult]:
     live = sys.stderr.isatty()
 
     def report(step: str) -> None:

@@ -11,16 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-__all__ = [
-    "answer_requests",
-    "each",
-    "leave_out",
-    "median_seconds",
-    "p99",
-    "serve_until_input_closes",
-    "together",
-]
-
 Measurement = Callable[[int], float]
 """Takes a number of calls, makes them and returns seconds, or what else a row is about."""
 
@@ -40,17 +30,17 @@ def _seconds_of(call: Callable[[], object], calls: int) -> list[float]:
     return taken
 
 
-def each(call: Callable[[], object]) -> Measurement:
+def measure_median(call: Callable[[], object]) -> Measurement:
     """Measures the p50 of single calls."""
     return lambda calls: median_seconds(call, calls)
 
 
-def p99(call: Callable[[], object]) -> Measurement:
+def measure_p99(call: Callable[[], object]) -> Measurement:
     """Measures the time that one call in a hundred exceeds."""
     return lambda calls: statistics.quantiles(_seconds_of(call, calls), n=100)[98]
 
 
-def together(make: Callable[[int], object]) -> Measurement:
+def measure_throughput(make: Callable[[int], object]) -> Measurement:
     """Measures the mean of calls that `make` makes all at once, in seconds per call."""
 
     def mean_seconds(calls: int) -> float:
@@ -63,15 +53,15 @@ def together(make: Callable[[int], object]) -> Measurement:
 
 def answer_requests(measurements: Mapping[str, Measurement]) -> None:
     """Says that the driver is ready, then measures what it is asked for until input closes."""
-    say({"ready": True})
+    send_line({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        say({"figure": measurements[request["measure"]](request["calls"])})
+        send_line({"figure": measurements[request["measure"]](request["calls"])})
 
 
-def leave_out(why: str) -> NoReturn:
+def report_skipped(why: str) -> NoReturn:
     """Says why there is nothing to measure here, and ends the driver."""
-    say({"left_out": why})
+    send_line({"left_out": why})
     sys.exit()
 
 
@@ -81,11 +71,11 @@ def serve_until_input_closes(serve: Callable[[], object], **greeting: Any) -> No
     So a peer never outlives the benchmark that started it, however that ended.
     """
     threading.Thread(target=serve, daemon=True).start()
-    say(greeting)
+    send_line(greeting)
     sys.stdin.read()
     os._exit(0)
 
 
-def say(message: Mapping[str, Any]) -> None:
+def send_line(message: Mapping[str, Any]) -> None:
     """Writes one JSON line to the parent."""
     print(json.dumps(message), flush=True)

@@ -7,8 +7,6 @@ from html import escape
 
 from benchmarks.harness import Outcome, RowResult
 
-__all__ = ["as_svg"]
-
 _WIDTH, _LABELS, _BAR_END, _STEP, _TOP = 960, 470, 800, 26, 56
 _TARGET_X = _LABELS + (_BAR_END - _LABELS) / 2
 _GOOD, _BAD, _INK, _FAINT = "#2f7d4f", "#b3412f", "#24292f", "#8c959f"

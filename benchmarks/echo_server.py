@@ -9,8 +9,6 @@ from rpyc.utils.server import ThreadedServer
 
 from benchmarks.answering import serve_until_input_closes
 
-__all__ = ["Echo", "main"]
-
 
 class Echo(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
     """Answers with what it was given."""

@@ -7,8 +7,6 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["machine_facts"]
-
 _PACKAGES = ("jax", "jaxlib", "rpyc", "numpy", "cloudpickle", "flax", "optax", "ray", "dask")
 
 

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from benchmarks.processes import LeftOut
-from benchmarks.stage import Stage
-
-__all__ = ["Comparison", "Outcome", "Row", "RowResult", "Sampler", "Target", "Variant", "measure"]
+from benchmarks.processes import NotMeasurable
+from benchmarks.stage import BenchmarkRun
 
 Sampler = Callable[[], float]
 """Measures one round and returns its figure: a p50, or a mean per call, in the unit of its row."""
@@ -58,12 +56,12 @@ class Variant:
     """
 
     name: str
-    start: Callable[[Stage], Sampler]
+    start: Callable[[BenchmarkRun], Sampler]
     needs: tuple[str, ...] = ()
     flag: str | None = None
     is_restless: bool = False
 
-    def missing(self, stage: Stage) -> str | None:
+    def missing(self, stage: BenchmarkRun) -> str | None:
         """Why this variant cannot be measured here, or None when it can."""
         if self.flag and self.flag not in stage.flags:
             return f"asked for by --{self.flag}"
@@ -168,7 +166,9 @@ class RowResult:
         return Outcome(comparison, comparison.ratio(self.medians), min(single), max(single))
 
 
-def measure(row: Row, stage: Stage, rounds: int, report: Report = lambda _: None) -> RowResult:
+def measure(
+    row: Row, stage: BenchmarkRun, rounds: int, report: Report = lambda _: None
+) -> RowResult:
     """What every variant that can run here takes, sampled in turn: A B C A B C.
 
     One warm-up round comes first and is thrown away. Whatever the variants started is ended
@@ -181,14 +181,14 @@ def measure(row: Row, stage: Stage, rounds: int, report: Report = lambda _: None
         samplers = {}
         for variant in present:
             try:
-                samplers[variant.name] = _started(variant, own)
-            except LeftOut as why:
+                samplers[variant.name] = _start_variant(variant, own)
+            except NotMeasurable as why:
                 left_out[variant.name] = str(why)
         figures = interleave(samplers, rounds, lambda step: report(f"{row.name}: {step}"))
     return RowResult(row, figures, left_out)
 
 
-def _started(variant: Variant, stage: Stage) -> Sampler:
+def _start_variant(variant: Variant, stage: BenchmarkRun) -> Sampler:
     if not variant.is_restless:
         return variant.start(stage)
 

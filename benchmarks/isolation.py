@@ -9,8 +9,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["loopback_only"]
-
 _numbers = itertools.count()
 
 

@@ -19,8 +19,6 @@ from rpyc.utils.server import ThreadedServer
 
 from benchmarks.answering import serve_until_input_closes
 
-__all__ = ["NaiveFunctions", "main"]
-
 
 class NaiveFunctions(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
     """One connection's functions."""

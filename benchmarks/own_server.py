@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["OwnServer"]
-
 _START_S = 120.0
 _POLL_S = 0.05
 

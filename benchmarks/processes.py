@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ChildFailed", "Driver", "LeftOut", "Service", "time_process"]
-
-_PATIENCE_S = 600.0
+_TIMEOUT_S = 600.0
 """A child that is silent for longer is ended: nothing measured here takes minutes."""
 
 
@@ -21,7 +19,7 @@ class ChildFailed(RuntimeError):
     """A child process ended, or stayed silent, before it did what it was started for."""
 
 
-class LeftOut(Exception):
+class NotMeasurable(Exception):
     """What was to be measured is not there to be measured; says why."""
 
 
@@ -70,7 +68,7 @@ class Service:
             ChildFailed: when the child ended, or was silent for too long, instead.
         """
         assert self.process.stdout is not None
-        watchdog = threading.Timer(_PATIENCE_S, self.process.kill)
+        watchdog = threading.Timer(_TIMEOUT_S, self.process.kill)
         watchdog.start()
         try:
             line = self.process.stdout.readline()
@@ -138,7 +136,7 @@ def time_process(
         env=dict(environment),
         cwd=folder,
     )
-    watchdog = threading.Timer(_PATIENCE_S, process.kill)
+    watchdog = threading.Timer(_TIMEOUT_S, process.kill)
     watchdog.start()
     output, errors = process.communicate()
     ended = time.perf_counter_ns()

@@ -12,8 +12,6 @@ import numpy as np
 
 from benchmarks.answering import serve_until_input_closes
 
-__all__ = ["main", "receive_fresh"]
-
 
 def receive_fresh(connection: socket.socket, size: int) -> bool:
     """Receives `size` bytes into new memory; False when the peer has gone."""

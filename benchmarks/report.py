@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from benchmarks.harness import Outcome, RowResult
 
-__all__ = ["as_json", "as_markdown", "format_bytes", "format_seconds"]
-
 _PREAMBLE = """\
 # Benchmarks
 

@@ -9,8 +9,6 @@ from tests.end_to_end.throttle import MBIT, Throttle
 
 from benchmarks.answering import serve_until_input_closes
 
-__all__ = ["main"]
-
 LATENCY_S = 0.001
 
 

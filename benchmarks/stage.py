@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.own_server import OwnServer
-from benchmarks.processes import Driver, LeftOut, Service, time_process
-
-__all__ = ["Sizes", "Stage"]
+from benchmarks.processes import Driver, NotMeasurable, Service, time_process
 
 T = TypeVar("T")
 
@@ -65,7 +63,7 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Stage:
+class BenchmarkRun:
     """Starts processes and ends them again; use inside `with Stage.open() as stage`.
 
     Not thread-safe.
@@ -92,7 +90,7 @@ class Stage:
         sizes: Sizes,
         flags: frozenset[str] = frozenset(),
         without: frozenset[str] = frozenset(),
-    ) -> Iterator[Stage]:
+    ) -> Iterator[BenchmarkRun]:
         """A stage in a fresh private directory; its processes end with the `with` block."""
         with (
             tempfile.TemporaryDirectory(prefix="jaxd-bench-") as name,
@@ -101,7 +99,7 @@ class Stage:
             yield stage
 
     @contextmanager
-    def fresh(self) -> Iterator[Stage]:
+    def fresh(self) -> Iterator[BenchmarkRun]:
         """A stage in the same directory whose processes end with this `with` block."""
         with ExitStack() as ends:
             yield replace(self, _ends=ends, _own_server=None)
@@ -138,13 +136,13 @@ class Stage:
         """Starts `python -m module`, a process that measures itself when asked.
 
         Raises:
-            LeftOut: when it says that there is nothing to measure.
+            NotMeasurable: when it says that there is nothing to measure.
         """
         command = [*prefix, sys.executable, "-m", module, *arguments]
         driver = Driver(Service.start(command, self.environment(**extra), self.directory))
         self._ends.callback(driver.end)
         if why := driver.service.greeting.get("left_out"):
-            raise LeftOut(why)
+            raise NotMeasurable(why)
         return driver
 
     def process_seconds(self, *arguments: str, **extra: str) -> tuple[float, str]:

@@ -17,18 +17,6 @@ import jaxd
 from jaxd_protocol.network.tokens import read_token_file
 from tests.live_server import run_client, source_environment
 
-__all__ = [
-    "AnotherServer",
-    "add_option",
-    "libraries_needed",
-    "look",
-    "named_server",
-    "note",
-    "own_server_needed",
-    "secrets",
-    "unused_server_needed",
-]
-
 _OPTION = "--jaxd-server"
 _REASON = f"needs a server of its own, and {_OPTION} names one"
 _named: dict[str, str] = {}

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jax import export
 
-__all__ = ["rewritten"]
-
 
 def rewritten(exported: export.Exported, old: str, new: str) -> bytes:
     """A program with another text, as its client would send it."""

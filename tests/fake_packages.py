@@ -8,8 +8,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["FakeSite"]
-
 
 class FakeSite:
     """A folder of installed packages.

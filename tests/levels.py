@@ -7,8 +7,6 @@ import resource
 from pathlib import Path
 from typing import NamedTuple, Self
 
-__all__ = ["Levels"]
-
 _MIB = 1 << 20
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["install_ssh"]
 
 _PROGRAM = """\
 #!{python}

@@ -16,7 +16,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed
 
 from benchmarks.__main__ import main, write_reports
-from benchmarks.answering import median_seconds, together
+from benchmarks.answering import measure_throughput, median_seconds
 from benchmarks.chart import as_svg
 from benchmarks.facts import machine_facts
 from benchmarks.harness import (
@@ -33,19 +33,19 @@ from benchmarks.processes import ChildFailed
 from benchmarks.report import as_json, as_markdown, format_seconds
 from benchmarks.rows import ROWS, training
 from benchmarks.rows.key import KEY
-from benchmarks.stage import Sizes, Stage
+from benchmarks.stage import BenchmarkRun, Sizes
 
 TINY = Sizes(calls=20, slow_calls=2, round_bytes=2**21, most_bytes=2**20, steps=2, blocks=1)
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[BenchmarkRun]:
     """A stage on which neither jaxd nor jax is there to be measured."""
-    with Stage.open(TINY, without=frozenset({"jaxd", "jax"})) as opened:
+    with BenchmarkRun.open(TINY, without=frozenset({"jaxd", "jax"})) as opened:
         yield opened
 
 
-def constant(seconds: float) -> Callable[[Stage], Sampler]:
+def constant(seconds: float) -> Callable[[BenchmarkRun], Sampler]:
     """Starts a variant that always takes the same time."""
     return lambda _: lambda: seconds
 
@@ -113,14 +113,14 @@ def test_outcomes_are_medians_with_the_range_of_single_rounds() -> None:
     assert outcome.verdict == "miss"
 
 
-def test_what_is_not_installed_is_left_out_and_said(stage: Stage) -> None:
+def test_what_is_not_installed_is_left_out_and_said(stage: BenchmarkRun) -> None:
     """The other variants of the row are measured all the same."""
     result = measure(row_of(FASTER, CLOSE, UNKNOWN), stage, rounds=2)
     assert [o.verdict for o in result.outcomes] == ["pass", "miss", "not measured"]
     assert result.left_out == {"absent": "no nosuchmodule here"}
 
 
-def test_what_never_rests_is_there_only_while_it_is_measured(stage: Stage) -> None:
+def test_what_never_rests_is_there_only_while_it_is_measured(stage: BenchmarkRun) -> None:
     """Its processes would take time from what is measured beside it. Some samples are for one."""
     told: list[str] = []
 
@@ -134,7 +134,7 @@ def test_what_never_rests_is_there_only_while_it_is_measured(stage: Stage) -> No
 
         return sample
 
-    def restless(own: Stage) -> Sampler:
+    def restless(own: BenchmarkRun) -> Sampler:
         own.enter(closing(SimpleNamespace(close=lambda: told.append("restless ends"))))
         return sampler("restless")
 
@@ -146,10 +146,10 @@ def test_what_never_rests_is_there_only_while_it_is_measured(stage: Stage) -> No
     assert result.medians == {"quiet": 7, "restless": 7}
 
 
-def test_what_finds_nothing_to_measure_is_left_out_and_says_why(stage: Stage) -> None:
+def test_what_finds_nothing_to_measure_is_left_out_and_says_why(stage: BenchmarkRun) -> None:
     """As a driver does whose data does not go the way that it is about."""
 
-    def start(stage: Stage) -> Sampler:
+    def start(stage: BenchmarkRun) -> Sampler:
         program = "from benchmarks.answering import leave_out; leave_out('no such way here')"
         (stage.directory / "declines.py").write_text(program)
         driver = stage.driver("declines")
@@ -160,13 +160,13 @@ def test_what_finds_nothing_to_measure_is_left_out_and_says_why(stage: Stage) ->
     assert (result.medians, result.left_out) == ({"fast": 1.0}, {"x": "no such way here"})
 
 
-def test_an_optional_peer_waits_for_its_flag(stage: Stage) -> None:
+def test_an_optional_peer_waits_for_its_flag(stage: BenchmarkRun) -> None:
     """Ray and Dask are measured only when they are asked for."""
     optional = Variant("peer", constant(1.0), flag="ray")
     assert optional.missing(stage) == "asked for by --ray"
 
 
-def test_variants_must_compute_the_same(stage: Stage) -> None:
+def test_variants_must_compute_the_same(stage: BenchmarkRun) -> None:
     """A variant that is fast because it computes something else breaks the run."""
     stage.agree("loss", 2.0)
     stage.agree("loss", 2.00001)
@@ -175,7 +175,7 @@ def test_variants_must_compute_the_same(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("name", ["scalar", "small", "transfer-1MB", "fetch-64MB"])
-def test_the_peers_that_need_no_jax_run(stage: Stage, name: str) -> None:
+def test_the_peers_that_need_no_jax_run(stage: BenchmarkRun, name: str) -> None:
     """Stock rpyc, raw sockets and bare interpreters give positive times."""
     (row,) = (row for row in ROWS if row.name == name)
     result = measure(row, stage, rounds=1)
@@ -186,7 +186,7 @@ def test_the_peers_that_need_no_jax_run(stage: Stage, name: str) -> None:
 
 def test_the_key_is_measured_without_a_server_and_without_flax() -> None:
     """What needs flax is left out and said; all else gives positive times."""
-    with Stage.open(TINY, without=frozenset({"flax"})) as stage:
+    with BenchmarkRun.open(TINY, without=frozenset({"flax"})) as stage:
         result = measure(KEY, stage, rounds=1)
     left_out = {name for name in result.left_out if name.startswith("flax train step")}
     assert set(result.left_out) == left_out
@@ -205,7 +205,7 @@ def test_the_row_of_the_key_runs_alone(capsys: pytest.CaptureFixture[str]) -> No
     assert "| fetch-64MB |" not in printed
 
 
-def test_children_end_with_their_row(stage: Stage) -> None:
+def test_children_end_with_their_row(stage: BenchmarkRun) -> None:
     """Nothing that a row started is left when its stage closes."""
     with stage.fresh() as row_stage:
         path = row_stage.socket_path("echo")
@@ -215,7 +215,7 @@ def test_children_end_with_their_row(stage: Stage) -> None:
     assert driver.service.process.poll() is not None
 
 
-def test_a_child_that_fails_is_quoted(stage: Stage) -> None:
+def test_a_child_that_fails_is_quoted(stage: BenchmarkRun) -> None:
     """Its last words are in the error, whether it was to serve or to run to its end."""
     with pytest.raises(ChildFailed, match="No module named"):
         stage.service("benchmarks.no_such_peer")
@@ -227,12 +227,12 @@ def test_calls_are_timed_one_by_one_and_together() -> None:
     """Both figures are positive, and the function is called as often as asked."""
     calls: list[int] = []
     assert median_seconds(lambda: calls.append(1), 9) > 0
-    assert together(lambda count: calls.extend(range(count)))(4) > 0
+    assert measure_throughput(lambda count: calls.extend(range(count)))(4) > 0
     assert len(calls) == 13
 
 
 def test_reports_hold_every_verdict_and_nothing_that_names_the_machine(
-    stage: Stage, tmp_path: Path
+    stage: BenchmarkRun, tmp_path: Path
 ) -> None:
     """The Markdown, the data and the plot are written, free of host names and paths."""
     results = [measure(row_of(FASTER, UNKNOWN), stage, rounds=2)]
@@ -264,7 +264,7 @@ def test_the_plot_has_a_bar_for_every_measured_target() -> None:
     ]
 
 
-def test_reports_of_nothing_measured_have_no_plot(stage: Stage) -> None:
+def test_reports_of_nothing_measured_have_no_plot(stage: BenchmarkRun) -> None:
     """A page without ratios does not show an empty picture."""
     results = [measure(row_of(UNKNOWN), stage, rounds=1)]
     assert ".svg" not in as_markdown(results, {}, 1)

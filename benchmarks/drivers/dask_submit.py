@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.answering import answer_requests, each
+from benchmarks.answering import answer_requests, measure_median
 
 distributed: Any = import_module("distributed")  # by name: type checkers need not have it
 
@@ -38,8 +38,12 @@ def main() -> None:
         x, large = np.ones(16, np.float32), np.ones(int(sys.argv[1]) // 4, np.float32)
         answer_requests(
             {
-                "small": each(lambda: client.submit(call, "small", x, pure=False).result()),
-                "large": each(lambda: client.submit(call, "large", large, pure=False).result()),
+                "small": measure_median(
+                    lambda: client.submit(call, "small", x, pure=False).result()
+                ),
+                "large": measure_median(
+                    lambda: client.submit(call, "large", large, pure=False).result()
+                ),
             }
         )
 

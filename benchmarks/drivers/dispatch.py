@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.answering import answer_requests, each
-from jaxd_server.codec.results import result_form
+from benchmarks.answering import answer_requests, measure_median
+from jaxd_server.codec.results import result_layout
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat import programs
@@ -25,7 +25,7 @@ def double(tree: Any) -> Any:
 def executable_of(argument: Any) -> Executable:
     """The function for that argument, as a server holds it."""
     lowered = jax.jit(double).lower(argument)
-    form = result_form(out_leaves(lowered), lowered.out_tree)
+    form = result_layout(out_leaves(lowered), lowered.out_tree)
     return Executable("double", b"", Program(b"", programs.compile_flat(lowered)), form)
 
 
@@ -42,8 +42,8 @@ def main() -> None:
     measurements = {}
     for name, argument in (("one", one), ("fifty", fifty)):
         executable, leaves = executable_of(argument), jax.tree.leaves(argument)
-        measurements[f"{name}, executable"] = each(partial(_run, executable, leaves))
-        measurements[f"{name}, jit"] = each(partial(_run, jitted, argument))
+        measurements[f"{name}, executable"] = measure_median(partial(_run, executable, leaves))
+        measurements[f"{name}, jit"] = measure_median(partial(_run, jitted, argument))
     answer_requests(measurements)
 
 

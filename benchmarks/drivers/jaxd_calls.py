@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.answering import answer_requests, each, p99, together
+from benchmarks.answering import answer_requests, measure_median, measure_p99, measure_throughput
 from jaxd import persistent_call
 
 WINDOW = 64
@@ -40,11 +40,11 @@ def main() -> None:
     assert np.asarray(small(x)).tolist() == [3.0] * 16
     answer_requests(
         {
-            "small": each(lambda: np.asarray(small(x))),
-            "small, p99": p99(lambda: np.asarray(small(x))),
-            "one at a time": together(lambda calls: [small(x) for _ in range(calls)]),
-            "submit": together(lambda calls: submit_all(small.submit, x, calls)),
-            "map": together(lambda calls: deque(small.map([x] * calls), maxlen=0)),
+            "small": measure_median(lambda: np.asarray(small(x))),
+            "small, p99": measure_p99(lambda: np.asarray(small(x))),
+            "one at a time": measure_throughput(lambda calls: [small(x) for _ in range(calls)]),
+            "submit": measure_throughput(lambda calls: submit_all(small.submit, x, calls)),
+            "map": measure_throughput(lambda calls: deque(small.map([x] * calls), maxlen=0)),
         }
     )
 

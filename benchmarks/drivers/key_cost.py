@@ -17,7 +17,7 @@ import cloudpickle
 import jaxd_protocol.pickling  # noqa: F401  else the first packing would pay for it
 from benchmarks.answering import answer_requests, median_seconds
 from jaxd.interop.jax_runtime import current_config
-from jaxd.request.function_snapshot import Identities, Identity
+from jaxd.request.function_snapshot import FunctionSnapshot, SnapshotCache
 from jaxd_protocol.jit.options import Options, fingerprint_of
 
 Function = Callable[..., Any]
@@ -31,7 +31,7 @@ FUNCTIONS = {
 
 def unchanged(function: Function, calls: int) -> float:
     """The key of a call whose function is as it was at the call before, p50."""
-    identities, config = Identities(function, Options(), ()), current_config()
+    identities, config = SnapshotCache(function, Options(), ()), current_config()
     spec = identities.spec(config)
     seconds = median_seconds(lambda: identities.spec(config), calls)
     if identities.spec(config) is not spec:
@@ -41,14 +41,14 @@ def unchanged(function: Function, calls: int) -> float:
 
 def first(function: Function, _: int) -> float:
     """The first key of a function in a process."""
-    identities, config = Identities(function, Options(), ()), current_config()
+    identities, config = SnapshotCache(function, Options(), ()), current_config()
     return _seconds(lambda: identities.spec(config))
 
 
 def packing(function: Function, _: int) -> float:
     """The bytes of the code, once the key is known."""
-    identity = Identity(function, Options())
-    return _seconds(lambda: identity.code)
+    snapshot = FunctionSnapshot(function, Options())
+    return _seconds(lambda: snapshot.code)
 
 
 def hashed_bytes(function: Function, calls: int) -> float:

@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 import rpyc
 
-from benchmarks.answering import answer_requests, each
+from benchmarks.answering import answer_requests, measure_median
 
 
 def naive_persistent_call(function: Callable[..., Any], port: int) -> Callable[..., Any]:
@@ -32,7 +32,12 @@ def main() -> None:
     first_eight = naive_persistent_call(lambda x: x[:8].sum(), port)
     x = np.ones(16, np.float32)
     large = np.random.default_rng(0).random(nbytes // 4, np.float32)  # rpyc compresses what it can
-    answer_requests({"small": each(lambda: affine(x)), "large": each(lambda: first_eight(large))})
+    answer_requests(
+        {
+            "small": measure_median(lambda: affine(x)),
+            "large": measure_median(lambda: first_eight(large)),
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.answering import answer_requests, each
+from benchmarks.answering import answer_requests, measure_median
 
 ray: Any = import_module("ray")  # by name: type checkers need not have it installed
 
@@ -45,8 +45,8 @@ def main() -> None:
         x, large = np.ones(16, np.float32), np.ones(int(sys.argv[2]) // 4, np.float32)
         answer_requests(
             {
-                "small": each(lambda: ray.get(actor.affine.remote(x))),
-                "large": each(lambda: ray.get(actor.first_eight.remote(large))),
+                "small": measure_median(lambda: ray.get(actor.affine.remote(x))),
+                "large": measure_median(lambda: ray.get(actor.first_eight.remote(large))),
             }
         )
     finally:

@@ -6,14 +6,14 @@ import sys
 
 from rpyc.utils.factory import unix_connect
 
-from benchmarks.answering import answer_requests, each
+from benchmarks.answering import answer_requests, measure_median
 
 
 def main() -> None:
     """Measures until the input closes."""
     echo = unix_connect(sys.argv[1]).root.echo
     payload = b"x" * 100
-    answer_requests({"small": each(lambda: echo(payload))})
+    answer_requests({"small": measure_median(lambda: echo(payload))})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import jax
 
-from benchmarks.answering import answer_requests, together
+from benchmarks.answering import answer_requests, measure_throughput
 from benchmarks.programs.training import Training, train_step
 from jaxd import Client, connect
 
@@ -39,7 +39,7 @@ def main() -> None:
         measurements["received"] = partial(count, "bytes_sent")
     training.run(WARM_UP)
     measurements["loss"] = lambda _: training.losses[1]
-    answer_requests(measurements | {"step": together(training.run)})
+    answer_requests(measurements | {"step": measure_throughput(training.run)})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import jaxd
-from benchmarks.answering import answer_requests, each, leave_out
+from benchmarks.answering import answer_requests, measure_median, report_skipped
 
 
 def affine(x: Any) -> Any:
@@ -120,14 +120,16 @@ def main() -> None:
     transfer = Transfer(jaxd.connect(address), nbytes)
     taken = "socket" if transfer.bytes_by_socket() >= nbytes else "shared"
     if route not in (taken, "any"):
-        leave_out("arrays of this size go by socket" if taken == "socket" else "nothing is sent")
+        report_skipped(
+            "arrays of this size go by socket" if taken == "socket" else "nothing is sent"
+        )
     answer_requests(
         {
-            "argument": each(transfer.argument),
-            "again": each(transfer.again),
-            "ready": each(transfer.ready),
-            "handle": each(transfer.handle),
-            "small": each(transfer.small),
+            "argument": measure_median(transfer.argument),
+            "again": measure_median(transfer.again),
+            "ready": measure_median(transfer.ready),
+            "handle": measure_median(transfer.handle),
+            "small": measure_median(transfer.small),
             "fetch": transfer.fetch,
             "view": partial(transfer.fetch, copy=False),
         }

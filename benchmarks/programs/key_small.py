@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["affine", "ten_helpers"]
-
 SCALE = 2.0
 SHIFT = 1.0
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["train_step"]
-
 # By name: whoever has no flax checks the types of this file all the same.
 nn: Any = importlib.import_module("flax.linen")
 optax: Any = importlib.import_module("optax")

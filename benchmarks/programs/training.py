@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["Training", "make_batches", "train_step"]
-
 # By name: whoever has no flax checks the types of this file all the same.
 nn: Any = importlib.import_module("flax.linen")
 optax: Any = importlib.import_module("optax")

@@ -10,8 +10,6 @@ from benchmarks.rows.small import IN_FLIGHT, SMALL_CALL
 from benchmarks.rows.training import TRAINING, TRAINING_BYTES, TRAINING_ONE_THREAD
 from benchmarks.rows.transfer import FETCH, TRANSFERS
 
-__all__ = ["ROWS"]
-
 ROWS: tuple[Row, ...] = (
     FRESH_PROCESS,
     FRESH_SCALAR,

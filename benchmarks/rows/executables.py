@@ -6,15 +6,13 @@ from collections.abc import Callable
 
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 from benchmarks.rows.fresh import CACHE_EVERYTHING
-from benchmarks.stage import Stage
-
-__all__ = ["BESIDE_BUILDS", "DISPATCH", "RESTART"]
+from benchmarks.stage import BenchmarkRun
 
 _FIRST_CALL = "benchmarks.drivers.first_call"
 
 
-def _first_call(*arguments: str, **extra: str) -> Callable[[Stage], float]:
-    def seconds(stage: Stage) -> float:
+def _first_call(*arguments: str, **extra: str) -> Callable[[BenchmarkRun], float]:
+    def seconds(stage: BenchmarkRun) -> float:
         blocks = str(stage.sizes.blocks)
         how, *more = arguments
         return stage.driver(_FIRST_CALL, how, blocks, *more, **extra).seconds("first", 1)
@@ -22,7 +20,7 @@ def _first_call(*arguments: str, **extra: str) -> Callable[[Stage], float]:
     return seconds
 
 
-def _after_restart(stage: Stage) -> Sampler:
+def _after_restart(stage: BenchmarkRun) -> Sampler:
     """A new server each time, over the folder that the first one has filled."""
 
     def sample() -> float:
@@ -32,7 +30,7 @@ def _after_restart(stage: Stage) -> Sampler:
     return sample
 
 
-def _with_disk_cache(stage: Stage) -> Sampler:
+def _with_disk_cache(stage: BenchmarkRun) -> Sampler:
     def sample() -> float:
         with stage.fresh() as own:
             folder = str(stage.directory / "jax-cache")
@@ -60,8 +58,8 @@ RESTART = Row(
 )
 
 
-def _dispatch(what: str) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _dispatch(what: str) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         driver = stage.driver("benchmarks.drivers.dispatch")
         return lambda: driver.seconds(what, stage.sizes.calls)
 
@@ -92,12 +90,12 @@ DISPATCH = Row(
 )
 
 
-def _alone(stage: Stage) -> Sampler:
+def _alone(stage: BenchmarkRun) -> Sampler:
     driver = stage.driver("benchmarks.drivers.jaxd_calls", stage.own_server().unix)
     return lambda: driver.seconds("small, p99", stage.sizes.many_calls)
 
 
-def _beside_builds(stage: Stage) -> Sampler:
+def _beside_builds(stage: BenchmarkRun) -> Sampler:
     address = stage.own_server().unix
     calls = stage.driver("benchmarks.drivers.jaxd_calls", address)
     builds = stage.driver("benchmarks.drivers.builds", address, str(stage.sizes.blocks))

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
-from benchmarks.stage import Stage
-
-__all__ = ["CACHE_EVERYTHING", "FRESH_PROCESS", "FRESH_SCALAR"]
+from benchmarks.stage import BenchmarkRun
 
 _PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 
@@ -18,7 +16,7 @@ CACHE_EVERYTHING = {
 }
 
 
-def _program(stage: Stage, *command: str, **extra: str) -> Sampler:
+def _program(stage: BenchmarkRun, *command: str, **extra: str) -> Sampler:
     """Times one whole process a round; a fact that it prints must agree with the others'."""
 
     def sample() -> float:
@@ -31,24 +29,24 @@ def _program(stage: Stage, *command: str, **extra: str) -> Sampler:
     return sample
 
 
-def _train(mode: str, **extra: str) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _train(mode: str, **extra: str) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         blocks = str(stage.sizes.blocks)
         return _program(stage, str(_PROGRAMS / "train.py"), mode, blocks, **extra)
 
     return start
 
 
-def _train_with_jaxd(mode: str) -> Callable[[Stage], Sampler]:
+def _train_with_jaxd(mode: str) -> Callable[[BenchmarkRun], Sampler]:
     return lambda stage: _train(mode, JAXD_SERVER=stage.own_server().unix)(stage)
 
 
-def _train_with_disk_cache(stage: Stage) -> Sampler:
+def _train_with_disk_cache(stage: BenchmarkRun) -> Sampler:
     folder = str(stage.directory / "jax-cache")
     return _train("jax", JAX_COMPILATION_CACHE_DIR=folder, **CACHE_EVERYTHING)(stage)
 
 
-def _scalar_with_jaxd(stage: Stage) -> Sampler:
+def _scalar_with_jaxd(stage: BenchmarkRun) -> Sampler:
     return _program(stage, str(_PROGRAMS / "scalar.py"), JAXD_SERVER=stage.own_server().unix)
 
 

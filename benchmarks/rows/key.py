@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
-from benchmarks.stage import Stage
-
-__all__ = ["KEY"]
+from benchmarks.stage import BenchmarkRun
 
 _DRIVER = "benchmarks.drivers.key_cost"
 
@@ -18,16 +16,16 @@ _FUNCTIONS = {
 }
 
 
-def _again_and_again(function: str, what: str, calls: str) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _again_and_again(function: str, what: str, calls: str) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         driver = stage.driver(_DRIVER, function)
         return lambda: driver.seconds(what, getattr(stage.sizes, calls))
 
     return start
 
 
-def _once_in_a_process(function: str, what: str) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _once_in_a_process(function: str, what: str) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         def sample() -> float:
             with stage.fresh() as own:
                 return own.driver(_DRIVER, function).seconds(what, 1)

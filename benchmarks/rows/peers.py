@@ -7,21 +7,19 @@ from collections.abc import Callable
 from benchmarks.harness import Sampler, Variant
 from benchmarks.isolation import loopback_only
 from benchmarks.processes import Driver
-from benchmarks.stage import Stage
+from benchmarks.stage import BenchmarkRun
 
-__all__ = ["dask", "dask_variant", "naive", "ray", "ray_variant"]
-
-FEW = 64
+SAMPLES_PER_ROUND = 64
 """Bytes of a large array that nobody sends."""
 
 
-def naive(stage: Stage, nbytes: int = FEW) -> Driver:
+def naive(stage: BenchmarkRun, nbytes: int = SAMPLES_PER_ROUND) -> Driver:
     """A client of the naive server."""
     port = stage.service("benchmarks.naive_server")["port"]
     return stage.driver("benchmarks.drivers.naive_calls", str(port), str(nbytes))
 
 
-def ray(stage: Stage, nbytes: int = FEW) -> Driver:
+def ray(stage: BenchmarkRun, nbytes: int = SAMPLES_PER_ROUND) -> Driver:
     """The driver of a Ray actor."""
     return stage.driver(
         "benchmarks.drivers.ray_actor",
@@ -32,17 +30,17 @@ def ray(stage: Stage, nbytes: int = FEW) -> Driver:
     )
 
 
-def dask(stage: Stage, nbytes: int = FEW) -> Driver:
+def dask(stage: BenchmarkRun, nbytes: int = SAMPLES_PER_ROUND) -> Driver:
     """A client of a Dask worker."""
     prefix = stage.enter(loopback_only())
     return stage.driver("benchmarks.drivers.dask_submit", str(nbytes), prefix=prefix)
 
 
-def ray_variant(start: Callable[[Stage], Sampler]) -> Variant:
+def ray_variant(start: Callable[[BenchmarkRun], Sampler]) -> Variant:
     """One that a cluster of Ray is started for."""
     return Variant("Ray actor", start, ("ray", "jax"), "ray", is_restless=True)
 
 
-def dask_variant(start: Callable[[Stage], Sampler]) -> Variant:
+def dask_variant(start: Callable[[BenchmarkRun], Sampler]) -> Variant:
     """One that a scheduler and a worker of Dask are started for."""
     return Variant("Dask submit", start, ("distributed", "jax"), "dask", is_restless=True)

@@ -7,36 +7,36 @@ from collections.abc import Callable
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 from benchmarks.processes import Driver
 from benchmarks.rows import peers
-from benchmarks.stage import Stage
-
-__all__ = ["IN_FLIGHT", "SMALL_CALL"]
+from benchmarks.stage import BenchmarkRun
 
 
 def _sampler(driver: Driver, what: str, calls: int) -> Sampler:
     return lambda: driver.seconds(what, calls)
 
 
-def _jaxd(what: str) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _jaxd(what: str) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         driver = stage.driver("benchmarks.drivers.jaxd_calls", stage.own_server().unix)
         return _sampler(driver, what, stage.sizes.calls)
 
     return start
 
 
-def _echo(stage: Stage) -> Sampler:
+def _echo(stage: BenchmarkRun) -> Sampler:
     path = stage.socket_path("echo")
     stage.service("benchmarks.echo_server", path)
     driver = stage.driver("benchmarks.drivers.rpyc_echo", path)
     return _sampler(driver, "small", stage.sizes.calls)
 
 
-def _local_jit(stage: Stage) -> Sampler:
+def _local_jit(stage: BenchmarkRun) -> Sampler:
     driver = stage.driver("benchmarks.drivers.local_jit")
     return _sampler(driver, "small", stage.sizes.calls)
 
 
-def _peer(start: Callable[[Stage], Driver], calls: str = "calls") -> Callable[[Stage], Sampler]:
+def _peer(
+    start: Callable[[BenchmarkRun], Driver], calls: str = "calls"
+) -> Callable[[BenchmarkRun], Sampler]:
     return lambda stage: _sampler(start(stage), "small", getattr(stage.sizes, calls))
 
 

@@ -7,9 +7,7 @@ from typing import Final, Literal
 
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 from benchmarks.processes import Driver
-from benchmarks.stage import Stage
-
-__all__ = ["TRAINING", "TRAINING_BYTES", "TRAINING_ONE_THREAD"]
+from benchmarks.stage import BenchmarkRun
 
 _NEEDS: Final = ("jax", "flax", "optax")
 _JAXD: Final = ("jaxd", *_NEEDS)
@@ -23,7 +21,7 @@ _ONE_THREAD: Final = {"NPROC": "1"}
 """Has XLA compute in one thread, so that a core is left for Python, as beside an accelerator."""
 
 
-def _driver(stage: Stage, where: str, **extra: str) -> Driver:
+def _driver(stage: BenchmarkRun, where: str, **extra: str) -> Driver:
     """One that has trained for a while, and computes what the others do."""
     token = stage.own_server(**extra).token_file if "://" in where else ""
     driver = stage.driver("benchmarks.drivers.training_loop", where, JAXD_TOKEN_FILE=token, **extra)
@@ -31,13 +29,13 @@ def _driver(stage: Stage, where: str, **extra: str) -> Driver:
     return driver
 
 
-def _jit(stage: Stage) -> Sampler:
+def _jit(stage: BenchmarkRun) -> Sampler:
     driver = _driver(stage, "jit")
     return lambda: driver.seconds("step", stage.sizes.steps)
 
 
-def _jaxd(link: Link, what: str) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _jaxd(link: Link, what: str) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         driver = _driver(stage, _address(stage, link))
         steps = stage.sizes.steps // 4 if link == "slow" else stage.sizes.steps
         return lambda: driver.figure(what, max(1, steps))
@@ -45,7 +43,7 @@ def _jaxd(link: Link, what: str) -> Callable[[Stage], Sampler]:
     return start
 
 
-def _address(stage: Stage, link: Link) -> str:
+def _address(stage: BenchmarkRun, link: Link) -> str:
     server = stage.own_server()
     if link == "slow":
         port = server.tcp.rpartition(":")[2]
@@ -77,8 +75,8 @@ TRAINING: Final = Row(
 )
 
 
-def _one_thread(where: Literal["jit", "unix"]) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _one_thread(where: Literal["jit", "unix"]) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         address = where if where == "jit" else stage.own_server(**_ONE_THREAD).unix
         driver = _driver(stage, address, **_ONE_THREAD)
         return lambda: driver.figure("step", stage.sizes.steps)

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
-from benchmarks.processes import Driver, LeftOut
+from benchmarks.processes import Driver, NotMeasurable
 from benchmarks.rows import peers
-from benchmarks.stage import Stage
-
-__all__ = ["FETCH", "TRANSFERS"]
+from benchmarks.stage import BenchmarkRun
 
 Kind = Literal["tcp", "unix"]
 Route = Literal["socket", "shared", "any"]
@@ -23,16 +21,16 @@ _SLOW: Final = 16 * _MB
 """From this size on, rpyc's own frames take seconds, and soon minutes."""
 
 
-def _size(stage: Stage, nbytes: int) -> int:
+def _size(stage: BenchmarkRun, nbytes: int) -> int:
     return min(nbytes, stage.sizes.most_bytes)
 
 
-def _sampler(stage: Stage, driver: Driver, what: str, nbytes: int) -> Sampler:
+def _sampler(stage: BenchmarkRun, driver: Driver, what: str, nbytes: int) -> Sampler:
     return lambda: driver.seconds(what, stage.sizes.large_calls(nbytes))
 
 
-def _jaxd(kind: Kind, route: Route, what: str, nbytes: int) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _jaxd(kind: Kind, route: Route, what: str, nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         server, size = stage.own_server(), _size(stage, nbytes)
         driver = stage.driver(
             "benchmarks.drivers.transfer",
@@ -46,8 +44,8 @@ def _jaxd(kind: Kind, route: Route, what: str, nbytes: int) -> Callable[[Stage],
     return start
 
 
-def _raw(kind: Kind, nbytes: int) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _raw(kind: Kind, nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         size = _size(stage, nbytes)
         where = "127.0.0.1" if kind == "tcp" else stage.socket_path("raw")
         greeting = stage.service("benchmarks.raw_server", kind, where, str(size))
@@ -58,8 +56,8 @@ def _raw(kind: Kind, nbytes: int) -> Callable[[Stage], Sampler]:
     return start
 
 
-def _copy(nbytes: int) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _copy(nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         size = _size(stage, nbytes)
         driver = stage.driver("benchmarks.drivers.memory_copy", str(size))
         return _sampler(stage, driver, "copy", size)
@@ -67,18 +65,20 @@ def _copy(nbytes: int) -> Callable[[Stage], Sampler]:
     return start
 
 
-def _naive(nbytes: int) -> Callable[[Stage], Sampler]:
-    def start(stage: Stage) -> Sampler:
+def _naive(nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
+    def start(stage: BenchmarkRun) -> Sampler:
         size = _size(stage, nbytes)
         if size > _WITH_TARGETS:
-            raise LeftOut("takes minutes for one call")
+            raise NotMeasurable("takes minutes for one call")
         driver = peers.naive(stage, size)
         return lambda: driver.seconds("large", 1 if size >= _SLOW else 11)
 
     return start
 
 
-def _peer(start: Callable[[Stage, int], Driver], nbytes: int) -> Callable[[Stage], Sampler]:
+def _peer(
+    start: Callable[[BenchmarkRun, int], Driver], nbytes: int
+) -> Callable[[BenchmarkRun], Sampler]:
     return lambda stage: _sampler(stage, start(stage, _size(stage, nbytes)), "large", nbytes)
 
 

@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 
-_LOADED_WHEN_ASKED_FOR: Final = {
+_LAZY_EXPORTS: Final = {
     **dict.fromkeys(("BatchedFunction", "vmap_auto"), "api.batching"),
     **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "api.client"),
     **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "api.client"),
@@ -94,7 +94,7 @@ def __getattr__(name: str) -> Any:
     """A public name, at the first time that somebody asks for it."""
     from importlib import import_module
 
-    home = _LOADED_WHEN_ASKED_FOR.get(name)
+    home = _LAZY_EXPORTS.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(f"jaxd.{home}"), name)

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ANY", "JAX", "NUMPY", "Operation"]
-
 Operation = Callable[[Any, Any], Any]
 
 iadd: Any = operator.iadd

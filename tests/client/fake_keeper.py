@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 
 from jaxd.interop.remote_array import RemoteArray
-from jaxd.interop.result_batch import Origin
+from jaxd.interop.result_batch import ResultBatch
 from jaxd_protocol.pytree import Leaf
 
-__all__ = ["FakeKeeper", "alone"]
 
-
-def alone(keeper: Any, id: int, leaf: Leaf) -> RemoteArray:  # noqa: A002
+def single_array(keeper: Any, id: int, leaf: Leaf) -> RemoteArray:  # noqa: A002
     """An array that came of a call which returned no others."""
-    found: RemoteArray = RemoteArray.kind()(Origin(keeper, id, (leaf,)), 0)
+    found: RemoteArray = RemoteArray.kind()(ResultBatch(keeper, id, (leaf,)), 0)
     return found
 
 
@@ -39,11 +37,11 @@ class FakeKeeper:
 
     def keep(self, value: Any, weak: bool = False) -> Any:
         """A handle of a numpy or jax array, or of PRNG keys."""
-        leaf, array = described(value, weak)
+        leaf, array = leaf_and_data(value, weak)
         self._arrays[len(self._arrays)] = array
-        return alone(self, len(self._arrays) - 1, leaf)
+        return single_array(self, len(self._arrays) - 1, leaf)
 
-    def bring(self, array: Any, copy: bool = True) -> memoryview:
+    def fetch_bytes(self, array: Any, copy: bool = True) -> memoryview:
         """The bytes, in memory of their own."""
         self._note("bring" if copy else "view")
         self.moved += array.leaf.nbytes
@@ -54,7 +52,9 @@ class FakeKeeper:
         self._note(("part", index))
         found = self._arrays[array.id][index]
         self.moved += found.nbytes
-        return alone(Ready(found), 0, described(found, array.leaf.weak)[0]).fetch()
+        return single_array(
+            SingleArrayFetcher(found), 0, leaf_and_data(found, array.leaf.weak)[0]
+        ).fetch()
 
     def wait(self, array: Any) -> None:
         """Everything is computed."""
@@ -70,7 +70,7 @@ class FakeKeeper:
             raise self.failure
 
 
-class Ready(FakeKeeper):
+class SingleArrayFetcher(FakeKeeper):
     """Holds one array that has come home."""
 
     def __init__(self, array: Any) -> None:
@@ -78,7 +78,7 @@ class Ready(FakeKeeper):
         self._arrays[0] = array
 
 
-def described(value: Any, weak: bool) -> tuple[Leaf, Any]:
+def leaf_and_data(value: Any, weak: bool) -> tuple[Leaf, Any]:
     """The leaf and the numbers of an array."""
     import jax
 

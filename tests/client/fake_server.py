@@ -13,16 +13,14 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.failures import describe_failure
-from jaxd_protocol.network.handshake import MAGIC, UNIX, finish_greeting, greet_client
+from jaxd_protocol.messages.failures import encode_failure
+from jaxd_protocol.network.handshake import MAGIC, UNIX, finish_handshake, handshake_with_client
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
-
-__all__ = ["Asked", "FakeServer", "Listener", "failed", "greeted", "warmed"]
 
 Reply = tuple[Any, Sequence[memoryview]]
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """One request.
 
     Attributes:
@@ -41,21 +39,21 @@ class Asked(NamedTuple):
     number: int
 
 
-def warmed(verdict: str = "compile", seconds: float = 1.5) -> Reply:
+def warm_reply(verdict: str = "compile", seconds: float = 1.5) -> Reply:
     """The reply to a call that warms."""
     return (OK, json.dumps({"verdict": verdict, "seconds": seconds})), ()
 
 
 def failed(error: Exception) -> Reply:
     """The reply that raises on the other side."""
-    return (FAILED, describe_failure(error)), ()
+    return (FAILED, encode_failure(error)), ()
 
 
-def greeted(sock: socket.socket) -> bool:
+def accept_handshake(sock: socket.socket) -> bool:
     """Greets as a server; False for somebody who only looked whether anybody listens."""
     if sock.recv(len(MAGIC), socket.MSG_WAITALL) != MAGIC:
         return False
-    greet_client(sock, UNIX, (), "me")
+    handshake_with_client(sock, UNIX, (), "me")
     welcome: Mapping[str, Any] = {
         "auth": "none",
         "session": "s",
@@ -64,7 +62,7 @@ def greeted(sock: socket.socket) -> bool:
         "epoch": 1,
         "pid": os.getpid(),
     }
-    finish_greeting(sock, {}, None, dict(welcome))
+    finish_handshake(sock, {}, None, dict(welcome))
     return True
 
 
@@ -104,22 +102,22 @@ class FakeServer:
 
     Attributes:
         address: for clients.
-        answers: for each verb what to reply: a value for JSON, or what is called with the `Asked`.
+        answers: for each verb what to reply: a value for JSON, or what is called with the `Request`.
         asked: every request so far.
     """
 
     def __init__(self, path: str, **answers: Any) -> None:
         self.address = f"unix://{path}"
         self.answers: dict[str, Any] = answers
-        self.asked: list[Asked] = []
+        self.asked: list[Request] = []
         self._connections: list[_Connection] = []
         self._listener = Listener(path, self._serve)
 
-    def of(self, verb: str) -> list[Asked]:
+    def of(self, verb: str) -> list[Request]:
         """The requests of one kind."""
         return [asked for asked in self.asked if asked.verb == verb]
 
-    def answer(self, asked: Asked) -> Reply:
+    def answer(self, asked: Request) -> Reply:
         """What to reply."""
         self.asked.append(asked)
         answer = self.answers[asked.verb]
@@ -129,7 +127,7 @@ class FakeServer:
         return json.dumps(answer), ()
 
     @staticmethod
-    def hang_up(asked: Asked) -> Reply:
+    def hang_up(asked: Request) -> Reply:
         """An answer that never arrives."""
         asked.hang_up()
         return None, ()
@@ -141,7 +139,7 @@ class FakeServer:
             connection.shut()
 
     def _serve(self, sock: socket.socket) -> None:
-        if not greeted(sock):
+        if not accept_handshake(sock):
             return sock.close()
         connection = _Connection(sock, self.answer)
         self._connections.append(connection)
@@ -149,7 +147,7 @@ class FakeServer:
 
 
 class _Connection(BulkConnection):
-    def __init__(self, sock: socket.socket, answer: Callable[[Asked], Reply]) -> None:
+    def __init__(self, sock: socket.socket, answer: Callable[[Request], Reply]) -> None:
         super().__init__(None, BulkChannel(BulkStream(sock)), {})
         self._answer = answer
         self._numbers = itertools.count(1)
@@ -163,10 +161,10 @@ class _Connection(BulkConnection):
 
     def on_request(self, seq: int, verb: str, args: tuple[Any, ...], frame: Frame) -> None:
         buffers = [bytes(each) for each in frame.buffers]
-        asked = Asked(verb, args, buffers, self._ask, self._hang_up, seq)
+        asked = Request(verb, args, buffers, self._ask, self._hang_up, seq)
         threading.Thread(target=self._reply, args=(seq, asked), daemon=True).start()
 
-    def _reply(self, seq: int, asked: Asked) -> None:
+    def _reply(self, seq: int, asked: Request) -> None:
         with suppress(EOFError):
             self.send_reply(seq, *self._answer(asked))
 

@@ -10,10 +10,8 @@ from jaxd_protocol.pickling.pack.arguments import pack
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["note_packings"]
 
-
-def note_packings(monkeypatch: pytest.MonkeyPatch, module: ModuleType, store: str) -> list[Any]:
+def record_packings(monkeypatch: pytest.MonkeyPatch, module: ModuleType, store: str) -> list[Any]:
     """All that `module` packs from now on, in order; it has packed nothing yet.
 
     Args:

@@ -8,16 +8,14 @@ from typing import Any
 from jaxd.connection.connection import ClientConnection
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 
-__all__ = ["Answering", "Ends", "Server"]
 
-
-class Answering:
+class RecordingHandler:
     """What a client says when it is asked; notes events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[int, str, Any]] = []
 
-    def question(self, verb: str, args: tuple[Any, ...]) -> Any:
+    def answer_request(self, verb: str, args: tuple[Any, ...]) -> Any:
         if verb == "describe":
             return ("described", *args), (memoryview(b"beside"),)
         raise KeyError(verb)
@@ -31,7 +29,7 @@ class Answering:
         self.events.append((number, kind, content))
 
 
-class Server(BulkConnection):
+class ScriptedServer(BulkConnection):
     """Keeps what arrives, until the test replies."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -51,4 +49,4 @@ class Server(BulkConnection):
         return self.requests.pop(0)
 
 
-Ends = tuple[ClientConnection, Server, Answering]
+ConnectedPair = tuple[ClientConnection, ScriptedServer, RecordingHandler]

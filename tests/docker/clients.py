@@ -12,8 +12,6 @@ import pytest
 
 from tests.docker.engine import ROOT
 
-__all__ = ["client_environment", "interpreter"]
-
 
 def client_environment(minor: str, directory: Path) -> str:
     """The interpreter of a new environment with the client and without jax."""

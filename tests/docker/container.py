@@ -13,8 +13,6 @@ from typing import Any, Self
 
 from tests.docker.engine import Engine
 
-__all__ = ["HARDENED", "Container"]
-
 HARDENED = (
     *("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"),
     *("--security-opt", "no-new-privileges", "--memory", "2g", "--pids-limit", "512"),

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["ROOT", "Engine", "NoEngine", "an_engine"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 _PACKAGES = (

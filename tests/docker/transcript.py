@@ -22,8 +22,6 @@ from typing import NamedTuple
 from tests.docker.clients import interpreter
 from tests.docker.engine import ROOT, Engine, an_engine
 
-__all__ = ["PAGE", "Step", "documented", "play", "shape"]
-
 PAGE = ROOT / "docs" / "deploy.md"
 
 _BLOCK = re.compile(r"(<!-- transcript -->\n```console\n)(.*?)(```\n<!-- end -->)", re.DOTALL)

@@ -18,8 +18,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-__all__ = ["CASES", "NESTED", "Case"]
-
 Make = Callable[..., Any]
 
 

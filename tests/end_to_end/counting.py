@@ -10,8 +10,6 @@ from typing import Any, Final
 from jaxd import Client
 from tests.live_server import LiveServer
 
-__all__ = ["BUILT", "LOADED", "WARM", "costs", "records", "warnings_of"]
-
 _COUNTERS: Final = (
     "traces",
     "lowers",

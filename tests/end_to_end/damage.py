@@ -7,8 +7,6 @@ import struct
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DAMAGE", "cut", "flip", "gone", "zeros"]
-
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])

@@ -16,7 +16,6 @@ from tests.another_server import own_server_needed
 if TYPE_CHECKING:
     from jaxd import Client
 
-__all__ = ["Gate", "advice", "in_thread", "stop_at", "stop_when_run", "wait_until"]
 
 R = TypeVar("R")
 

@@ -9,15 +9,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, Literal, Self
 
-__all__ = ["PassingOn", "Way"]
-
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close by RST, what is unsent is lost
 
 Way = Literal["up", "down"]
 """`up` is towards the server."""
 
 
-class PassingOn:
+class TcpForwarder:
     """Forwards connections to a port of loopback; a context manager. Thread-safe.
 
     Args:

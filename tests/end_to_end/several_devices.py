@@ -10,8 +10,6 @@ import numpy as np
 
 from jaxd import Client
 
-__all__ = ["EIGHT", "MOVED", "X", "doubled", "grown", "here", "spread_out"]
-
 EIGHT: Final = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 X: Final = np.arange(1 << 20, dtype="f4")

@@ -16,8 +16,6 @@ import threading
 from contextlib import suppress
 from typing import Any, Self
 
-__all__ = ["Squatter"]
-
 _PATIENCE_S = 30.0
 
 

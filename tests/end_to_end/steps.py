@@ -14,8 +14,6 @@ from jaxd import Client
 from tests.end_to_end.counting import costs
 from tests.live_server import LiveServer
 
-__all__ = ["SHARED", "Steps", "X", "kill"]
-
 SHARED: Final = {"traces": 1, "lowers": 1, "programs_shared": 1}
 
 X: Final = np.array([0.5, 1, 2, 4, 8], np.float32)
@@ -36,9 +34,9 @@ class Steps:
     def cost(self, client: Client, number: int) -> tuple[dict[str, int], bool]:
         """What a call took, and whether the client was asked; it returned what it should."""
         step = client.persistent_call(self.make(number))
-        question = client.caller.question
+        question = client.caller.answer_request
         with (
-            patch.object(client.caller, "question", wraps=question) as asked,
+            patch.object(client.caller, "answer_request", wraps=question) as asked,
             costs(client) as cost,
         ):
             np.testing.assert_array_equal(step(X), self.make(number)(X))

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-__all__ = ["OnTerminal"]
 
-
-class OnTerminal:
+class TerminalProcess:
     """Started at once; what it writes to its terminal is read as it comes.
 
     Attributes:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.dispatch.warm import recipes_since, start_of_recipes
+from jaxd.dispatch.warm import recipe_mark, recipes_since
 from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.live_server import LiveServer
 
@@ -56,7 +56,7 @@ def two(live: LiveServer) -> Iterator[Two]:
         connect(live.tcp, token=tokens[1]) as bob,
         connect(live.unix) as owner,
     ):
-        mark = start_of_recipes(owner.caller)
+        mark = recipe_mark(owner.caller)
         alice.persistent_call(alices_own_secret_step)(X)
         alice.persistent_call(common_step)(X)
         alice.put(np.zeros(1000), name="alices-values")

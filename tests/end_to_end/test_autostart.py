@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxd.connection.control_client import ask, stop_and_wait
-from jaxd_protocol.network.local_server import LocalServerFiles, private_directory
+from jaxd.connection.control_client import send_request, stop_and_wait
+from jaxd_protocol.network.local_server import LocalServerFiles, make_private_directory
 from tests.end_to_end.gates import advice
-from tests.end_to_end.terminals import OnTerminal
+from tests.end_to_end.terminals import TerminalProcess
 from tests.live_server import source_environment
 
 pytestmark = pytest.mark.own_server  # each starts its own
@@ -42,7 +42,7 @@ def files(runtime: Path) -> Iterator[LocalServerFiles]:
 def command(*arguments: str, env: dict[str, str]) -> str:
     """What `jaxd …` prints; it has to succeed."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "jaxd.cli.__main__", *arguments],
+        [sys.executable, "-P", "-m", "jaxd.cli", *arguments],
         env=env,
         capture_output=True,
         text=True,
@@ -71,7 +71,7 @@ def test_processes_that_race_start_one_server(runtime: Path, files: LocalServerF
     assert os.stat(files.directory).st_mode & 0o777 == 0o700
 
     command("stop", env=env)
-    assert ask(files.control, {"ask": "status"}) is None
+    assert send_request(files.control, {"ask": "status"}) is None
     assert not os.path.exists(files.socket)
 
 
@@ -85,10 +85,10 @@ def test_on_a_terminal_it_says_so_and_where_its_log_is(
     runtime: Path, files: LocalServerFiles
 ) -> None:
     """One line; the socket file of a server that was killed is no obstacle."""
-    private_directory(files.directory)
+    make_private_directory(files.directory)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(files.socket)
-    with OnTerminal(CALL, [], source_environment(runtime)) as terminal:
+    with TerminalProcess(CALL, [], source_environment(runtime)) as terminal:
         assert terminal.end() == (0, "42.0\n")
     first = terminal.said.splitlines()[0]
     assert first == f"jaxd: starting a local server (log: {files.log})"
@@ -113,7 +113,7 @@ print(float(double(2.0)))
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "2.0\n"
-        status = ask(files.control, {"ask": "status"})
+        status = send_request(files.control, {"ask": "status"})
         assert status is not None
         os.kill(status["host"]["pid"], 9)
         said, _ = process.communicate("\n")

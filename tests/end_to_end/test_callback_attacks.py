@@ -18,12 +18,12 @@ import pytest
 
 from jaxd import Client, errors
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.pytree.leaves import spec_bytes
-from jaxd_protocol.pytree.references import mark_of
-from tests.client.fake_server import Asked, FakeServer
+from jaxd_protocol.pytree.references import function_mark
+from tests.client.fake_server import FakeServer, Request
 
 pytestmark = pytest.mark.own_server
 
@@ -82,9 +82,9 @@ class EvilServer(FakeServer):
         self.lost = 0
         self.over = threading.Event()
 
-    def _on_call(self, asked: Asked) -> Any:
+    def _on_call(self, asked: Request) -> Any:
         (_, _, message), _ = asked.ask("describe", asked.args[0])
-        mark = mark_of(Meaning.from_message(message).fingerprint)
+        mark = function_mark(FunctionManifest.from_message(message).fingerprint)
         for make in self.trees:
             tree = make(mark) if callable(make) else make
             blob = b"0123456789abcdef" * arrays_in(tree)
@@ -92,7 +92,7 @@ class EvilServer(FakeServer):
         self.over.set()
         return OVER
 
-    def _ask_with(self, asked: Asked, written: bytes, blob: bytes) -> None:
+    def _ask_with(self, asked: Request, written: bytes, blob: bytes) -> None:
         done = threading.Event()
 
         def ask() -> None:

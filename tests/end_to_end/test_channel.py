@@ -24,8 +24,8 @@ from jaxd.connection.connect import probe
 from jaxd.connection.settings import Settings
 from jaxd_protocol.network import tcp_owners
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.versions import this_end
-from jaxd_server.auth.listeners import listening_on
+from jaxd_protocol.network.versions import local_peer
+from jaxd_server.auth.listeners import open_listeners
 from tests.end_to_end.squatter import Squatter
 from tests.end_to_end.test_trust import refused
 from tests.live_server import TOKEN, LiveServer
@@ -37,7 +37,7 @@ SOMEBODY = 54321
 """A user who is nobody on the machines of these tests."""
 
 WELCOME = {
-    **this_end({"jax": "1"}).to_message(),
+    **local_peer({"jax": "1"}).to_message(),
     "auth": "none",
     "session": "s",
     "slots": 4,
@@ -159,7 +159,7 @@ def test_localhost_is_the_same_place_for_both_ends(
     monkeypatch.setattr(socket, "getaddrinfo", no_name)
     with connect(f"tcp://localhost:{port_of(live.tcp)}", token=TOKEN) as client:
         assert client.statistics().connections >= 1
-    with listening_on([Address.tcp("localhost", 0)]) as (listener,):
+    with open_listeners([Address.tcp("localhost", 0)]) as (listener,):
         assert listener.socket.getsockname()[0] == "127.0.0.1"
 
 

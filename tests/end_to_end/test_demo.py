@@ -36,7 +36,7 @@ def run_demo(directory: Path, runtime: Path) -> subprocess.CompletedProcess[str]
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     return subprocess.run(
-        [sys.executable, "-P", "-m", "jaxd.cli.__main__", "demo", "--epochs", "4"],
+        [sys.executable, "-P", "-m", "jaxd.cli", "demo", "--epochs", "4"],
         cwd=directory,
         env=os.environ | variables,
         stdin=subprocess.DEVNULL,

@@ -21,7 +21,7 @@ from rpyc.utils.factory import unix_connect
 import jaxd
 from jaxd import Client, connect, errors
 from jaxd.tracing import export as exporting
-from jaxd.tracing.export import Exported
+from jaxd.tracing.export import ExportedFunction
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.pytree import dump_literal
@@ -214,7 +214,7 @@ def test_native_code_is_called_with_the_buffers_that_jax_gives_it(
     np.testing.assert_array_equal(factors(matrix)[0], matrix)
     before = strict.worker_pid()
     structure = jax.tree.structure([0])
-    hostile = Exported("hostile", code, structure, Options(static="jax"))
+    hostile = ExportedFunction("hostile", code, structure, Options(static="jax"))
     monkeypatch.setattr(exporting, "_export", lambda *_: hostile)
     with pytest.raises(errors.NotPermitted, match=r"calls lapack_sgetrf_ffi\(.*tensor<2xi32>"):
         client.persistent_call(lambda x: [x * 2])(matrix)
@@ -255,7 +255,7 @@ def test_a_client_reads_lists_of_arrays_only(tmp_path: Path, result: tuple[Any, 
         str(tmp_path / "s"), statistics={}, call=lambda asked: ((OK, skeletons.pop(), b""), ())
     )
     with connect(server.address) as client:
-        client.caller.takes_programs_only()
+        client.caller.requires_export()
         client.caller.session.accepts = "exported"
         called = client.persistent_call(lambda x: {"a": x + 1}, results="numpy")
         for _ in range(2):

@@ -170,8 +170,8 @@ def look(client: Client) -> Seen:
     all_cases = CASES | {name: Case(function) for name, function in CALLBACKS.items()}
     for name, case in all_cases.items():
         step = client.persistent_call(case.function, **case.options)
-        question = client.caller.question
-        with patch.object(client.caller, "question", wraps=question) as asked:
+        question = client.caller.answer_request
+        with patch.object(client.caller, "answer_request", wraps=question) as asked:
             seen.before[name] = step.why(*case.args, **case.kwargs)
             with costs(client) as seen.cost[name]:
                 result = step(*case.args, **case.kwargs)

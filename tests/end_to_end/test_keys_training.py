@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]  # one fixture visits 
 
 RUNS = """
 import importlib, json, runpy, sys, warnings
-from tests.identity.traveller import in_a_child
+from tests.identity.traveller import in_child_process
 
 def run(file):
     sys.argv = [file, *words]
@@ -31,7 +31,7 @@ def run(file):
 libraries, files, words = json.load(sys.stdin)
 for name in ["jax", "jaxd", *libraries]:
     importlib.import_module(name)
-json.dump([in_a_child(lambda: run(file)) for file in files], sys.stdout)
+json.dump([in_child_process(lambda: run(file)) for file in files], sys.stdout)
 """
 HEAD = """
 import sys

@@ -35,8 +35,8 @@ from jaxd_protocol.base.buffers import deflate
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import UNIX, greet_server
-from tests.client.fake_server import Asked, FakeServer
+from jaxd_protocol.network.handshake import UNIX, handshake_with_server
+from tests.client.fake_server import FakeServer, Request
 from tests.client.results.test_reader import instance, literal, named, registered
 from tests.live_server import TOKEN, LiveServer
 from tests.shared.wire.test_connection import FORGED, message
@@ -88,7 +88,7 @@ class EvilServer(FakeServer):
         self.reply: Any = None
         self.answered: list[Any] = []
 
-    def _on_call(self, asked: Asked) -> Any:
+    def _on_call(self, asked: Request) -> Any:
         if self.raw:
             with suppress(OSError):  # the client has hung up meanwhile
                 self._connections[-1]._channel.stream.sock.sendall(self.raw)
@@ -253,7 +253,7 @@ def test_a_forged_message_of_a_client_ends_its_connection(
 ) -> None:
     """And nothing else: the server asks nothing of a reference."""
     with dial() as sock:
-        greet_server(sock, UNIX, {}, None, None)
+        handshake_with_server(sock, UNIX, {}, None, None)
         sock.sendall(framed(bytes(FORGED[case])))
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(1 << 16) == b""
@@ -302,7 +302,7 @@ def test_compressed_arrays_of_a_client_do_not_go_off(
     small = memoryview(deflate(array.data))
     monkeypatch.setattr(Compression, "packed", lambda self, data: small)
     monkeypatch.setenv("JAXD_COMPRESS", "1")
-    monkeypatch.setattr(retry, "_LONGEST_S", 0.1)  # nobody comes again
+    monkeypatch.setattr(retry, "_MAX_BUSY_S", 0.1)  # nobody comes again
     server = start_live("--budget-bytes", "256M")
 
     def send(count: int) -> int | JaxdError:
@@ -331,7 +331,7 @@ def test_a_bomb_of_a_client_does_not_go_off(
     """Our own clients do not compress, so nothing is inflated; of stock ones only so much is."""
     before = peak_mib_of(live)
     with dial() as sock:
-        greet_server(sock, UNIX, {}, None, None)
+        handshake_with_server(sock, UNIX, {}, None, None)
         try:
             sock.sendall(zlib_bomb())
             sock.shutdown(socket.SHUT_WR)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd.request.function_snapshot import Identity, Spec
+from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import UNIX, greet_server
+from jaxd_protocol.network.handshake import UNIX, handshake_with_server
 from jaxd_protocol.wire.connection import encode_request
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
 from tests.live_server import LiveServer
@@ -41,7 +41,7 @@ def bare_client(live: LiveServer) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(30)
         sock.connect(Address.parse(live.unix).path)
-        greet_server(sock, UNIX, {}, None, None)
+        handshake_with_server(sock, UNIX, {}, None, None)
         yield sock
 
 
@@ -97,7 +97,7 @@ def test_a_client_that_dies_before_it_sent_its_code(live: LiveServer, client: Cl
     def function(x: float) -> float:
         return x * 11
 
-    spec = Spec(Identity(function, Options()), Options())
+    spec = FunctionSpec(FunctionSnapshot(function, Options()), Options())
     call = client.caller.encode(spec, (2.0,), {}, None, "auto")
     with bare_client(live) as sock:
         message = encode_request(1, "call", call.message())

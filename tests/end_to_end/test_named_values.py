@@ -59,7 +59,7 @@ def holders(client: Client) -> list[dict[str, Any]]:
 def command(live: LiveServer, *words: str) -> str:
     """What `jaxd` prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "jaxd.cli.__main__", *words],
+        [sys.executable, "-m", "jaxd.cli", *words],
         env=live.environment,
         capture_output=True,
         text=True,

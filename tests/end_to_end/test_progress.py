@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.gates import Gate
-from tests.end_to_end.terminals import OnTerminal
+from tests.end_to_end.terminals import TerminalProcess
 from tests.live_server import LiveServer
 
 CALLS = """
@@ -44,7 +44,7 @@ def gate(tmp_path: Path) -> Gate:
 
 def test_a_long_first_call_says_what_it_does_and_for_how_long(live: LiveServer, gate: Gate) -> None:
     """On a terminal, in one line that is written over, and that stays with the whole time."""
-    with OnTerminal(CALLS, [gate.path], live.environment) as terminal:
+    with TerminalProcess(CALLS, [gate.path], live.environment) as terminal:
         with gate.reached():
             terminal.wait_for(" 1 s")
         assert terminal.end() == (0, "[2.0, 4.0, 2.0]\n")
@@ -58,7 +58,7 @@ def test_a_long_first_call_says_what_it_does_and_for_how_long(live: LiveServer, 
 
 def test_a_long_build_ends_in_its_reason(live: LiveServer, gate: Gate) -> None:
     """Instead of the line that only says how long the call took."""
-    with OnTerminal(CALLS, [gate.path], live.environment) as terminal:
+    with TerminalProcess(CALLS, [gate.path], live.environment) as terminal:
         with gate.reached():
             terminal.wait_for(" 3 s")
         assert terminal.end() == (0, "[2.0, 4.0, 2.0]\n")
@@ -70,7 +70,7 @@ def test_a_long_build_ends_in_its_reason(live: LiveServer, gate: Gate) -> None:
 
 def test_a_fast_call_says_nothing(live: LiveServer) -> None:
     """No flicker on a terminal for what is answered soon."""
-    with OnTerminal(CALLS, [], live.environment) as terminal:
+    with TerminalProcess(CALLS, [], live.environment) as terminal:
         assert terminal.end() == (0, "[2.0, 4.0]\n")
     assert terminal.said == ""
 
@@ -84,7 +84,7 @@ def test_nothing_is_said_into_a_pipe(live: LiveServer, gate: Gate, tmp_path: Pat
     )
     try:
         with gate.reached():
-            terminal = OnTerminal(CALLS, [second.path], live.environment)
+            terminal = TerminalProcess(CALLS, [second.path], live.environment)
             terminal.wait_for(" 1 s")
         with terminal:
             assert process.communicate() == ("[2.0, 4.0, 2.0]\n", "")

@@ -18,22 +18,22 @@ from jaxd.errors import Cancelled, ValuesDied, ValuesLost, WorkerLost
 from tests.end_to_end.gates import Gate, advice, in_thread, wait_until
 from tests.end_to_end.steps import kill
 from tests.live_server import TOKEN, LiveServer
-from tests.server.in_process import Shop
+from tests.server.in_process import InProcessServer
 
 LARGE: Final = 1 << 15
 """Numbers of four bytes that are too many to come home by themselves."""
 
 
 @pytest.fixture
-def shop() -> Iterator[Shop]:
+def shop() -> Iterator[InProcessServer]:
     """A server of the test's own."""
-    shop = Shop()
+    shop = InProcessServer()
     yield shop
     shop.close()
 
 
 @pytest.fixture
-def client(shop: Shop) -> Client:
+def client(shop: InProcessServer) -> Client:
     """A client of it."""
     return shop.client()
 
@@ -69,7 +69,7 @@ def cut(client: Client) -> None:
     client.caller.session.connection()._channel.stream.sock.shutdown(2)
 
 
-def calls(shop: Shop) -> int:
+def calls(shop: InProcessServer) -> int:
     """How many were run to their end."""
     return int(shop.counters.snapshot()["calls"])
 
@@ -79,7 +79,7 @@ def calls(shop: Shop) -> int:
 
 @pytest.mark.parametrize("size", [8, LARGE, 1 << 17])
 def test_nothing_is_lost_and_nothing_runs_twice(
-    client: Client, shop: Shop, gate: Gate, size: int
+    client: Client, shop: InProcessServer, gate: Gate, size: int
 ) -> None:
     """Though the batches were overwritten at once: inside of the message, beside it, in blocks."""
     step = client.persistent_call(step_at(gate), donate_argnums=0)
@@ -117,7 +117,7 @@ def test_what_was_lost_is_sent_again_before_what_comes_next(client: Client, gate
 
 
 def test_submitted_calls_are_sent_again_without_anybody_waiting(
-    client: Client, shop: Shop, gate: Gate
+    client: Client, shop: InProcessServer, gate: Gate
 ) -> None:
     """Their futures are done in the end."""
     step = client.persistent_call(step_at(gate))
@@ -133,7 +133,9 @@ def test_submitted_calls_are_sent_again_without_anybody_waiting(
     assert [float(future.result()[0][0]) for future in futures] == [0.0, 2.0]
 
 
-def test_what_is_let_go_without_a_connection_is_told_later(client: Client, shop: Shop) -> None:
+def test_what_is_let_go_without_a_connection_is_told_later(
+    client: Client, shop: InProcessServer
+) -> None:
     """With the next call, over the next connection."""
     step = client.persistent_call(lambda x: x + 1)
     state: Any = state_on(client)
@@ -144,7 +146,7 @@ def test_what_is_let_go_without_a_connection_is_told_later(client: Client, shop:
     client.caller.session.connection().check()
     assert not client.caller.session.connected
     arrays.clear()
-    wait_until(lambda: not client.caller.session.remote.drops._is_awake)  # type: ignore[union-attr]
+    wait_until(lambda: not client.caller.session.remote.drops._is_woken)  # type: ignore[union-attr]
     state = step(state)
     jaxd.wait(state)
     wait_until(lambda: len(shop.parts._workshop.values) == 1)
@@ -204,7 +206,7 @@ def assert_lost(client: Client, arrays: list[Any], kind: type[ValuesLost] = Valu
 
 def test_a_session_that_was_given_up(gate: Gate) -> None:
     """Its values are gone; what is made afterwards is not."""
-    shop = Shop(session_grace_s=0.0)
+    shop = InProcessServer(session_grace_s=0.0)
     client = shop.client()
     array = state_on(client)
     cut(client)

@@ -41,10 +41,10 @@ def test_it_is_printed_once(
     function = client.persistent_call(stopping(gate.path))
     call = function if way == "call" else lambda x: function.submit(x).result()
     result = in_thread(call, np.float32(3))
-    before = client.caller.session.hearing().before
+    before = client.caller.session.output_printer().before
     with gate.reached():
-        wait_until(lambda: bool(before._said))
+        wait_until(lambda: bool(before._outputs))
         client.caller.session.connection()._channel.stream.sock.shutdown(2)
-        wait_until(lambda: bool(before._lost or before._expected))
+        wait_until(lambda: bool(before._lost_outputs or before._expected_repeats))
     assert float(result.result(30)) == 3.0
     assert capsys.readouterr().out == "loss 3.0\ndone 3.0\n"

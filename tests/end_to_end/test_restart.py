@@ -16,7 +16,7 @@ import pytest
 
 from jaxd import connect, errors
 from jaxd.dispatch import async_call
-from jaxd.dispatch.retry_copy import SpareRoom
+from jaxd.dispatch.retry_copy import RetryBudget
 from jaxd_protocol.network.addresses import Address
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, stop_when_run, wait_until
 from tests.live_server import LiveServer
@@ -119,7 +119,7 @@ def test_a_submitted_call_of_which_there_is_no_copy_is_not_repeated(
 ) -> None:
     """The owner of its arrays may have overwritten them; the future holds a typed error."""
     server, gate = start_live(), Gate(runtime / "gate")
-    monkeypatch.setattr(async_call, "_spare_room", SpareRoom(100))
+    monkeypatch.setattr(async_call, "_retry_budget", RetryBudget(100))
     with connect(server.unix) as client:
         future = client.persistent_call(stop_at(gate.path)).submit(np.ones(1 << 12, np.float32))
         with gate.reached():

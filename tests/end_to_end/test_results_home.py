@@ -18,7 +18,7 @@ START = """
 import sys, json
 import jax, jax.numpy as jnp, numpy as np
 from jaxd import persistent_call, statistics, errors
-from jaxd.results.reader import RemoteObject
+from jaxd.results.local_objects import RemoteObject
 x, y = np.ones((4, 3), np.float32), np.zeros((4, 1), np.float32)
 facts, before = {}, statistics().traces
 def finish():
@@ -26,7 +26,7 @@ def finish():
 """
 
 
-def say(server: LiveServer, program: str, **more: str) -> Any:
+def run_program(server: LiveServer, program: str, **more: str) -> Any:
     """What a program tells of itself, run in a fresh process."""
     done = server.run(START + program + "\nfinish()", **more)
     assert done.returncode == 0, done.stderr
@@ -84,7 +84,7 @@ def test_a_train_state_comes_home_as_the_clients_own(live: LiveServer) -> None:
     On a warm server too, in a process that the server has never seen.
     """
     for traces in (2, 0):
-        assert say(live, TRAIN_STATE) == {
+        assert run_program(live, TRAIN_STATE) == {
             "made there": [True] * 3,
             "went there": [True] * 5,
             "works here": True,
@@ -183,7 +183,7 @@ facts["works here"] = [type(net) is Net, net(x).shape == (4, 1)]
 def test_five_steps_are_one_trace(live: LiveServer, program: str) -> None:
     """And none in the next process; what comes home has the structure of what was sent."""
     for traces in (1, 0):
-        facts = say(live, program)
+        facts = run_program(live, program)
         assert facts.pop("traces") == traces
         flat = [
             each for fact in facts.values() for each in (fact if type(fact) is list else [fact])
@@ -215,7 +215,7 @@ facts["works here"] = bool(jnp.allclose(same(x[0]), net(x[0])))
 def test_objects_of_libraries_that_are_made_there_come_home(live: LiveServer) -> None:
     """Although the client has not brought one of them."""
     for _ in range(2):
-        facts = say(live, MADE_THERE)
+        facts = run_program(live, MADE_THERE)
         assert facts["own"] == [True] * 3
         assert facts["works here"]
 
@@ -245,7 +245,7 @@ facts["own"] = found
 def test_a_class_that_keeps_count_of_itself_is_still_the_clients_own(live: LiveServer) -> None:
     """Although its content is another one after each call."""
     for _ in range(2):
-        assert say(live, COUNTED)["own"] == [True] * 3
+        assert run_program(live, COUNTED)["own"] == [True] * 3
 
 
 NAMES = """
@@ -285,7 +285,7 @@ facts["own"] = [type(pair) is Before, type(later) is After, type(later.b) is Bef
 def test_two_classes_of_one_name_are_told_apart(live: LiveServer) -> None:
     """By what they mean, on a warm server as on a cold one."""
     for traces in (2, 0):
-        facts = say(live, NAMES)
+        facts = run_program(live, NAMES)
         assert facts == {"own": [True] * 4 + ["second", "first"], "traces": traces}
 
 
@@ -310,7 +310,7 @@ def use(box):
 @libraries("flax")
 def test_what_only_the_server_has_is_a_token(live: LiveServer) -> None:
     """It says what it is, and works again where it is from; each loop with it is one trace."""
-    facts = say(
+    facts = run_program(
         live,
         HELD
         + """
@@ -331,7 +331,7 @@ facts["repr"] = repr(box.how)
 @libraries("flax")
 def test_a_token_of_a_server_that_is_gone(start_live: Callable[..., LiveServer]) -> None:
     """Is an error that says what to do."""
-    facts = say(
+    facts = run_program(
         start_live(),
         HELD
         + """
@@ -393,13 +393,13 @@ except ExceptionGroup as group:
 def test_an_exception_of_the_users_own_comes_home_as_itself(live: LiveServer) -> None:
     """With its attributes, in a group of several; in each process, also one that is new."""
     for _ in range(2):
-        assert say(live, FAILS)["own"] == [True, ["no", 3], True, True]
+        assert run_program(live, FAILS)["own"] == [True, ["no", 3], True, True]
 
 
 def test_an_exception_that_is_not_loaded_imports_nothing(live: LiveServer, tmp_path: Path) -> None:
     """It is a RemoteError that names it."""
     (tmp_path / "trap.py").write_text("class Trapped(Exception): pass\n")
-    facts = say(
+    facts = run_program(
         live,
         """
 sys.path.insert(0, sys.argv[1])

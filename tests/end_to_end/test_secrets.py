@@ -73,7 +73,7 @@ def commands(live: LiveServer, token: str) -> Iterator[str]:
         ("token", "--list"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "jaxd.cli.__main__", *words],
+            [sys.executable, "-m", "jaxd.cli", *words],
             env=live.environment | {"JAXD_TOKEN": token},
             capture_output=True,
             text=True,

@@ -179,10 +179,10 @@ def slow(live: LiveServer) -> Iterator[Callable[[], Client]]:
 
         def make() -> Client:
             client = clients.enter_context(connect(throttle.address, token=TOKEN))
-            sent_before = client.caller.session.values().sent_before
+            sent_before = client.caller.session.values().deduplicator
             assert sent_before is not None
-            sent_before()._worth._speeds.clear()
-            sent_before()._worth._speeds.append(0.0)
+            sent_before()._policy._speeds.clear()
+            sent_before()._policy._speeds.append(0.0)
             return client
 
         yield make

@@ -23,12 +23,12 @@ import pytest
 
 import jaxd
 from jaxd import Client, connect
-from jaxd.transfer.routing import Routes
-from jaxd.transfer.shared_memory import Pool, shared_pool
+from jaxd.transfer.routing import TransferRouter
+from jaxd.transfer.shared_memory import BlockPool, shared_pool
 from jaxd_protocol.base import shared_memory
 from tests.end_to_end.gates import Gate, in_thread, wait_until
 from tests.live_server import LiveServer
-from tests.server.in_process import Shop
+from tests.server.in_process import InProcessServer
 
 SIZE: Final = 1 << 18
 """Numbers of four bytes: one megabyte, which goes through a block."""
@@ -38,15 +38,15 @@ LITTLE: Final = 1 << 14
 
 
 @pytest.fixture
-def shop() -> Iterator[Shop]:
+def shop() -> Iterator[InProcessServer]:
     """A server of the test's own."""
-    shop = Shop()
+    shop = InProcessServer()
     yield shop
     shop.close()
 
 
 @pytest.fixture
-def client(shop: Shop) -> Client:
+def client(shop: InProcessServer) -> Client:
     """A client of it, which has made a connection and a block."""
     client = shop.client()
     client.persistent_call(lambda x: x.sum())(np.ones(SIZE, np.float32))
@@ -226,9 +226,9 @@ def test_a_block_that_a_fetch_may_still_fill_is_not_used_again(
     """Its caller was interrupted; another fetch has its own."""
     there = client.put(ones(5))
     asked: list[Any] = []
-    lease = Pool.lease
+    lease = BlockPool.lease
 
-    def noted(pool: Pool, *sizes: int) -> Any:
+    def noted(pool: BlockPool, *sizes: int) -> Any:
         asked.append(lease(pool, *sizes))
         return asked[-1]
 
@@ -236,7 +236,7 @@ def test_a_block_that_a_fetch_may_still_fill_is_not_used_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pool, "lease", noted)
+        patch.setattr(BlockPool, "lease", noted)
         patch.setattr(client.caller.session.connection().shared_reader, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             there.fetch()
@@ -249,7 +249,7 @@ def used_blocks() -> list[Any]:
     """Those of this process, after what was given back was sorted out."""
     pool = shared_pool()
     with pool._lock:
-        pool._settle()
+        pool._reclaim()
         return list(pool._blocks.values())
 
 
@@ -262,13 +262,13 @@ def test_arrays_of_empty_are_not_copied(client: Client, monkeypatch: pytest.Monk
     x = jaxd.empty((4, SIZE), np.float32)
     x[:] = np.arange(4)[:, None]
     copies: list[Any] = []
-    copy_in = Pool.copy_in
+    copy_in = BlockPool.copy_in
 
-    def noted(pool: Pool, buffers: Any) -> Any:
+    def noted(pool: BlockPool, buffers: Any) -> Any:
         copies.extend(buffers)
         return copy_in(pool, buffers)
 
-    monkeypatch.setattr(Pool, "copy_in", noted)
+    monkeypatch.setattr(BlockPool, "copy_in", noted)
     np.testing.assert_array_equal(add(x, x), 2 * np.asarray(x))
     np.testing.assert_array_equal(add(x[1], x[3]), ones(4))
     np.testing.assert_array_equal(add(x[1:3], x[2:]), np.stack([ones(3), ones(5)]))
@@ -327,24 +327,26 @@ def assert_right_over_the_socket(client: Client) -> None:
     assert moved(client, use) > 4 * SIZE * 4
 
 
-def test_a_system_without_such_memory(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_such_memory(
+    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everything goes over the socket."""
     monkeypatch.setattr(shared_memory, "available", lambda: False)
     client = connect(shop.unix)
-    client.caller.session.routes = Routes(Pool(1 << 30))
+    client.caller.session.routes = TransferRouter(BlockPool(1 << 30))
     assert_right_over_the_socket(client)
     client.close()
 
 
-def test_no_room_for_blocks(shop: Shop) -> None:
+def test_no_room_for_blocks(shop: InProcessServer) -> None:
     """What has no room goes over the socket."""
     client = connect(shop.unix)
-    client.caller.session.routes = Routes(Pool(1 << 18))
+    client.caller.session.routes = TransferRouter(BlockPool(1 << 18))
     assert_right_over_the_socket(client)
     client.close()
 
 
-def test_a_server_that_takes_little(shop: Shop) -> None:
+def test_a_server_that_takes_little(shop: InProcessServer) -> None:
     """It maps no more than it was told to."""
     object.__setattr__(shop.parts._workshop, "max_shared_bytes", 1 << 19)
     client = connect(shop.unix)
@@ -397,7 +399,7 @@ class Forwarder:
             one.close()
 
 
-def test_descriptors_that_get_lost_on_the_way(shop: Shop, runtime: Path) -> None:
+def test_descriptors_that_get_lost_on_the_way(shop: InProcessServer, runtime: Path) -> None:
     """The client finds out with the first block."""
     between = Forwarder(f"{runtime}/between.sock", shop.unix)
     with connect(between.address) as client:
@@ -425,7 +427,7 @@ def test_threads_share_the_blocks(client: Client) -> None:
         assert all(threads.map(work, range(8)))
 
 
-def test_an_endless_map_uses_the_same_blocks(client: Client, shop: Shop) -> None:
+def test_an_endless_map_uses_the_same_blocks(client: Client, shop: InProcessServer) -> None:
     """However many batches there are: no more than may be on their way."""
     total = client.persistent_call(lambda x: x[0] + x[-1])
     most, batches = blocks() + shop.options.slots, 3 * shop.options.slots
@@ -441,7 +443,7 @@ def test_blocks_are_free_when_nobody_needs_them(client: Client) -> None:
 
     def busy() -> int:
         with pool._lock:
-            pool._settle()
+            pool._reclaim()
             return len(pool._blocks) - len(pool._idle)
 
     gc.collect()

@@ -14,7 +14,7 @@ import pytest
 
 from jaxd import connect, errors
 from jaxd.dispatch import async_call
-from jaxd.dispatch.retry_copy import SpareRoom
+from jaxd.dispatch.retry_copy import RetryBudget
 from jaxd_protocol.packages.packages import changed_since_first_seen
 from tests.end_to_end.gates import Gate, advice, in_thread, stop_at
 from tests.fake_packages import FakeSite
@@ -97,7 +97,7 @@ def test_an_upgraded_package_is_used_at_once(server: LiveServer, site: FakeSite,
             assert seen[0].filename == __file__
         assert float(double(3.0)) == 6.0  # over a connection that was open all the time
         assert client.statistics().epoch == other.statistics().epoch == 2
-        assert client.caller.session._left == []
+        assert client.caller.session._draining == []
     (exited,) = (line for line in server.lines if line["event"] == "worker_exited")
     assert (exited["exit_code"], exited["restart_in_s"]) == (0, 0.0)
 
@@ -129,7 +129,7 @@ def test_a_submitted_call_of_which_there_is_no_copy_is_not_repeated(
     server: LiveServer, site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of its arrays may have overwritten them since."""
-    monkeypatch.setattr(async_call, "_spare_room", SpareRoom(100))
+    monkeypatch.setattr(async_call, "_retry_budget", RetryBudget(100))
     with connect(server.tcp, token=TOKEN) as client:
         client.persistent_call(scaled)(1.0)
         upgrade(site)

@@ -15,7 +15,7 @@ import pytest
 from jaxd import Client, connect
 from jaxd_protocol.network.addresses import Address
 from tests.end_to_end.gates import wait_until
-from tests.end_to_end.terminals import OnTerminal
+from tests.end_to_end.terminals import TerminalProcess
 from tests.end_to_end.throttle import MBIT, Throttle
 from tests.live_server import TOKEN, LiveServer
 
@@ -40,10 +40,10 @@ def link(live: LiveServer) -> Iterator[Callable[..., Throttle]]:
 
 def far(client: Client) -> Client:
     """A client that takes its server for one that is far away."""
-    sent_before = client.caller.session.values().sent_before
+    sent_before = client.caller.session.values().deduplicator
     assert sent_before is not None
-    sent_before()._worth._speeds.clear()
-    sent_before()._worth._speeds.append(0.0)
+    sent_before()._policy._speeds.clear()
+    sent_before()._policy._speeds.append(0.0)
     return client
 
 
@@ -96,7 +96,7 @@ def test_a_long_transfer_shows_on_the_terminal(
     """In either direction, and not for longer than it takes."""
     sent, received = (LARGE, 4) if word == "sending" else (4, LARGE)
     environment = live.environment | {"JAXD_SERVER": link(10 * MIB).address}
-    with OnTerminal(BOTH_WAYS % (received, sent), [], environment) as terminal:
+    with TerminalProcess(BOTH_WAYS % (received, sent), [], environment) as terminal:
         terminal.wait_for(f"jaxd: {word} ")
         terminal.wait_for(" of 25.2 MB")
         assert terminal.end() == (0, f"{float(received)}\n")
@@ -110,7 +110,7 @@ def interrupted(client: Client, word: str) -> Iterator[None]:
 
     def interrupt() -> None:
         while not over.wait(0.01):
-            found = connection.transferring()
+            found = connection.transfer_progress()
             if found is not None and found[0] == word and 0 < found[1] < found[2]:
                 os.kill(os.getpid(), signal.SIGINT)
                 return

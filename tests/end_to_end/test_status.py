@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd.connection.control_client import ask
+from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, stop_at, stop_when_run
@@ -22,7 +22,7 @@ from tests.live_server import LiveServer
 
 def status(live: LiveServer) -> dict[str, Any]:
     """What the control socket says."""
-    reply = ask(control_path(Address.parse(live.unix)), {"ask": "status"})
+    reply = send_request(control_path(Address.parse(live.unix)), {"ask": "status"})
     assert reply is not None
     return reply
 
@@ -63,7 +63,7 @@ def test_the_status_command_while_a_function_is_being_traced(
     call = client.persistent_call(stop_at(gate.path)).submit(1.0)
     with gate.reached():
         for flags in ((), ("--json",)):
-            command = [sys.executable, "-P", "-m", "jaxd.cli.__main__", "status", *flags]
+            command = [sys.executable, "-P", "-m", "jaxd.cli", "status", *flags]
             said = subprocess.run(
                 command, env=live.environment, capture_output=True, text=True, check=True
             ).stdout
@@ -77,7 +77,7 @@ def test_the_status_command_says_what_was_paid_and_saved(live: LiveServer, clien
     """The seconds, what is in memory, and what is on disk; the names are those of `statistics`."""
     client.persistent_call(lambda x: x * 2)(1.0)
     said = subprocess.run(
-        [sys.executable, "-P", "-m", "jaxd.cli.__main__", "status"],
+        [sys.executable, "-P", "-m", "jaxd.cli", "status"],
         env=live.environment,
         capture_output=True,
         text=True,

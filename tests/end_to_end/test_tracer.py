@@ -285,7 +285,7 @@ def test_results_come_home_as_from_the_worker(
 ) -> None:
     """The client's own classes and functions, and tokens of what only the server has."""
     worker = start_live("--trace-in", "worker")
-    facts = [test_results_home.say(one, program) for one in (server, worker)]
+    facts = [test_results_home.run_program(one, program) for one in (server, worker)]
     for one in facts:
         del one["traces"]  # what a tracer has to leave to the worker is traced by both
     assert facts[0] == facts[1]

@@ -16,7 +16,8 @@ import jaxd
 from jaxd import Client, RemoteArray, connect
 from jaxd.errors import ValueDeleted
 from tests.end_to_end.gates import wait_until
-from tests.end_to_end.throttle import MBIT, Throttle, Way
+from tests.end_to_end.passing_on import Way
+from tests.end_to_end.throttle import MBIT, Throttle
 from tests.end_to_end.training import (
     BATCH,
     BATCH_BYTES,

@@ -21,7 +21,7 @@ from jaxd import Client, connect, errors
 from jaxd_protocol.network import handshake
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.certificates import client_context
-from jaxd_protocol.network.versions import Peer, this_end
+from jaxd_protocol.network.versions import Peer, local_peer
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.end_to_end.gates import advice, wait_until
 from tests.live_server import TOKEN, LiveServer, live_server, source_environment
@@ -191,7 +191,7 @@ def test_a_server_that_does_not_hold_the_token(runtime: Path) -> None:
                 sock.recv(len(handshake.MAGIC), socket.MSG_WAITALL)
                 transcript = handshake.Transcript()
                 handshake.receive_message(sock, transcript)
-                greeting = this_end({}).to_message()
+                greeting = local_peer({}).to_message()
                 channel = {"kind": "tcp", "uid": os.getuid(), "insecure": False}
                 asking = {**greeting, "channel": channel, "auth": "token"}
                 handshake.send_message(sock, asking, transcript)
@@ -218,7 +218,7 @@ def test_a_proof_cannot_be_used_again(served: LiveServer) -> None:
             said = handshake.Transcript()
             sock.sendall(handshake.MAGIC)
             channel = {"kind": "tcp", "uid": os.getuid(), "insecure": False}
-            hello = {**this_end({}).to_message(), "channel": channel, "nonce": "0" * 32}
+            hello = {**local_peer({}).to_message(), "channel": channel, "nonce": "0" * 32}
             handshake.send_message(sock, hello, said)
             handshake.receive_message(sock, said)
             handshake.send_message(sock, {"versions": {}}, said)
@@ -278,11 +278,11 @@ def test_a_server_does_not_open_itself_to_other_machines(
 
 
 def _another_python() -> Peer:
-    return this_end({})._replace(python=(3, 99), magic="00000000")
+    return local_peer({})._replace(python=(3, 99), magic="00000000")
 
 
 def _another_protocol() -> Peer:
-    return this_end({})._replace(protocol=99)
+    return local_peer({})._replace(protocol=99)
 
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
@@ -296,13 +296,15 @@ def test_another_version(
     """Refused by the server before it asks for anything, in words that say what to start."""
     other = make()
     hint = "3.99" if other.python == (3, 99) else "same jaxd"
-    monkeypatch.setattr("jaxd_protocol.network.handshake.this_end", lambda versions: other)
+    monkeypatch.setattr("jaxd_protocol.network.handshake.local_peer", lambda versions: other)
     with (
         refused(served, hint),
         dial(served.unix if scheme == "unix" else served.tcp) as sock,
         pytest.raises(errors.VersionMismatch) as caught,
     ):
-        handshake.greet_server(sock, handshake.Channel("tcp", sock=sock), {}, TOKEN, None)
+        handshake.handshake_with_server(
+            sock, handshake.ChannelBinding("tcp", sock=sock), {}, TOKEN, None
+        )
     monkeypatch.undo()
     assert hint in str(caught.value)
 
@@ -400,12 +402,12 @@ def test_two_users_do_not_share_a_session(served: LiveServer, client: Client) ->
     """Who comes over TCP with a token does not resume the session of a Unix client."""
     session = client.info()["session"]
     with dial(served.tcp) as sock:
-        welcome = handshake.greet_server(
-            sock, handshake.Channel("tcp", sock=sock), {}, TOKEN, session
+        welcome = handshake.handshake_with_server(
+            sock, handshake.ChannelBinding("tcp", sock=sock), {}, TOKEN, session
         )
     assert welcome["session"] != session
     with dial(served.unix) as sock:
-        welcome = handshake.greet_server(sock, handshake.UNIX, {}, None, session)
+        welcome = handshake.handshake_with_server(sock, handshake.UNIX, {}, None, session)
     assert welcome["session"] == session
 
 
@@ -413,7 +415,7 @@ def test_garbage_behind_the_handshake_leaves_a_line(served: LiveServer) -> None:
     """A client that was let in and then talks nonsense is dropped, and nobody else is."""
     before = sum(line["event"] == "connection_dropped" for line in list(served.lines))
     with dial(served.unix) as sock:
-        handshake.greet_server(sock, handshake.UNIX, {}, None, None)
+        handshake.handshake_with_server(sock, handshake.UNIX, {}, None, None)
         sock.sendall(GARBAGE["no brine"])
         rest_of(sock)
     served.wait_for("connection_dropped", before + 1)

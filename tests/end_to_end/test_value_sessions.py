@@ -45,7 +45,7 @@ HOLD = """
 def status(live: LiveServer) -> dict[str, Any]:
     """What `jaxd status --json` says of the worker."""
     done = subprocess.run(
-        [sys.executable, "-m", "jaxd.cli.__main__", "status", "--json"],
+        [sys.executable, "-m", "jaxd.cli", "status", "--json"],
         env=live.environment,
         capture_output=True,
         text=True,

@@ -26,9 +26,9 @@ from jaxd.errors import (
     ValueDeleted,
     ValuesFull,
 )
-from jaxd.remote_values.pipeline import AHEAD
+from jaxd.remote_values.pipeline import MAX_IN_FLIGHT
 from tests.end_to_end.gates import Gate, in_thread, wait_until
-from tests.server.in_process import Shop
+from tests.server.in_process import InProcessServer
 
 LARGE: Final = 1 << 15
 """Numbers of four bytes that are too many to come home by themselves."""
@@ -37,15 +37,15 @@ Pair = namedtuple("Pair", "left right")  # noqa: PYI024  users have them
 
 
 @pytest.fixture
-def shop() -> Iterator[Shop]:
+def shop() -> Iterator[InProcessServer]:
     """A server of the test's own, so that its values can be counted."""
-    shop = Shop()
+    shop = InProcessServer()
     yield shop
     shop.close()
 
 
 @pytest.fixture
-def client(shop: Shop) -> Client:
+def client(shop: InProcessServer) -> Client:
     """A client of it."""
     return shop.client()
 
@@ -56,7 +56,7 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path / "gate")
 
 
-def held(shop: Shop) -> int:
+def held(shop: InProcessServer) -> int:
     """How many values there are."""
     return len(shop.parts._workshop.values)
 
@@ -144,7 +144,7 @@ def test_results_that_are_wanted_here(client: Client, form: Any) -> None:
         np.testing.assert_array_equal(result, np.full(LARGE, 2))
 
 
-def test_results_that_are_wanted_there(client: Client, shop: Shop) -> None:
+def test_results_that_are_wanted_there(client: Client, shop: InProcessServer) -> None:
     """However small, by option or by method."""
     by_option = client.persistent_call(lambda x: x + 1, results="remote")(1.0)
     by_method = client.persistent_call(lambda x: x + 1).remote(1.0)
@@ -211,12 +211,12 @@ def test_only_so_many_run_ahead(client: Client, gate: Gate) -> None:
 
     def run() -> None:
         made.append(step(handle(client, -1.0)))
-        for _ in range(AHEAD):
+        for _ in range(MAX_IN_FLIGHT):
             made.append(more(made[-1]))
 
     running = in_thread(run)
     with gate.reached():
-        wait_until(lambda: len(made) == AHEAD)
+        wait_until(lambda: len(made) == MAX_IN_FLIGHT)
         assert not running.done()
     running.result(30)
     np.testing.assert_array_equal(np.asarray(made[-1]), np.zeros(LARGE))
@@ -235,7 +235,7 @@ def test_a_deadline_makes_a_call_wait_for_its_result(client: Client, gate: Gate)
 
 
 def test_a_result_that_nobody_waits_for_any_more_is_let_go(
-    client: Client, shop: Shop, gate: Gate
+    client: Client, shop: InProcessServer, gate: Gate
 ) -> None:
     """Of a plain call, of one on values and of a submitted one, after their deadlines."""
     slow = client.persistent_call(waiting_at(gate), timeout_s=1.0)
@@ -348,7 +348,7 @@ def test_a_call_that_fails_before_it_runs_leaves_its_arrays_alive(client: Client
 
 def test_a_result_without_room_takes_nothing() -> None:
     """The argument is still there."""
-    shop = Shop(value_bytes=3 * LARGE * 4)
+    shop = InProcessServer(value_bytes=3 * LARGE * 4)
     client = shop.client()
     grow = client.persistent_call(lambda x: (x + 1, x + 2, x + 3, x + 4), donate_argnums=0)
     x = handle(client)
@@ -389,30 +389,32 @@ def test_who_takes_an_array_keeps_it_when_another_call_fails(client: Client) -> 
 # letting go ---------------------------------------------------------------------------------------
 
 
-def test_what_nobody_holds_is_freed_without_a_further_call(client: Client, shop: Shop) -> None:
+def test_what_nobody_holds_is_freed_without_a_further_call(
+    client: Client, shop: InProcessServer
+) -> None:
     """In batches: many arrays, few messages."""
     arrays = [client.put(np.full(64, i)) for i in range(200)]
     assert held(shop) == 200
     told = count()
-    tell = client.caller.session.tell
-    client.caller.session.tell = lambda *args: next(told) < 0 or tell(*args)  # type: ignore[method-assign]
+    tell = client.caller.session.notify
+    client.caller.session.notify = lambda *args: next(told) < 0 or tell(*args)  # type: ignore[method-assign]
     arrays.clear()
     wait_until(lambda: held(shop) == 0)
     assert next(told) <= 20
 
 
-def test_a_call_takes_the_news_along(client: Client, shop: Shop) -> None:
+def test_a_call_takes_the_news_along(client: Client, shop: InProcessServer) -> None:
     """When the next call has run, what was dropped before it is gone."""
     step = client.persistent_call(lambda x: x + 1)
     state: Any = handle(client)
     for _ in range(30):
         state = step(state)
     jaxd.wait(state)
-    assert held(shop) <= AHEAD + 3
+    assert held(shop) <= MAX_IN_FLIGHT + 3
     wait_until(lambda: held(shop) == 1)
 
 
-def test_results_that_are_never_looked_at_go_too(client: Client, shop: Shop) -> None:
+def test_results_that_are_never_looked_at_go_too(client: Client, shop: InProcessServer) -> None:
     """Of calls that had not run when their results were dropped."""
     step = client.persistent_call(lambda x: (x + 1, x - 1))
     x = handle(client)
@@ -421,7 +423,7 @@ def test_results_that_are_never_looked_at_go_too(client: Client, shop: Shop) -> 
     wait_until(lambda: held(shop) == 1)
 
 
-def test_delete_frees_at_once_and_for_good(client: Client, shop: Shop) -> None:
+def test_delete_frees_at_once_and_for_good(client: Client, shop: InProcessServer) -> None:
     """Whoever touches it later is told."""
     x = handle(client)
     x.delete()
@@ -478,7 +480,7 @@ def test_what_is_no_array_cannot_be_put(client: Client, odd: Any) -> None:
         client.put({"x": np.ones(3), "odd": odd})
 
 
-def test_a_name_outlives_its_client(shop: Shop) -> None:
+def test_a_name_outlives_its_client(shop: InProcessServer) -> None:
     """Another one finds the tree; what is forgotten is gone when nobody holds it."""
     first, second = shop.client(), shop.client()
     tree = {"w": np.arange(4.0, dtype=np.float32), "pair": Pair(np.int32(1), [])}
@@ -502,11 +504,11 @@ def test_a_fetched_array_is_the_callers_own(client: Client) -> None:
     x = numpy_client.put(np.arange(1 << 18, dtype=np.float32))
     part = x[10:20]
     np.testing.assert_array_equal(np.asarray(part), np.arange(10, 20))
-    assert not x.is_here
+    assert not x.is_fetched
     assert float(x[5]) == 5.0
     assert x[1:].shape == ((1 << 18) - 1,)
     assert isinstance(x[1:], RemoteArray)
-    assert not x.is_here
+    assert not x.is_fetched
     np.testing.assert_array_equal(np.asarray(x.fetch()), np.arange(1 << 18))
     np.testing.assert_array_equal(np.asarray(x.fetch(copy=False)), np.arange(1 << 18))
 
@@ -553,7 +555,7 @@ def test_values_in_an_event_loop(client: Client) -> None:
     np.testing.assert_array_equal(np.asarray(asyncio.run(train())), np.full(LARGE, 10))
 
 
-def test_an_endless_map_holds_little(client: Client, shop: Shop) -> None:
+def test_an_endless_map_holds_little(client: Client, shop: InProcessServer) -> None:
     """Values come and go as results are taken."""
     double = client.persistent_call(lambda x: x * 2)
     total, most = 0.0, 0
@@ -570,7 +572,7 @@ def test_an_endless_map_holds_little(client: Client, shop: Shop) -> None:
 
 
 @pytest.mark.soak
-def test_ten_thousand_small_batches(client: Client, shop: Shop) -> None:
+def test_ten_thousand_small_batches(client: Client, shop: InProcessServer) -> None:
     """Nothing is left of them."""
     total = client.persistent_call(lambda x: x.sum())
     batches = (np.full(64, i, np.float32) for i in count())

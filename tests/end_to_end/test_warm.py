@@ -88,7 +88,7 @@ class Project:
 
     def command(self, server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of jaxd's."""
-        return self.run(server, sys.executable, "-m", "jaxd.cli.__main__", *words)
+        return self.run(server, sys.executable, "-m", "jaxd.cli", *words)
 
     def run(self, server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs any program."""
@@ -328,7 +328,7 @@ def test_ctrl_c_ends_a_recording(project: Project, start: StartLive) -> None:
     server = start("cache")
     with connect(server.unix) as client:
         client.persistent_call(lambda x: x * 2.625)(1.0)
-        words = [sys.executable, "-m", "jaxd.cli.__main__", "warm", "--record", "new.lock"]
+        words = [sys.executable, "-m", "jaxd.cli", "warm", "--record", "new.lock"]
         where = {"env": project.environment(server), "cwd": project.folder}
         with running(words, **where) as process:
             assert process.stderr is not None
@@ -356,7 +356,7 @@ def test_a_local_server_is_started_to_be_warmed(project: Project, lock: str, run
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "jaxd.cli.__main__", *words],
+            [sys.executable, "-m", "jaxd.cli", *words],
             env=environment,
             cwd=project.folder,
             capture_output=True,

@@ -72,7 +72,7 @@ class Project:
 
     def command(self, *words: str) -> str:
         """What `jaxd why` says in this folder."""
-        done = self._run("-m", "jaxd.cli.__main__", "why", *words)
+        done = self._run("-m", "jaxd.cli", "why", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

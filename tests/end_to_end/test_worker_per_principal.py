@@ -26,7 +26,7 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxd import Client, connect, errors
-from jaxd.connection.control_client import ask
+from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.accounts import add_account, remove_account
 from tests.end_to_end.gates import wait_until
 from tests.end_to_end.test_trust import CLIENTS, says, silent_crowd
@@ -83,7 +83,7 @@ class House(NamedTuple):
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """What the operator sees of each worker."""
-        status = ask(self.control, {"ask": "status"})
+        status = send_request(self.control, {"ask": "status"})
         assert status is not None
         return {row["principal"]: row for row in status["workers"]}
 
@@ -196,7 +196,7 @@ def test_what_is_kept_on_disk_is_apart(house: House) -> None:
 def test_the_operator_sees_all_workers_and_others_their_own(house: House) -> None:
     """On the control socket, and with `jaxd status`."""
     text = subprocess.run(
-        [sys.executable, "-P", "-m", "jaxd.cli.__main__", "status"],
+        [sys.executable, "-P", "-m", "jaxd.cli", "status"],
         env=house.server.environment,
         capture_output=True,
         text=True,
@@ -212,7 +212,7 @@ def test_killing_the_door_costs_tls_clients_a_connection_and_no_more(house: Hous
     """They come again by themselves, to the same worker, and their values are there."""
     kept, pid = house.alice.put(X), pid_of(house.alice)
     bobs = house.bob.info()
-    status = ask(house.control, {"ask": "status"})
+    status = send_request(house.control, {"ask": "status"})
     assert status is not None
     os.kill(status["host"]["door_pid"], 9)
     house.server.wait_for("door_ready", count=2)
@@ -298,7 +298,7 @@ def attempts(x: Any, paths: Any, sockets: Any) -> Any:
 def test_code_of_one_gets_at_nothing_of_another(house: House) -> None:
     """Neither files nor memory nor sockets: of other workers, the door, or the host."""
     server, rows = house.server, house.rows()
-    status = ask(house.control, {"ask": "status"})
+    status = send_request(house.control, {"ask": "status"})
     assert status is not None
     others = [row["worker_pid"] for name, row in rows.items() if name != "account:alice"]
     others += [status["host"]["pid"], status["host"]["door_pid"]]

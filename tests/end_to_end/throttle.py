@@ -12,9 +12,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Final
 
-from tests.end_to_end.passing_on import PassingOn, Way
-
-__all__ = ["MBIT", "Throttle", "Way"]
+from tests.end_to_end.passing_on import TcpForwarder, Way
 
 MBIT: Final = 125_000
 """Bytes a second."""
@@ -22,7 +20,7 @@ MBIT: Final = 125_000
 _PIECE: Final = 1 << 14
 
 
-class Throttle(PassingOn):
+class Throttle(TcpForwarder):
     """Passes connections on to a port of loopback; a context manager. Thread-safe.
 
     Args:

@@ -9,17 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-__all__ = [
-    "BATCH",
-    "BATCH_BYTES",
-    "WIDTH",
-    "assert_same",
-    "batches",
-    "first_state",
-    "train",
-    "train_step",
-]
-
 nn: Any = pytest.importorskip("flax.linen")
 optax: Any = pytest.importorskip("optax")
 train_state: Any = pytest.importorskip("flax.training.train_state")

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tests.identity.traveller import in_a_child
+from tests.identity.traveller import in_child_process
 
 
-def visit(place: dict[str, Any], call: Callable[[Any], Any]) -> dict[str, Any]:
+def call_as_client(place: dict[str, Any], call: Callable[[Any], Any]) -> dict[str, Any]:
     """Imports a project and calls `step` of its main module with an array of its own length."""
     import numpy as np
 
@@ -62,7 +62,7 @@ def _by_jit(step: Any) -> Callable[[Any], Any]:
 def _by_jit_here(place: dict[str, Any]) -> Any:
     modules, path = set(sys.modules), list(sys.path)
     try:
-        return visit(place, _by_jit)
+        return call_as_client(place, _by_jit)
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - modules:
@@ -83,9 +83,9 @@ def main() -> None:
     found = []
     for place in order["places"]:
         if order["how"] == "server":
-            found.append(in_a_child(partial(visit, place, _on_the_server)))
+            found.append(in_child_process(partial(call_as_client, place, _on_the_server)))
         elif place["alone"]:
-            found.append(in_a_child(partial(visit, place, _by_jit)))
+            found.append(in_child_process(partial(call_as_client, place, _by_jit)))
     # A child must not inherit jax's threads: what runs here comes last.
     if order["how"] == "jit":
         here = iter([_by_jit_here(p) for p in order["places"] if not p["alone"]])

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from jaxd import Client, connect
-from jaxd.connection.control_client import ask
+from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import in_thread, wait_until
 from tests.levels import Levels
 from tests.live_server import LiveServer
-
-__all__ = ["host_says", "right", "unharmed"]
 
 _MORE_FILES = 8
 """Open files that a worker may have gained: of its disk cache, of a thread's pipe."""
@@ -27,16 +25,16 @@ def triple(x: Any) -> Any:
     return x * 3
 
 
-def right(client: Client, size: int = 5) -> bool:
+def answers_correctly(client: Client, size: int = 5) -> bool:
     """Whether a call of this client has the right answer."""
     x = np.arange(size, dtype=np.float32)
     found = client.persistent_call(triple, results="numpy")(x)
     return bool((found == x * 3).all())
 
 
-def host_says(server: LiveServer) -> Any:
+def host_status(server: LiveServer) -> Any:
     """What `jaxd status` shows."""
-    return ask(control_path(Address.parse(server.unix)), {"ask": "status"})
+    return send_request(control_path(Address.parse(server.unix)), {"ask": "status"})
 
 
 @contextmanager
@@ -47,17 +45,17 @@ def unharmed(server: LiveServer, others: int = 2) -> Iterator[None]:
     are connected, arrays or open files than before.
     """
     with connect(server.unix) as watcher:
-        assert right(watcher)
+        assert answers_correctly(watcher)
         before = watcher.statistics()
         pid = server.worker_pid()
         files = Levels.of(pid).files
         with _calling(server, others) as wrong:
             yield
         assert not wrong, wrong
-        assert right(watcher)
+        assert answers_correctly(watcher)
         wait_until(lambda: watcher.statistics().connections <= before.connections)
         wait_until(lambda: watcher.statistics().values <= before.values)
-        wait_until(lambda: not host_says(server)["worker"].get("running"))
+        wait_until(lambda: not host_status(server)["worker"].get("running"))
         if server.worker_pid() == pid:
             wait_until(lambda: Levels.of(pid).files <= files + _MORE_FILES)
 
@@ -72,7 +70,7 @@ def _calling(server: LiveServer, count: int) -> Iterator[list[Any]]:
         with connect(server.unix) as client:
             while not done.is_set():
                 try:
-                    if not right(client, 3 + calls[number] % 2 * 40_000):
+                    if not answers_correctly(client, 3 + calls[number] % 2 * 40_000):
                         wrong.append(f"wrong after {calls[number]}")
                 except BaseException as error:  # noqa: BLE001  none is expected
                     wrong.append(error)

@@ -7,16 +7,14 @@ import threading
 import time
 from typing import Final, Literal
 
-from tests.end_to_end.passing_on import PassingOn, Way
-
-__all__ = ["Proxy", "Way"]
+from tests.end_to_end.passing_on import TcpForwarder, Way
 
 _PIECE: Final = 1 << 16
 
 Fault = Literal["cut", "reset", "hole", "hold", "bytes", "slow"]
 
 
-class Proxy(PassingOn):
+class Proxy(TcpForwarder):
     """Passes connections on to a port of loopback; a context manager. Thread-safe.
 
     Args:

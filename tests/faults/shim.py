@@ -11,8 +11,6 @@ from typing import Final
 
 import pytest
 
-__all__ = ["Shim"]
-
 _SOURCE: Final = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -11,8 +11,9 @@ import pytest
 
 from jaxd import Client, connect, errors
 from tests.end_to_end.gates import in_thread
-from tests.faults.others import right, unharmed
-from tests.faults.proxy import Fault, Proxy, Way
+from tests.end_to_end.passing_on import Way
+from tests.faults.others import answers_correctly, unharmed
+from tests.faults.proxy import Fault, Proxy
 from tests.live_server import TOKEN, LiveServer, live_server
 
 pytestmark = pytest.mark.faults
@@ -39,7 +40,7 @@ def proxy(server: LiveServer) -> Iterator[Proxy]:
 def client(proxy: Proxy) -> Iterator[Client]:
     """A client behind the proxy, which has called before."""
     with connect(proxy.address, token=TOKEN) as client:
-        assert right(client)
+        assert answers_correctly(client)
         yield client
 
 
@@ -61,7 +62,7 @@ def test_a_connection_ends(
         proxy.strike(fault, way, after)
         assert doubled(client, LARGE)
         assert proxy.struck.is_set()
-        assert right(client)
+        assert answers_correctly(client)
 
 
 @pytest.mark.parametrize("fault", ["bytes", "slow"])
@@ -93,7 +94,7 @@ def test_a_connection_swallows_what_is_sent(
         proxy.heal()
         proxy.cut()
         assert waiting.result(50)
-        assert right(client)
+        assert answers_correctly(client)
 
 
 @pytest.mark.parametrize("said", [b"", b"J", b"JAXD", b"JAXD\0\x40{", b"GET / HTTP/1.1\r\n\r\n"])
@@ -106,7 +107,7 @@ def test_a_peer_that_says_nothing_sensible(server: LiveServer, said: bytes) -> N
         leaves.sendall(said)
         leaves.close()
         with connect(server.tcp, token=TOKEN) as client:
-            assert right(client)
+            assert answers_correctly(client)
         stays.close()
 
 
@@ -118,7 +119,7 @@ def test_many_connections_come_and_go_at_once(server: LiveServer) -> None:
             if number % 4 == 0:
                 client.persistent_call(lambda x: x + 1).submit(np.ones(LARGE, np.float32))
                 return True
-            return right(client)
+            return answers_correctly(client)
 
     with unharmed(server, 1):
         visits = [in_thread(visit, number) for number in range(40)]

@@ -40,7 +40,7 @@ def deadly(way: str) -> Callable[[Any], Any]:
 def command(server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]:
     """`jaxd functions` with these words."""
     return subprocess.run(
-        [sys.executable, "-m", "jaxd.cli.__main__", "functions", *words, "--server", server.unix],
+        [sys.executable, "-m", "jaxd.cli", "functions", *words, "--server", server.unix],
         env=server.environment,
         capture_output=True,
         text=True,

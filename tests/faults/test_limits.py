@@ -13,7 +13,7 @@ import pytest
 
 from jaxd import connect, errors
 from tests.end_to_end.gates import in_thread
-from tests.faults.others import right, unharmed
+from tests.faults.others import answers_correctly, unharmed
 from tests.live_server import LiveServer
 
 pytestmark = pytest.mark.faults
@@ -39,7 +39,7 @@ def test_the_worker_has_no_files_left(start_live: StartLive) -> None:
 
 def _visit(server: LiveServer, may_leave: threading.Event | None = None) -> bool:
     with connect(server.unix) as client:
-        is_right = right(client)
+        is_right = answers_correctly(client)
         if may_leave is not None:
             may_leave.wait(50)
         return is_right
@@ -84,12 +84,12 @@ def test_the_worker_has_no_threads_left(start_live: StartLive) -> None:
     """A new client is refused with a typed error, or answered; none waits for ever."""
     server = start_live()
     with unharmed(server, 2), connect(server.unix) as client:
-        assert right(client)
+        assert answers_correctly(client)
         with at_most_threads(server.worker_pid(), 1):
             outcomes = [in_thread(_outcome, server) for _ in range(6)]
             found = [one.result(90) for one in outcomes]  # they come again for a minute
             assert all(one is True or isinstance(one, errors.JaxdError) for one in found), found
-            assert right(client)
+            assert answers_correctly(client)
         assert _visit(server)
 
 

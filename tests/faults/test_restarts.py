@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd.connection.control_client import ask, ask_patiently
+from jaxd.connection.control_client import send_request, send_slow_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, in_thread, wait_until
@@ -27,7 +27,7 @@ StartLive = Callable[..., LiveServer]
 
 def control(server: LiveServer, what: str, **more: Any) -> Any:
     """What the host says."""
-    return ask_patiently(control_path(Address.parse(server.unix)), {"ask": what, **more})
+    return send_slow_request(control_path(Address.parse(server.unix)), {"ask": what, **more})
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def holds_the_interpreter(path: str) -> Callable[[Any], Any]:
 
 
 def is_stuck(server: LiveServer) -> Any:
-    report = ask(control_path(Address.parse(server.unix)), {"ask": "status"})
+    report = send_request(control_path(Address.parse(server.unix)), {"ask": "status"})
     return report if report is not None and report["worker_state"] == "stuck" else None
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from jaxd_protocol.fingerprint import Part
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from tests.shared.pytree import samples
 
-__all__ = ["MEANING", "RESULT", "SKELETON"]
-
-MEANING = Meaning(
+MANIFEST = FunctionManifest(
     b"f" * 16,
     b"salt",
     (Part("function", "f", b"d" * 16, "shown", "f.py:1"),),

@@ -11,8 +11,6 @@ from typing import Final
 
 from tests.fuzz.target import Target
 
-__all__ = ["FOUND", "Finding", "run", "tried"]
-
 FOUND: Final = Path(__file__).parent / "found"
 """Bytes over which something has stumbled once: a folder for each target, a file for each."""
 
@@ -24,7 +22,7 @@ class Finding(Exception):
     """Something else than an error of its own came out of a target."""
 
 
-def tried(name: str, target: Target, data: bytes) -> None:
+def run_input(name: str, target: Target, data: bytes) -> None:
     """Gives bytes to a target.
 
     Raises:
@@ -63,7 +61,7 @@ def run(
     count, found = 0, dict[str, str]()
     for data in inputs:
         try:
-            tried(name, target, data)
+            run_input(name, target, data)
         except Finding as finding:
             text = "".join(traceback.format_exception(finding))
             kind = _kind(finding)

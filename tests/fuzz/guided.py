@@ -12,7 +12,7 @@ import tempfile
 import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 with atheris.instrument_imports(include=["jaxd", "jaxd_protocol", "jaxd_server"]):
-    from tests.fuzz.fuzzing import FOUND, tried
+    from tests.fuzz.fuzzing import FOUND, run_input
     from tests.fuzz.targets import ALONE, TARGETS
 
 
@@ -27,7 +27,9 @@ def main(name: str, seconds: float, seed: int) -> None:
             file.write(data)
     words = [sys.argv[0], f"-max_total_time={max(1, int(seconds))}", f"-seed={seed & 0x7FFFFFFF}"]
     words += ["-max_len=16384", "-rss_limit_mb=4096", "-timeout=20", "-print_final_stats=1"]
-    atheris.Setup([*words, f"-artifact_prefix={folder}/", corpus], lambda d: tried(name, target, d))
+    atheris.Setup(
+        [*words, f"-artifact_prefix={folder}/", corpus], lambda d: run_input(name, target, d)
+    )
     atheris.Fuzz()
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Final
 
-__all__ = ["mutations"]
-
-_MOST_BYTES: Final = 1 << 14
+_MAX_BYTES: Final = 1 << 14
 _INTERESTING: Final = (
     b"\x00",
     b"\xff",
@@ -41,7 +39,7 @@ def mutations(seeds: Sequence[bytes], seed: int) -> Iterator[bytes]:
         data = bytearray(rng.choice(pool))
         for _ in range(1 << rng.randrange(4)):
             _change(data, pool, rng)
-        changed = bytes(data[:_MOST_BYTES])
+        changed = bytes(data[:_MAX_BYTES])
         if rng.random() < 0.01:  # without coverage to go by, a few are taken further
             pool.append(changed)
             if len(pool) > 4 * len(seeds) + 64:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from jaxd_protocol.errors import JaxdError
 
-__all__ = ["Target"]
-
 
 class Target(NamedTuple):
     """Something that parses.

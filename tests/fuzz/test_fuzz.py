@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.fuzzing import FOUND, Finding, run, tried
+from tests.fuzz.fuzzing import FOUND, Finding, run, run_input
 from tests.fuzz.mutating import mutations
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
@@ -44,7 +44,7 @@ def test_what_nobody_would_send_is_refused(name: str) -> None:
 def test_what_was_found_once_is_refused_now(path: Path) -> None:
     """Whatever something has stumbled over stays here."""
     name = path.parent.name.replace("-", " ")
-    tried(name, TARGETS[name], path.read_bytes())
+    run_input(name, TARGETS[name], path.read_bytes())
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -59,16 +59,16 @@ def test_what_is_good_is_taken(name: str) -> None:
 def test_a_finding_is_one() -> None:
     """An error that is not the target's own, or one that takes too long."""
     target = Target(lambda data: 1 // len(data), [b"x"])
-    tried("odd", target, b"x")
+    run_input("odd", target, b"x")
     with pytest.raises(Finding, match="ZeroDivisionError"):
-        tried("odd", target, b"")
+        run_input("odd", target, b"")
     count, found = run("odd", target, [b"x", b"", b""], 10.0)
     assert (count, len(found)) == (3, 1)
 
 
 ALONE = """
 import itertools, sys
-from tests.fuzz.fuzzing import Finding, tried
+from tests.fuzz.fuzzing import Finding, run_input
 from tests.fuzz.mutating import mutations
 from tests.fuzz.targets import ALONE
 from tests.hostile.reverts import revert
@@ -77,7 +77,7 @@ revert(sys.argv[1:])
 ((name, target),) = ALONE.items()
 for data in itertools.islice(mutations(target.seeds, 20261123), 600):
     try:
-        tried(name, target, data)
+        run_input(name, target, data)
     except Finding as finding:
         print(finding.__cause__)
         break

@@ -18,9 +18,15 @@ from pathlib import Path
 from typing import Final
 
 from tests.hostile.reverts import REVERTS
-from tests.hostile.running import FOUND, ClientRun, Run, ServerRun, hole_of, replayed, table
-
-__all__ = ["main"]
+from tests.hostile.running import (
+    FOUND,
+    ClientRun,
+    Run,
+    ServerRun,
+    replayed,
+    table,
+    vulnerability_of,
+)
 
 ENDS: Final[Mapping[str, tuple[float, Callable[[int], Run]]]] = {
     "server": (0.35, lambda seed: ServerRun(seed, libraries=False)),
@@ -31,7 +37,7 @@ ENDS: Final[Mapping[str, tuple[float, Callable[[int], Run]]]] = {
 """The share of its process's time that each has, and how it is made."""
 
 WORKERS: Final = (("server", "server-libraries"), ("client-code", "client-exported"))
-SAID: Final = ("tag", "verb", "event", "question")
+COUNTED_KINDS: Final = ("tag", "verb", "event", "question")
 """What is said, rather than a part or an answer."""
 
 _COUNTS: Final = "COUNTS "
@@ -106,7 +112,9 @@ def _all(ends: Sequence[str], seconds: float, seed: int, least: int) -> int:
     codes = [process.wait() for process in processes]
     print(table(counts))
     few = sorted(
-        f"{kind} {name}" for (kind, name), count in counts.items() if kind in SAID and count < least
+        f"{kind} {name}"
+        for (kind, name), count in counts.items()
+        if kind in COUNTED_KINDS and count < least
     )
     if few:
         print(f"said fewer than {least:,} times: {', '.join(few)}")
@@ -143,7 +151,7 @@ def _is_found(name: str, seed: int, seconds: float) -> bool:
     started = time.monotonic()
 
     def is_there() -> bool:
-        return any(hole_of(find) == name for find in run.finds.values())
+        return any(vulnerability_of(find) == name for find in run.finds.values())
 
     try:
         run.run(seconds, until=is_there)

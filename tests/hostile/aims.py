@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from jaxd_protocol.pytree import dump_literal
-from tests.hostile.drawing import NUMBERS, PATHS, Drawn, Draws
+from tests.hostile.drawing import NUMBERS, PATHS, RandomValues, WeightedChoice
 from tests.hostile.inventory import REACHING
-from tests.hostile.trees import COUNT, Tree, Trees
-
-__all__ = ["AimWriter"]
+from tests.hostile.trees import COUNT, TreeBuffer, TreeWriter
 
 
 class AimWriter:
@@ -21,9 +19,9 @@ class AimWriter:
         trees: writes what is in them.
     """
 
-    def __init__(self, draws: Draws, trees: Trees) -> None:
+    def __init__(self, draws: RandomValues, trees: TreeWriter) -> None:
         self._draws, self._trees = draws, trees
-        self._aim = Drawn(list(_AIMS), [weight for weight, _ in _AIMS.values()])
+        self._aim = WeightedChoice(list(_AIMS), [weight for weight, _ in _AIMS.values()])
 
     def literal(self, depth: int) -> tuple[Any, ...]:
         """A target that is a literal: an entry of the client's own table, with data."""
@@ -82,18 +80,18 @@ class AimWriter:
             return (kind,)
         return "value", self._draws.plain(1)
 
-    def write(self, tree: Tree, depth: int) -> None:
+    def write(self, tree: TreeBuffer, depth: int) -> None:
         rng = self._draws.rng
         kind = self._aim(rng) if depth else rng.choice(("object", "value", "live"))
         self._draws.counts["aim", kind] += 1
         _AIMS[kind][1](self, tree, depth, kind)
 
-    def put(self, tree: Tree, *literals: Any) -> None:
+    def put(self, tree: TreeBuffer, *literals: Any) -> None:
         for each in literals:
             self._trees.tag(tree, b"S")
             tree.parts.append(dump_literal(each))
 
-    def _head(self, tree: Tree, kind: str, count: int) -> None:
+    def _head(self, tree: TreeBuffer, kind: str, count: int) -> None:
         self._trees.tag(tree, b"T")
         tree.parts.append(COUNT.pack(count))
         self.put(tree, kind)
@@ -104,7 +102,7 @@ class AimWriter:
         number = rng.randrange(count) if count else 0
         return number if rng.random() < 0.97 else rng.choice((-1, count, 1 << 40))
 
-    def _a_live(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_live(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         rng = self._draws.rng
         names: tuple[str, ...] = ()
         if rng.random() < 0.4:
@@ -118,7 +116,7 @@ class AimWriter:
         weights = [12 if name in REACHING else 1 for name in names]
         return str(self._draws.rng.choices(names, weights)[0])
 
-    def argument(self, tree: Tree) -> None:
+    def argument(self, tree: TreeBuffer) -> None:
         """Of a callback: a file, something of the client's own, or anything else."""
         drawn = self._draws.rng.random()
         if drawn < 0.35:
@@ -139,11 +137,11 @@ class AimWriter:
                 return str(rng.choice(names))
         return str(rng.choice(rng.choice(self._draws.inventory["methods"])))
 
-    def _a_object(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_object(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, kind, 2)
         self.put(tree, self._number("objects"))
 
-    def _a_get(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_get(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         draws, rng = self._draws, self._draws.rng
         self._head(tree, kind, 3)
         if rng.random() < 0.5:  # a method of data
@@ -164,20 +162,20 @@ class AimWriter:
             self.write(tree, depth - 1)
             self.put(tree, self._attribute())
 
-    def _a_partial(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_partial(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, kind, 4)
         self.write(tree, depth - 1)
         self._aims_in(tree, self._draws.rng.randrange(3), depth)
         self._trees.tag(tree, b"D")
         tree.parts.append(COUNT.pack(0))
 
-    def _aims_in(self, tree: Tree, count: int, depth: int) -> None:
+    def _aims_in(self, tree: TreeBuffer, count: int, depth: int) -> None:
         self._trees.tag(tree, b"T")
         tree.parts.append(COUNT.pack(count))
         for _ in range(count):
             self.write(tree, depth - 1)
 
-    def _a_made(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_made(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         rng = self._draws.rng
         makers = [number for number, each in enumerate(self._draws.of["objects"]) if each["codes"]]
         number = rng.choice(makers) if makers else 0
@@ -191,17 +189,17 @@ class AimWriter:
         self.put(tree, None) if rng.random() < 0.8 else self.write(tree, depth - 1)
         self.put(tree, None) if rng.random() < 0.9 else self.write(tree, depth - 1)
 
-    def _a_cell(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_cell(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, kind, 3)
         self._a_object(tree, depth, "object")
         self.put(tree, self._draws.rng.randrange(2))
 
-    def _a_items(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_items(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, kind, 3)
         self.put(tree, self._draws.rng.choice(("list", "tuple", "dict", "set")))
         self._aims_in(tree, self._draws.rng.randrange(3), depth)
 
-    def _a_value(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_value(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, kind, 2)
         if self._draws.rng.random() < 0.5:
             self._trees.tag(tree, b"R")
@@ -209,16 +207,16 @@ class AimWriter:
         else:
             self._trees.value(tree, depth)
 
-    def _a_array(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_array(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, kind, 2)
         self._trees.value(tree, depth - 1)
 
-    def _a_other(self, tree: Tree, depth: int, kind: str) -> None:
+    def _a_other(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, self._draws.text(), 2)
         self._trees.value(tree, depth - 1)
 
 
-_Writer = Callable[[AimWriter, Tree, int, str], None]
+_Writer = Callable[[AimWriter, TreeBuffer, int, str], None]
 
 _AIMS: Final[Mapping[str, tuple[float, _Writer]]] = {
     "live": (4, AimWriter._a_live),

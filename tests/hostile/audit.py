@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Final
 
-__all__ = ["HARMLESS", "Oracle", "Stopped"]
-
 HARMLESS: Final = frozenset(
     {
         "array.__new__",
@@ -36,8 +34,8 @@ HARMLESS: Final = frozenset(
 )
 """What reaches nothing outside of the process, and runs nothing."""
 
-_MOST_FRAMES: Final = 40
-_MOST_BYTES: Final = 3500  # of a report: a pipe takes so many at once
+_MAX_FRAMES: Final = 40
+_MAX_BYTES: Final = 3500  # of a report: a pipe takes so many at once
 
 Allowed = Callable[[tuple[Any, ...], FrameType], bool]
 
@@ -101,12 +99,12 @@ class Oracle:
     def _report(self, event: str, args: tuple[Any, ...], frame: FrameType) -> None:
         stack: list[str] = []
         at: FrameType | None = frame
-        while at is not None and len(stack) < _MOST_FRAMES:
+        while at is not None and len(stack) < _MAX_FRAMES:
             stack.append(f"{_short(at.f_code.co_filename)}:{at.f_lineno} {at.f_code.co_name}")
             at = at.f_back
         found = {"find": event, "args": _shown(args), "at": time.monotonic(), "stack": stack}
         line = json.dumps(found).encode()
-        while len(line) > _MOST_BYTES and len(stack) > 1:
+        while len(line) > _MAX_BYTES and len(stack) > 1:
             stack.pop()
             line = json.dumps(found).encode()
         os.write(self._report_to, line + b"\n")

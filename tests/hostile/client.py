@@ -23,13 +23,16 @@ from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import DeadlineExceeded, JaxdError
 from jaxd_protocol.fingerprint import Part
 from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
-from jaxd_protocol.messages.data_locations import Row, Stay, pack_ids, pack_rows
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.data_locations import (
+    DataLocation,
+    ResultPolicy,
+    pack_ids,
+    pack_locations,
+)
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.pytree import dump_literal
 from tests.hostile.generation import Generator
-
-__all__ = ["VERBS", "HostileClient"]
 
 _WAIT_S: Final = 20.0
 _PICKLES: Final = (
@@ -98,9 +101,9 @@ class HostileClient:
         with suppress(JaxdError):
             client.caller.session.connection().request("recipes", ("",))
         for spec in list(client.caller._specs.values()):
-            described = client.caller.question("describe", (spec.key,))[0]
-            code = client.caller.question("code", (spec.identity.fingerprint,))[1]
-            of = spec.identity.fingerprint
+            described = client.caller.answer_request("describe", (spec.key,))[0]
+            code = client.caller.answer_request("code", (spec.snapshot.fingerprint,))[1]
+            of = spec.snapshot.fingerprint
             self._known.append((spec.key, described, bytes(code[0]), of))
         for number in range(120):  # refusals are honest as well: somebody has another version
             self.converse(-1 - number)
@@ -129,7 +132,7 @@ class HostileClient:
         views = [memoryview(each) for each in buffers]
         try:
             if verb in _SILENT:
-                return self._connection.tell(verb, args)
+                return self._connection.notify(verb, args)
             self._connection.request(verb, args, views, deadline=time.monotonic() + _WAIT_S)
         except DeadlineExceeded as error:
             raise TimeoutError(verb) from error
@@ -145,7 +148,7 @@ class HostileClient:
 
     # what the server asks ------------------------------------------------------------------------
 
-    def question(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:
+    def answer_request(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:
         """Describes functions and sends code, honestly or not."""
         self.counts["answer", verb] += 1
         if verb == "describe":
@@ -159,7 +162,7 @@ class HostileClient:
         said = self._made.get(key, (honest or self._known[0][1], b""))[0]
         if self._rng.random() < 0.5:
             return said
-        name, options, meaning = said
+        name, options, manifest = said
         where = self._rng.randrange(4)
         if where == 0:
             return self._draws.plain(3)
@@ -168,8 +171,8 @@ class HostileClient:
         elif where == 2:
             options = self._options()
         else:
-            meaning = self._changed(meaning)
-        return name, options, meaning
+            manifest = self._changed(manifest)
+        return name, options, manifest
 
     def _options(self) -> bytes:
         plain = self._draws.plain
@@ -220,11 +223,13 @@ class HostileClient:
             del code[self._rng.randrange(len(code)) :]
         fingerprint = fingerprint_of(bytes(code))
         parts = (Part("program", "f", fingerprint[:8]),)
-        meaning = Meaning(fingerprint, b"", parts, {}, {}, frozenset(), (), True).to_message()
+        manifest = FunctionManifest(
+            fingerprint, b"", parts, {}, {}, frozenset(), (), True
+        ).to_message()
         key = function_key(fingerprint, Options())
         if len(self._made) > 64:
             self._made.clear()
-        self._made[key] = ("f", Options().to_bytes(), meaning), bytes(code)
+        self._made[key] = ("f", Options().to_bytes(), manifest), bytes(code)
         return key
 
     def _arguments(self) -> tuple[bytes, bytes, tuple[bytes, ...]]:
@@ -234,10 +239,12 @@ class HostileClient:
     def _call(self, verb: str) -> tuple[tuple[Any, ...], Sequence[bytes]]:
         rng = self._rng
         skeleton, blob, buffers = self._arguments()
-        stay = rng.choice((b"", b"", Stay(rng.randrange(1 << 30), 0, 0).to_bytes(), b"x"))
+        stay = rng.choice((b"", b"", ResultPolicy(rng.randrange(1 << 30), 0, 0).to_bytes(), b"x"))
         rows = b""
         if rng.random() < 0.3:
-            rows = pack_rows([Row(rng.randrange(3), rng.randrange(6), rng.randrange(1 << 22))])
+            rows = pack_locations(
+                [DataLocation(rng.randrange(3), rng.randrange(6), rng.randrange(1 << 22))]
+            )
         flags = rng.choice((0, 1, 2, 4, 8, 16, 32, 64, 127, -1))
         drops = b"" if rng.random() < 0.9 else pack_ids([rng.randrange(1 << 22)])
         return (self._key(), skeleton, blob, 5.0, flags, stay, rows, drops), buffers

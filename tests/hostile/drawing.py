@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
-__all__ = ["CANARIES", "DTYPES", "NUMBERS", "PATHS", "Drawn", "Draws"]
-
 CANARIES: Final = ("canary/file.txt", "canary/pipe", "canary/sub/inner.npy", "canary")
 """In the victim's working directory: files, a FIFO, which hangs who opens it, and a folder."""
 
@@ -29,7 +27,7 @@ _SPECIAL: Final = (  # noqa: SIM905
 NUMBERS: Final = (0, 1, -1, 2, 3, 7, 255, 1 << 31, -(1 << 63), 1 << 70)
 
 
-class Drawn:
+class WeightedChoice:
     """Something to draw from, each with its weight."""
 
     def __init__(self, values: Sequence[Any], weights: Sequence[float] | None = None) -> None:
@@ -42,7 +40,7 @@ class Drawn:
         return rng.choices(self.values, cum_weights=self._sums)[0]
 
 
-class Draws:
+class RandomValues:
     """What one message is drawn from.
 
     Args:

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.pytree import dump_literal, load_literal
 
-__all__ = ["Exchange", "Step", "read_exchange"]
-
 
 class Step(NamedTuple):
     """One message of the server's.

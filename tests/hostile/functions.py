@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["SECRET", "Function", "functions"]
-
 SECRET = "jaxd-hostile-canary-5f0c2a"
 """Stands in this module and in the environment; nothing that a client sends may have it in it."""
 

@@ -13,15 +13,13 @@ from typing import Any, Final
 
 from jaxd_protocol import errors
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.data_locations import pack_numbers
+from jaxd_protocol.messages.data_locations import pack_leaf_numbers
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.leaves import Leaf
 from tests.hostile.aims import AimWriter
-from tests.hostile.drawing import NUMBERS, PATHS, Drawn, Draws
+from tests.hostile.drawing import NUMBERS, PATHS, RandomValues, WeightedChoice
 from tests.hostile.exchanges import Exchange, Step
-from tests.hostile.trees import COUNT, Tree, Trees, leaf_bytes
-
-__all__ = ["Generator"]
+from tests.hostile.trees import COUNT, TreeBuffer, TreeWriter, leaf_bytes
 
 _LINKS: Final = 2
 
@@ -41,11 +39,11 @@ class Generator:
     """
 
     def __init__(self, inventory: Mapping[str, Any], seed: int, *, to_server: bool = False) -> None:
-        self.draws = Draws(inventory, seed)
-        self._trees = Trees(self.draws, to_server=to_server)
+        self.draws = RandomValues(inventory, seed)
+        self._trees = TreeWriter(self.draws, to_server=to_server)
         self._aims = AimWriter(self.draws, self._trees)
         self._own: Mapping[str, Any] = inventory["own"]
-        self._exceptions = Drawn(inventory["exceptions"])
+        self._exceptions = WeightedChoice(inventory["exceptions"])
 
     def arguments(self, pickles: Sequence[bytes]) -> tuple[bytes, bytes, tuple[bytes, ...]]:
         """What a call may bring: skeleton, blob and buffers.
@@ -56,7 +54,7 @@ class Generator:
         self._trees.pickles = pickles
         if self.draws.rng.random() < 0.05:
             return self._trees.whole()
-        tree = Tree()
+        tree = TreeBuffer()
         tree.parts.append(b"T" + COUNT.pack(2))
         count = self.draws.rng.choice((1, 1, 1, 2, 0))
         tree.parts.append(b"T" + COUNT.pack(count))
@@ -99,7 +97,7 @@ class Generator:
 
     def honest(self, act: str, name: str) -> Exchange:
         """An exchange as an honest server would have it, which shows what belongs to one."""
-        tree = Tree()
+        tree = TreeBuffer()
         tree.parts.append(b"T" + COUNT.pack(2))
         for leaf in (Leaf("A", "float32", (3,)), Leaf("F")):
             tree.leaves.append(leaf)
@@ -143,7 +141,9 @@ class Generator:
             return Step("reply", (OK, text, self._trees.whole()[0]))
         skeleton, blob, buffers = self._trees.whole()
         if act == "remote":
-            away = self.draws.rng.choice((b"", pack_numbers([0]), pack_numbers([1, 0]), b"\0"))
+            away = self.draws.rng.choice(
+                (b"", pack_leaf_numbers([0]), pack_leaf_numbers([1, 0]), b"\0")
+            )
             return Step("reply", (OK, skeleton, blob, b"", away), buffers)
         return Step("reply", (OK, skeleton, blob), buffers)
 
@@ -225,7 +225,7 @@ class Generator:
         """A function of the client's is to be called, with data of the server's choice."""
         rng = self.draws.rng
         self.draws.counts["question", "callback"] += 1
-        tree = Tree()
+        tree = TreeBuffer()
         if rng.random() < 0.5:
             tree.parts.append(b"T" + COUNT.pack(4))
             self._aims.put(tree, dump_literal(self._aims.literal(2)))

@@ -12,8 +12,6 @@ from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
-__all__ = ["REACHING", "inventory", "objects_of"]
-
 REACHING: Final = frozenset(
     "open remove unlink rmtree rmdir system popen Popen run call check_call exec eval compile load"  # noqa: SIM905
     " loads import_module __import__ memmap mmap connect write save tofile dump symlink rename"
@@ -34,7 +32,7 @@ _AUTOMATIC: Final = (  # noqa: SIM905
 """Methods and properties that run without being named: when an object is used or dropped."""
 
 _DEPTH: Final = 3
-_MOST_NAMES: Final = 32
+_MAX_NAMES: Final = 32
 
 
 def inventory(own: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def _class(module: str, name: str, cls: type) -> dict[str, Any]:
         names = _names(cls, code)
         reaches = bool(REACHING & names.keys())
         danger += (8 if method == "__del__" else 2) if reaches else 0
-        groups.append([9 if reaches else 1, list(names)[:_MOST_NAMES]])
+        groups.append([9 if reaches else 1, list(names)[:_MAX_NAMES]])
     fields = getattr(cls, "_fields", None)
     return {
         "name": [module, name],
@@ -180,10 +178,10 @@ def _methods() -> list[list[str]]:
 def objects_of(function: Any) -> dict[str, Any]:
     """What a server knows of a persistent function that it has the code of."""
     from jaxd_protocol.fingerprint import content_id
-    from jaxd_protocol.pytree.references import mark_of
+    from jaxd_protocol.pytree.references import function_mark
 
-    identity = function.binding.snapshots.spec({}).identity
-    reach = identity._walked.reach
+    identity = function._binding.snapshots.spec({}).identity
+    reach = identity._walk_result.reach
     objects, live = reach.numbered, getattr(reach, "live", ())
     classes = []
     for value in [*objects, *identity.reader._own._classes.values()]:
@@ -192,7 +190,7 @@ def objects_of(function: Any) -> dict[str, Any]:
                 content = _or_empty(lambda cls=cls: content_id(cls))
                 classes.append([cls.__module__, cls.__qualname__, content.hex()])
     return {
-        "mark": mark_of(identity.fingerprint).hex(),
+        "mark": function_mark(identity.fingerprint).hex(),
         "fingerprint": identity.fingerprint.hex(),
         "objects": [_object(value) for value in objects],
         "live": [_object(value) for value in live],

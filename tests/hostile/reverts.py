@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["REVERTS", "revert"]
-
 
 def _loaded(module: str, name: str) -> Any:
     found: Any = sys.modules.get(module)
@@ -33,9 +31,9 @@ def _results() -> None:
         found = _loaded(module, name)
         return local_objects._missing if found is None else found
 
-    changed: Any = local_objects.OwnObjects
-    changed._node = node
-    changed._brought = brought
+    changed: Any = local_objects.LocalObjects
+    changed._installed_node = node
+    changed._installed_object = brought
     changed._sent_or_data = lambda self, found: found
     changed._FINDERS = {**changed._FINDERS, "i": brought}
 
@@ -43,8 +41,8 @@ def _results() -> None:
 class _Finder:
     """Finds the target that a server names: from any object to whatever hangs there."""
 
-    def __init__(self, identity: Any) -> None:
-        self._objects = identity._walked.reach.numbered
+    def __init__(self, snapshot: Any) -> None:
+        self._objects = snapshot._walk_result.reach.numbered
 
     def at(self, aim: Any) -> Any:
         """What is there."""
@@ -71,21 +69,21 @@ class _Finder:
 
 def _aims() -> None:
     """A callback may be aimed at anything that the function reaches, and at methods of data."""
-    from jaxd.events.callbacks import Callbacks
+    from jaxd.events.callbacks import CallbackRunner
 
-    before: Any = Callbacks._aimed
+    before: Any = CallbackRunner._resolve
 
     def aimed(
-        self: Any, identity: Any, given: Any, skeleton: bytes, blob: bytes, buffers: Any
+        self: Any, snapshot: Any, given: Any, skeleton: bytes, blob: bytes, buffers: Any
     ) -> Any:
-        with identity.travelling():
-            aim, *_, args, kwargs = identity.reader.read(skeleton, blob, buffers, "auto")
+        with snapshot.pickling_context():
+            aim, *_, args, kwargs = snapshot.reader.read(skeleton, blob, buffers, "auto")
         if type(aim) is bytes:
-            return before(self, identity, given, skeleton, blob, buffers)
-        return _Finder(identity).at(aim), args, kwargs
+            return before(self, snapshot, given, skeleton, blob, buffers)
+        return _Finder(snapshot).at(aim), args, kwargs
 
-    changed: Any = Callbacks
-    changed._aimed = aimed
+    changed: Any = CallbackRunner
+    changed._resolve = aimed
 
 
 def _warnings() -> None:

@@ -30,19 +30,6 @@ from tests.hostile.server import HostileServer
 from tests.hostile.victim_server import ARM, FINDS
 from tests.live_server import ROOT, TOKEN, LiveServer, source_environment
 
-__all__ = [
-    "FOUND",
-    "ClientRun",
-    "Find",
-    "Run",
-    "ServerRun",
-    "hole_of",
-    "kind_of",
-    "plant",
-    "replayed",
-    "table",
-]
-
 FOUND: Final = Path(__file__).parent / "found"
 """Exchanges in which something was found once: a folder for each kind, a file for each."""
 
@@ -60,7 +47,7 @@ ACTS: Final = ([name for name, _ in _ACTS], [weight for _, weight in _ACTS])
 """What the victim does, and how often."""
 
 
-class Find(NamedTuple):
+class Violation(NamedTuple):
     """Something that no honest exchange does.
 
     Attributes:
@@ -78,7 +65,7 @@ class Find(NamedTuple):
     number: int
 
 
-def hole_of(find: Find) -> str:
+def vulnerability_of(find: Violation) -> str:
     """Which hole it is: `C2` callbacks, `W` the file of a warning, `C1` what came as a result.
 
     Empty for those that need no name of their own: a tracebacks' files, hangs and ends.
@@ -93,14 +80,14 @@ def hole_of(find: Find) -> str:
     return "C1"
 
 
-def kind_of(find: Find) -> str:
+def kind_of(find: Violation) -> str:
     """The same for all that come out at the same place: the event, and where jaxd was left."""
     ours = [each for each in find.stack if each.startswith(("client/", "shared/", "server/"))]
     place = (ours or list(find.stack) or ["?"])[0].partition(" ")[0]
-    return f"{find.event} {hole_of(find)} by {place}"
+    return f"{find.event} {vulnerability_of(find)} by {place}"
 
 
-def plant(folder: Path) -> None:
+def create_canaries(folder: Path) -> None:
     """Makes the canaries in it."""
     (folder / "canary/sub").mkdir(parents=True)
     (folder / CANARIES[0]).write_text("canary\n" * 9)
@@ -119,7 +106,7 @@ class Victim:
     def __init__(self, module: str, address: str, folder: Path, *arguments: str) -> None:
         self.folder = folder
         shutil.rmtree(folder, ignore_errors=True)
-        plant(folder)
+        create_canaries(folder)
         self._before = self._canaries()
         more = {"HOME": str(folder), "TMPDIR": str(folder), "JAXD_HOSTILE_SECRET": SECRET}
         environment = source_environment(folder, **more)
@@ -224,7 +211,7 @@ class Run:
         self.seed = seed
         self._keep = keep
         self.folder = Path(tempfile.mkdtemp(prefix="jaxd-hostile-", dir="/tmp"))
-        self.finds: dict[str, Find] = {}
+        self.finds: dict[str, Violation] = {}
         self.count = 0
 
     @property
@@ -251,7 +238,7 @@ class Run:
         while time.monotonic() < end and self.count != last and not until():
             self.next()
 
-    def note(self, find: Find) -> bool:
+    def note(self, find: Violation) -> bool:
         """Keeps what was found; whether nothing of its kind was found before."""
         kind = kind_of(find)
         before = self.finds.get(kind)
@@ -356,7 +343,7 @@ class ServerRun(Run):
     def _note(
         self, event: str, args: str, stack: Sequence[str], exchange: Exchange, number: int
     ) -> None:
-        is_new = self.note(Find(event, args, tuple(stack), exchange, number))
+        is_new = self.note(Violation(event, args, tuple(stack), exchange, number))
         if is_new and len(exchange.steps) > 1:  # which of its steps is it?
             reply = Step("reply", (0, b"N", b"", b"", b""))
             steps: list[tuple[Step, ...]] = [(step, reply) for step in exchange.steps[:-1]] + [
@@ -429,13 +416,13 @@ class ClientRun(Run):
         try:
             self._client.converse(number)
         except TimeoutError as error:
-            self.note(Find("hang", str(error), (), None, number))
+            self.note(Violation("hang", str(error), (), None, number))
         for line in self._finds:
             said = json.loads(line)
-            self.note(Find(said["find"], said["args"], tuple(said["stack"]), None, number))
+            self.note(Violation(said["find"], said["args"], tuple(said["stack"]), None, number))
         if self._has_new_worker():
             lines = (self.folder / "stacks").read_text().splitlines()[-40:]
-            self.note(Find("end", "a worker died", tuple(map(str.strip, lines)), None, number))
+            self.note(Violation("end", "a worker died", tuple(map(str.strip, lines)), None, number))
             raise RuntimeError("the worker died, and the next one has no oracle")
 
     def close(self) -> None:
@@ -450,12 +437,12 @@ def _size(exchange: Exchange | None) -> int:
     return 0 if exchange is None else len(exchange.to_bytes())
 
 
-def _said(name: str, kind: str, find: Find, seed: int) -> str:
+def _said(name: str, kind: str, find: Violation, seed: int) -> str:
     lines = [f"FOUND by {name}: {kind} ({find.args}), exchange {find.number} of seed {seed}"]
     return "\n".join([*lines, *(f"    {each}" for each in find.stack[:14])])
 
 
-def _save(end: str, kind: str, find: Find, seed: int) -> None:
+def _save(end: str, kind: str, find: Violation, seed: int) -> None:
     """The shortest exchange of each kind; of a client, which number of which seed it was."""
     name = hashlib.sha256(kind.encode()).hexdigest()[:12]
     FOUND.mkdir(exist_ok=True)
@@ -464,7 +451,7 @@ def _save(end: str, kind: str, find: Find, seed: int) -> None:
     (FOUND / f"{name}.txt").write_text(_said(end, kind, find, seed) + f"\n{find.exchange}\n")
 
 
-def replayed(path: Path, *, libraries: bool, reverts: Sequence[str] = ()) -> dict[str, Find]:
+def replayed(path: Path, *, libraries: bool, reverts: Sequence[str] = ()) -> dict[str, Violation]:
     """What is found when an exchange that was kept is had again."""
     run = ServerRun(0, libraries=libraries, reverts=reverts, keep=False)
     try:

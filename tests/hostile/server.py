@@ -14,10 +14,8 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
 from jaxd_protocol.wire.connection import encode_reply, encode_request
-from tests.client.fake_server import Listener, greeted
+from tests.client.fake_server import Listener, accept_handshake
 from tests.hostile.exchanges import Exchange, Step
-
-__all__ = ["HostileServer"]
 
 _SILENT: Final = frozenset({"drop", "cancel", "bye", "unshare"})
 _ANSWERED: Final = {
@@ -61,7 +59,7 @@ class HostileServer:
 
     def _serve(self, sock: socket.socket) -> None:
         with suppress(OSError, EOFError, JaxdError):
-            if greeted(sock):
+            if accept_handshake(sock):
                 _Connection(sock, self).serve()
         sock.close()
 

@@ -23,7 +23,14 @@ from tests.hostile.exchanges import Exchange, Step, read_exchange
 from tests.hostile.generation import Generator
 from tests.hostile.inventory import inventory
 from tests.hostile.reverts import REVERTS, revert
-from tests.hostile.running import ClientRun, Find, ServerRun, hole_of, kind_of, replayed
+from tests.hostile.running import (
+    ClientRun,
+    ServerRun,
+    Violation,
+    kind_of,
+    replayed,
+    vulnerability_of,
+)
 from tests.live_server import ROOT
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.own_server]
@@ -88,9 +95,9 @@ def test_an_exchange_that_was_kept_can_be_had_again(tmp_path: Path) -> None:
     event = Step("event", (None, "warned", json.dumps(WARNED)))
     kept.write_bytes(Exchange("call", "plain", (event, REPLY)).to_bytes())
     assert replayed(kept, libraries=False) == {}
-    assert {hole_of(find) for find in replayed(kept, libraries=False, reverts=["W"]).values()} == {
-        "W"
-    }
+    assert {
+        vulnerability_of(find) for find in replayed(kept, libraries=False, reverts=["W"]).values()
+    } == {"W"}
 
 
 def test_the_same_seed_says_the_same() -> None:
@@ -161,9 +168,9 @@ def test_finds_of_one_place_are_one_kind() -> None:
         "client/jaxd/events/callbacks.py:76 _call",
         "client/jaxd/connection/server_requests.py:1 x",
     )
-    finds = [Find("open", args, stack, None, 0) for args in ("a", "b")]
+    finds = [Violation("open", args, stack, None, 0) for args in ("a", "b")]
     assert len({kind_of(each) for each in finds}) == 1
-    assert hole_of(finds[0]) == "C2"
+    assert vulnerability_of(finds[0]) == "C2"
 
 
 def test_every_mend_can_be_named() -> None:

@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from jaxd_protocol.pytree import dump_literal
-from jaxd_protocol.pytree.leaves import Leaf, place_leaves, spec_bytes
-from tests.hostile.drawing import DTYPES, PATHS, Drawn, Draws
-
-__all__ = ["COUNT", "Tree", "Trees", "leaf_bytes"]
+from jaxd_protocol.pytree.leaves import Leaf, lay_out_leaves, spec_bytes
+from tests.hostile.drawing import DTYPES, PATHS, RandomValues, WeightedChoice
 
 COUNT: Final = struct.Struct("!I")
 
 
-class Tree:
+class TreeBuffer:
     """A skeleton that is being written, and its leaves.
 
     Attributes:
@@ -32,7 +30,7 @@ class Tree:
         """Skeleton, blob and buffers: of the sizes that the leaves ask for, as they may not be."""
         skeleton = b"".join(self.parts)
         leaves = [each if _has_size(each) else Leaf("F") for each in self.leaves]
-        placed = place_leaves(leaves)
+        placed = lay_out_leaves(leaves)
         blob = rng.randbytes(placed.blob_bytes)
         buffers = []
         for leaf, place in zip(leaves, placed.places, strict=True):
@@ -56,7 +54,7 @@ def leaf_bytes(leaf: Leaf) -> bytes:
     return leaf.tag.encode()
 
 
-class Trees:
+class TreeWriter:
     """Writes nodes of every tag.
 
     Args:
@@ -67,25 +65,29 @@ class Trees:
         pickles: what stands where a pickle belongs.
     """
 
-    def __init__(self, draws: Draws, *, to_server: bool) -> None:
+    def __init__(self, draws: RandomValues, *, to_server: bool) -> None:
         self._draws = draws
         self.pickles: Sequence[bytes] = (b"",)
         classes = draws.inventory["classes"]
-        self._classes = Drawn(classes, [each["weight"] for each in classes])
-        self._tuples = Drawn([each for each in classes if each["fields"]])
+        self._classes = WeightedChoice(classes, [each["weight"] for each in classes])
+        self._tuples = WeightedChoice([each for each in classes if each["fields"]])
         nodes = [each for each in classes if each["is_node"]]
-        self._nodes = Drawn(nodes, [each["weight"] for each in nodes])
-        self._dataclasses = Drawn([each for each in classes if each["is_dataclass"]] or classes)
+        self._nodes = WeightedChoice(nodes, [each["weight"] for each in nodes])
+        self._dataclasses = WeightedChoice(
+            [each for each in classes if each["is_dataclass"]] or classes
+        )
         called = draws.inventory["callables"]
-        self._callables = Drawn(called, [each[2] for each in called])
+        self._callables = WeightedChoice(called, [each[2] for each in called])
         weights = {tag: weight for tag, (weight, _) in _NODES.items()}
         if to_server:
             weights |= _TO_SERVERS
-        self._node = Drawn(list(weights), list(weights.values()))
-        self._reference = Drawn(list(_REFERENCES), [each[0] for each in _REFERENCES.values()])
+        self._node = WeightedChoice(list(weights), list(weights.values()))
+        self._reference = WeightedChoice(
+            list(_REFERENCES), [each[0] for each in _REFERENCES.values()]
+        )
 
     def whole(self) -> tuple[bytes, bytes, tuple[bytes, ...]]:
-        tree = Tree()
+        tree = TreeBuffer()
         if self._draws.rng.random() < 0.3:
             count = self._draws.rng.randrange(1, 4)
             self.tag(tree, b"T")
@@ -99,17 +101,17 @@ class Trees:
             skeleton = skeleton[: self._draws.rng.randrange(len(skeleton))]
         return skeleton, blob, buffers
 
-    def tag(self, tree: Tree, tag: bytes) -> None:
+    def tag(self, tree: TreeBuffer, tag: bytes) -> None:
         self._draws.counts["tag", tag.decode()] += 1
         tree.parts.append(tag)
 
-    def write(self, tree: Tree, depth: int) -> None:
+    def write(self, tree: TreeBuffer, depth: int) -> None:
         """A node, of any tag."""
         tag = self._node(self._draws.rng) if depth else self._draws.rng.choice("SSSAFIN")
         self.tag(tree, tag.encode())
         _NODES[tag][1](self, tree, depth, tag)
 
-    def value(self, tree: Tree, depth: int) -> None:
+    def value(self, tree: TreeBuffer, depth: int) -> None:
         """What may stand in an attribute or be an argument: mostly data, some of it dangerous."""
         kind = self._draws.rng.random()
         if kind < 0.5 or not depth:
@@ -127,7 +129,7 @@ class Trees:
         else:
             self.write(tree, depth - 1)
 
-    def leaf(self, tree: Tree, leaf: Leaf) -> None:
+    def leaf(self, tree: TreeBuffer, leaf: Leaf) -> None:
         tree.leaves.append(leaf)
         tree.parts.append(leaf_bytes(leaf)[1:])
 
@@ -140,27 +142,27 @@ class Trees:
             shape = rng.choice(((1 << 40, 1 << 40), (1 << 62,)))
         return Leaf("A", rng.choice(DTYPES[:2] if rng.random() < 0.8 else DTYPES), shape)
 
-    def _arrays(self, tree: Tree, depth: int, tag: str) -> None:
+    def _arrays(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         self.leaf(tree, self.array())
 
-    def _keys(self, tree: Tree, depth: int, tag: str) -> None:
+    def _keys(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         impl = self._draws.rng.choice(("fry", "threefry2x32", "rbg", self._draws.text()))
         tree.leaves.append(Leaf("K", "uint32", (2,), False, impl))
         tree.parts.append(dump_literal(impl) + spec_bytes("K", "uint32", (2,))[1:])
 
-    def _scalar(self, tree: Tree, depth: int, tag: str) -> None:
+    def _scalar(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         tree.leaves.append(Leaf(tag))
 
-    def _nothing(self, tree: Tree, depth: int, tag: str) -> None:
+    def _nothing(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         """Nothing follows."""
 
-    def _sequence(self, tree: Tree, depth: int, tag: str) -> None:
+    def _sequence(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         count = self._draws.rng.randrange(3)
         tree.parts.append(COUNT.pack(count))
         for _ in range(count):
             self.write(tree, depth - 1)
 
-    def _mapping(self, tree: Tree, depth: int, tag: str) -> None:
+    def _mapping(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         count = self._draws.rng.randrange(3)
         tree.parts.append(COUNT.pack(count))
         for _ in range(count):
@@ -180,7 +182,7 @@ class Trees:
             return module, name, self._draws.bytes()
         return module, name
 
-    def _named_tuple(self, tree: Tree, depth: int, tag: str) -> None:
+    def _named_tuple(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         rng = self._draws.rng
         drawn = self._tuples(rng)
         fields = tuple(drawn["fields"])
@@ -191,7 +193,7 @@ class Trees:
         for _ in fields:
             self.value(tree, depth - 1)
 
-    def _object(self, tree: Tree, depth: int, tag: str) -> None:
+    def _object(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         rng = self._draws.rng
         drawn = self._classes(rng) if rng.random() < 0.8 else self._dataclasses(rng)
         tree.parts.append(dump_literal(self._class_name(drawn)))
@@ -206,7 +208,7 @@ class Trees:
             tree.parts.append(dump_literal(name))
             self.value(tree, depth - 1)
 
-    def _registered(self, tree: Tree, depth: int, tag: str) -> None:
+    def _registered(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         """A class with its aux data: a callable, a value, or several; and children."""
         rng = self._draws.rng
         tree.parts.append(dump_literal(self._class_name(self._nodes(rng))))
@@ -232,35 +234,35 @@ class Trees:
             else:
                 self.value(tree, depth - 1)
 
-    def _structure(self, tree: Tree, depth: int, tag: str) -> None:
+    def _structure(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         self.write(tree, depth - 1)
 
-    def _static(self, tree: Tree, depth: int, tag: str) -> None:
+    def _static(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         tree.parts.append(dump_literal(self._draws.plain(2)))
 
-    def _pickled_static(self, tree: Tree, depth: int, tag: str) -> None:
+    def _pickled_static(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         data = self._draws.rng.choice(self.pickles)
         tree.parts.append(COUNT.pack(len(data)) + data)
 
-    def _static_leaf(self, tree: Tree, depth: int, tag: str) -> None:
+    def _static_leaf(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         tree.parts.append(dump_literal(self._draws.text()))
         self.tag(tree, b"S")
         self._static(tree, depth, "S")
 
-    def _template_node(self, tree: Tree, depth: int, tag: str) -> None:
+    def _template_node(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         tree.parts.append(dump_literal(self._draws.plain(1)))
         self._pickled_static(tree, depth, tag)
         tree.parts.append(COUNT.pack(0))
 
-    def _no_data(self, tree: Tree, depth: int, tag: str) -> None:
+    def _no_data(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         leaf = self.array()
         tree.parts.append(leaf_bytes(leaf)[1:])
 
-    def _pickled(self, tree: Tree, depth: int, tag: str) -> None:
+    def _pickled(self, tree: TreeBuffer, depth: int, tag: str) -> None:
         tree.leaves.append(Leaf("P", buffers=1))
         tree.parts.append(COUNT.pack(1))
 
-    def refer(self, tree: Tree, depth: int = 0, tag: str = "R") -> None:
+    def refer(self, tree: TreeBuffer, depth: int = 0, tag: str = "R") -> None:
         tree.parts.append(dump_literal(self._reference_of(2)))
 
     def _reference_of(self, depth: int) -> tuple[Any, ...]:
@@ -318,32 +320,32 @@ class Trees:
         return ()
 
 
-_Writer = Callable[[Trees, Tree, int, str], None]
+_Writer = Callable[[TreeWriter, TreeBuffer, int, str], None]
 
 _NODES: Final[Mapping[str, tuple[float, _Writer]]] = {
-    "N": (1, Trees._nothing),
-    "T": (2, Trees._sequence),
-    "L": (2, Trees._sequence),
-    "D": (2, Trees._mapping),
-    "M": (1, Trees._mapping),
-    "U": (4, Trees._named_tuple),
-    "O": (14, Trees._object),
-    "S": (2, Trees._static),
-    "R": (6, Trees.refer),
-    "G": (8, Trees._registered),
-    "J": (1, Trees._structure),
-    "Q": (1.0, Trees._pickled_static),
-    "X": (1.0, Trees._static_leaf),
-    "V": (1.0, Trees._template_node),
-    "Z": (1, Trees._no_data),
-    "A": (4, Trees._arrays),
-    "K": (1, Trees._keys),
-    "F": (1, Trees._scalar),
-    "I": (1, Trees._scalar),
-    "B": (1, Trees._scalar),
-    "C": (1, Trees._scalar),
-    "P": (1.0, Trees._pickled),
-    "?": (1.1, Trees._nothing),
+    "N": (1, TreeWriter._nothing),
+    "T": (2, TreeWriter._sequence),
+    "L": (2, TreeWriter._sequence),
+    "D": (2, TreeWriter._mapping),
+    "M": (1, TreeWriter._mapping),
+    "U": (4, TreeWriter._named_tuple),
+    "O": (14, TreeWriter._object),
+    "S": (2, TreeWriter._static),
+    "R": (6, TreeWriter.refer),
+    "G": (8, TreeWriter._registered),
+    "J": (1, TreeWriter._structure),
+    "Q": (1.0, TreeWriter._pickled_static),
+    "X": (1.0, TreeWriter._static_leaf),
+    "V": (1.0, TreeWriter._template_node),
+    "Z": (1, TreeWriter._no_data),
+    "A": (4, TreeWriter._arrays),
+    "K": (1, TreeWriter._keys),
+    "F": (1, TreeWriter._scalar),
+    "I": (1, TreeWriter._scalar),
+    "B": (1, TreeWriter._scalar),
+    "C": (1, TreeWriter._scalar),
+    "P": (1.0, TreeWriter._pickled),
+    "?": (1.1, TreeWriter._nothing),
 }
 
 _TO_SERVERS: Final[Mapping[str, float]] = {
@@ -352,15 +354,15 @@ _TO_SERVERS: Final[Mapping[str, float]] = {
 }  # fmt: skip
 """Other weights, towards a server."""
 
-_REFERENCES: Final[Mapping[str, tuple[float, Callable[[Trees, int], tuple[Any, ...]]]]] = {
-    "n": (4, Trees.own_number),
-    "c": (1, Trees._r_content),
-    "k": (2, Trees._r_class),
-    "i": (10, Trees._r_installed),
-    "p": (1, Trees._r_default),
-    "m": (2, Trees._r_method),
-    "e": (1, Trees._r_member),
-    "d": (1, Trees._r_dtype),
-    "s": (1, Trees._r_set),
-    "o": (1, Trees._r_nothing),
+_REFERENCES: Final[Mapping[str, tuple[float, Callable[[TreeWriter, int], tuple[Any, ...]]]]] = {
+    "n": (4, TreeWriter.own_number),
+    "c": (1, TreeWriter._r_content),
+    "k": (2, TreeWriter._r_class),
+    "i": (10, TreeWriter._r_installed),
+    "p": (1, TreeWriter._r_default),
+    "m": (2, TreeWriter._r_method),
+    "e": (1, TreeWriter._r_member),
+    "d": (1, TreeWriter._r_dtype),
+    "s": (1, TreeWriter._r_set),
+    "o": (1, TreeWriter._r_nothing),
 }

@@ -36,10 +36,8 @@ from tests.hostile import functions as own
 from tests.hostile.audit import Oracle
 from tests.hostile.reverts import revert
 
-__all__ = ["Victim", "allowed_to_clients", "prepare"]
-
-_MOST_BYTES: Final = 24 << 30  # of address space: jax alone asks for many
-_MOST_VALUES: Final = 40
+_MAX_BYTES: Final = 24 << 30  # of address space: jax alone asks for many
+_MAX_VALUES: Final = 40
 _COLLECT_EVERY: Final = 32
 
 _OF_IMPORTS: Final = (
@@ -74,9 +72,9 @@ def allowed_to_clients(server: str) -> Mapping[str, Rule]:
         "compile": (_of_a_named_tuple, _of_a_shown_line),
         "open": (of_a_source, _of_a_shown_line, _of_packing),
         "marshal.loads": (_of_packing,),
-        "function.__new__": (_of_an_aim,),
-        "object.__setattr__": (_of_an_aim, _of_a_named_tuple, _of_an_annotation),
-        "object.__delattr__": (_of_an_aim,),
+        "function.__new__": (_is_callback_target,),
+        "object.__setattr__": (_is_callback_target, _of_a_named_tuple, _of_an_annotation),
+        "object.__delattr__": (_is_callback_target,),
     }
     for event in _OF_IMPORTS:
         rules[event] = (*rules.get(event, ()), _of_own_code)
@@ -119,7 +117,7 @@ def _of_packing(args: tuple[Any, ...], frame: FrameType) -> bool:
     return False
 
 
-def _of_an_aim(args: tuple[Any, ...], frame: FrameType) -> bool:
+def _is_callback_target(args: tuple[Any, ...], frame: FrameType) -> bool:
     """A function is called back that another one makes: of code of the client's own."""
     return _stands(frame, "jaxd/aims.py")
 
@@ -284,7 +282,7 @@ _USES: Final[tuple[Callable[[Any], object], ...]] = (
 def _inside(result: Any) -> Iterator[Any]:
     """The result, and what is in its containers and attributes."""
     todo, count = [result], 0
-    while todo and count < _MOST_VALUES:
+    while todo and count < _MAX_VALUES:
         count += 1
         value = todo.pop()
         yield value
@@ -293,9 +291,9 @@ def _inside(result: Any) -> Iterator[Any]:
         with suppress(Exception):
             more = value.values() if isinstance(value, Mapping) else value
             if isinstance(value, Mapping | list | tuple | set | frozenset):
-                todo.extend(islice(more, _MOST_VALUES))
+                todo.extend(islice(more, _MAX_VALUES))
         with suppress(Exception):
-            todo.extend(islice(vars(value).values(), _MOST_VALUES))
+            todo.extend(islice(vars(value).values(), _MAX_VALUES))
         del value
 
 
@@ -345,7 +343,7 @@ def main(address: str, libraries: str, reverts: str) -> None:
     stacks = open("stacks", "w")  # noqa: SIM115  until the process ends
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
     sys.unraisablehook = lambda _: None
     threading.excepthook = partial(_thread_ended, stacks)
     warnings.simplefilter("always")

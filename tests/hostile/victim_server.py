@@ -25,8 +25,6 @@ from typing import Any, Final
 
 from tests.hostile.audit import Oracle
 
-__all__ = ["ARM", "FINDS", "watch"]
-
 ARM: Final = "arm"
 """A FIFO: whoever writes to it arms the oracle."""
 

@@ -16,15 +16,15 @@ import traceback
 from types import ModuleType
 from typing import Any
 
-PATIENCE_S = 40
+TIMEOUT_S = 40
 
 
-def look(main: ModuleType, names: list[str]) -> dict[str, Any]:
+def inspect_values(main: ModuleType, names: list[str]) -> dict[str, Any]:
     """What a walk over each of these expressions finds."""
-    return {name: _look(eval(name, vars(main)), name) for name in names}
+    return {name: _inspect_value(eval(name, vars(main)), name) for name in names}
 
 
-def _look(value: Any, name: str) -> dict[str, Any]:
+def _inspect_value(value: Any, name: str) -> dict[str, Any]:
     from jaxd_protocol.errors import JaxdError
     from jaxd_protocol.fingerprint import walk
 
@@ -56,7 +56,7 @@ def load(name: str, file: str, called: str) -> ModuleType:
     return main
 
 
-def do(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """Imports a project in this process and walks over its functions."""
     os.chdir(job["folder"])
     sys.path[:0] = [job["folder"], *job["path"]]
@@ -65,17 +65,17 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     exec(job["before"], steps)
     steps["main"] = load(job["module"], job["file"], job["called"])
     exec(job["after"], steps)
-    return look(steps["main"], job["names"])
+    return inspect_values(steps["main"], job["names"])
 
 
-def _in_a_child(job: dict[str, Any]) -> dict[str, Any]:
+def _in_child_process(job: dict[str, Any]) -> dict[str, Any]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(PATIENCE_S)
+        signal.alarm(TIMEOUT_S)
         os.close(reading)
         try:
-            found = do(job)
+            found = run_job(job)
         except BaseException:  # noqa: BLE001  the parent tells what it was
             found = {"": {"crash": traceback.format_exc()}}
         with open(writing, "w", encoding="utf-8") as pipe:
@@ -93,8 +93,8 @@ def main() -> None:
     order = json.load(sys.stdin)
     for name in order["preload"]:
         importlib.import_module(name)
-    _look(len, "len")  # loads what every walk needs
-    json.dump([_in_a_child(job) for job in order["jobs"]], sys.stdout)
+    _inspect_value(len, "len")  # loads what every walk needs
+    json.dump([_in_child_process(job) for job in order["jobs"]], sys.stdout)
 
 
 if __name__ == "__main__":

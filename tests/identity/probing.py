@@ -39,7 +39,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProbeResult:
     """What was found for each name of a job."""
 
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def probe(
     flags: Sequence[str] = (),
     preload: Sequence[str] = ("jaxd_protocol.fingerprint", "numpy"),
     **environment: str,
-) -> list[Found]:
+) -> list[ProbeResult]:
     """Does all the jobs from one fresh interpreter."""
     order = {"preload": list(preload), "jobs": [asdict(job) for job in jobs]}
     folder = Path(jobs[0].folder).parent
@@ -84,4 +84,4 @@ def probe(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [Found(each) for each in json.loads(done.stdout)]
+    return [ProbeResult(each) for each in json.loads(done.stdout)]

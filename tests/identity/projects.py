@@ -10,9 +10,9 @@ from textwrap import dedent
 
 import pytest
 
-from tests.identity.probing import Found, Job, probe
+from tests.identity.probing import Job, ProbeResult, probe
 
-BYSTANDER = "\n\ndef bystander(x):\n    return x - 1\n"
+UNRELATED_FUNCTION = "\n\ndef bystander(x):\n    return x - 1\n"
 INSTALLED = "site-packages"
 
 
@@ -64,13 +64,13 @@ def write(folder: Path, text: str) -> Path:
     for name, content in files_of(text).items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content + (BYSTANDER if name == "main.py" else ""))
+        file.write_text(content + (UNRELATED_FUNCTION if name == "main.py" else ""))
     return folder
 
 
 def probe_edits(
     folder: Path, rows: Sequence[Edit], *preload: str
-) -> dict[str, tuple[Found, Found]]:
+) -> dict[str, tuple[ProbeResult, ProbeResult]]:
     """What is found before and after each edit, by what the edit says.
 
     Rows that begin with the same project share one look at it.
@@ -88,7 +88,7 @@ def probe_edits(
     return {row.says: (seen[row.before], seen[row.after]) for row in rows}
 
 
-def check(row: Edit, seen: dict[str, tuple[Found, Found]]) -> None:
+def check(row: Edit, seen: dict[str, tuple[ProbeResult, ProbeResult]]) -> None:
     """Asserts that exactly what has to change has changed."""
     before, after = seen[row.says]
     wrong = []

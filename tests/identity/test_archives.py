@@ -34,7 +34,7 @@ def lazy(x):
     return far.VALUE * x
 def plain(x): return x
 """
-LOOK = """
+DIGEST_PROGRAM = """
 import json
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.archives.local import LocalArchives
@@ -56,7 +56,7 @@ def look(tmp_path: Path) -> Look:
     return lambda: look_in(tmp_path)
 
 
-def look_in(folder: Path, program: str = LOOK) -> Any:
+def look_in(folder: Path, program: str = DIGEST_PROGRAM) -> Any:
     """What a program prints that continues the main one."""
     return json.loads(run((folder / "main.py").read_text() + program, cwd=folder))
 

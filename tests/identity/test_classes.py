@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.identity.probing import Found
+from tests.identity.probing import ProbeResult
 from tests.identity.projects import Edit, check, edit, probe_edits
 
 MODEL = """
@@ -140,14 +140,14 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Found, Found]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ProbeResult, ProbeResult]]:
     """All rows, looked at from one interpreter."""
     return probe_edits(tmp_path_factory.mktemp("classes"), ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
 def test_an_edit_of_a_class_changes_its_users(
-    row: Edit, seen: dict[str, tuple[Found, Found]]
+    row: Edit, seen: dict[str, tuple[ProbeResult, ProbeResult]]
 ) -> None:
     """Whatever part of it, and nothing that does not use it."""
     check(row, seen)

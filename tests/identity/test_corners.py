@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import Walked, walk
+from jaxd_protocol.fingerprint import WalkResult, walk
 
 
-def seen(function: Any) -> Walked:
+def seen(function: Any) -> WalkResult:
     """What a walk finds."""
     return walk(function, "it")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.identity.probing import Found, Job, probe
+from tests.identity.probing import Job, ProbeResult, probe
 from tests.identity.projects import Edit, check, edit, probe_edits, write
 
 HELPERS = """
@@ -155,13 +155,15 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Found, Found]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ProbeResult, ProbeResult]]:
     """All rows, looked at from one interpreter."""
     return probe_edits(tmp_path_factory.mktemp("functions"), ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
-def test_an_edit_changes_what_it_reaches(row: Edit, seen: dict[str, tuple[Found, Found]]) -> None:
+def test_an_edit_changes_what_it_reaches(
+    row: Edit, seen: dict[str, tuple[ProbeResult, ProbeResult]]
+) -> None:
     """That, and nothing else."""
     check(row, seen)
 

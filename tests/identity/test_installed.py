@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.identity.probing import Found, Job, probe
+from tests.identity.probing import Job, ProbeResult, probe
 from tests.identity.projects import INSTALLED, Edit, check, edit, needs, probe_edits, write
 
 TOOLBOX = """
@@ -143,13 +143,15 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Found, Found]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ProbeResult, ProbeResult]]:
     """All rows, looked at from one interpreter."""
     return probe_edits(tmp_path_factory.mktemp("installed"), ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
-def test_what_is_installed_counts(row: Edit, seen: dict[str, tuple[Found, Found]]) -> None:
+def test_what_is_installed_counts(
+    row: Edit, seen: dict[str, tuple[ProbeResult, ProbeResult]]
+) -> None:
     """By name, version and files; what was put into it counts by value."""
     check(row, seen)
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.identity.probing import Found, Job, probe
+from tests.identity.probing import Job, ProbeResult, probe
 from tests.identity.projects import Edit, check, edit, probe_edits, write
 
 TRANSFORMS = """
@@ -259,21 +259,21 @@ PLAIN = [
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Found, Found]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ProbeResult, ProbeResult]]:
     """All rows, looked at from one interpreter."""
     return probe_edits(tmp_path_factory.mktemp("libraries"), [*PLAIN, *ROWS], *PRELOAD)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
 def test_an_edit_is_seen_through_the_library(
-    row: Edit, seen: dict[str, tuple[Found, Found]]
+    row: Edit, seen: dict[str, tuple[ProbeResult, ProbeResult]]
 ) -> None:
     """However deep the library has wrapped it."""
     check(row, seen)
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
     """All libraries in another interpreter and other folders, after everything has been called."""
     folder = tmp_path_factory.mktemp("elsewhere")
     jobs = [
@@ -290,7 +290,9 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_library_s_objects_have_one_key_everywhere(
-    library: str, seen: dict[str, tuple[Found, Found]], elsewhere: dict[str, Found]
+    library: str,
+    seen: dict[str, tuple[ProbeResult, ProbeResult]],
+    elsewhere: dict[str, ProbeResult],
 ) -> None:
     """In two processes, used or not; and different objects have different keys."""
     if library.split(".", maxsplit=1)[0] not in INSTALLED:

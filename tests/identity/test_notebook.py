@@ -30,11 +30,11 @@ def step(x):
 OTHER = CELL.replace("x * RATE", "x / RATE")
 COMMENTED = "# a comment\n\n" + CELL.replace("    model =", "    # why\n    model =")
 UNRELATED = "unrelated = 1\ndef more(x): return unrelated"
-LOOK = """
+DIGEST_PROGRAM = """
 from jaxd_protocol.fingerprint import walk
 print([walk(f, f.__name__).fingerprint.digest.hex() for f in (step, helper, Model)])
 """
-PATIENCE_S = 30
+TIMEOUT_S = 30
 
 
 class Notebook:
@@ -51,7 +51,7 @@ class Notebook:
     def _connect(self) -> Any:
         client = self.manager.client()
         client.start_channels()
-        client.wait_for_ready(timeout=PATIENCE_S)
+        client.wait_for_ready(timeout=TIMEOUT_S)
         return client
 
     def restart(self) -> None:
@@ -71,7 +71,7 @@ class Notebook:
                 printed.append(content["text"])
 
         try:
-            self.client.execute_interactive(cell, timeout=PATIENCE_S, output_hook=hear)
+            self.client.execute_interactive(cell, timeout=TIMEOUT_S, output_hook=hear)
         except (TimeoutError, Empty):
             pytest.fail("the kernel does not answer")
         return "".join(printed)
@@ -83,7 +83,7 @@ class Notebook:
         self.manager.cleanup_resources()
 
 
-def _story(notebook: Notebook) -> Iterator[tuple[str, str]]:
+def _session_digests(notebook: Notebook) -> Iterator[tuple[str, str]]:
     for name, cell in (
         ("first", CELL),
         ("run again", CELL),
@@ -93,11 +93,11 @@ def _story(notebook: Notebook) -> Iterator[tuple[str, str]]:
         ("the helper restored", CELL),
     ):
         notebook.run(cell)
-        yield name, notebook.run(LOOK)
+        yield name, notebook.run(DIGEST_PROGRAM)
     notebook.restart()
     notebook.run("x = 1")
     notebook.run(CELL)
-    yield "after a restart", notebook.run(LOOK)
+    yield "after a restart", notebook.run(DIGEST_PROGRAM)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def seen() -> Iterator[dict[str, str]]:
     os.environ.update(JUPYTER_RUNTIME_DIR=str(folder), JUPYTER_DATA_DIR=str(folder / "data"))
     notebook = Notebook(folder)
     try:
-        yield dict(_story(notebook))
+        yield dict(_session_digests(notebook))
     finally:
         notebook.close()
         os.environ.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.identity.probing import Found
+from tests.identity.probing import ProbeResult
 from tests.identity.projects import Edit, check, edit, probe_edits
 
 KINDS = {
@@ -263,14 +263,14 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Found, Found]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ProbeResult, ProbeResult]]:
     """All rows, looked at from one interpreter."""
     return probe_edits(tmp_path_factory.mktemp("reads"), ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
 def test_what_is_read_counts_and_nothing_else(
-    row: Edit, seen: dict[str, tuple[Found, Found]]
+    row: Edit, seen: dict[str, tuple[ProbeResult, ProbeResult]]
 ) -> None:
     """What nothing reads leaves the key alone; a value that is passed on counts whole."""
     check(row, seen)

@@ -28,8 +28,8 @@ from tests.live_server import ROOT, source_environment
 
 pytestmark = pytest.mark.soak
 
-TRAVELLER = Path(__file__).with_name("traveller.py")
-LIGHT = ("jaxd_protocol.fingerprint", "numpy")
+ROUND_TRIP_PROGRAM = Path(__file__).with_name("traveller.py")
+PRELOADED = ("jaxd_protocol.fingerprint", "numpy")
 
 
 def _whole(says: str, text: str, names: Sequence[str]) -> Edit:
@@ -80,7 +80,15 @@ def _run(what: str, folder: Path, jobs: Iterable[Job], preload: Sequence[str]) -
     environment = source_environment(folder)
     environment["PYTHONPATH"] += f":{ROOT}"
     done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", str(TRAVELLER), what, str(folder / "luggage")],
+        [
+            sys.executable,
+            "-P",
+            "-W",
+            "ignore",
+            str(ROUND_TRIP_PROGRAM),
+            what,
+            str(folder / "luggage"),
+        ],
         input=json.dumps(order),
         cwd=folder,
         env=environment,
@@ -93,7 +101,7 @@ def _run(what: str, folder: Path, jobs: Iterable[Job], preload: Sequence[str]) -
     return done.stdout
 
 
-def _journey(
+def _round_trip(
     folder: Path, rows: Sequence[Edit], preload: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Text, function and outcome."""
@@ -105,7 +113,7 @@ def _journey(
         if installed.is_dir():
             Path(job.folder).mkdir(parents=True)
             installed.rename(job.path[0])
-    received = json.loads(_run("receive", folder, jobs.values(), LIGHT))
+    received = json.loads(_run("receive", folder, jobs.values(), PRELOADED))
     for text, found in zip(jobs, received, strict=True):
         for name, outcome in found.items():
             yield text, name, outcome
@@ -115,10 +123,10 @@ def _journey(
 def test_a_function_that_has_travelled_means_the_same(group: str, tmp_path: Path) -> None:
     """For each that can travel; the server has received all the others, and imported nothing."""
     rows = GROUPS[group]
-    preload = (*LIGHT, *test_libraries.PRELOAD) if group == "libraries" else LIGHT
+    preload = (*PRELOADED, *test_libraries.PRELOAD) if group == "libraries" else PRELOADED
     edits = {row.after: row.says for row in rows}
     wrong, right = [], 0
-    for text, name, outcome in _journey(tmp_path, rows, preload):
+    for text, name, outcome in _round_trip(tmp_path, rows, preload):
         expected = _expected(text, name)
         if outcome and not (expected and outcome.startswith(expected)):
             wrong.append(f"{name} of {edits.get(text, 'the project as it is')}: {outcome}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack_function
 
@@ -65,13 +65,13 @@ def third(x: Any) -> Any:
     return helper(x) + len(MODEL.kept)
 
 
-def arrived(function: Callable[..., Any]) -> tuple[bytes, bytes]:
+def fingerprints_around_trip(function: Callable[..., Any]) -> tuple[bytes, bytes]:
     """The fingerprint before and after the way to a server that has seen other functions."""
     walked = walk(function, "it")
-    meaning = Meaning.of(walked.fingerprint)
+    manifest = FunctionManifest.of(walked.fingerprint)
     found = unpack_function(pack_function(function, "it", walked.reach))
-    there = meaning.there({**found.overlays, **found.modules}, found.sources)
-    return meaning.fingerprint, walk(found.function, "it", there).fingerprint.digest
+    there = manifest.there({**found.patched_modules, **found.modules}, found.sources)
+    return manifest.fingerprint, walk(found.function, "it", there).fingerprint.digest
 
 
 @pytest.mark.parametrize("function", [first, second, third, MODEL.scale, MODEL.other])
@@ -80,8 +80,8 @@ def test_a_class_that_is_there_already_changes_no_fingerprint(
 ) -> None:
     """Although what the class refers to came with another function, and the helper twice."""
     for other in (first, second, third):
-        arrived(other)
-    before, after = arrived(function)
+        fingerprints_around_trip(other)
+    before, after = fingerprints_around_trip(function)
     assert before == after
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.identity.gallery import GALLERY, NAMES
-from tests.identity.probing import Found, Job, probe
+from tests.identity.probing import Job, ProbeResult, probe
 from tests.identity.projects import write
 from tests.live_server import source_environment
 
@@ -70,7 +70,7 @@ REPLACED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """Another way to come to the same project: how its text, its place or its process differs."""
 
     says: str
@@ -79,38 +79,38 @@ class Way:
     job: dict[str, Any] = field(default_factory=dict)
 
 
-def _replaced(says: str) -> Way:
+def _replaced(says: str) -> Variant:
     def text(source: str) -> str:
         for old, new in REPLACED[says]:
             assert old in source
             source = source.replace(old, new)
         return source
 
-    return Way(says, text)
+    return Variant(says, text)
 
 
-def _after(says: str, code: str) -> Way:
-    return Way(says, job={"after": code})
+def _after(says: str, code: str) -> Variant:
+    return Variant(says, job={"after": code})
 
 
-def _before(says: str, code: str) -> Way:
-    return Way(says, job={"before": code})
+def _before(says: str, code: str) -> Variant:
+    return Variant(says, job={"before": code})
 
 
 def _renamed(text: str) -> str:
     return "--- trainer.py\n" + text.lstrip()
 
 
-WAYS = [
+VARIANTS = [
     *map(_replaced, REPLACED),
-    Way("another folder", place="a/much deeper/folder"),
-    Way("another file name", _renamed, job={"module": "trainer"}),
-    Way("run as a program", job={"module": "__main__"}),
+    Variant("another folder", place="a/much deeper/folder"),
+    Variant("another file name", _renamed, job={"module": "trainer"}),
+    Variant("run as a program", job={"module": "__main__"}),
     *(
-        Way(f"run as {called}", job={"module": "__main__", "called": called})
+        Variant(f"run as {called}", job={"module": "__main__", "called": called})
         for called in ("<ipython-input-3-0123abcd>", "<ipython-input-17-4567cdef>", "<stdin>", "/tmp/ipykernel_12345/678.py")
     ),
-    Way("looked at in another order", job={"names": NAMES[::-1]}),
+    Variant("looked at in another order", job={"names": NAMES[::-1]}),
     _after("after 2,000 calls", "main.exercise()"),
     _after("after a trace", "import sys\nsys.settrace(lambda *a: None)\nmain.exercise()"),
     _before("under a trace", "import sys\ndef t(*a): return t\nsys.settrace(t)"),
@@ -139,14 +139,14 @@ for event in (sys.monitoring.events.LINE, sys.monitoring.events.CALL):
     sys.monitoring.register_callback(2, event, lambda *a: None)
 sys.monitoring.set_events(2, sys.monitoring.events.LINE | sys.monitoring.events.CALL)
 """
-    WAYS.append(_before("under sys.monitoring", MONITOR))
-    WAYS.append(_after("after sys.monitoring", MONITOR + "main.exercise()"))
+    VARIANTS.append(_before("under sys.monitoring", MONITOR))
+    VARIANTS.append(_after("after sys.monitoring", MONITOR + "main.exercise()"))
 if find_spec("coverage"):
     COVERAGE = (
         "import coverage\nwatch = coverage.Coverage(data_file=None, branch={})\nwatch.start()"
     )
-    WAYS.append(_before("under coverage", COVERAGE.format(False)))
-    WAYS.append(_before("under coverage of branches", COVERAGE.format(True)))
+    VARIANTS.append(_before("under coverage", COVERAGE.format(False)))
+    VARIANTS.append(_before("under coverage of branches", COVERAGE.format(True)))
 
 PROCESSES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "hash seed 0": ((), {"PYTHONHASHSEED": "0"}),
@@ -172,13 +172,13 @@ def plain(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def seen(folder: Path) -> dict[str, Found]:
+def seen(folder: Path) -> dict[str, ProbeResult]:
     """What is found each way."""
     jobs = []
-    for number, way in enumerate(WAYS):
+    for number, way in enumerate(VARIANTS):
         place = write(folder / str(number) / way.place, way.text(GALLERY))
         jobs.append(Job(str(place), **({"names": NAMES} | way.job)))
-    return dict(zip([way.says for way in WAYS], probe(jobs), strict=True))
+    return dict(zip([way.says for way in VARIANTS], probe(jobs), strict=True))
 
 
 def test_each_function_has_a_key_of_its_own(plain: dict[str, str]) -> None:
@@ -187,8 +187,8 @@ def test_each_function_has_a_key_of_its_own(plain: dict[str, str]) -> None:
     assert len(set(distinct.values())) == len(distinct)
 
 
-@pytest.mark.parametrize("way", [way.says for way in WAYS])
-def test_the_key_stays(way: str, plain: dict[str, str], seen: dict[str, Found]) -> None:
+@pytest.mark.parametrize("way", [way.says for way in VARIANTS])
+def test_the_key_stays(way: str, plain: dict[str, str], seen: dict[str, ProbeResult]) -> None:
     """Of everything in the project, when only this differs."""
     assert seen[way].digests() == plain
 
@@ -236,4 +236,4 @@ if __name__ == "__main__":
         check=True,
     )
 
-    assert Found(json.loads(done.stdout)).digests() == plain
+    assert ProbeResult(json.loads(done.stdout)).digests() == plain

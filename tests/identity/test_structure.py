@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.identity.probing import Found, Job, probe
+from tests.identity.probing import Job, ProbeResult, probe
 from tests.identity.projects import write
 
 SHAPES = """
@@ -84,7 +84,7 @@ EDITS = [
 
 
 @pytest.fixture(scope="module")
-def shapes(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> list[ProbeResult]:
     """As they are, in another process, and after each edit."""
     folder = tmp_path_factory.mktemp("shapes")
     sources = [SHAPES, *(SHAPES.replace(old, new) for old, new, _ in EDITS)]
@@ -93,19 +93,19 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shape_has_the_same_key_everywhere(name: str, shapes: list[Found]) -> None:
+def test_a_shape_has_the_same_key_everywhere(name: str, shapes: list[ProbeResult]) -> None:
     """Whatever leads back to itself."""
     assert shapes[0].digest(name) == shapes[-1].digest(name)
 
 
 @pytest.mark.parametrize("index", range(len(EDITS)), ids=lambda n: EDITS[n][0].strip())
-def test_an_edit_is_seen_around_a_circle(index: int, shapes: list[Found]) -> None:
+def test_an_edit_is_seen_around_a_circle(index: int, shapes: list[ProbeResult]) -> None:
     """And only where it can be reached."""
     before, after = shapes[0].digests(), shapes[index + 1].digests()
     assert {n for n in NAMES if before[n] != after[n]} == set(EDITS[index][2].split())
 
 
-def test_members_of_a_circle_have_keys_of_their_own(shapes: list[Found]) -> None:
+def test_members_of_a_circle_have_keys_of_their_own(shapes: list[ProbeResult]) -> None:
     """A key says where the walk began."""
     keys = shapes[0].digests()
     assert keys["ping"] != keys["pong"]
@@ -162,7 +162,7 @@ OPAQUE = ["locks", "logs", "events", "plain"]
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
+def without(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProbeResult, ProbeResult]:
     """What has no content, in two processes."""
     place = write(tmp_path_factory.mktemp("without") / "project", WITHOUT)
     names = [*UNSHARED, *OPAQUE, "nested", "deep_tuple"]
@@ -171,7 +171,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
 
 
 @pytest.mark.parametrize("name", UNSHARED)
-def test_what_has_no_content_is_named(name: str, without: tuple[Found, Found]) -> None:
+def test_what_has_no_content_is_named(name: str, without: tuple[ProbeResult, ProbeResult]) -> None:
     """The path to it, and what it is."""
     step, kind = UNSHARED[name]
     ((path, type_name, reason),) = without[0][name]["unshared"]
@@ -182,7 +182,9 @@ def test_what_has_no_content_is_named(name: str, without: tuple[Found, Found]) -
 
 
 @pytest.mark.parametrize("name", UNSHARED)
-def test_what_has_no_content_is_never_shared(name: str, without: tuple[Found, Found]) -> None:
+def test_what_has_no_content_is_never_shared(
+    name: str, without: tuple[ProbeResult, ProbeResult]
+) -> None:
     """Its key is like no other: in another process, and in another walk."""
     one, other = (found[name] for found in without)
     keys = {one["digest"], one["again"], other["digest"], other["again"]}
@@ -190,13 +192,15 @@ def test_what_has_no_content_is_never_shared(name: str, without: tuple[Found, Fo
 
 
 @pytest.mark.parametrize("name", OPAQUE)
-def test_what_cannot_matter_is_opaque(name: str, without: tuple[Found, Found]) -> None:
+def test_what_cannot_matter_is_opaque(name: str, without: tuple[ProbeResult, ProbeResult]) -> None:
     """A lock has no content, and needs none."""
     assert without[0].digest(name) == without[1].digest(name)
 
 
 @pytest.mark.parametrize("name", ["nested", "deep_tuple"])
-def test_a_nest_that_is_too_deep_is_no_crash(name: str, without: tuple[Found, Found]) -> None:
+def test_a_nest_that_is_too_deep_is_no_crash(
+    name: str, without: tuple[ProbeResult, ProbeResult]
+) -> None:
     """It is walked, or refused, or shared with nobody; and in each process alike."""
     one, other = (found[name] for found in without)
     if "refused" in one:
@@ -242,14 +246,14 @@ def _line_of(text: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def noted(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def noted(tmp_path_factory: pytest.TempPathFactory) -> ProbeResult:
     """What is noted of each function."""
     place = write(tmp_path_factory.mktemp("notes") / "project", NOTES)
     return probe([Job(str(place), [*NOTED, "bystander"])])[0]
 
 
 @pytest.mark.parametrize("name", NOTED)
-def test_what_no_key_can_hold_is_noted(name: str, noted: Found) -> None:
+def test_what_no_key_can_hold_is_noted(name: str, noted: ProbeResult) -> None:
     """What is read, and where; the key itself can be shared."""
     what, text = NOTED[name]
     place = f"main.py:{_line_of(text)}"
@@ -258,6 +262,6 @@ def test_what_no_key_can_hold_is_noted(name: str, noted: Found) -> None:
     assert [(what in text, where) for _, text, where in notes] == [(True, place)]
 
 
-def test_nothing_is_noted_of_other_functions(noted: Found) -> None:
+def test_nothing_is_noted_of_other_functions(noted: ProbeResult) -> None:
     """A note is for a person to read."""
     assert noted["bystander"]["notes"] == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.identity.probing import Found
+from tests.identity.probing import ProbeResult
 from tests.identity.projects import Edit, check, edit, probe_edits
 
 PAIRS = [
@@ -211,12 +211,14 @@ ROWS = [_pair(one, other) for one, other in PAIRS]
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Found, Found]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ProbeResult, ProbeResult]]:
     """All rows, looked at from one interpreter."""
     return probe_edits(tmp_path_factory.mktemp("values"), ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
-def test_two_values_have_two_keys(row: Edit, seen: dict[str, tuple[Found, Found]]) -> None:
+def test_two_values_have_two_keys(
+    row: Edit, seen: dict[str, tuple[ProbeResult, ProbeResult]]
+) -> None:
     """As a global, a default, in a closure, in a container, an attribute, a constant."""
     check(row, seen)

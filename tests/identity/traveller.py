@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 40
+TIMEOUT_S = 40
 
 
 def pack(job: dict[str, Any]) -> dict[str, Any]:
@@ -38,13 +38,13 @@ def pack(job: dict[str, Any]) -> dict[str, Any]:
 def _packed(value: Any, name: str) -> Any:
     from jaxd_protocol.errors import JaxdError
     from jaxd_protocol.fingerprint import walk
-    from jaxd_protocol.messages.function_manifest import Meaning
+    from jaxd_protocol.messages.function_manifest import FunctionManifest
     from jaxd_protocol.pickling.pack.functions import pack_function
 
     try:
         walked = walk(value, name)
-        meaning = Meaning.of(walked.fingerprint)
-        return meaning.to_message(), bytes(pack_function(value, name, walked.reach))
+        manifest = FunctionManifest.of(walked.fingerprint)
+        return manifest.to_message(), bytes(pack_function(value, name, walked.reach))
     except JaxdError as error:
         return f"refused: {type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  whatever it is, the test that asked fails with it
@@ -58,37 +58,37 @@ def receive(packed: dict[str, Any]) -> dict[str, str]:
 
 def _received(name: str, packed: Any) -> str:
     from jaxd_protocol.fingerprint import walk
-    from jaxd_protocol.messages.function_manifest import Meaning
+    from jaxd_protocol.messages.function_manifest import FunctionManifest
     from jaxd_protocol.pickling.unpack.unpickler import unpack_function
 
     if isinstance(packed, str):
         return packed
     message, data = packed
-    meaning = Meaning.from_message(message)
+    manifest = FunctionManifest.from_message(message)
     try:
         arrived = unpack_function(data)
-        modules = {**arrived.overlays, **arrived.modules}
-        there = meaning.there(modules, arrived.sources)
-        found = walk(arrived.function, name, there, meaning.ignored).fingerprint
+        modules = {**arrived.patched_modules, **arrived.modules}
+        there = manifest.there(modules, arrived.sources)
+        found = walk(arrived.function, name, there, manifest.ignored).fingerprint
     except Exception:  # noqa: BLE001  the same
         return f"crashed: {traceback.format_exc()}"
-    if not meaning.shared:
+    if not manifest.shared:
         return "unshared" if found.unshared else "has got a content"
-    if found.digest == meaning.fingerprint:
+    if found.digest == manifest.fingerprint:
         return ""
-    here, now = ({(p.kind, p.name): p for p in parts} for parts in (meaning.parts, found.parts))
+    here, now = ({(p.kind, p.name): p for p in parts} for parts in (manifest.parts, found.parts))
     names = [key for key in here | now if here.get(key) != now.get(key)]
     if any(kind == "installed" for kind, _ in names):  # the server says so to the client
         return f"refused there: {names[0][1]}"
     return f"differs: {[(here.get(key), now.get(key)) for key in names]}"
 
 
-def in_a_child(task: Callable[[], Any]) -> Any:
+def in_child_process(task: Callable[[], Any]) -> Any:
     """What the task returns in a process that is thrown away."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(PATIENCE_S)
+        signal.alarm(TIMEOUT_S)
         os.close(reading)
         try:
             found = task()
@@ -111,14 +111,14 @@ def main(what: str, luggage: str) -> None:
         importlib.import_module(name)
     importlib.import_module("jaxd_protocol.pickling")
     if what == "pack":
-        packed = [in_a_child(partial(pack, job)) for job in order["jobs"]]
+        packed = [in_child_process(partial(pack, job)) for job in order["jobs"]]
         Path(luggage).write_bytes(pickle.dumps(packed))
         return
     received = []
     for job, packed in zip(order["jobs"], pickle.loads(Path(luggage).read_bytes()), strict=True):
         installed = [path for path in job["path"] if os.path.isdir(path)]
         if installed:
-            received.append(in_a_child(partial(_with, installed, packed)))
+            received.append(in_child_process(partial(_with, installed, packed)))
         else:
             received.append(receive(packed))
     json.dump(received, sys.stdout)

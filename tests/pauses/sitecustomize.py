@@ -31,18 +31,18 @@ OF_ONE_THREAD: Final = ("fingerprint", "packing", "identity", "commands")
 """Much work, and nobody else to be slower than."""
 
 _random: Final = random.Random()
-_are_of_interest: dict[str, bool] = {}
+_is_relevant: dict[str, bool] = {}
 
 
 def pause(frame: FrameType, event: str, _: Any) -> Any:
     """Traces a thread; see `sys.settrace`."""
     if event == "call":
         path = frame.f_code.co_filename
-        if path not in _are_of_interest:
-            _are_of_interest[path] = any(name in path for name in OF_JAXD) and not any(
+        if path not in _is_relevant:
+            _is_relevant[path] = any(name in path for name in OF_JAXD) and not any(
                 name in path for name in OF_ONE_THREAD
             )
-        return pause if _are_of_interest[path] else None
+        return pause if _is_relevant[path] else None
     if event == "line" and _random.random() < SHARE:
         time.sleep(_random.choice(SECONDS))
     return pause

@@ -9,13 +9,13 @@ from typing import Any
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.fingerprint.model import Part
 from jaxd_protocol.jit.options import Options, function_key
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics
-from jaxd_protocol.messages.function_manifest import Description
-from jaxd_server.codec.results import ResultForm
-from jaxd_server.compilation.builder import Made
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
+from jaxd_server.codec.results import ResultLayout
+from jaxd_server.compilation.builder import BuildResult
 from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.compilation.history.ledger import Built
+from jaxd_server.compilation.history.ledger import BuildEntry
 
 PARAMETERS = ("x", "steps")
 
@@ -37,19 +37,19 @@ def value_part(name: str, shown: str) -> Part:
 
 def described(
     *parts: Part, name: str = "step", options: Options | None = None, where: str = "train.py:7"
-) -> Description:
+) -> FunctionDescriptor:
     """A function of those parts, beside itself."""
     whole = (function_part(name, where=where), *parts)
     fingerprint = digest(repr(whole), 16)
-    return Description(name, fingerprint, options or Options(), whole, PARAMETERS)
+    return FunctionDescriptor(name, fingerprint, options or Options(), whole, PARAMETERS)
 
 
-def key_of(description: Description) -> bytes:
+def key_of(description: FunctionDescriptor) -> bytes:
     """Its name on the wire."""
     return function_key(description.fingerprint, description.options)
 
 
-def skeleton_of(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> bytes:
+def skeleton_of(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> bytes:
     """That of a call."""
     return encode_arguments(args, kwargs, statics, {})[0]
 
@@ -57,20 +57,22 @@ def skeleton_of(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> byt
 def executable(seconds: float = 0.5, name: str = "step") -> Executable:
     """One that is only there, and took that long."""
     program = Program(b"p" * 16, lambda *leaves: list(leaves), compile_s=seconds)
-    form = ResultForm.of(b"N", ())
+    form = ResultLayout.of(b"N", ())
     return Executable(name, b"k" * 16, program, form, costs=Costs(0.0, seconds, seconds))
 
 
-def made(program: Executable, *, was_compiled: bool = True, name: bytes = b"") -> Made:
+def made(program: Executable, *, was_compiled: bool = True, name: bytes = b"") -> BuildResult:
     """The note that the program was built just now."""
-    return Made(program, "compile", was_compiled, name)
+    return BuildResult(program, "compile", was_compiled, name)
 
 
-def loaded(program: Executable, name: bytes) -> Made:
+def loaded(program: Executable, name: bytes) -> BuildResult:
     """The note that the program was read from disk just now."""
-    return Made(program, "load", name=name)
+    return BuildResult(program, "load", name=name)
 
 
-def built(program: Executable, *args: Any, statics: Statics = NO_STATICS) -> Built:
+def built(program: Executable, *args: Any, statics: StaticArgs = NO_STATIC_ARGS) -> BuildEntry:
     """The note that the program was made for those arguments."""
-    return Built(skeleton_of(*args, statics=statics), PARAMETERS, 0.5, 1e9, weakref.ref(program))
+    return BuildEntry(
+        skeleton_of(*args, statics=statics), PARAMETERS, 0.5, 1e9, weakref.ref(program)
+    )

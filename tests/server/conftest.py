@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 
-from tests.server.in_process import Kitchen, Shop
+from tests.server.in_process import InProcessServer, PipelineHarness
 
 
 @pytest.fixture
-def kitchen() -> Iterator[Kitchen]:
+def kitchen() -> Iterator[PipelineHarness]:
     """A pipeline without sockets."""
-    kitchen = Kitchen()
+    kitchen = PipelineHarness()
     yield kitchen
     kitchen.close()
 
 
 @pytest.fixture
-def open_kitchen(tmp_path: Path) -> Iterator[Callable[..., Kitchen]]:
+def open_kitchen(tmp_path: Path) -> Iterator[Callable[..., PipelineHarness]]:
     """Opens pipelines that keep on disk, in one folder; closes the one before: a restart."""
-    kitchens: list[Kitchen] = []
+    kitchens: list[PipelineHarness] = []
 
-    def open_(**options: Any) -> Kitchen:
+    def open_(**options: Any) -> PipelineHarness:
         for kitchen in kitchens:
             kitchen.close()
-        kitchens[:] = [Kitchen(folder=str(tmp_path / "cache"), **options)]
+        kitchens[:] = [PipelineHarness(folder=str(tmp_path / "cache"), **options)]
         return kitchens[0]
 
     yield open_
@@ -49,12 +49,12 @@ def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def open_shop() -> Iterator[Callable[..., Shop]]:
+def open_shop() -> Iterator[Callable[..., InProcessServer]]:
     """Opens whole workers in this process that are closed with the test; takes server options."""
-    shops: list[Shop] = []
+    shops: list[InProcessServer] = []
 
-    def open_(**options: Any) -> Shop:
-        shops.append(Shop(**options))
+    def open_(**options: Any) -> InProcessServer:
+        shops.append(InProcessServer(**options))
         return shops[-1]
 
     yield open_
@@ -63,6 +63,6 @@ def open_shop() -> Iterator[Callable[..., Shop]]:
 
 
 @pytest.fixture
-def shop(open_shop: Callable[..., Shop]) -> Shop:
+def shop(open_shop: Callable[..., InProcessServer]) -> InProcessServer:
     """A whole worker in this process, with the usual options."""
     return open_shop()

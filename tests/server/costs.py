@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.server.in_process import Kitchen
-
-__all__ = ["BUILT", "COUNTERS", "LOADED", "SHARED", "counts", "double"]
+from tests.server.in_process import PipelineHarness
 
 COUNTERS: Final = ("traces", "lowers", "compiles", "executable_loads", "programs_shared")
 
@@ -20,7 +18,7 @@ LOADED: Final = dict(zip(COUNTERS, (0, 0, 0, 1, 0), strict=True))
 """Read from disk."""
 
 
-def counts(kitchen: Kitchen) -> dict[str, int]:
+def counts(kitchen: PipelineHarness) -> dict[str, int]:
     """What this kitchen has done so far."""
     snapshot = kitchen.counters.snapshot()
     return {name: int(snapshot[name]) for name in COUNTERS}

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
-from jaxd_server.compilation.compiling.builds import present_build
+from jaxd_server.compilation.compiling.builds import current_build
 from jaxd_server.compilation.functions.table import Functions
-from jaxd_server.compilation.remote_trace.job import Errand
-from jaxd_server.compilation.remote_trace.messages import Order, Refused, Reply, Side
-from jaxd_server.compilation.remote_trace.policy import TraceIn, Tracing
+from jaxd_server.compilation.remote_trace.job import RemoteTrace
+from jaxd_server.compilation.remote_trace.messages import Refused, Reply, SideEffects, TraceRequest
+from jaxd_server.compilation.remote_trace.policy import TraceIn, TracePolicy
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from tests.server.in_process import Source, prepare_once, request_of
 
 X = np.ones(3, np.float32)
-NOTHING = Side({}, [])
+NOTHING = SideEffects({}, [])
 
 
 class FakeTracer:
@@ -28,7 +28,7 @@ class FakeTracer:
         self.state = state
         self.was_ready = state == "ready"
         self.known: set[bytes] = set()
-        self.orders: list[Order] = []
+        self.orders: list[TraceRequest] = []
         self.waited = 0
         self.replies: list[Reply] = []
         self.ended_by: list[object] = []
@@ -43,9 +43,9 @@ class FakeTracer:
     def kill(self) -> None:
         self.state = "ended"
 
-    def ask(self, order: Order, emit: Emit, telling: object = None) -> Reply:
+    def ask(self, order: TraceRequest, emit: Emit, telling: object = None) -> Reply:
         self.orders.append(order)
-        build = present_build()
+        build = current_build()
         self.ended_by.append(build and build.end_by_force)
         return self.replies.pop(0)
 
@@ -56,8 +56,8 @@ class FakeTracer:
         self.state = "closed"
 
 
-class Scene:
-    """A `Tracing` with fakes around it.
+class TracingScenario:
+    """A `TracePolicy` with fakes around it.
 
     Attributes:
         shared: whether there is more than one client.
@@ -71,7 +71,7 @@ class Scene:
         self.tracers: list[FakeTracer] = []
         self.counters = Counters()
         self.packages = ImportedPackages()
-        self.tracing = Tracing(
+        self.tracing = TracePolicy(
             trace_in,
             lambda: self.shared,
             self.counters,
@@ -85,7 +85,7 @@ class Scene:
         self.tracers.append(self.next.pop(0) if self.next else FakeTracer())
         return self.tracers[-1]
 
-    def errand(self, source: Source, *args: Any) -> Errand | None:
+    def errand(self, source: Source, *args: Any) -> RemoteTrace | None:
         """For a call of it."""
         call = source.call(args or (X,))
         function = self.functions.obtain(source.key, source)

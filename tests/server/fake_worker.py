@@ -47,22 +47,22 @@ class FakeWorker:
             listening.setblocking(False)
             self.selector.register(listening, selectors.EVENT_READ, self.on_caller)
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         self.lines.write(json.dumps(message) + "\n")
         self.lines.flush()
 
     def stand_by(self) -> None:
-        self.say({"event": "standing_by"})
+        self.send({"event": "standing_by"})
         while not self.epoch:
             order = self.hear("begin")
             self.epoch = order["epoch"]
             if self.mode == "stale":
-                self.say({"event": "stale"})
+                self.send({"event": "stale"})
                 sys.exit(0)
             if order["holds"]:
                 if self.mode == "failing":
                     sys.exit(3)
-                self.say({"event": "prepared"})
+                self.send({"event": "prepared"})
                 self.hear("open")
 
     def hear(self, ask: str) -> dict[str, Any]:
@@ -77,8 +77,8 @@ class FakeWorker:
     def run(self) -> None:
         if not self.epoch:
             self.stand_by()
-        self.say({"event": "accepting"})
-        self.say({"event": "ready"})
+        self.send({"event": "accepting"})
+        self.send({"event": "ready"})
         while not (self.draining and not self.running_calls()):
             for key, _ in self.selector.select(_LOOK_S):
                 key.data(key.fileobj)
@@ -93,10 +93,10 @@ class FakeWorker:
             return self.on_handed_over(caller, self.principal)
         self.held.append(caller)
         if self.mode == "outdated" and self.epoch == 1:
-            self.say({"event": "outdated", "changes": ["optax was changed from 1 to 2"]})
+            self.send({"event": "outdated", "changes": ["optax was changed from 1 to 2"]})
             self.draining = True
         if self.mode == "resting" and self.epoch == 1:
-            self.say({"event": "resting"})
+            self.send({"event": "resting"})
             self.draining = True
         with suppress(ConnectionError):  # it only wanted to know whether we answer
             caller.sendall(json.dumps({"epoch": self.epoch, "pid": os.getpid()}).encode() + b"\n")
@@ -104,21 +104,21 @@ class FakeWorker:
 
     def on_handed_over(self, line: socket.socket, principal: str) -> None:
         from jaxd_protocol.network.handshake import (
-            finish_greeting,  # most fake workers start without
+            finish_handshake,  # most fake workers start without
         )
-        from jaxd_server.auth.handover import Usher
+        from jaxd_server.auth.handover import HandoverReceiver
 
         line.setblocking(True)
-        admitted = Usher(principal).admit(line)
+        admitted = HandoverReceiver(principal).admit(line)
         assert isinstance(admitted.line, socket.socket)
         self.held.append(admitted.line)
         if self.mode == "resting" and self.epoch == 1:
-            self.say({"event": "resting"})
+            self.send({"event": "resting"})
             self.draining = True
         if self.mode == "dying":
             os._exit(3)
         welcome = {"epoch": self.epoch, "pid": os.getpid(), "principal": admitted.principal}
-        finish_greeting(admitted.line, {}, admitted.proof, welcome)
+        finish_handshake(admitted.line, {}, admitted.proof, welcome)
 
     def on_tether(self, _: socket.socket) -> None:
         line = self.lines.readline()
@@ -127,21 +127,21 @@ class FakeWorker:
         message = json.loads(line)
         if message["ask"] == "drain":
             self.draining = True
-            self.say({"event": "draining"})
+            self.send({"event": "draining"})
         if message["ask"] == "give_way":
             if self.mode == "needed" and not message["force"]:
-                self.say({"event": "needed", "why": "it holds arrays of uid:7"})
+                self.send({"event": "needed", "why": "it holds arrays of uid:7"})
             else:
                 self.draining = True
                 for key in list(self.selector.get_map().values()):
                     if key.fileobj is not self.tether:
                         self.selector.unregister(key.fileobj)
-                self.say({"event": "gave_way"})
+                self.send({"event": "gave_way"})
         if "id" in message:
             self.answer(message)
 
     def answer(self, message: dict[str, Any]) -> None:
-        self.say({"answer": message["id"], "status": self.status()})
+        self.send({"answer": message["id"], "status": self.status()})
 
     def status(self) -> dict[str, Any]:
         return {

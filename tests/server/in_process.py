@@ -18,33 +18,33 @@ from jaxd.request.arguments import encode_arguments
 from jaxd.results.reader import ResultReader, ResultsAs
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.jit.options import Options, function_key
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics, statics_of
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs, infer_static_args
 from jaxd_protocol.messages.calls import FAILED, MAY_REPEAT
-from jaxd_protocol.messages.failures import rebuild_failure
-from jaxd_protocol.messages.function_manifest import Meaning, parameter_names
+from jaxd_protocol.messages.failures import decode_failure
+from jaxd_protocol.messages.function_manifest import FunctionManifest, parameter_names
 from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import UNIX, greet_server
+from jaxd_protocol.network.handshake import UNIX, handshake_with_server
 from jaxd_protocol.pickling.pack.functions import Packed, pack_function
 from jaxd_protocol.pytree import Layout
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, tune_socket
 from jaxd_server.cache import open_store
 from jaxd_server.codec.arguments import Arguments
-from jaxd_server.compilation.builder import Maker
+from jaxd_server.compilation.builder import ExecutableBuilder
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler
-from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Described, Function
-from jaxd_server.compilation.functions.receive import Arrival
+from jaxd_server.compilation.functions.receive import UnpackedFunction
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.admission import Admission
 from jaxd_server.execution.call import Call, Reply
-from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.jax_compat import programs
-from jaxd_server.processes.worker.wiring import Parts
+from jaxd_server.processes.worker.wiring import WorkerComponents
 from jaxd_server.rpc.endpoint import Endpoint
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import OutputOnce
@@ -55,7 +55,7 @@ PLAIN = Options()
 
 
 def encode(
-    args: Sequence[Any], kwargs: dict[str, Any] | None = None, statics: Statics = NO_STATICS
+    args: Sequence[Any], kwargs: dict[str, Any] | None = None, statics: StaticArgs = NO_STATIC_ARGS
 ) -> tuple[bytes, bytes, list[memoryview]]:
     """Skeleton, blob and buffers, as the client sends them."""
     return encode_arguments(tuple(args), kwargs or {}, statics, {})[:3]
@@ -69,9 +69,9 @@ class Source:
         self.options = options
         self.name = getattr(function, "__name__", "it")
         walked = walk(function, self.name)
-        self.meaning = Meaning.of(walked.fingerprint)
+        self.manifest = FunctionManifest.of(walked.fingerprint)
         self.code_: Packed = pack_function(function, "the function", walked.reach)
-        self.fingerprint = self.meaning.fingerprint
+        self.fingerprint = self.manifest.fingerprint
         self.key = function_key(self.fingerprint, options)
         self.asked: list[str] = []
         self.owner = os.urandom(16)
@@ -79,7 +79,7 @@ class Source:
     def describe(self, key: bytes) -> Described:
         """What the key stands for."""
         self.asked.append("describe")
-        return Described(self.fingerprint, self.name, self.options, self.meaning)
+        return Described(self.fingerprint, self.name, self.options, self.manifest)
 
     def code(self, fingerprint: bytes) -> bytes | memoryview:
         """The packed function."""
@@ -92,7 +92,7 @@ class Source:
 
     def call(self, args: Sequence[Any], kwargs: dict[str, Any] | None = None, **more: Any) -> Call:
         """A call of it, encoded as the client does."""
-        statics = statics_of(self.function, self.options)
+        statics = infer_static_args(self.function, self.options)
         return Call(self.key, *encode(args, kwargs, statics), self, **more)
 
 
@@ -118,10 +118,14 @@ def function_of(function: Callable[..., Any], options: Options = PLAIN) -> Funct
     """The function as the server knows it, without having travelled."""
     source = Source(lambda: None, options)
     name = getattr(function, "__name__", "it")
-    described = Described(source.fingerprint, name, options, source.meaning)
-    statics = statics_of(function, options)
+    described = Described(source.fingerprint, name, options, source.manifest)
+    statics = infer_static_args(function, options)
     return Function(
-        source.key, described, statics, parameter_names(function), arrival=Arrival(function)
+        source.key,
+        described,
+        statics,
+        parameter_names(function),
+        unpacked=UnpackedFunction(function),
     )
 
 
@@ -132,18 +136,18 @@ class Machine(NamedTuple):
     facts: Mapping[str, str] = {}
 
 
-def shelf_in(folder: str) -> Shelf:
+def shelf_in(folder: str) -> ProgramCache:
     """What is kept in a folder of this user's, which has to be like those that a server trusts."""
     store = open_store(Machine(), folder)
     assert store is not None, "the folder was refused"
-    return Shelf(store, ImportedPackages())
+    return ProgramCache(store, ImportedPackages())
 
 
 prepare_once = functools.cache(programs.prepare)
 """As a worker does at its start."""
 
 
-class Kitchen:
+class PipelineHarness:
     """A pipeline and all that it needs; `close` it."""
 
     def __init__(self, *, builds: int = 2, limit: int = 400, folder: str | None = None) -> None:
@@ -155,14 +159,14 @@ class Kitchen:
         self.executables = Executables(reclaimer, limit)
         self.shelf = None if folder is None else shelf_in(folder)
         functions = Functions(shelf=self.shelf)
-        self.maker = Maker(functions, self.compiler, self.counters, self.shelf)
+        self.maker = ExecutableBuilder(functions, self.compiler, self.counters, self.shelf)
         self.pipeline = Pipeline(
             functions,
             self.executables,
             self.maker,
             self.admission,
             self.counters,
-            Shortage(reclaimer, lambda: "Nothing else is here."),
+            OutOfMemoryHandler(reclaimer, lambda: "Nothing else is here."),
             self.shelf,
         )
 
@@ -190,16 +194,16 @@ def read_reply(reply: Reply, source: Source, results: ResultsAs = "numpy") -> An
     """What the client makes of a reply."""
     outcome, buffers = reply
     if outcome[0] == FAILED:
-        raise rebuild_failure(outcome[1])
+        raise decode_failure(outcome[1])
     return ResultReader(source.code_.classes).read(outcome[1], outcome[2], buffers, results)
 
 
 class Peer(BulkConnection):
     """A client as plain as can be: it reads only while it waits for a reply of its own."""
 
-    def __init__(self, shop: Shop, source: Source | None = None) -> None:
+    def __init__(self, shop: InProcessServer, source: Source | None = None) -> None:
         sock = shop.raw()
-        self.welcome = greet_server(sock, UNIX, {}, None, None)
+        self.welcome = handshake_with_server(sock, UNIX, {}, None, None)
         tune_socket(sock)
         super().__init__(rpyc.VoidService(), BulkChannel(BulkStream(sock)), {})
         self.events: list[tuple[Any, ...]] = []
@@ -238,8 +242,8 @@ class Peer(BulkConnection):
         """What the key stands for."""
         assert self._source is not None
         said = self._source.describe(b"")
-        assert said.meaning is not None
-        return said.name, said.options.to_bytes(), said.meaning.to_message()
+        assert said.manifest is not None
+        return said.name, said.options.to_bytes(), said.manifest.to_message()
 
     def code(self) -> bytes | memoryview:
         """The packed function."""
@@ -247,7 +251,7 @@ class Peer(BulkConnection):
         return self._source.code(b"")
 
 
-class Shop:
+class InProcessServer:
     """A worker's parts behind real sockets, in this process; `close` it.
 
     Attributes:
@@ -259,7 +263,7 @@ class Shop:
         self.options = ServerOptions(
             **{"builds": 2, "threads": 4, "cache_dir": "none", "trace_in": "worker", **options}
         )
-        self.parts = Parts(self.options, self.counters, self.report)
+        self.parts = WorkerComponents(self.options, self.counters, self.report)
         self._folder = tempfile.TemporaryDirectory(prefix="jaxd-", dir="/tmp")
         path = os.path.join(self._folder.name, "s.sock")
         unix = socket.socket(socket.AF_UNIX)
@@ -323,7 +327,7 @@ class Shop:
         workshop.sentry.stop()
         workshop.runners.shutdown()
         workshop.builders.shutdown()
-        self.parts.pipeline._maker._compiler.close()
+        self.parts.pipeline._builder._compiler.close()
         self.parts._tracing.close()
         if self.parts.pipeline.shelf is not None:
             self.parts.pipeline.shelf.close()

@@ -23,13 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.transforms import transformation
+from jaxd_protocol.jit.transforms import encode_transformation
 from jaxd_protocol.messages.calls import OK
 from jaxd_server.jax_compat.arrays import weak_array
 from tests.server.costs import COUNTERS, counts
-from tests.server.in_process import Kitchen, Source
-
-__all__ = ["CASES", "NOT_KEPT", "Case", "Marked"]
+from tests.server.in_process import PipelineHarness, Source
 
 X = np.linspace(0, 1, 4, dtype=np.float32)
 
@@ -181,9 +179,9 @@ CASES: dict[str, Case] = {
         lambda turn: ((X,), X),
         options=Options(
             transformations=(
-                transformation("flat", {"inputs": ("",), "sent": (0,), **NO_STATICS}),
-                transformation("flat_jvp", {"given": (True,)}),
-                transformation(
+                encode_transformation("flat", {"inputs": ("",), "sent": (0,), **NO_STATICS}),
+                encode_transformation("flat_jvp", {"given": (True,)}),
+                encode_transformation(
                     "flat_transpose",
                     {
                         "linear": (False, True),
@@ -199,9 +197,9 @@ CASES: dict[str, Case] = {
         lambda turn: ((X,), (X,)),
         options=Options(
             transformations=(
-                transformation("grad", {"argnums": 0}),
-                transformation("vmap", MAPPED),
-                transformation("jvp", {"has_aux": False, "static": ()}),
+                encode_transformation("grad", {"argnums": 0}),
+                encode_transformation("vmap", MAPPED),
+                encode_transformation("jvp", {"has_aux": False, "static": ()}),
             )
         ),
     ),
@@ -257,7 +255,7 @@ NOT_KEPT: dict[str, Case] = {
 """What each process makes again."""
 
 
-def _cost(kitchen: Kitchen, case: Case, turn: int) -> dict[str, Any]:
+def _cost(kitchen: PipelineHarness, case: Case, turn: int) -> dict[str, Any]:
     args = case.args(turn)
     source = Source(case.function, case.options)
     before = counts(kitchen)
@@ -273,7 +271,7 @@ def _cost(kitchen: Kitchen, case: Case, turn: int) -> dict[str, Any]:
 
 
 def _main(folder: str, turn: int) -> None:
-    kitchen = Kitchen(folder=folder)
+    kitchen = PipelineHarness(folder=folder)
     found = {name: _cost(kitchen, case, turn) for name, case in {**CASES, **NOT_KEPT}.items()}
     kitchen.close()
     print(json.dumps(found))

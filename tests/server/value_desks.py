@@ -9,33 +9,31 @@ from typing import Any
 import numpy as np
 
 from jaxd.interop.remote_array import RemoteArray
-from jaxd.interop.result_batch import rows_of
+from jaxd.interop.result_batch import range_locations
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.jit.static_args import statics_of
+from jaxd_protocol.jit.static_args import infer_static_args
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import (
-    EVERYTHING,
-    Row,
-    Stay,
-    first_id,
+    KEEP_ALL,
+    DataLocation,
+    ResultPolicy,
+    first_value_id,
     pack_ids,
-    pack_rows,
+    pack_locations,
 )
-from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.pytree import Leaf, TreeEncoder, parse_skeleton
 from jaxd_protocol.pytree.leaves import numpy_leaf
 from jaxd_server.execution.call import Call
-from jaxd_server.execution.memory_room import Shortage
-from jaxd_server.rpc.services.values import ValueDesk
+from jaxd_server.execution.memory_room import OutOfMemoryHandler
+from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.runtime.reclaimer import Reclaimer
-from jaxd_server.values.references import Holdings
-from jaxd_server.values.store import Values
-from jaxd_server.values.value import ValuesOfSession
-from tests.client.fake_keeper import alone
+from jaxd_server.values.references import ReferencedData
+from jaxd_server.values.store import ValueStore
+from jaxd_server.values.value import SessionValues
+from tests.client.fake_keeper import single_array
 from tests.server.in_process import Source
-
-__all__ = ["Blocks", "Desk", "here", "skeleton_of", "specs"]
 
 
 class Blocks:
@@ -55,50 +53,52 @@ class Blocks:
         return self.blocks[number][offset : offset + nbytes]
 
 
-class Desk:
+class ValueServiceRig:
     """A desk, and what a client would ask it. Numbers of calls are given out in order."""
 
     def __init__(
         self,
-        values: Values | None = None,
+        values: ValueStore | None = None,
         principal: str = "uid:1",
         blocks: Blocks | None = None,
         most: int = 1 << 30,
     ) -> None:
-        self.values = Values() if values is None else values
-        self.own = ValuesOfSession(principal)
-        self.holdings = Holdings(self.values, self.own, blocks or Blocks())
-        self.desk = ValueDesk(self.holdings, Shortage(Reclaimer(), lambda: ""), most)
+        self.values = ValueStore() if values is None else values
+        self.own = SessionValues(principal)
+        self.holdings = ReferencedData(self.values, self.own, blocks or Blocks())
+        self.desk = ValueService(self.holdings, OutOfMemoryHandler(Reclaimer(), lambda: ""), most)
         self.number = 0
 
     def ask(self, verb: str, *args: Any, buffers: Sequence[memoryview] = ()) -> tuple[Any, Any]:
         """The answer; raises what it says instead of one."""
         value, data = self.desk.answer(verb, args, buffers)
         if value[0] == FAILED:
-            raise rebuild_failure(value[1])
+            raise decode_failure(value[1])
         return value, data
 
-    def put(self, *leaves: Any, rows: Sequence[Row] = (), config: Any = ()) -> tuple[int, ...]:
+    def put(
+        self, *leaves: Any, rows: Sequence[DataLocation] = (), config: Any = ()
+    ) -> tuple[int, ...]:
         """The ids of what was put."""
         encoder = ArgumentEncoder({})
         encoder.node(leaves)
-        message = (encoder.skeleton, encoder.blob, pack_rows(rows), config)
+        message = (encoder.skeleton, encoder.blob, pack_locations(rows), config)
         self.number += 1
         value, _ = self.ask("put", self.number, *message, buffers=encoder.buffers)
-        return tuple(first_id(self.number) + i for i in range(len(specs(value[1]))))
+        return tuple(first_value_id(self.number) + i for i in range(len(specs(value[1]))))
 
     def fetch(self, *ids: int) -> list[Any]:
         """The arrays as numpy's."""
         _, buffers = self.ask("fetch", pack_ids(ids), b"")
         leaves = [self.own.get(number).leaf for number in ids]
-        return [here(leaf, data) for leaf, data in zip(leaves, buffers, strict=True)]
+        return [local_array(leaf, data) for leaf, data in zip(leaves, buffers, strict=True)]
 
     def part(self, number: int, *index: Any, above: int = 1 << 30) -> Any:
         """What basic indexing gives; the id of a new value when it is above that many bytes."""
         self.number += 1
         value, buffers = self.ask("part", number, index, above, self.number)
         (leaf,) = specs(value[1])
-        return here(leaf, buffers[0]) if buffers else first_id(self.number)
+        return local_array(leaf, buffers[0]) if buffers else first_value_id(self.number)
 
     def name(self, name: str, *ids: int, ttl_s: float | None = None) -> None:
         """Gives them a name, as a tuple."""
@@ -109,23 +109,23 @@ class Desk:
         """The ids of what has that name."""
         self.number += 1
         value, _ = self.ask("named", name, self.number)
-        return tuple(first_id(self.number) + i for i in range(len(specs(value[1]))))
+        return tuple(first_value_id(self.number) + i for i in range(len(specs(value[1]))))
 
     def ref(self, number: int) -> RemoteArray:
         """What a client has of a value."""
-        return alone(self, number, self.own.get(number).leaf)
+        return single_array(self, number, self.own.get(number).leaf)
 
     def drop(self, id: int) -> None:  # noqa: A002
         """A handle is gone; nobody is told."""
 
-    def call(self, source: Source, *args: Any, above: int = EVERYTHING, home: int = -1) -> Call:
+    def call(self, source: Source, *args: Any, above: int = KEEP_ALL, home: int = -1) -> Call:
         """A call of this session, on values where `args` has what `ref` returned."""
         self.number += 1
-        statics = statics_of(source.function, source.options)
+        statics = infer_static_args(source.function, source.options)
         encoded = encode_arguments(args, {}, statics, {}, self)
         call = Call(source.key, encoded.skeleton, encoded.blob, encoded.buffers, source)
-        call.stay, call.holdings = Stay(self.number, above, home), self.holdings
-        call.elsewhere = pack_rows(rows_of(encoded.values))
+        call.stay, call.holdings = ResultPolicy(self.number, above, home), self.holdings
+        call.elsewhere = pack_locations(range_locations(encoded.values))
         return call
 
     def holders(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def skeleton_of(*leaves: Leaf) -> bytes:
     return encoder.skeleton
 
 
-def here(leaf: Leaf, data: memoryview) -> Any:
+def local_array(leaf: Leaf, data: memoryview) -> Any:
     """The array as numpy's."""
     place = parse_skeleton(skeleton_of(leaf), lambda *_: tuple).whole.places[0]
     if place.buffer >= 0:

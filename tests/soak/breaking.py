@@ -14,24 +14,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from jaxd.connection.control_client import ask_patiently
+from jaxd.connection.control_client import send_slow_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
-from jaxd_server.runtime.child_process import ask_for_stacks
+from jaxd_server.runtime.child_process import request_stack_dump
 from tests.end_to_end.counting import records
 from tests.end_to_end.damage import DAMAGE
 from tests.faults.proxy import Proxy
 from tests.live_server import LiveServer
-from tests.soak.crew import ENDS, Member
+from tests.soak.crew import ENDS, SoakClient
 from tests.soak.judging import Faults
-
-__all__ = ["Breaking"]
 
 _STACKS_S: Final = 2.0
 """In which a worker has written them."""
 
 
-class Breaking:
+class FaultInjector:
     """Breaks one thing after the other, until it is stopped.
 
     Args:
@@ -61,7 +59,7 @@ class Breaking:
             "tcp": Proxy(_port(self.server.tcp)),
             "tls": Proxy(_port(self.server.tls.partition("#")[0])),
         }
-        self.members: list[Member] = []
+        self.members: list[SoakClient] = []
         self.count: Counter[str] = Counter()
         self.complaints: list[str] = []
         self.released = 0
@@ -201,7 +199,7 @@ class Breaking:
 
     def _look(self) -> None:
         for member in self.members:
-            member.look()
+            member.poll()
         self.released += len(self._control("release", what="all")["released"])
 
     def everything(self) -> dict[Callable[[], None], int]:
@@ -236,13 +234,13 @@ class Breaking:
 
     def _control(self, request: str, /, **more: Any) -> dict[str, Any]:
         path = control_path(Address.parse(self.server.unix))
-        return ask_patiently(path, {"ask": request, **more}) or {}
+        return send_slow_request(path, {"ask": request, **more}) or {}
 
     def doing(self) -> tuple[str, str]:
         """What the server does, and the stacks of its worker, for who looks why a client hangs."""
         server = self.server
         status, stacks = self._control("status"), len(server.raw)
-        ask_for_stacks(server.worker_pid())
+        request_stack_dump(server.worker_pid())
         time.sleep(_STACKS_S)
         names = ("phase", "connections", "running_calls", "held_calls", "queued_calls")
         now = {name: status.get("worker", {}).get(name) for name in (*names, "queued_builds")}

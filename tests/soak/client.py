@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import jaxd
 from jaxd.errors import JaxdError, ValuesLost
-from tests.soak.keeping import Keeping
+from tests.soak.keeping import ValueTurns
 from tests.soak.oracle import Asking, answer
 from tests.soak.program import Ask, Program, WrongAnswer
 from tests.soak.turns import TURNS
@@ -32,14 +32,14 @@ PAUSE_S: Final = 0.02
 """Mean of what passes between two turns: clients do other things, too."""
 
 
-class Telling:
+class LineWriter:
     """Says on the standard output, a line each, how turns went; from now on nothing else does."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
         self._count = 0
         os.dup2(2, 1)
-        sys.stdout = Stray(self)
+        sys.stdout = StrayOutput(self)
 
     def __call__(self, **what: Any) -> None:
         """A line for the soak."""
@@ -64,10 +64,10 @@ class Work:
     """
 
     def __init__(
-        self, tell: Telling, program: Program, chance: random.Random, *, has_jax: bool
+        self, tell: LineWriter, program: Program, chance: random.Random, *, has_jax: bool
     ) -> None:
         self._tell, self._program, self._chance = tell, program, chance
-        self.keeping = Keeping(program, chance, self._lost)
+        self.keeping = ValueTurns(program, chance, self._lost)
         self._turns: list[tuple[str, Callable[[], None], int]] = [
             (turn.__name__, lambda turn=turn: turn(program, chance), weight)  # type: ignore[misc]
             for turn, weight in (TURNS | (TURNS_OF_JAX if has_jax else {})).items()
@@ -106,14 +106,14 @@ class Work:
         self._tell.of_error("held", time.monotonic(), since, error)
 
 
-class Stray(io.TextIOBase):
+class StrayOutput(io.TextIOBase):
     """Takes what is printed when nobody expects it: late, or a second time.
 
     Args:
         tell: is told of it.
     """
 
-    def __init__(self, tell: Telling) -> None:
+    def __init__(self, tell: LineWriter) -> None:
         self._tell = tell
 
     def write(self, text: str) -> int:
@@ -145,7 +145,7 @@ def main(name: str, seed: str, folder: str, address: str, oracle: str) -> None:
     ask: Ask = answer if has_jax else Asking(oracle)
     if has_jax:
         import jax  # noqa: F401  before the first result
-    tell = Telling()
+    tell = LineWriter()
     with _connected(address, tell) as client:
         program = Program(client, ask, Path(folder), int(seed))
         work = Work(tell, program, chance, has_jax=has_jax)
@@ -158,7 +158,7 @@ def main(name: str, seed: str, folder: str, address: str, oracle: str) -> None:
         work.go_on()
 
 
-def _connected(address: str, tell: Telling) -> jaxd.Client:
+def _connected(address: str, tell: LineWriter) -> jaxd.Client:
     """As soon as that is possible."""
     while True:
         began = time.monotonic()

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from tests.live_server import ROOT
 
-__all__ = ["ENDS", "Member"]
-
 ENDS: Final[Mapping[str, tuple[signal.Signals, tuple[int, ...]]]] = {
     "left": (signal.SIGTERM, (0,)),
     "killed": (signal.SIGKILL, (-signal.SIGKILL,)),
@@ -33,7 +31,7 @@ AGAIN_S: Final = 20.0
 Line = dict[str, Any]
 
 
-class Member:
+class SoakClient:
     """One client, in one process after the other.
 
     Args:
@@ -111,7 +109,7 @@ class Member:
                     self.began.set()
                 self._take(self.name, line)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Complains when the process has ended, or does nothing, though nobody told it to."""
         if self.process.poll() is not None:
             self._complain("ended by itself")

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-__all__ = ["ENDS_WORKER", "Fault", "Faults", "explanation"]
-
 ENDS_WORKER: Final = ("worker killed", "restart forced", "server killed")
 CUTS: Final = ("connection cut", "connections cut", *ENDS_WORKER)
 

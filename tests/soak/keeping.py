@@ -14,15 +14,13 @@ from jaxd.errors import ValueDeleted, ValuesLost
 from tests.soak.program import Program, WrongAnswer
 from tests.soak.turns import LARGE, numbers
 
-__all__ = ["Keeping"]
-
 MOST: Final = 8
 """Values that a client holds."""
 
 NAMES: Final = 6
 
 
-class Held(NamedTuple):
+class HeldValue(NamedTuple):
     """A value, what it has to be, and since when it is there."""
 
     value: Any
@@ -30,7 +28,7 @@ class Held(NamedTuple):
     since: float
 
 
-class Keeping:
+class ValueTurns:
     """The values of one client.
 
     Args:
@@ -49,15 +47,15 @@ class Keeping:
         lost: Callable[[ValuesLost, float], None],
     ) -> None:
         self._program, self._chance, self._lost = program, chance, lost
-        self._held: list[Held] = []
-        self._state: Held | None = None
+        self._held: list[HeldValue] = []
+        self._state: HeldValue | None = None
         self.since = 0.0
 
     def turns(self) -> dict[Callable[[], None], int]:
         """What can be done, and how often, compared with others."""
         return {
             self.keep: 8,
-            self.look: 8,
+            self.poll: 8,
             self.train: 8,
             self.name: 3,
             self.find: 3,
@@ -67,7 +65,7 @@ class Keeping:
     def leave(self) -> None:
         """Looks at all of them a last time."""
         while self._held:
-            self.look()
+            self.poll()
 
     def keep(self) -> None:
         """Leaves a result there, of some calls on each other."""
@@ -78,11 +76,11 @@ class Keeping:
         for _ in range(self._chance.randrange(1, 4)):
             value = program.function("large").remote(value)
             expected = program.expected("large", expected).result
-        self._held.append(Held(value, expected, self.since))
+        self._held.append(HeldValue(value, expected, self.since))
         if len(self._held) > MOST:
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Brings one home that has been there for a while."""
         if not self._held:
             return
@@ -100,7 +98,7 @@ class Keeping:
         state, self._state = self._state, None
         if state is None:
             first = {"w": np.ones(LARGE // 4, np.float32), "n": np.int32(0)}
-            state = Held(self._program.client.put(first), first, time.monotonic())
+            state = HeldValue(self._program.client.put(first), first, time.monotonic())
         self.since = state.since
         update = self._program.function("update", donate_argnums=0)
         value, expected = state.value, state.expected
@@ -112,7 +110,7 @@ class Keeping:
         if self._chance.random() < 0.3:
             self._program.compare(jaxd.get(value), expected, "state")
         if expected["n"] < 200:
-            self._state = Held(value, expected, state.since)
+            self._state = HeldValue(value, expected, state.since)
 
     def name(self) -> None:
         """Leaves a tree under a name, for whoever finds it."""

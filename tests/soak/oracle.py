@@ -13,8 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from tests.soak.project import Version, load
 
-__all__ = ["Answer", "Asking", "Question", "answer", "as_numpy"]
-
 _REMEMBERED: Final = 200
 """Programs; after that all are forgotten, because jax keeps more of each than it has to."""
 

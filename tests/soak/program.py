@@ -19,8 +19,6 @@ from jaxd import Client
 from tests.soak.oracle import Answer, Question, as_numpy
 from tests.soak.project import Version, original, write
 
-__all__ = ["Ask", "Derived", "Program", "WrongAnswer", "same"]
-
 Ask = Callable[[Question, tuple[Any, ...], dict[str, Any]], Answer]
 Derived = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 

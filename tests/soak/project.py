@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-__all__ = ["SLOTS", "Version", "load", "original", "write"]
-
 HELPER: Final = """
 BIAS = $bias
 

@@ -15,8 +15,6 @@ from typing import Any, Final
 from tests.soak.crew import Line
 from tests.soak.judging import Fault, Faults, explanation
 
-__all__ = ["Found", "text", "write_into"]
-
 _BEGIN: Final = "<!-- written by make soak -->"
 _END: Final = "<!-- end of what make soak has written -->"
 
@@ -24,7 +22,7 @@ SETTLES_S: Final = 1.0
 """How long a fault still counts as going on when it is over: what has waited is made up for."""
 
 
-class Found:
+class SoakFindings:
     """Takes the lines of all clients, judges them, and adds up. Thread-safe.
 
     Args:

@@ -19,12 +19,10 @@ import jaxd
 from tests.end_to_end.gates import wait_until
 from tests.levels import Levels
 from tests.live_server import ROOT, LiveServer, source_environment
-from tests.soak.breaking import Breaking
-from tests.soak.crew import Member
+from tests.soak.breaking import FaultInjector
+from tests.soak.crew import SoakClient
 from tests.soak.judging import Faults
-from tests.soak.report import Found
-
-__all__ = ["Soak"]
+from tests.soak.report import SoakFindings
 
 MEMBERS: Final = (
     *(("light-unix", "unix", False), ("jax-unix", "unix", True), ("light-tcp", "tcp", False)),
@@ -79,7 +77,7 @@ class Soak:
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._seed = folder, seed
         self._faults = Faults()
-        self._found = Found(self._faults)
+        self._found = SoakFindings(self._faults)
         self._servers: list[LiveServer] = []
         self._samples: list[tuple[int, Levels]] = []
         self._over = threading.Event()
@@ -87,7 +85,7 @@ class Soak:
 
     def __enter__(self) -> Self:
         oracle = self._oracle()
-        self._breaking = Breaking(self._start, self._faults, random.Random(self._seed))
+        self._breaking = FaultInjector(self._start, self._faults, random.Random(self._seed))
         self._held.callback(self._breaking.close)
         self._members = [
             self._member(name, scheme, None if has_jax else oracle)
@@ -121,11 +119,13 @@ class Soak:
         self._servers.append(LiveServer(self._folder, *OPTIONS))
         return self._servers[-1]
 
-    def _member(self, name: str, scheme: str, oracle: str | None) -> Member:
+    def _member(self, name: str, scheme: str, oracle: str | None) -> SoakClient:
         folder, server = self._folder / name, self._breaking.server
         address = self._breaking.address(scheme)
         take, doing = self._found.take, self._breaking.doing
-        return Member(name, self._seed, folder, address, oracle, server.environment, take, doing)
+        return SoakClient(
+            name, self._seed, folder, address, oracle, server.environment, take, doing
+        )
 
     def write_logs(self) -> None:
         """Writes what each server has logged into the folder."""

@@ -15,8 +15,6 @@ import numpy as np
 from jaxd.errors import Cancelled, DeadlineExceeded, JaxdError
 from tests.soak.program import Derived, Program, WrongAnswer
 
-__all__ = ["TURNS", "Turn", "numbers"]
-
 Turn = Callable[[Program, random.Random], None]
 
 SIZES: Final = (4, 64)

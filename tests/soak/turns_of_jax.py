@@ -10,8 +10,6 @@ import numpy as np
 from tests.soak.program import Program, WrongAnswer
 from tests.soak.turns import Turn, numbers
 
-__all__ = ["TURNS_OF_JAX"]
-
 
 def _near(program: Program, found: Any, expected: Any, *what: Any) -> None:
     # Another program than jax makes of the whole: the last bits may differ.

@@ -9,7 +9,7 @@ from jaxd.api.decorator import CallOptions, persistent_call
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd_protocol.errors import ArgumentError, ConfigurationError
 
-_NOT_FOR_BATCHES: Final = (
+_UNSUPPORTED_OPTIONS: Final = (
     *("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "static"),
     *("in_shardings", "out_shardings"),
 )
@@ -45,7 +45,7 @@ def vmap_auto(
         raise ConfigurationError(
             f"batch_size={batch_size!r} is no number of examples. Give a positive integer."
         )
-    for name in _NOT_FOR_BATCHES:
+    for name in _UNSUPPORTED_OPTIONS:
         if name in options:
             raise ConfigurationError(
                 f"{name} has no meaning for batches. Leave it out: what jax cannot trace is static."
@@ -68,8 +68,8 @@ class BatchedFunction:
         self.__wrapped__ = function
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self._size = batch_size
-        self._is_given = not (isinstance(in_axes, str) and in_axes == "auto")
-        batched = Batched(function, batch_size, in_axes if self._is_given else None)
+        self._has_batch_size = not (isinstance(in_axes, str) and in_axes == "auto")
+        batched = Batched(function, batch_size, in_axes if self._has_batch_size else None)
         self._known: dict[Any, tuple[bool, ...]] = {}
         given: CallOptions = {**options, "static_argnums": 0}
         self._call = persistent_call(batched, **given)
@@ -81,7 +81,7 @@ class BatchedFunction:
             ArgumentError: when it cannot be seen what is batched.
             BaseException, JaxdError: as a call of a persistent function.
         """
-        flags = None if self._is_given else self._batched(args, kwargs)
+        flags = None if self._has_batch_size else self._batched(args, kwargs)
         return self._call(flags, args, kwargs)
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class BatchedFunction:
         """For each leaf whether it is batched."""
         leaves, structure = _flatten((args, kwargs))
         form = (structure, tuple(len(getattr(leaf, "shape", ())) for leaf in leaves))
-        rows = [_rows(leaf) for leaf in leaves]
+        rows = [_batch_length(leaf) for leaf in leaves]
         known = self._known.get(form)
         if known is None:
             known = tuple(count == self._size for count in rows)
@@ -113,7 +113,7 @@ class BatchedFunction:
         return known
 
 
-def _rows(leaf: Any) -> int:
+def _batch_length(leaf: Any) -> int:
     """Entries along its first axis; -1 when it has none."""
     shape = getattr(leaf, "shape", None)
     return int(shape[0]) if isinstance(shape, Sequence) and len(shape) else -1

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from jaxd.dispatch.caller import Caller
 from jaxd.interop.jax_runtime import current_config
-from jaxd.request.call_request import CallSettings, Encoded
-from jaxd.request.function_snapshot import Identities
+from jaxd.request.call_request import CallRequest, CallSettings
+from jaxd.request.function_snapshot import SnapshotCache
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.jit.options import Options
 
@@ -28,7 +28,7 @@ class FunctionBinding(NamedTuple):
     options: Options
     find_caller: Callable[[], Caller | None]
     settings: CallSettings
-    snapshots: Identities
+    snapshots: SnapshotCache
 
     def with_function(
         self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
@@ -55,7 +55,7 @@ class FunctionBinding(NamedTuple):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         results: ResultsAs | None = None,
-    ) -> Encoded:
+    ) -> CallRequest:
         """A call under a configuration, ready to be sent.
 
         Args:
@@ -70,18 +70,18 @@ class FunctionBinding(NamedTuple):
         """
         spec = self.snapshots.spec(config)
         _, form, timeout_s, strict = self.settings
-        if caller.session.accepts != "code" and caller.takes_programs_only(timeout_s):
+        if caller.session.accepts != "code" and caller.requires_export(timeout_s):
             from jaxd.tracing.export import exported_call  # imports jax, and few servers ask for it
 
             made = exported_call(caller, spec, self.function, self.settings.config, args, kwargs)
             return caller.encode(*made, {}, timeout_s, results or form, strict)
         call = caller.encode(spec, args, kwargs, timeout_s, results or form, strict)
-        return call if spec.identity.guards.complete else self.settled(caller, call, config)
+        return call if spec.snapshot.guards.complete else self.settled(caller, call, config)
 
-    def settled(self, caller: Caller, call: Encoded, config: Mapping[str, Any]) -> Encoded:
+    def settled(self, caller: Caller, call: CallRequest, config: Mapping[str, Any]) -> CallRequest:
         """The call, of the function as calls with such arguments mean it."""
         settled = self.snapshots.settle(call.spec, call.skeleton, config)
         if settled is call.spec:
             return call
-        caller.remember(settled)
+        caller.register(settled)
         return call._replace(spec=settled)

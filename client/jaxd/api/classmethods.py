@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ArgumentError
 
-_LOSES_CLASS: Final = sys.version_info >= (3, 13)
+_CLASS_IS_LOST: Final = sys.version_info >= (3, 13)
 
 
-def refuse_lost_class(function: Any, args: tuple[Any, ...]) -> None:
+def check_class_known(function: Any, args: tuple[Any, ...]) -> None:
     """Returns when what a function is asked for by name has its class, if it is a class method.
 
     Args:
@@ -24,7 +24,7 @@ def refuse_lost_class(function: Any, args: tuple[Any, ...]) -> None:
     Raises:
         ArgumentError: when the class is missing.
     """
-    if not _LOSES_CLASS:
+    if not _CLASS_IS_LOST:
         return
     if not (args and isinstance(args[0], type)) and _is_class_method(function):
         name = function.__qualname__

@@ -13,8 +13,8 @@ from jaxd.api.function import PersistentFunction
 from jaxd.api.server_statistics import Statistics
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller, default_caller
-from jaxd.dispatch.devices import Device, ask_devices, device_index
-from jaxd.interop.remote_array import RemoteArray, by_handle
+from jaxd.dispatch.devices import Device, device_index, query_devices
+from jaxd.interop.remote_array import RemoteArray, handle_reducer
 from jaxd.transfer import shared_arrays
 from jaxd.transfer.shared_memory import shared_pool
 from jaxd_protocol.errors import NoServer
@@ -72,7 +72,7 @@ class Client:
 
     def devices(self) -> tuple[Device, ...]:
         """As `jaxd.devices`, of this client's server."""
-        return ask_devices(self.caller.session.ask)
+        return query_devices(self.caller.session.ask)
 
     def put(self, tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
         """As `jaxd.put`, on this client's server."""
@@ -88,7 +88,7 @@ class Client:
 
     def get(self, tree: Any) -> Any:
         """As `jaxd.get`."""
-        return put_get.bring_home(tree)
+        return put_get.fetch_tree(tree)
 
     def close(self) -> None:
         """Ends the connection; calls that are open fail with `Cancelled`.
@@ -142,7 +142,7 @@ def connect(
         AuthenticationFailed, VersionMismatch: when the handshake fails.
         ConfigurationError: when the server has no such device.
     """
-    settings = _with_server(Settings.resolve(server, host, port, token))
+    settings = _caller_for(Settings.resolve(server, host, port, token))
     if device is not None:
         settings = settings.replaced(device=device_index(device))
     client = Client(Caller(settings))
@@ -156,7 +156,7 @@ def statistics() -> Statistics:
     Raises:
         NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
     """
-    return Client(default_caller(_with_server(Settings.resolve()))).statistics()
+    return Client(default_caller(_caller_for(Settings.resolve()))).statistics()
 
 
 def devices() -> tuple[Device, ...]:
@@ -169,9 +169,9 @@ def devices() -> tuple[Device, ...]:
     """
     settings = Settings.resolve()
     if settings.inline:
-        from jaxd.tracing.inline import devices_here
+        from jaxd.tracing.inline import local_devices
 
-        return devices_here()
+        return local_devices()
     return Client(default_caller(settings)).devices()
 
 
@@ -204,7 +204,7 @@ def get(tree: Any) -> Any:
         BaseException: what a call raised that was to compute one of them.
         ValueDeleted, ValuesLost: when one is gone.
     """
-    return put_get.bring_home(tree)
+    return put_get.fetch_tree(tree)
 
 
 def wait(tree: Any) -> Any:
@@ -244,7 +244,7 @@ def named(name: str) -> Any:
         ValueDeleted: when there is none of that name.
         NoServer: when there is no server.
     """
-    return Client(default_caller(_with_server(Settings.resolve()))).named(name)
+    return Client(default_caller(_caller_for(Settings.resolve()))).named(name)
 
 
 def forget(name: str) -> bool:
@@ -253,7 +253,7 @@ def forget(name: str) -> bool:
     Raises:
         NoServer: when there is no server.
     """
-    return Client(default_caller(_with_server(Settings.resolve()))).forget(name)
+    return Client(default_caller(_caller_for(Settings.resolve()))).forget(name)
 
 
 @contextmanager
@@ -269,21 +269,21 @@ def pickle_by_handle(ttl_s: float = 3600.0) -> Iterator[None]:
     """
 
     def instead(array: RemoteArray) -> tuple[Any, ...]:
-        return _pickled, put_get.name_array(array, ttl_s)
+        return _load_pickled_handle, put_get.name_array(array, ttl_s)
 
-    token = by_handle.set(instead)
+    token = handle_reducer.set(instead)
     try:
         yield
     finally:
-        by_handle.reset(token)
+        handle_reducer.reset(token)
 
 
-def _pickled(server: str, name: str) -> Any:
+def _load_pickled_handle(server: str, name: str) -> Any:
     """What a pickle by handle stands for."""
-    return Client(default_caller(_with_server(Settings.resolve(server)))).named(name)
+    return Client(default_caller(_caller_for(Settings.resolve(server)))).named(name)
 
 
-def _with_server(settings: Settings) -> Settings:
+def _caller_for(settings: Settings) -> Settings:
     if settings.inline:
         raise NoServer(
             "JAXD_INLINE=1 means that this process uses no server. Unset JAXD_INLINE to use one."

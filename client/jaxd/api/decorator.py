@@ -20,7 +20,7 @@ from jaxd.api.options import (
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller, HasCaller, default_caller
 from jaxd.request.call_request import CallSettings
-from jaxd.request.function_snapshot import Identities
+from jaxd.request.function_snapshot import SnapshotCache
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jit.options import Options, Ship, StaticRule
@@ -140,7 +140,7 @@ def persistent_call(
         options.get("timeout_s"),
         options.get("strict", False),
     )
-    snapshots = Identities(function, jit_options, ignored, ship, tuple(callbacks))
+    snapshots = SnapshotCache(function, jit_options, ignored, ship, tuple(callbacks))
     find_caller = _find_caller(options)
     return PersistentFunction(
         FunctionBinding(function, jit_options, find_caller, settings, snapshots)

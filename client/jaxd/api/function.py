@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, SupportsIndex,
 
 from jaxd.api import inspection
 from jaxd.api.binding import FunctionBinding
-from jaxd.api.classmethods import refuse_lost_class
+from jaxd.api.classmethods import check_class_known
 from jaxd.api.method import PersistentMethod
-from jaxd.api.transforms import ByName
+from jaxd.api.transforms import TransformMethods
 from jaxd.dispatch.caller import Caller
 from jaxd_protocol.errors import TracerError
-from jaxd_protocol.fingerprint.function_wrapper import PlainInside
+from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Options
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ _MAP_REFILL = _MAP_WINDOW // 2
 """When so few are left it sends several: to change threads for each costs more than the calls."""
 
 
-class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Generic[P, R]):
+class PersistentFunction(
+    TransformMethods["PersistentFunction[..., Any]"], FunctionWrapper, Generic[P, R]
+):
     """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
 
     Thread-safe. Inside of another persistent function it is the function under `jax.jit`.
@@ -108,7 +110,7 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
         Raises:
             BaseException, JaxdError: as a call.
         """
-        refuse_lost_class(self, args)
+        check_class_known(self, args)
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
             return nnx.finish(nnx.function.remote(*nnx.sent_args, **nnx.sent_kwargs))  # type: ignore[no-any-return]
         binding = self._binding
@@ -124,7 +126,7 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
 
         Waits while as many calls are in flight as the server takes from one client.
         """
-        refuse_lost_class(self, args)
+        check_class_known(self, args)
         if "flax.nnx" in sys.modules:
             # it ends at a time of its own, so one that changes something is an error
             nnx = self._nnx_call(args, kwargs, refuses=True)
@@ -133,9 +135,9 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
         binding = self._binding
         caller = binding.find_caller()
         if caller is None:
-            from jaxd.tracing.inline import finished
+            from jaxd.tracing.inline import completed_future
 
-            return finished(lambda: self._call_inline(*args, **kwargs))
+            return completed_future(lambda: self._call_inline(*args, **kwargs))
         return caller.submit(binding.encode(caller, binding.config(), args, kwargs))
 
     async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -143,7 +145,7 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
 
         Arguments may be overwritten when it has returned.
         """
-        refuse_lost_class(self, args)
+        check_class_known(self, args)
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
             reply = await nnx.function.call_async(*nnx.sent_args, **nnx.sent_kwargs)
             return nnx.finish(reply)  # type: ignore[no-any-return]
@@ -219,7 +221,7 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
             BaseException: what the function raises while it is traced.
             JaxdError: when it cannot be built; see `jaxd.errors`.
         """
-        refuse_lost_class(self, args)
+        check_class_known(self, args)
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
             return nnx.function.warm(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
         return inspection.warm(self._binding, args, kwargs)
@@ -232,7 +234,7 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
         Raises:
             BaseException, JaxdError: as `warm`.
         """
-        refuse_lost_class(self, args)
+        check_class_known(self, args)
         return inspection.lower(self._binding, args, kwargs)
 
     def jaxpr(self, *args: Any, **kwargs: Any) -> str:
@@ -241,7 +243,7 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
         Raises:
             BaseException, JaxdError: as `warm`.
         """
-        refuse_lost_class(self, args)
+        check_class_known(self, args)
         return inspection.jaxpr(self._binding, args, kwargs)
 
     def clear(self) -> int:
@@ -272,7 +274,7 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
         from jaxd_protocol.jit.transforms import untransformed
 
         options = self._binding.options._replace(device=device_index(device))
-        kin: Any = self._kin(self.__wrapped__, options, untransformed(self.__wrapped__))
+        kin: Any = self._derive(self.__wrapped__, options, untransformed(self.__wrapped__))
         return kin  # type: ignore[no-any-return]
 
     def transformed(
@@ -286,12 +288,14 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
                 the instance is the first argument all the same.
             **given: options of the transformation.
         """
-        from jaxd.api.transforms import derived
+        from jaxd.api.transforms import derive
 
         if not on_instance:
-            refuse_lost_class(self, ())
+            check_class_known(self, ())
         options = self._binding.options
-        return self._kin(*derived(self.__wrapped__, options, name, given, on_instance=on_instance))
+        return self._derive(
+            *derive(self.__wrapped__, options, name, given, on_instance=on_instance)
+        )
 
     def remade(self, function: Callable[..., Any]) -> PersistentFunction[..., Any]:
         """Another function with the options of this one, on its server."""
@@ -309,7 +313,7 @@ class PersistentFunction(ByName["PersistentFunction[..., Any]"], PlainInside, Ge
         options = self._binding.options
         return bool(options.donate_argnums or options.donate_argnames)
 
-    def _kin(
+    def _derive(
         self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
     ) -> PersistentFunction[..., Any]:
         """One that is called as this one is; the same each time that it is asked for."""

@@ -11,25 +11,25 @@ if TYPE_CHECKING:
     from jaxd.api.why import Why
     from jaxd.dispatch.caller import Caller
     from jaxd.dispatch.warm import Warmed
-    from jaxd.request.call_request import Encoded
-    from jaxd.request.function_snapshot import Spec
+    from jaxd.request.call_request import CallRequest
+    from jaxd.request.function_snapshot import FunctionSpec
 
 
 def fingerprint(binding: FunctionBinding) -> str:
     """The hex name of what the function means, as it is now."""
-    return _spec(binding).identity.fingerprint.hex()
+    return _spec(binding).snapshot.fingerprint.hex()
 
 
 def why(binding: FunctionBinding, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Why:
     """What a call would do, and why; of all calls where arguments are missing."""
-    from jaxd.api.why import asked_server, explain, is_call
+    from jaxd.api.why import explain, is_valid_call, running_server
 
-    caller = asked_server(binding.find_caller())
+    caller = running_server(binding.find_caller())
     spec = _spec(binding)
     skeleton = None
-    if is_call(binding.function, args, kwargs):
+    if is_valid_call(binding.function, args, kwargs):
         skeleton = caller.encode(spec, args, kwargs, None, "auto").skeleton
-        if skeleton in spec.identity.pinned:  # else the call will pin it, and not the question
+        if skeleton in spec.snapshot.pinned:  # else the call will pin it, and not the question
             spec = binding.snapshots.settle(spec, skeleton, binding.config())
     return explain(caller, spec, binding.function, skeleton)
 
@@ -54,7 +54,7 @@ def lower(binding: FunctionBinding, args: tuple[Any, ...], kwargs: dict[str, Any
     from jaxd.api.stages import Lowered, ask_stage
 
     call = _specified(binding, caller, args, kwargs)
-    return Lowered(call.spec.identity.name, functools.partial(ask_stage, caller, call))
+    return Lowered(call.spec.snapshot.name, functools.partial(ask_stage, caller, call))
 
 
 def jaxpr(binding: FunctionBinding, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -70,27 +70,27 @@ def jaxpr(binding: FunctionBinding, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def clear(binding: FunctionBinding) -> int:
     """Has the server forget what it built of the function; returns how many programs."""
-    from jaxd.dispatch.warm import forget
+    from jaxd.dispatch.warm import drop_programs
 
-    return forget(binding.find_caller(), _spec(binding))
+    return drop_programs(binding.find_caller(), _spec(binding))
 
 
-def _spec(binding: FunctionBinding) -> Spec:
+def _spec(binding: FunctionBinding) -> FunctionSpec:
     """The function as it is now; for who does not call it."""
     spec = binding.snapshots.spec(binding.config())
-    spec.identity.is_fresh = False
+    spec.snapshot.is_fresh = False
     return spec
 
 
 def _specified(
     binding: FunctionBinding, caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Encoded:
+) -> CallRequest:
     """A call with such arguments, or with specs of them, that brings no data."""
-    from jaxd.dispatch.warm import encode_warming
+    from jaxd.dispatch.warm import encode_warm_request
 
     config = binding.config()
     spec = binding.snapshots.spec(config)
-    call = encode_warming(caller, spec, args, kwargs, binding.settings.strict)
+    call = encode_warm_request(caller, spec, args, kwargs, binding.settings.strict)
     return binding.settled(caller, call, config)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
-from jaxd.api.transforms import ByName
-from jaxd_protocol.fingerprint.function_wrapper import BoundFunction
+from jaxd.api.transforms import TransformMethods
+from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -34,7 +34,7 @@ class Unbound(Protocol):
     why: Callable[..., Why]
 
 
-class PersistentMethod(BoundFunction, ByName["PersistentMethod"]):
+class PersistentMethod(BoundWrapper, TransformMethods["PersistentMethod"]):
     """What is found under the name of a persistent function on an instance.
 
     Or, of a class method, on a class.
@@ -86,9 +86,9 @@ class PersistentMethod(BoundFunction, ByName["PersistentMethod"]):
 
     def why(self, *args: Any, **kwargs: Any) -> Why:
         """As `PersistentFunction.why`."""
-        from jaxd.api.why import is_call
+        from jaxd.api.why import is_valid_call
 
-        given = self.args if is_call(self.__wrapped__, args, kwargs) else ()
+        given = self.args if is_valid_call(self.__wrapped__, args, kwargs) else ()
         return self.unbound().why(*given, *args, **kwargs)
 
     def warm(self, *args: Any, **kwargs: Any) -> Warmed:

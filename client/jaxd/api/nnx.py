@@ -14,11 +14,11 @@ from jaxd.interop.jax_runtime import loaded_jax, to_jax_keys
 from jaxd.interop.native import PRNGKeys
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.jit.nnx_updates import (
-    GIVEN,
+    SAME_ARGUMENT,
     Updating,
     loaded_nnx,
     variables_of,
-    without_repeated,
+    without_duplicates,
 )
 
 
@@ -32,17 +32,17 @@ class Clearable(Protocol):
 F = TypeVar("F", bound=Clearable)
 
 _OTHER, _CONTAINER, _OBJECT = range(3)
-_MAX_KINDS: Final = 1000
-_kinds: Final = BoundedDict[type, int](_MAX_KINDS)
+_MAX_CLASSES: Final = 1000
+_kinds: Final = BoundedDict[type, int](_MAX_CLASSES)
 
 
-def _holds(value: Any) -> bool:
+def _contains_nnx(value: Any) -> bool:
     kind = _kinds.get(type(value))
     if kind is None:
         kind = _kinds[type(value)] = _kind_of(type(value))
     if kind != _CONTAINER:
         return kind == _OBJECT
-    return any(map(_holds, value.values() if isinstance(value, dict) else value))
+    return any(map(_contains_nnx, value.values() if isinstance(value, dict) else value))
 
 
 def _kind_of(cls: type) -> int:
@@ -73,17 +73,17 @@ class NnxCall(NamedTuple, Generic[F]):
         """Brings the caller's objects up to date; returns the function's own result."""
         changes, result, marks = reply
         for number, value in changes.items():
-            self.variables[number].set_raw_value(_of_jax(value))
-        return self._unmarked(result) if marks else result
+            self.variables[number].set_raw_value(_as_jax_value(value))
+        return self._without_markers(result) if marks else result
 
-    def _unmarked(self, result: Any) -> Any:
+    def _without_markers(self, result: Any) -> Any:
         def given(leaf: Any) -> Any:
-            if not _is_mark(leaf):
+            if not _is_marker(leaf):
                 return leaf
-            (name,) = leaf[GIVEN]
+            (name,) = leaf[SAME_ARGUMENT]
             return self.args[name] if isinstance(name, int) else self.kwargs[name]
 
-        return loaded_jax().tree.map(given, result, is_leaf=_is_mark)
+        return loaded_jax().tree.map(given, result, is_leaf=_is_marker)
 
 
 class NnxCalls(Generic[F]):
@@ -96,9 +96,9 @@ class NnxCalls(Generic[F]):
 
     def __init__(self, function: Callable[..., Any], *, gives_up: bool) -> None:
         self._function = function
-        self._gives_up = gives_up
+        self._donates = gives_up
         self._lock = threading.Lock()  # guards _made
-        self._made: dict[tuple[tuple[int, ...], bool], F] = {}
+        self._prepared_functions: dict[tuple[tuple[int, ...], bool], F] = {}
 
     def prepared(
         self,
@@ -119,49 +119,51 @@ class NnxCalls(Generic[F]):
         """
         if isinstance(self._function, Updating) or loaded_nnx() is None:
             return None
-        if not (any(map(_holds, args)) or any(map(_holds, kwargs.values()))):
+        if not (any(map(_contains_nnx, args)) or any(map(_contains_nnx, kwargs.values()))):
             return None
         given = args, dict(kwargs)
         variables = variables_of(given)
-        same = _first_places(variables)
-        function = self._updating(make, same, refuses)
-        return NnxCall(function, variables, *given, *(without_repeated(given) if same else given))
+        same = _alias_positions(variables)
+        function = self._updating_function(make, same, refuses)
+        return NnxCall(function, variables, *given, *(without_duplicates(given) if same else given))
 
     def clear(self) -> int:
         """Has the server forget what it built for such calls; returns how many programs."""
         with self._lock:
-            made = list(self._made.values())
+            made = list(self._prepared_functions.values())
         return sum(each.clear() for each in made)
 
-    def _updating(self, make: Callable[[Updating], F], same: tuple[int, ...], refuses: bool) -> F:
+    def _updating_function(
+        self, make: Callable[[Updating], F], same: tuple[int, ...], refuses: bool
+    ) -> F:
         with self._lock:
-            made = self._made.get((same, refuses))
+            made = self._prepared_functions.get((same, refuses))
             if made is None:
                 updating = Updating(
-                    self._function, same, refuses=refuses, all_of_them=self._gives_up
+                    self._function, same, refuses=refuses, all_of_them=self._donates
                 )
-                made = self._made[same, refuses] = make(updating)
+                made = self._prepared_functions[same, refuses] = make(updating)
             return made
 
 
-def _first_places(variables: list[Any]) -> tuple[int, ...]:
+def _alias_positions(variables: list[Any]) -> tuple[int, ...]:
     """For each the number of the first one that is the same; nothing when no two are."""
     first: dict[int, int] = {}
     places = tuple(first.setdefault(id(each), number) for number, each in enumerate(variables))
     return places if len(first) < len(variables) else ()
 
 
-def _is_mark(value: Any) -> bool:
-    return type(value) is dict and GIVEN in value
+def _is_marker(value: Any) -> bool:
+    return type(value) is dict and SAME_ARGUMENT in value
 
 
-def _of_jax(value: Any) -> Any:
+def _as_jax_value(value: Any) -> Any:
     """A result as a variable holds it, in whatever form it was asked for."""
     if type(value) is PRNGKeys:
         return to_jax_keys(value.impl, value.data)
-    return loaded_jax().tree.map(_array_of_jax, value)
+    return loaded_jax().tree.map(_as_jax_array, value)
 
 
-def _array_of_jax(value: Any) -> Any:
+def _as_jax_array(value: Any) -> Any:
     jax = loaded_jax()
     return value if isinstance(value, jax.Array) else jax.numpy.asarray(value)

@@ -23,7 +23,7 @@ _GENERATOR: Final = 0x20  # inspect.CO_GENERATOR
 _RESULTS: tuple[ResultsAs, ...] = ("auto", "numpy", "jax", "remote")
 _SHIP: tuple[Ship, ...] = ("value", "source")
 _STATIC: tuple[StaticRule, ...] = ("auto", "jax")
-_PLACES = ("server", "host", "port", "token")
+_SERVER_OPTIONS = ("server", "host", "port", "token")
 
 
 def check_function(function: object) -> None:
@@ -101,11 +101,11 @@ def packed_shardings(option: str, value: Any) -> bytes:
     """
     if value is None:
         return b""
-    from jaxd.interop.jax_runtime import refuse_no_shardings
+    from jaxd.interop.jax_runtime import check_shardings
     from jaxd_protocol.pickling.pack.arguments import pack
 
     value = tuple(value) if isinstance(value, list) else value  # as jax takes a list here
-    refuse_no_shardings(option, value)
+    check_shardings(option, value)
     return bytes(pack(value, f"the option {option}"))
 
 
@@ -218,7 +218,7 @@ def _check_client(options: Mapping[str, Any]) -> None:
             f"client={client!r} is no client. Give what jaxd.connect returns, "
             "or server= with an address."
         )
-    both = [name for name in _PLACES if options.get(name) is not None]
+    both = [name for name in _SERVER_OPTIONS if options.get(name) is not None]
     if both:
         raise ConfigurationError(
             f"client= is given together with {both[0]}=, but a client has its server already. "

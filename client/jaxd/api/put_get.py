@@ -10,12 +10,12 @@ from jaxd.dispatch.session import MAX_WORKERS
 from jaxd.interop.jax_runtime import current_config
 from jaxd.interop.native import leaves_of, map_leaves
 from jaxd.interop.remote_array import RemoteArray
-from jaxd.remote_values.store import RemoteValues
+from jaxd.remote_values.store import RemoteStore
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import ArgumentError, ValuesLost, WorkerReplaced
 from jaxd_protocol.jit.options import normal_config
-from jaxd_protocol.messages.data_locations import first_id, new_number, pack_ids
+from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
 from jaxd_protocol.pytree import TreeEncoder
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 def put(caller: Caller, tree: Any, name: str | None = None, ttl_s: float | None = None) -> Any:
     """The tree with its arrays and numbers on the server; see `jaxd.put`."""
-    return _in_session(caller, lambda values: _put(values, tree, name, ttl_s))
+    return _retry_in_new_session(caller, lambda values: _put(values, tree, name, ttl_s))
 
 
-def _in_session(caller: Caller, ask: Callable[[RemoteValues], T]) -> T:
+def _retry_in_new_session(caller: Caller, ask: Callable[[RemoteStore], T]) -> T:
     """What `ask` returns; where the session turns out to be over, in the one that follows.
 
     What is asked needs nothing of the old one, or says by itself that this is gone.
@@ -40,14 +40,14 @@ def _in_session(caller: Caller, ask: Callable[[RemoteValues], T]) -> T:
         try:
             return ask(values)
         except WorkerReplaced:
-            _go_on(caller, values)
+            _switch_worker(caller, values)
         except ValuesLost:
             if caller.session.values() is values:
                 raise
     return ask(caller.session.values())
 
 
-def _go_on(caller: Caller, values: RemoteValues) -> None:
+def _switch_worker(caller: Caller, values: RemoteStore) -> None:
     """Switches to the next worker: the one that has these values accepts no new calls."""
     session = caller.session
     opened = session.current()
@@ -56,12 +56,12 @@ def _go_on(caller: Caller, values: RemoteValues) -> None:
         session.connection()
 
 
-def _put(values: RemoteValues, tree: Any, name: str | None, ttl_s: float | None) -> Any:
+def _put(values: RemoteStore, tree: Any, name: str | None, ttl_s: float | None) -> Any:
     found = leaves_of(tree)
-    arrays = iter(_placed(values, [leaf for leaf in found if not _is_there(leaf, values)]))
-    placed = map_leaves(lambda leaf: leaf if _is_there(leaf, values) else next(arrays), tree)
+    arrays = iter(_send_leaves(values, [leaf for leaf in found if not _is_on_server(leaf, values)]))
+    placed = map_leaves(lambda leaf: leaf if _is_on_server(leaf, values) else next(arrays), tree)
     if name is not None:
-        _name(values, placed, name, ttl_s)
+        _name_on_server(values, placed, name, ttl_s)
     return placed
 
 
@@ -74,22 +74,22 @@ def name_array(array: RemoteArray, ttl_s: float) -> tuple[str, str]:
     array.block_until_ready()
     values: Any = array.keeper
     name = f"pickled-{secrets.token_hex(16)}"
-    _name(values, array, name, ttl_s)
+    _name_on_server(values, array, name, ttl_s)
     return values.where, name
 
 
-def _is_there(leaf: Any, values: RemoteValues) -> bool:
+def _is_on_server(leaf: Any, values: RemoteStore) -> bool:
     return isinstance(leaf, RemoteArray) and leaf.keeper is values
 
 
-def _placed(values: RemoteValues, leaves: list[Any]) -> list[RemoteArray]:
+def _send_leaves(values: RemoteStore, leaves: list[Any]) -> list[RemoteArray]:
     if not leaves:
         return []
     pickled: dict[Any, Any] = {}
     encoder = ArgumentEncoder(pickled, values)
     encoder.node(tuple(leaves))
     if encoder.count != len(leaves) or pickled:
-        odd = next(leaf for leaf in leaves if _weighs_something_else(leaf))
+        odd = next(leaf for leaf in leaves if _is_not_one_array(leaf))
         raise ArgumentError(
             f"a {type(odd).__name__} cannot be put on the server: only arrays and numbers can, in "
             "dicts, lists and tuples, or, where jax is imported, in any pytree."
@@ -98,14 +98,14 @@ def _placed(values: RemoteValues, leaves: list[Any]) -> list[RemoteArray]:
     return values.put(encoder.skeleton, encoder.blob, config, encoder)
 
 
-def _weighs_something_else(leaf: Any) -> bool:
+def _is_not_one_array(leaf: Any) -> bool:
     pickled: dict[Any, Any] = {}
     encoder = ArgumentEncoder(pickled)
     encoder.node(leaf)
     return encoder.count != 1 or bool(pickled)
 
 
-def _name(values: RemoteValues, tree: Any, name: str, ttl_s: float | None) -> None:
+def _name_on_server(values: RemoteStore, tree: Any, name: str, ttl_s: float | None) -> None:
     arrays = leaves_of(tree)
     values.calls.check(arrays)
     for array in arrays:
@@ -134,30 +134,30 @@ class _StructureEncoder(TreeEncoder):
 
 def find_named(caller: Caller, name: str) -> Any:
     """The tree under a name, its arrays on the server; see `jaxd.named`."""
-    return _in_session(caller, lambda values: _named(values, name))
+    return _retry_in_new_session(caller, lambda values: _fetch_named(values, name))
 
 
-def _named(values: RemoteValues, name: str) -> Any:
-    number = new_number()
+def _fetch_named(values: RemoteStore, name: str) -> Any:
+    number = new_call_number()
     value, _ = values.ask("named", name, number, makes=number)
     layout = ResultReader({}).layout(value[1])
-    return layout.build(values.remote(first_id(number), layout.leaves))
+    return layout.build(values.remote(first_value_id(number), layout.leaves))
 
 
 def forget_named(caller: Caller, name: str) -> bool:
     """Removes a name; whether it was there."""
-    value, _ = _in_session(caller, lambda values: values.ask("unname", name))
+    value, _ = _retry_in_new_session(caller, lambda values: values.ask("unname", name))
     return bool(value[1])
 
 
-def bring_home(tree: Any) -> Any:
+def fetch_tree(tree: Any) -> Any:
     """The tree with its arrays here; see `jaxd.get`."""
     arrays = [leaf for leaf in leaves_of(tree) if isinstance(leaf, RemoteArray)]
     for values in {id(array.keeper): array.keeper for array in arrays}.values():
-        if isinstance(values, RemoteValues):
+        if isinstance(values, RemoteStore):
             own = [array for array in arrays if array.keeper is values]
             values.calls.check(own)
-            values.bring_all(own)
+            values.fetch_all(own)
     return map_leaves(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteArray) else leaf, tree)
 
 

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxd_protocol.errors import ConfigurationError, ConnectionLost
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.failures import decode_failure
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
-    from jaxd.request.call_request import Encoded
+    from jaxd.request.call_request import CallRequest
 
 
 Dialect = Literal["stablehlo", "hlo"]
 Stage = Literal["jaxpr", "lowered", "compiled"]
-Ask = Callable[[Stage, Dialect, bool], Mapping[str, Any]]
+StageQuery = Callable[[Stage, Dialect, bool], Mapping[str, Any]]
 
 
 def ask_stage(
     caller: Caller,
-    call: Encoded,
+    call: CallRequest,
     stage: Stage,
     dialect: Dialect = "stablehlo",
     places: bool = False,
@@ -43,7 +43,7 @@ def ask_stage(
     except ConnectionLost:
         value, _ = caller.session.connection().request("stages", message, call.buffers)
     if value[0] == FAILED:
-        raise rebuild_failure(value[1], call.spec.identity.reader)
+        raise decode_failure(value[1], call.spec.snapshot.reader)
     found: Mapping[str, Any] = json.loads(value)
     return found
 
@@ -54,7 +54,7 @@ class Lowered:
     Made by `f.lower(...)`.
     """
 
-    def __init__(self, name: str, ask: Ask) -> None:
+    def __init__(self, name: str, ask: StageQuery) -> None:
         self._name = name
         self._ask = ask
         self._found = ask("lowered", "stablehlo", False)

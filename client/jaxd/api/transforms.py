@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import Statics, statics_of
+from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 
 if TYPE_CHECKING:
     from jaxd_protocol.jit.transforms import Transformation
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ByName(Generic[T]):
+class TransformMethods(Generic[T]):
     """The transformation methods of persistent functions and methods.
 
     Each method returns another one, which the server traces, compiles and keeps as a function of
@@ -133,7 +133,7 @@ class ByName(Generic[T]):
         return self.transformed("vjp", has_aux=has_aux)
 
 
-class Derived(NamedTuple):
+class DerivedFunction(NamedTuple):
     """A transformed function.
 
     Attributes:
@@ -147,14 +147,14 @@ class Derived(NamedTuple):
     base: Callable[..., Any]
 
 
-def derived(
+def derive(
     function: Callable[..., Any],
     options: Options,
     name: str,
     given: dict[str, Any],
     *,
     on_instance: bool = False,
-) -> Derived:
+) -> DerivedFunction:
     """The function behind one more transformation.
 
     Args:
@@ -167,11 +167,11 @@ def derived(
     Raises:
         ConfigurationError: when an option has no place in a key.
     """
-    from jaxd_protocol.jit.transforms import transformed, untransformed
-    from jaxd_protocol.jit.transforms.literal import behind_on_instance
+    from jaxd_protocol.jit.transforms import apply_transformations, untransformed
+    from jaxd_protocol.jit.transforms.literal import with_bound_method
     from jaxd_protocol.messages.function_manifest import parameter_names
 
-    statics = statics_of(function, options)
+    statics = infer_static_args(function, options)
     names = parameter_names(function)
     first = statics.positions & {0} if on_instance else frozenset()
     own = _of_method(statics, names) if on_instance else statics
@@ -184,14 +184,14 @@ def derived(
         names = names[1:] if on_instance else names
         numbers = [number for number in sorted(own.positions) if number < len(names)]
         given |= {"static": tuple((number, names[number]) for number in numbers)}
-        statics = Statics(first, statics.names)
+        statics = StaticArgs(first, statics.names)
     if isinstance(given.get("argnums"), list):
         given |= {"argnums": tuple(given["argnums"])}  # which is the same to jax
-    before, one = options.transformations, _spelled(name, given)
-    transformations = behind_on_instance(before, one) if on_instance else (*before, one)
+    before, one = options.transformations, _spell_transform(name, given)
+    transformations = with_bound_method(before, one) if on_instance else (*before, one)
     base = untransformed(function)
-    return Derived(
-        transformed(base, transformations),
+    return DerivedFunction(
+        apply_transformations(base, transformations),
         options._replace(
             static_argnums=tuple(sorted(statics.positions)) if statics else None,
             static_argnames=tuple(sorted(statics.names)) if statics else None,
@@ -203,18 +203,18 @@ def derived(
     )
 
 
-def _of_method(statics: Statics, names: tuple[str, ...]) -> Statics:
+def _of_method(statics: StaticArgs, names: tuple[str, ...]) -> StaticArgs:
     """Which arguments are static when the first one is the instance."""
     positions = frozenset(n - 1 if n > 0 else n for n in statics.positions if n != 0)
     return statics._replace(positions=positions, names=statics.names - set(names[:1]))
 
 
-def _spelled(name: str, given: dict[str, Any]) -> Transformation:
-    from jaxd_protocol.jit.transforms import NotSpelled, transformation
+def _spell_transform(name: str, given: dict[str, Any]) -> Transformation:
+    from jaxd_protocol.jit.transforms import NotLiteral, encode_transformation
 
     try:
-        return transformation(name, given)
-    except NotSpelled as error:
+        return encode_transformation(name, given)
+    except NotLiteral as error:
         raise ConfigurationError(
             f"an option of {name} cannot be part of a key: {error}. Use numbers, text, and "
             f"tuples, lists and dicts of them; or transform the function itself: "

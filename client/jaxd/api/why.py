@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.explain.key_differences import Difference
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.transforms import shown_name
-from jaxd_protocol.messages.function_manifest import Description, parameter_names
-from jaxd_protocol.network.local_server import LocalServerFiles, server_runs
+from jaxd_protocol.jit.transforms import display_name
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor, parameter_names
+from jaxd_protocol.network.local_server import LocalServerFiles, is_server_running
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
-    from jaxd.request.function_snapshot import Spec
+    from jaxd.request.function_snapshot import FunctionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Why:
         return "\n".join(lines)
 
 
-def asked_server(caller: Caller | None) -> Caller:
+def running_server(caller: Caller | None) -> Caller:
     """The caller, when its server can be asked; none is started for a question.
 
     Raises:
@@ -102,7 +102,7 @@ def asked_server(caller: Caller | None) -> Caller:
         )
     if caller.session.settings.server is None and not caller.session.connected:
         socket = LocalServerFiles.of_this_environment().socket
-        if not server_runs(socket):
+        if not is_server_running(socket):
             raise NoServer(
                 f"no server runs at {socket}, so nothing is compiled. The first call of a "
                 "persistent function starts one, and so does: jaxd start"
@@ -110,7 +110,9 @@ def asked_server(caller: Caller | None) -> Caller:
     return caller
 
 
-def is_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def is_valid_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
     """Whether a function could be called like this; False for none where it needs arguments."""
     if args or kwargs:
         return True
@@ -126,7 +128,7 @@ def is_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
 
 
 def explain(
-    caller: Caller, spec: Spec, function: Callable[..., Any], skeleton: bytes | None
+    caller: Caller, spec: FunctionSpec, function: Callable[..., Any], skeleton: bytes | None
 ) -> Why:
     """What a call would do.
 
@@ -139,15 +141,15 @@ def explain(
     Raises:
         NoServer: when the server cannot be reached.
     """
-    meaning = spec.identity.meaning
+    manifest = spec.snapshot.manifest
     options = Options.from_bytes(spec.options)
-    described = Description(
-        shown_name(spec.identity.name, options.transformations),
-        meaning.fingerprint,
+    described = FunctionDescriptor(
+        display_name(spec.snapshot.name, options.transformations),
+        manifest.fingerprint,
         options,
-        meaning.parts,
+        manifest.parts,
         parameter_names(function),
-        meaning.shared,
+        manifest.shared,
     )
     return Why.from_report(caller.session.ask("why", spec.key, skeleton, described.to_message()))
 

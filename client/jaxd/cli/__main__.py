@@ -28,7 +28,7 @@ from jaxd_protocol import __version__
 from jaxd_protocol.base.terminal import Parser
 from jaxd_protocol.errors import JaxdError
 
-_OWN = {
+_COMMANDS = {
     "start": start,
     "stop": stop,
     "restart": restart,
@@ -44,7 +44,7 @@ _OWN = {
     "demo": demo,
 }
 
-_WITH_OWN_PARSER = {"serve": serve, "cache": cache}
+_FORWARDED_COMMANDS = {"serve": serve, "cache": cache}
 
 _FAILED, _INTERRUPTED = 1, 130
 
@@ -84,10 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    if words and words[0] in _WITH_OWN_PARSER:
-        status: int = _WITH_OWN_PARSER[words[0]].run(words[1:])
+    if words and words[0] in _FORWARDED_COMMANDS:
+        status: int = _FORWARDED_COMMANDS[words[0]].run(words[1:])
         return status
-    words, program = _program_of(words)
+    words, program = _split_program(words)
     arguments = _parser().parse_args(words)
     arguments.program = program
     code: int = arguments.run(arguments)
@@ -95,7 +95,7 @@ def _run(words: Sequence[str]) -> int:
     return code
 
 
-def _program_of(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+def _split_program(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The words of ours, and those behind `--`: argparse would drop one that belongs to these."""
     if words[:1] != ["warm"] or "--" not in words:
         return words, ()
@@ -113,9 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxd {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for name, own_parser in _WITH_OWN_PARSER.items():
+    for name, own_parser in _FORWARDED_COMMANDS.items():
         commands.add_parser(name, help=own_parser.SUMMARY)  # for the list only
-    for name, command in _OWN.items():
+    for name, command in _COMMANDS.items():
         own = commands.add_parser(
             name,
             help=command.SUMMARY,

@@ -34,7 +34,7 @@ def write_lockfile(path: str, recipes: Sequence[Recipe]) -> None:
         ConfigurationError: when it cannot be written.
     """
     body = zlib.compress(dump_literal(_content(recipes)), 9)
-    aside = _aside(path)
+    aside = _temporary_path(path)
     try:
         with open(aside, "xb") as file:
             file.write(_MAGIC + _digest(body) + body)
@@ -45,7 +45,7 @@ def write_lockfile(path: str, recipes: Sequence[Recipe]) -> None:
         raise _not_writable(path, error) from error
 
 
-def prove_writable(path: str) -> None:
+def check_writable(path: str) -> None:
     """Returns when a lockfile can be written there: said before, and not after, a long run.
 
     Raises:
@@ -54,9 +54,9 @@ def prove_writable(path: str) -> None:
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(0, "it is a folder")
-        with open(_aside(path), "xb"):
+        with open(_temporary_path(path), "xb"):
             pass
-        os.unlink(_aside(path))
+        os.unlink(_temporary_path(path))
     except OSError as error:
         raise _not_writable(path, error) from error
 
@@ -68,7 +68,7 @@ def read_lockfile(path: str) -> list[Recipe]:
         ConfigurationError: when it cannot be read, is no lockfile or a damaged one, or was made
             with another version of Python, whose code a server with this one cannot run.
     """
-    python, recipes = _checked(path, _read(path))
+    python, recipes = _verified(path, _read(path))
     if python != _python():
         raise ConfigurationError(
             f"{path} was recorded with Python {python}, and this is Python {_python()}. Record it "
@@ -77,7 +77,7 @@ def read_lockfile(path: str) -> list[Recipe]:
     return recipes
 
 
-def _aside(path: str) -> str:
+def _temporary_path(path: str) -> str:
     """Where it is written before it is put in its place: in the same folder."""
     return f"{path}.{os.getpid()}.new"
 
@@ -103,7 +103,7 @@ def _read(path: str) -> bytes:
         ) from error
 
 
-def _checked(path: str, data: bytes) -> tuple[str, list[Recipe]]:
+def _verified(path: str, data: bytes) -> tuple[str, list[Recipe]]:
     """Python's version and the recipes in what was read."""
     if not data.startswith(_NAME):
         raise ConfigurationError(f"{path} is no lockfile. Record one: jaxd warm --record {path}")
@@ -124,11 +124,11 @@ def _checked(path: str, data: bytes) -> tuple[str, list[Recipe]]:
 
 
 def _recipe(codes: dict[bytes, bytes], *fields: Any) -> Recipe:
-    name, key, options, meaning, code, calls, parameters = fields
+    name, key, options, manifest, code, calls, parameters = fields
     read = [RecordedCall(*call) for call in calls]
     for call in read:
         call.check()
-    return Recipe(name, key, options, meaning, codes[code], tuple(read), parameters)
+    return Recipe(name, key, options, manifest, codes[code], tuple(read), parameters)
 
 
 def _python() -> str:

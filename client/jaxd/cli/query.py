@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from jaxd.api.client import Client
-from jaxd.api.why import asked_server
+from jaxd.api.why import running_server
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, control_path
 
-Report = Mapping[str, Any]
+ServerReport = Mapping[str, Any]
 
 NO_SERVER: Final = 3
 """How a command ends that found no server to ask."""
@@ -42,13 +42,13 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, indent=2, default=str))
 
 
-def named_or_local(settings: Settings) -> Address:
+def server_address(settings: Settings) -> Address:
     """The server that was named, else the local one, whether it runs or not."""
     files = LocalServerFiles.of_this_environment()
     return settings.server or Address.unix(files.socket)
 
 
-def control_of(address: Address) -> str:
+def control_socket_of(address: Address) -> str:
     """The control socket of a server on this machine.
 
     Raises:
@@ -62,7 +62,7 @@ def control_of(address: Address) -> str:
     return control_path(address)
 
 
-def ask(server: str | None, verb: str, *args: Any) -> Report:
+def ask_server(server: str | None, verb: str, *args: Any) -> ServerReport:
     """What a server says, with its address under `server`.
 
     Args:
@@ -74,12 +74,12 @@ def ask(server: str | None, verb: str, *args: Any) -> Report:
         NoServer: when none runs.
         JaxdError: when it does not tell us.
     """
-    with Client(asked_server(Caller(Settings.resolve(server=server)))) as client:
+    with Client(running_server(Caller(Settings.resolve(server=server)))) as client:
         report = client.caller.session.ask(verb, *args)
         return {"server": str(client.caller.session.address), **report}
 
 
-def without_server(error: NoServer) -> int:
+def report_no_server(error: NoServer) -> int:
     """Says on stderr why there is none to ask; the exit status."""
     print(f"jaxd: {error}", file=sys.stderr)
     return NO_SERVER
@@ -88,8 +88,8 @@ def without_server(error: NoServer) -> int:
 def print_report(
     arguments: argparse.Namespace,
     verb: str,
-    in_words: Callable[[Report], str],
-    seen: Callable[[Report], Report] = lambda report: report,
+    in_words: Callable[[ServerReport], str],
+    seen: Callable[[ServerReport], ServerReport] = lambda report: report,
 ) -> int:
     """Prints what a server says, for people or with `--json`; the exit status.
 
@@ -103,9 +103,9 @@ def print_report(
         JaxdError: when a server runs but does not tell us.
     """
     try:
-        report = seen(ask(arguments.server, verb))
+        report = seen(ask_server(arguments.server, verb))
     except NoServer as error:
-        return without_server(error)
+        return report_no_server(error)
     if arguments.json:
         print_json(report)
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxd.events.progress import Progress
 
-_WIDTH = 20
+_BAR_WIDTH = 20
 
 
 def duration(seconds: float) -> str:
@@ -23,13 +23,13 @@ def ago(seconds: float | None) -> str:
     return "never" if seconds is None else f"{duration(seconds)} ago"
 
 
-def cut(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     """The text in one line of so many characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
-class Bar(Progress):
+class BuildBar(Progress):
     """A progress bar of many builds, in one line. Replaces a caller's `Progress`.
 
     Args:
@@ -40,12 +40,12 @@ class Bar(Progress):
     def __init__(self, total: int, shown: bool) -> None:
         super().__init__()
         self._total = total
-        self._shown_at_all = shown
+        self._is_shown = shown
         self._done = 0
 
     def advance(self, failure: str | None = None) -> None:
         """One more is done; a failure is said in a line of its own."""
-        if not self._shown_at_all:
+        if not self._is_shown:
             if failure is not None:
                 print(failure, file=sys.stderr)
             return
@@ -58,7 +58,7 @@ class Bar(Progress):
 
     def close(self) -> None:
         """Wipes the line out."""
-        if self._shown_at_all:
+        if self._is_shown:
             with self._lock:
                 self._put("")
             self._write()
@@ -78,5 +78,5 @@ class Bar(Progress):
         self._put(f"{self._bar()}  {call.stage} {call.function} … {call.seconds:.0f} s")
 
     def _bar(self) -> str:
-        filled = _WIDTH * self._done // max(1, self._total)
-        return f"[{'#' * filled}{'.' * (_WIDTH - filled)}] {self._done}/{self._total}"
+        filled = _BAR_WIDTH * self._done // max(1, self._total)
+        return f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {self._done}/{self._total}"

@@ -10,16 +10,16 @@ from typing import Final, NamedTuple
 
 from jaxd.api.client import Client
 from jaxd.dispatch.caller import Caller
-from jaxd.dispatch.warm import Recorded, Verdict, warm
+from jaxd.dispatch.warm import RecordedFunction, Verdict, warm
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.explain.argument_shapes import argument_forms
+from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 
-_AT_ONCE: Final = 8
+_MAX_CONCURRENT: Final = 8
 """Builds that are asked for at the same time; how many run at once is for the server to say."""
 
 
-class Done(NamedTuple):
+class BuildOutcome(NamedTuple):
     """The outcome for one recorded call.
 
     Attributes:
@@ -37,28 +37,28 @@ class Done(NamedTuple):
     kept: bool | None = None
 
 
-def build_all(client: Client, recipes: Iterable[Recipe]) -> Generator[Done, None, None]:
+def build_all(client: Client, recipes: Iterable[Recipe]) -> Generator[BuildOutcome, None, None]:
     """Has the server build all that is not ready; what became of each, as they get done.
 
     Closed early, it starts no more of them, and ends the client's connection.
     """
-    return _all_of(client, _build, recipes)
+    return _run_all(client, _build, recipes)
 
 
-def check_all(client: Client, recipes: Iterable[Recipe]) -> Generator[Done, None, None]:
+def check_all(client: Client, recipes: Iterable[Recipe]) -> Generator[BuildOutcome, None, None]:
     """What each would find; builds nothing."""
-    return _all_of(client, _look_at, recipes)
+    return _run_all(client, _check, recipes)
 
 
-Work = tuple[Recorded, RecordedCall]
+_BuildItem = tuple[RecordedFunction, RecordedCall]
 
 
-def _all_of(
-    client: Client, one: Callable[[Caller, Work], Done], recipes: Iterable[Recipe]
-) -> Generator[Done, None, None]:
-    functions = [Recorded(recipe) for recipe in recipes]
+def _run_all(
+    client: Client, one: Callable[[Caller, _BuildItem], BuildOutcome], recipes: Iterable[Recipe]
+) -> Generator[BuildOutcome, None, None]:
+    functions = [RecordedFunction(recipe) for recipe in recipes]
     works = [(function, call) for function in functions for call in function.recipe.calls]
-    left, results = SimpleQueue[Work](), SimpleQueue[Done]()
+    left, results = SimpleQueue[_BuildItem](), SimpleQueue[BuildOutcome]()
     stopped = threading.Event()
 
     def run() -> None:
@@ -69,7 +69,7 @@ def _all_of(
     for work in works:
         left.put(work)
     try:
-        for _ in works[:_AT_ONCE]:  # daemons: after Ctrl-C nobody waits for them
+        for _ in works[:_MAX_CONCURRENT]:  # daemons: after Ctrl-C nobody waits for them
             threading.Thread(target=run, name="jaxd-warm", daemon=True).start()
         for _ in works:
             yield results.get()
@@ -79,29 +79,29 @@ def _all_of(
         raise
 
 
-def _build(caller: Caller, work: Work) -> Done:
+def _build(caller: Caller, work: _BuildItem) -> BuildOutcome:
     recorded, call = work
-    name = _name_of(recorded, call)
+    name = _call_text(recorded, call)
     try:
         warmed = warm(caller, recorded.call(caller, call))
     except Exception as error:  # noqa: BLE001  whatever the function raises; the others go on
-        return Done(name, error=_one_line(error))
-    return Done(name, warmed.verdict, warmed.seconds, kept=warmed.kept)
+        return BuildOutcome(name, error=_one_line(error))
+    return BuildOutcome(name, warmed.verdict, warmed.seconds, kept=warmed.kept)
 
 
-def _look_at(caller: Caller, work: Work) -> Done:
+def _check(caller: Caller, work: _BuildItem) -> BuildOutcome:
     recorded, call = work
-    name = _name_of(recorded, call)
+    name = _call_text(recorded, call)
     try:
-        return Done(name, recorded.verdict(caller, call))
+        return BuildOutcome(name, recorded.verdict(caller, call))
     except Exception as error:  # noqa: BLE001  each call has an answer, or its error for one
-        return Done(name, error=_one_line(error))
+        return BuildOutcome(name, error=_one_line(error))
 
 
-def _name_of(recorded: Recorded, call: RecordedCall) -> str:
+def _call_text(recorded: RecordedFunction, call: RecordedCall) -> str:
     """``train_step(x=float32[128,8], batch=dict of 3, steps=10)``."""
     try:
-        forms = argument_forms(call.skeleton, recorded.recipe.parameters)
+        forms = argument_shapes(call.skeleton, recorded.recipe.parameters)
     except JaxdError:
         return recorded.name
     given = ", ".join(f"{name}={argument.form}" for name, argument in forms.items())

@@ -11,12 +11,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 T = TypeVar("T")
 
-_WAKES_ITS_LOOP: Final = "asyncio.futures"
+_ASYNCIO_CALLBACK_MODULE: Final = "asyncio.futures"
 """The module of the callback of `asyncio.wrap_future`: it is quick, and waited for."""
 
 
@@ -29,40 +29,40 @@ class CallFuture(Future[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._untold = threading.Lock()  # taken by who tells of a cancellation
+        self._pending_callbacks = threading.Lock()  # taken by who tells of a cancellation
 
     def cancel(self) -> bool:
         """See `concurrent.futures.Future.cancel`; whoever waits learns of it as well."""
         if not super().cancel():
             return False
-        if self._untold.acquire(blocking=False):
+        if self._pending_callbacks.acquire(blocking=False):
             self.set_running_or_notify_cancel()
         return True
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """See `concurrent.futures.Future.add_done_callback`."""
-        if self.done() or getattr(fn, "__module__", None) == _WAKES_ITS_LOOP:
+        if self.done() or getattr(fn, "__module__", None) == _ASYNCIO_CALLBACK_MODULE:
             super().add_done_callback(fn)
         else:
-            super().add_done_callback(partial(_thread.run, fn))
+            super().add_done_callback(partial(_callback_thread.run, fn))
 
     def result(self, timeout: float | None = None) -> T:
         """See `concurrent.futures.Future.result`."""
-        self._stay_interruptible(timeout)
+        self._wait_interruptibly(timeout)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """See `concurrent.futures.Future.exception`."""
-        self._stay_interruptible(timeout)
+        self._wait_interruptibly(timeout)
         return super().exception(timeout)
 
-    def _stay_interruptible(self, timeout: float | None) -> None:
+    def _wait_interruptibly(self, timeout: float | None) -> None:
         """Waits in pieces; see `BulkStream.stay_interruptible`."""
         while timeout is None and not self.done():
             with suppress(TimeoutError, CancelledError):
                 super().exception(INTERRUPTIBLE_S)
 
-    def when_done(self, fn: Callable[[Future[T]], object]) -> None:
+    def add_inline_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Adds a quick callback that runs in the thread that completes the future."""
         super().add_done_callback(fn)
 
@@ -71,10 +71,10 @@ class _CallbackThread:
     """Runs callbacks in order, in one thread per process, started at the first one."""
 
     def __init__(self) -> None:
-        self._begin()
-        forget_after_fork(self)
+        self._start()
+        reset_after_fork(self)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._waiting: SimpleQueue[tuple[Callable[[Future[Any]], object], Future[Any]]]
         self._waiting = SimpleQueue()
         self._lock = threading.Lock()  # guards the start
@@ -85,14 +85,16 @@ class _CallbackThread:
         self._waiting.put((fn, future))
         with self._lock:
             if not self._started:
-                threading.Thread(target=self._serve, name="jaxd-callbacks", daemon=True).start()
+                threading.Thread(
+                    target=self._run_callbacks, name="jaxd-callbacks", daemon=True
+                ).start()
                 self._started = True  # now: where no thread can be had, the next one is tried
 
     def after_fork(self) -> None:
         """The thread is the parent's, and so is what waits for it."""
-        self._begin()
+        self._start()
 
-    def _serve(self) -> None:
+    def _run_callbacks(self) -> None:
         while True:
             fn, future = self._waiting.get()
             try:
@@ -104,4 +106,4 @@ class _CallbackThread:
             del fn, future  # while it waits for the next one, nothing is kept
 
 
-_thread: Final = _CallbackThread()
+_callback_thread: Final = _CallbackThread()

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxd.connection.connection import ClientConnection
-from jaxd.connection.pending import Answers
+from jaxd.connection.pending import ServerRequestHandler
 from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import (
     AuthenticationFailed,
@@ -20,7 +20,7 @@ from jaxd_protocol.errors import (
     ProtocolError,
 )
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import UNIX, Channel, greet_server
+from jaxd_protocol.network.handshake import UNIX, ChannelBinding, handshake_with_server
 from jaxd_protocol.network.versions import peer_uid
 from jaxd_protocol.wire import stream_over
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     Connected = socket.socket | TlsSocket
 
 
-GREETING_S = 60.0
+HANDSHAKE_TIMEOUT_S = 60.0
 """A worker that has just been replaced imports jax first; its listener keeps us waiting."""
 
-CONNECT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 
-_NO_ROOM = "TLSV1_ALERT_INTERNAL_ERROR"
+_SERVER_FULL_ALERT = "TLSV1_ALERT_INTERNAL_ERROR"
 """What a server says that takes no more clients, before the keys are there for more words."""
 
 
 def open_connection(
-    address: Address, settings: Settings, session: str | None, answers: Answers
+    address: Address, settings: Settings, session: str | None, handler: ServerRequestHandler
 ) -> tuple[ClientConnection, dict[str, Any]]:
     """A connection past its handshake, and what the server said of itself.
 
@@ -50,14 +50,14 @@ def open_connection(
     """
     line = dial(address, settings)
     try:
-        welcome = _greet(line, address, settings, session)
+        welcome = _handshake(line, address, settings, session)
         stream = stream_over(line)
     except BaseException:
         line.close()
         raise
     if address.is_network:
         stream.passes_descriptors = False  # ssh speaks with us over a Unix socket
-    connection = ClientConnection(stream, int(welcome["max_frame_bytes"]), answers)
+    connection = ClientConnection(stream, int(welcome["max_frame_bytes"]), handler)
     connection.worker = (welcome.get("epoch"), welcome.get("pid"))
     connection.address = str(address)
     return connection, welcome
@@ -74,27 +74,29 @@ def probe(address: Address, settings: Settings) -> dict[str, Any]:
     """
     line = dial(address, settings)
     try:
-        welcome = _greet(line, address, settings, None)
+        welcome = _handshake(line, address, settings, None)
     finally:
         line.close()
     peer = welcome.pop("peer")
     return {**welcome, "versions": dict(peer.versions), "python": list(peer.python)}
 
 
-def _greet(
+def _handshake(
     line: Connected, address: Address, settings: Settings, session: str | None
 ) -> dict[str, Any]:
-    line.settimeout(GREETING_S)
+    line.settimeout(HANDSHAKE_TIMEOUT_S)
     token = settings.read_token() if address.needs_token else None
     try:
-        channel = _channel(line, address)
-        return greet_server(line, channel, _versions(), token, session, settings.device)
+        channel = _channel_binding(line, address)
+        return handshake_with_server(
+            line, channel, _package_versions(), token, session, settings.device
+        )
     except JaxdError:
         raise  # some of ours are OSErrors as well
     except TimeoutError as error:
         raise NoServer(
             f"the server at {address} accepted the connection but said nothing for "
-            f"{GREETING_S:.0f} s. See its log, or `jaxd status`."
+            f"{HANDSHAKE_TIMEOUT_S:.0f} s. See its log, or `jaxd status`."
         ) from error
     except (EOFError, OSError) as error:
         raise ProtocolError(
@@ -103,18 +105,18 @@ def _greet(
         ) from error
 
 
-def _channel(line: Connected, address: Address) -> Channel:
+def _channel_binding(line: Connected, address: Address) -> ChannelBinding:
     """The channel binding for authentication; over ssh, ssh has authenticated the server."""
     if isinstance(line, socket.socket):
         if address.kind == "tcp":
-            return Channel("tcp", sock=line, insecure=address.insecure)
+            return ChannelBinding("tcp", sock=line, insecure=address.insecure)
         return UNIX
     from jaxd_protocol.network.certificates import fingerprint_of
 
-    return Channel("tls", fingerprint_of(line.peer_certificate()))
+    return ChannelBinding("tls", fingerprint_of(line.peer_certificate()))
 
 
-def _versions() -> dict[str, str]:
+def _package_versions() -> dict[str, str]:
     """Versions of what is loaded; nothing is imported to find out."""
     found = {}
     for name in ("jax", "numpy"):
@@ -145,13 +147,13 @@ def dial(address: Address, settings: Settings) -> Connected:
     try:
         if address.kind == "unix":
             return _dial_unix(address)
-        sock = socket.create_connection(address.place, CONNECT_S)
+        sock = socket.create_connection(address.place, CONNECT_TIMEOUT_S)
     except JaxdError:
         raise  # some of ours are OSErrors as well
     except OSError as error:
         raise NoServer(
             f"no server answers at {address} ({error.strerror or error}). Start one there "
-            f"(jaxd serve --listen {_to_listen_on(address)}), or set JAXD_SERVER to where one "
+            f"(jaxd serve --listen {_server_side_text(address)}), or set JAXD_SERVER to where one "
             "runs."
         ) from error
     if address.kind == "tcp":
@@ -163,7 +165,7 @@ def dial(address: Address, settings: Settings) -> Connected:
         raise
 
 
-def _to_listen_on(address: Address) -> Address:
+def _server_side_text(address: Address) -> Address:
     """Without what is for clients only."""
     return address._replace(pin="", insecure=False, uid=None)
 
@@ -176,7 +178,7 @@ def _dial_unix(address: Address) -> socket.socket:
         )
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.settimeout(CONNECT_S)
+        sock.settimeout(CONNECT_TIMEOUT_S)
         sock.connect(address.path)
         check_owner(sock, address)
     except BaseException:
@@ -222,7 +224,7 @@ def _with_tls(sock: socket.socket, address: Address, settings: Settings) -> TlsS
     ca_file = os.path.expanduser(settings.ca_file) if settings.ca_file else None
     context = client_context(pinned=bool(address.pin), ca_file=ca_file)
     line = TlsSocket(sock, context, server_name=address.host)
-    line.settimeout(CONNECT_S)
+    line.settimeout(CONNECT_TIMEOUT_S)
     try:
         line.do_handshake()
     except ssl.SSLCertVerificationError as error:
@@ -235,7 +237,7 @@ def _with_tls(sock: socket.socket, address: Address, settings: Settings) -> TlsS
     except JaxdError:
         raise
     except (EOFError, OSError) as error:
-        if getattr(error, "reason", None) == _NO_ROOM:
+        if getattr(error, "reason", None) == _SERVER_FULL_ALERT:
             raise Busy(
                 f"the server at {address} has no room for one more that shakes hands. Come again "
                 "in a moment."

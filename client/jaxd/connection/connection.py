@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from rpyc.core.service import VoidService
 
-from jaxd.connection.pending import Answers, Pending, Unsent
-from jaxd.connection.shared_reader import LOST, SharedReader, ignore
-from jaxd_protocol.base.process import forget_after_fork
+from jaxd.connection.pending import NotSent, PendingReply, ServerRequestHandler
+from jaxd.connection.shared_reader import CONNECTION_LOST_TEXT, SharedReader, ignore_reply
+from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import Cancelled, ConnectionLost, JaxdError
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 
 if TYPE_CHECKING:
-    from jaxd.connection.server_requests import Answerers
+    from jaxd.connection.server_requests import RequestWorkers
 
 
-_LARGE_BYTES = 1 << 16
-_TOLD_BYTES = 1 << 20
+_MIN_DIRECT_BYTES = 1 << 16
+_MIN_REPORTED_BYTES = 1 << 20
 
 
 class ClientConnection(BulkConnection):
@@ -38,37 +38,42 @@ class ClientConnection(BulkConnection):
         on_transfer: told when a message of 1 MiB or more begins to go out or to come in.
     """
 
-    def __init__(self, stream: BulkStream, max_frame_bytes: int, answers: Answers) -> None:
-        channel = BulkChannel(stream, max_frame_bytes, self._arriving)
+    def __init__(
+        self, stream: BulkStream, max_frame_bytes: int, handler: ServerRequestHandler
+    ) -> None:
+        channel = BulkChannel(stream, max_frame_bytes, self._on_large_message)
         super().__init__(VoidService(), channel, {})
         self.shared_reader = SharedReader(self, channel)
-        self._answers = answers
-        self._answerers: Answerers | None = None
+        self._handler = handler
+        self._request_workers: RequestWorkers | None = None
         self.passes_descriptors = stream.passes_descriptors
         self.address = "an address that is not known"
         self.worker: tuple[Any, ...] = ()
         self.on_transfer: Callable[[ClientConnection], object] | None = None
-        forget_after_fork(self)
+        reset_after_fork(self)
 
     @property
     def alive(self) -> bool:
         """Whether requests can still be made."""
         return not self._closed
 
-    def transferring(self) -> tuple[str, int, int] | None:
+    def transfer_progress(self) -> tuple[str, int, int] | None:
         """Which large message is on its way: "sending" or "receiving", bytes so far, of how many.
 
         None when there is none. From any thread.
         """
         channel = self._channel
-        for word, span in (("sending", channel.writer.span), ("receiving", channel.reader.span)):
-            if span is not None and span.total >= _TOLD_BYTES and not self._closed:
+        for word, span in (
+            ("sending", channel.writer.transfer),
+            ("receiving", channel.reader.transfer),
+        ):
+            if span is not None and span.total >= _MIN_REPORTED_BYTES and not self._closed:
                 return word, span.moved, span.total
         return None
 
-    def _arriving(self, nbytes: int) -> None:
+    def _on_large_message(self, nbytes: int) -> None:
         """Called when a message of that size starts to be sent or received; perhaps twice."""
-        if nbytes >= _TOLD_BYTES and self.on_transfer is not None:
+        if nbytes >= _MIN_REPORTED_BYTES and self.on_transfer is not None:
             self.on_transfer(self)
 
     def check(self) -> None:
@@ -88,7 +93,7 @@ class ClientConnection(BulkConnection):
         deadline: float | None = None,
         number: int | None = None,
         descriptors: Sequence[int] = (),
-        late: Callable[[Pending], None] = ignore,
+        late: Callable[[PendingReply], None] = ignore_reply,
         about: Any = None,
     ) -> tuple[Value, Frame]:
         """The server's reply, and the frame with its buffers.
@@ -111,7 +116,7 @@ class ClientConnection(BulkConnection):
         """
         seq = next(self.numbers) if number is None else number
         reader = self.shared_reader
-        pending = reader.pending[seq] = Pending()
+        pending = reader.pending[seq] = PendingReply()
         pending.about = about
         try:
             self._send(seq, verb, args, buffers, descriptors)
@@ -126,7 +131,7 @@ class ClientConnection(BulkConnection):
         verb: str,
         args: tuple[Value, ...],
         buffers: Sequence[memoryview],
-        then: Callable[[Pending], None],
+        then: Callable[[PendingReply], None],
         number: int,
         about: Any = None,
     ) -> None:
@@ -138,10 +143,10 @@ class ClientConnection(BulkConnection):
 
         Interrupted by anything else, it may have been sent: `then` is called when the reply comes.
         """
-        pending = Pending(then, attended=True, about=about)
-        self.shared_reader.remember(number, pending)
+        pending = PendingReply(then, needs_reader=True, about=about)
+        self.shared_reader.register(number, pending)
         try:
-            self.shared_reader.attend()
+            self.shared_reader.start_background_reading()
             self._send(number, verb, args, buffers)
         except JaxdError as error:
             told = not self.shared_reader.forget(number, pending)
@@ -152,14 +157,14 @@ class ClientConnection(BulkConnection):
             self.leave(number, pending)
             raise
         if self._closed:
-            self.shared_reader.fail_all(ConnectionLost(LOST))
+            self.shared_reader.fail_all(ConnectionLost(CONNECTION_LOST_TEXT))
 
     def launch(
         self,
         verb: str,
         args: tuple[Value, ...],
         buffers: Sequence[memoryview],
-        pending: Pending,
+        pending: PendingReply,
         number: int,
     ) -> None:
         """Sends a request whose reply goes to `pending.then`, read by whoever waits or sends next.
@@ -177,9 +182,9 @@ class ClientConnection(BulkConnection):
 
         Interrupted by anything else, it may have been sent: the reply is read when it comes.
         """
-        self.shared_reader.remember(number, pending)
-        if pending.attended:
-            self.shared_reader.attend()
+        self.shared_reader.register(number, pending)
+        if pending.needs_reader:
+            self.shared_reader.start_background_reading()
         try:
             self._send(number, verb, args, buffers)
         except JaxdError:
@@ -189,17 +194,17 @@ class ClientConnection(BulkConnection):
             self.leave(number, pending)
             raise
 
-    def leave(self, number: int, pending: Pending) -> None:
+    def leave(self, number: int, pending: PendingReply) -> None:
         """Nobody waits for a launched request any more: its reply is read all the same."""
-        self.shared_reader.give_up(number, pending, pending.then or ignore)
+        self.shared_reader.give_up(number, pending, pending.then or ignore_reply)
 
     def cancel(self, number: int) -> None:
         """Tells the server that nobody waits for a call any more, if it was not answered yet."""
         if number in self.shared_reader.pending and not self._closed:
             with suppress(ConnectionLost):
-                self.tell("cancel", (number,))
+                self.notify("cancel", (number,))
 
-    def tell(self, verb: str, args: tuple[Value, ...]) -> None:
+    def notify(self, verb: str, args: tuple[Value, ...]) -> None:
         """Sends a message that has no reply.
 
         Raises:
@@ -216,18 +221,18 @@ class ClientConnection(BulkConnection):
         descriptors: Sequence[int] = (),
     ) -> None:
         if self._closed:
-            raise Unsent(LOST)
+            raise NotSent(CONNECTION_LOST_TEXT)
         size = sum(map(len, buffers))
-        self._arriving(size)
+        self._on_large_message(size)
         try:
-            if len(self.shared_reader.pending) > 1 and size > _LARGE_BYTES:
+            if len(self.shared_reader.pending) > 1 and size > _MIN_DIRECT_BYTES:
                 with self.shared_reader.attended():  # while this thread is stuck in sending
                     self.send_request(seq, verb, args, buffers, descriptors)
             else:
                 self.send_request(seq, verb, args, buffers, descriptors)
         except EOFError as error:
-            self.shared_reader.fail_all(ConnectionLost(LOST), error)
-            raise Unsent(LOST) from error
+            self.shared_reader.fail_all(ConnectionLost(CONNECTION_LOST_TEXT), error)
+            raise NotSent(CONNECTION_LOST_TEXT) from error
 
     def retire(self) -> None:
         """Ends the connection on purpose: open requests fail, and nobody repeats them."""
@@ -261,17 +266,17 @@ class ClientConnection(BulkConnection):
     def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """The server reports an event, or asks something while a call of ours is open."""
         from jaxd.connection.server_requests import (  # most calls hear nothing of the kind
-            Answerers,
+            RequestWorkers,
             read_event,
         )
 
         if verb == "event":
-            self._answers.event(self, *read_event(args))
+            self._handler.event(self, *read_event(args))
             return
         # in another thread: an answer may be large, and whoever reads must go on reading
-        if self._answerers is None:
-            self._answerers = Answerers(lambda: len(self.shared_reader.pending))
-        self._answerers.take(self, self._answers, seq, verb, args, frame)
+        if self._request_workers is None:
+            self._request_workers = RequestWorkers(lambda: len(self.shared_reader.pending))
+        self._request_workers.take(self, self._handler, seq, verb, args, frame)
 
     def about(self, number: Any) -> Any:
         """What the open request of that number is for; None when it is for no call, or not open."""
@@ -282,4 +287,4 @@ class ClientConnection(BulkConnection):
         """In the child of a fork: the connection is the parent's."""
         self.abandon()
         self.shared_reader.after_fork()
-        self._answerers = None
+        self._request_workers = None

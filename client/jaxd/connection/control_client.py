@@ -11,11 +11,13 @@ from typing import Any
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 from jaxd_protocol.network.addresses import Address
 
-_PATIENCE_S = 5.0
-_MOST_BYTES = 1 << 26
+_REPLY_TIMEOUT_S = 5.0
+_MAX_REPLY_BYTES = 1 << 26
 
 
-def ask(path: str, request: Mapping[str, Any], uid: int | None = None) -> dict[str, Any] | None:
+def send_request(
+    path: str, request: Mapping[str, Any], uid: int | None = None
+) -> dict[str, Any] | None:
     """The reply of the host whose control socket is at `path`; None when there is no host.
 
     Args:
@@ -36,13 +38,13 @@ def ask(path: str, request: Mapping[str, Any], uid: int | None = None) -> dict[s
         return _exchange(control, path, request)
 
 
-def ask_patiently(
+def send_slow_request(
     path: str, request: Mapping[str, Any], uid: int | None = None
 ) -> dict[str, Any] | None:
-    """As `ask`, of what takes the host a while.
+    """As `send_request`, of what takes the host a while.
 
     Raises:
-        AuthenticationFailed, ProtocolError: as `ask`.
+        AuthenticationFailed, ProtocolError: as `send_request`.
         ConnectionLost: when it does not even listen.
     """
     control = _connect(path, uid)
@@ -59,7 +61,7 @@ def stop_and_wait(path: str, *, now: bool = False, uid: int | None = None) -> bo
     It finishes its running calls first, however long they take, unless it is to stop `now`.
 
     Raises:
-        AuthenticationFailed, ProtocolError: as `ask`.
+        AuthenticationFailed, ProtocolError: as `send_request`.
         ConnectionLost: when it does not even reply.
     """
     control = _connect(path, uid)
@@ -77,7 +79,7 @@ def _connect(path: str, uid: int | None) -> socket.socket | None:
     if not hasattr(socket, "AF_UNIX"):
         return None
     control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    control.settimeout(_PATIENCE_S)
+    control.settimeout(_REPLY_TIMEOUT_S)
     try:
         control.connect(path)
     except OSError:
@@ -99,7 +101,7 @@ def _exchange(
     try:
         control.sendall(json.dumps(request).encode() + b"\n")
         with control.makefile("rb") as replies:
-            line = replies.readline(_MOST_BYTES)
+            line = replies.readline(_MAX_REPLY_BYTES)
     except TimeoutError as error:
         raise ConnectionLost(
             f"the server's host holds {path} but does not reply. Find its process with "

@@ -27,12 +27,16 @@ def find_server(settings: Settings) -> Address:
     """
     if settings.server is not None:
         return settings.server
-    from jaxd_protocol.network.local_server import LocalServerFiles, prove_private, server_runs
+    from jaxd_protocol.network.local_server import (
+        LocalServerFiles,
+        check_private,
+        is_server_running,
+    )
 
     files = LocalServerFiles.of_this_environment()
     if os.path.lexists(files.directory):
-        prove_private(files.directory)  # or whoever made it could answer in the server's place
-    if not server_runs(files.socket):
+        check_private(files.directory)  # or whoever made it could answer in the server's place
+    if not is_server_running(files.socket):
         _start(files, settings)
     return Address.unix(files.socket)
 

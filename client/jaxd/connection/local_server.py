@@ -9,18 +9,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from jaxd.connection.control_client import ask
+from jaxd.connection.control_client import send_request
 from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import LocalServerFiles, private_directory, server_runs
+from jaxd_protocol.network.local_server import (
+    LocalServerFiles,
+    is_server_running,
+    make_private_directory,
+)
 
 SERVER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server")
 
 _AUTO_IDLE_TIMEOUT_S = 3600
-_START_PATIENCE_S = 60.0
+_START_TIMEOUT_S = 60.0
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
-_KEPT_LOG_BYTES = 8 << 20
-_QUOTED_LINES = 20
+_MAX_LOG_BYTES = 8 << 20
+_LOG_TAIL_LINES = 20
 
 
 def start_background(
@@ -42,12 +46,12 @@ def start_background(
         NoServer: when it did not answer within a minute.
         ConfigurationError: when the directory cannot be made, is not private, or is full.
     """
-    private_directory(files.directory)
+    make_private_directory(files.directory)
     with _start_lock(files):
-        if server_runs(files.socket):
+        if is_server_running(files.socket):
             return
-        _say(f"starting a local server (log: {files.log})")
-        log_begin = _begin_log(files)
+        _print_line(f"starting a local server (log: {files.log})")
+        log_begin = _rotate_log(files)
         process = _spawn(files, by_hand=by_hand, server_command=server_command)
         _wait_until_ready(process, files, log_begin)
 
@@ -56,13 +60,13 @@ def start_background(
 def _start_lock(files: LocalServerFiles) -> Iterator[None]:
     import fcntl
 
-    with _writable(files.lock) as descriptor:
+    with _check_writable(files.lock) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
-def _writable(path: str) -> Iterator[int]:
+def _check_writable(path: str) -> Iterator[int]:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
@@ -76,11 +80,11 @@ def _writable(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _begin_log(files: LocalServerFiles) -> int:
+def _rotate_log(files: LocalServerFiles) -> int:
     """The size of the log before our server writes; a long one is first put aside."""
     try:
         size = os.path.getsize(files.log)
-        if size <= _KEPT_LOG_BYTES:
+        if size <= _MAX_LOG_BYTES:
             return size
         os.replace(files.log, files.log + ".1")
     except OSError:
@@ -93,7 +97,7 @@ def _spawn(
 ) -> subprocess.Popen[bytes]:
     lifetime = ["--idle-timeout-s", "0" if by_hand else str(_AUTO_IDLE_TIMEOUT_S)]
     listen = ["--listen", str(Address.unix(files.socket))]
-    with _writable(files.log) as log:
+    with _check_writable(files.log) as log:
         return subprocess.Popen(  # noqa: S603  our own server, without a shell
             [*server_command, *listen, *lifetime, *([] if by_hand else ["--auto"])],
             stdin=subprocess.DEVNULL,
@@ -107,14 +111,14 @@ def _spawn(
 def _wait_until_ready(
     process: subprocess.Popen[bytes], files: LocalServerFiles, log_begin: int
 ) -> None:
-    deadline = time.monotonic() + _START_PATIENCE_S
+    deadline = time.monotonic() + _START_TIMEOUT_S
     look_s = _SHORTEST_LOOK_S
     try:
         while not _is_ready(files):
             if process.poll() is not None:
-                raise _ended_early(files, log_begin)
+                raise _startup_error(files, log_begin)
             if time.monotonic() > deadline:
-                _accept_slow_start(process, files)
+                _warn_slow_start(process, files)
                 return
             time.sleep(look_s)
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
@@ -124,11 +128,11 @@ def _wait_until_ready(
 
 
 def _is_ready(files: LocalServerFiles) -> bool:
-    status = ask(files.control, {"ask": "status"})
+    status = send_request(files.control, {"ask": "status"})
     return status is not None and status.get("worker_state") not in {"starting", "dead"}
 
 
-def _ended_early(files: LocalServerFiles, log_begin: int) -> ServerStartFailed:
+def _startup_error(files: LocalServerFiles, log_begin: int) -> ServerStartFailed:
     return ServerStartFailed(
         f"the local server ended before it answered. The end of its log, {files.log}:\n"
         f"{_log_tail(files.log, log_begin)}\n"
@@ -136,13 +140,13 @@ def _ended_early(files: LocalServerFiles, log_begin: int) -> ServerStartFailed:
     )
 
 
-def _accept_slow_start(process: subprocess.Popen[bytes], files: LocalServerFiles) -> None:
-    if server_runs(files.socket):
+def _warn_slow_start(process: subprocess.Popen[bytes], files: LocalServerFiles) -> None:
+    if is_server_running(files.socket):
         return
     process.kill()
     process.wait()
     raise NoServer(
-        f"the local server did not answer within {_START_PATIENCE_S:.0f} s and was ended. "
+        f"the local server did not answer within {_START_TIMEOUT_S:.0f} s and was ended. "
         f"See its log, {files.log}, or run `jaxd serve` to watch it start."
     )
 
@@ -154,10 +158,10 @@ def _log_tail(path: str, begin: int) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError as error:
         lines = [f"(cannot be read: {error.strerror})"]
-    return "\n".join(f"    {line}" for line in lines[-_QUOTED_LINES:]) or "    (nothing)"
+    return "\n".join(f"    {line}" for line in lines[-_LOG_TAIL_LINES:]) or "    (nothing)"
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write(f"jaxd: {text}\n")
         sys.stderr.flush()

@@ -14,21 +14,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WORD_S = 0.25
+REPLY_GRACE_S = 0.25
 """Seconds that a caller waits past its deadline for the server's own, better timeout error."""
 
 
-class Unsent(ConnectionLost):
+class NotSent(ConnectionLost):
     """`ConnectionLost` for a request that was not sent completely, and so was not started."""
 
 
-class Answers(Protocol):
+class ServerRequestHandler(Protocol):
     """Handles requests and events that the server sends.
 
     A `connection` tells the calls made over it from those of others, which have the same numbers.
     """
 
-    def question(self, verb: str, args: tuple[Value, ...]) -> tuple[Value, Sequence[memoryview]]:
+    def answer_request(
+        self, verb: str, args: tuple[Value, ...]
+    ) -> tuple[Value, Sequence[memoryview]]:
         """The answer to `describe` or `code`."""
 
     def call_back(
@@ -38,13 +40,13 @@ class Answers(Protocol):
         question: tuple[Value, ...],
         buffers: Sequence[memoryview],
     ) -> tuple[Value, Sequence[memoryview]]:
-        """Calls a function of this process for an open call; `about`: what its `Pending` says."""
+        """Calls a function of this process for an open call; `about`: what its `PendingReply` says."""
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Call `number` reports something; called by whoever reads, so it must be quick."""
 
 
-class Pending:
+class PendingReply:
     """A request without a reply so far.
 
     Attributes:
@@ -56,27 +58,27 @@ class Pending:
         about: the call that it is for; None when it is for something else.
     """
 
-    __slots__ = ("about", "attended", "done", "error", "frame", "gates", "then", "value")
+    __slots__ = ("about", "done", "error", "frame", "needs_reader", "then", "value", "waiter_locks")
 
     def __init__(
         self,
-        then: Callable[[Pending], None] | None = None,
+        then: Callable[[PendingReply], None] | None = None,
         *,
-        attended: bool = False,
+        needs_reader: bool = False,
         about: Any = None,
     ) -> None:
-        self.attended = attended
+        self.needs_reader = needs_reader
         self.about = about
         self.done = False
         self.value: Value = None
         self.frame: Frame | None = None
         self.error: Exception | None = None
-        self.gates: list[threading.Lock] = []
+        self.waiter_locks: list[threading.Lock] = []
         self.then = then
 
     def wake(self) -> None:
         """Wakes the waiting threads, if any."""
-        gates, self.gates = self.gates, []
+        gates, self.waiter_locks = self.waiter_locks, []
         for gate in gates:
             gate.release()
 
@@ -88,7 +90,7 @@ class Pending:
         return self.value, self.frame
 
 
-def twice(ask: Callable[[], T]) -> T:
+def retry_once(ask: Callable[[], T]) -> T:
     """Calls `ask`, once more when the first attempt loses its connection.
 
     Raises:

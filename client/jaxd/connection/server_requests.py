@@ -15,18 +15,18 @@ from jaxd_protocol.errors import JaxdError, PackingError, ProtocolError
 from jaxd_protocol.messages.calls import FAILED
 
 if TYPE_CHECKING:
-    from jaxd.connection.pending import Answers
+    from jaxd.connection.pending import ServerRequestHandler
     from jaxd_protocol.wire import Frame, Value
 
 
-_PER_CALL: Final = 64
+_MAX_THREADS_PER_CALL: Final = 64
 """Threads for each open call: what runs here may make calls, whose questions must have some too."""
 
-_MOST_WAITING: Final = 4096
+_MAX_WAITING: Final = 4096
 """Questions without a thread. A server asks once for each of its threads that waits for us."""
 
 
-class AskedOver(Protocol):
+class RequestSource(Protocol):
     """The connection that a server request came over."""
 
     def about(self, number: Any) -> Any:
@@ -42,7 +42,7 @@ class AskedOver(Protocol):
         """Ends the connection at once."""
 
 
-class NothingGiven(ProtocolError):
+class NoCallbackExpected(ProtocolError):
     """The server requested a callback for a call that has none."""
 
 
@@ -62,7 +62,7 @@ def read_event(args: tuple[Value, ...]) -> tuple[int, str, dict[str, Any]]:
     return number, kind, content
 
 
-class Answerers:
+class RequestWorkers:
     """The threads that handle server requests of one connection. Thread-safe.
 
     As many as there are questions, up to a number for each open call. A question that has none
@@ -73,52 +73,52 @@ class Answerers:
     """
 
     def __init__(self, calls: Callable[[], int]) -> None:
-        self._calls = calls
+        self._open_calls = calls
         self._waiting: deque[tuple[Any, ...]] = deque()
         self._threads = 0
-        self._coming = 0  # threads that have not taken their first question yet
+        self._starting = 0  # threads that have not taken their first question yet
         self._lock = threading.Lock()  # guards the three
 
     def take(self, *question: Any) -> None:
-        """Queues a server request for a thread; see `answer`.
+        """Queues a server request for a thread; see `answer_request`.
 
         Raises:
             ProtocolError: when more of them wait than an honest server asks.
         """
         with self._lock:
-            if len(self._waiting) >= _MOST_WAITING:
+            if len(self._waiting) >= _MAX_WAITING:
                 raise ProtocolError(
-                    f"the server asks more than {_MOST_WAITING} things at once, which no honest "
+                    f"the server asks more than {_MAX_WAITING} things at once, which no honest "
                     "one does. The connection was ended; find out who runs the server."
                 )
             self._waiting.append(question)
-            room = _PER_CALL * (1 + self._calls()) - self._threads
-            wanted = max(0, min(len(self._waiting) - self._coming, room))
+            room = _MAX_THREADS_PER_CALL * (1 + self._open_calls()) - self._threads
+            wanted = max(0, min(len(self._waiting) - self._starting, room))
             self._threads += wanted
-            self._coming += wanted
+            self._starting += wanted
         started = 0
         try:
             for _ in range(wanted):
-                threading.Thread(target=self._work, name="jaxd-answer", daemon=True).start()
+                threading.Thread(target=self._run, name="jaxd-answer", daemon=True).start()
                 started += 1
         finally:
             with self._lock:
                 self._threads -= wanted - started
-                self._coming -= wanted - started
+                self._starting -= wanted - started
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         """Answers until nothing waits."""
         coming = 1
         while True:
             with self._lock:
-                self._coming -= coming
+                self._starting -= coming
                 coming = 0
                 if not self._waiting:
                     self._threads -= 1
                     return
                 question = self._waiting.popleft()
             try:
-                answer(*question)
+                answer_request(*question)
             except BaseException:
                 with self._lock:
                     self._threads -= 1
@@ -126,9 +126,9 @@ class Answerers:
                 raise
 
 
-def answer(
-    connection: AskedOver,
-    answers: Answers,
+def answer_request(
+    connection: RequestSource,
+    handler: ServerRequestHandler,
     seq: int,
     verb: str,
     args: tuple[Value, ...],
@@ -138,33 +138,33 @@ def answer(
 
     Args:
         connection: on which it was asked.
-        answers: who knows the answer.
+        handler: who knows the answer.
         seq: the question's number.
-        verb: what is asked: `callback`, or what `Answers.question` takes.
+        verb: what is asked: `callback`, or what `ServerRequestHandler.answer_request` takes.
         args: plain values.
         frame: with the buffers beside them.
     """
     try:
         if verb == "callback":
-            _call_back(connection, answers, seq, args, frame)
+            _callback_reply(connection, handler, seq, args, frame)
         else:
-            connection.send_reply(seq, *_question(answers, verb, args))
+            connection.send_reply(seq, *_lookup_reply(handler, verb, args))
     except (EOFError, IndexError, JaxdError, KeyError, TypeError):  # or it is no question
         connection.shut()  # the server must not wait for an answer that does not come
 
 
-def _question(
-    answers: Answers, verb: str, args: tuple[Value, ...]
+def _lookup_reply(
+    handler: ServerRequestHandler, verb: str, args: tuple[Value, ...]
 ) -> tuple[Value, Sequence[memoryview]]:
     try:
-        return answers.question(verb, args)
+        return handler.answer_request(verb, args)
     except PackingError as error:  # the call that it is asked for fails with it
-        return _failed(error), ()
+        return _failure_reply(error), ()
 
 
-def _call_back(
-    connection: AskedOver,
-    answers: Answers,
+def _callback_reply(
+    connection: RequestSource,
+    handler: ServerRequestHandler,
     seq: int,
     args: tuple[Value, ...],
     frame: Frame,
@@ -175,18 +175,18 @@ def _call_back(
     """
     about = connection.about(args[0]) if args and type(args[0]) is int else None
     try:
-        found = answers.call_back(connection, about, args, frame.buffers)
-    except NothingGiven as error:
-        connection.send_reply(seq, _failed(error), ())
+        found = handler.call_back(connection, about, args, frame.buffers)
+    except NoCallbackExpected as error:
+        connection.send_reply(seq, _failure_reply(error), ())
         connection.refuse(error)
     except BaseException as error:  # noqa: BLE001  see above
-        connection.send_reply(seq, _failed(error), ())
+        connection.send_reply(seq, _failure_reply(error), ())
     else:
         connection.send_reply(seq, *found)
 
 
-def _failed(error: BaseException) -> Value:
+def _failure_reply(error: BaseException) -> Value:
     """The answer that says so."""
-    from jaxd_protocol.messages.failures import describe_failure  # most questions have an answer
+    from jaxd_protocol.messages.failures import encode_failure  # most questions have an answer
 
-    return FAILED, describe_failure(error)
+    return FAILED, encode_failure(error)

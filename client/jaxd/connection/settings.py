@@ -82,16 +82,16 @@ class Settings:
 
     def replaced(self, **changes: Any) -> Settings:
         """The same but for what is given."""
-        return Settings(**dict(zip(self.__slots__, self._all(), strict=True)) | changes)
+        return Settings(**dict(zip(self.__slots__, self._fields(), strict=True)) | changes)
 
-    def _all(self) -> tuple[Any, ...]:
+    def _fields(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.__slots__)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Settings) and self._all() == other._all()
+        return isinstance(other, Settings) and self._fields() == other._fields()
 
     def __hash__(self) -> int:
-        return hash(self._all())
+        return hash(self._fields())
 
     @classmethod
     def resolve(
@@ -117,8 +117,8 @@ class Settings:
         environment = os.environ
         return cls(
             server=_address_of_arguments(server, host, port)
-            or _address(environment.get("JAXD_SERVER"), "JAXD_SERVER")
-            or _address(file.get("server"), f"`server` in {config_file()}"),
+            or _parse_address(environment.get("JAXD_SERVER"), "JAXD_SERVER")
+            or _parse_address(file.get("server"), f"`server` in {config_file()}"),
             token=token or environment.get("JAXD_TOKEN", "").strip() or None,
             token_file=environment.get("JAXD_TOKEN_FILE") or file.get("token_file") or None,
             ca_file=environment.get("JAXD_CA_FILE") or file.get("ca_file") or None,
@@ -127,7 +127,7 @@ class Settings:
             compress=environment["JAXD_COMPRESS"] != "0"
             if environment.get("JAXD_COMPRESS")
             else file.get("compress", False),
-            device=_device(environment.get("JAXD_DEVICE"), file.get("device")),
+            device=_parse_device(environment.get("JAXD_DEVICE"), file.get("device")),
         )
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ def _address_of_arguments(
     server: Address | str | None, host: str | None, port: int | None
 ) -> Address | None:
     if host is None and port is None:
-        return server if isinstance(server, Address) else _address(server, "server")
+        return server if isinstance(server, Address) else _parse_address(server, "server")
     if server is not None:
         raise ConfigurationError(
             "both server and host or port are given. Leave out host and port, or server."
@@ -161,7 +161,7 @@ def _address_of_arguments(
     return Address.tcp(host or "localhost", DEFAULT_TCP_PORT if port is None else port)
 
 
-def _address(text: str | None, source: str) -> Address | None:
+def _parse_address(text: str | None, source: str) -> Address | None:
     if not text:
         return None
     try:
@@ -170,7 +170,7 @@ def _address(text: str | None, source: str) -> Address | None:
         raise ConfigurationError(f"{source}: {error}") from error
 
 
-def _device(text: str | None, from_file: int | None) -> int | None:
+def _parse_device(text: str | None, from_file: int | None) -> int | None:
     if not text:
         return from_file
     if not (text.isascii() and text.isdigit()):
@@ -199,11 +199,11 @@ def _read_config() -> Mapping[str, Any]:
         except ValueError as error:  # no TOML, or no UTF-8
             raise ConfigurationError(f"{path} is not TOML: {error}. Correct that line.") from error
     for name, value in config.items():
-        _check_entry(path, name, value)
+        _check_config_value(path, name, value)
     return config
 
 
-def _check_entry(path: str, name: str, value: object) -> None:
+def _check_config_value(path: str, name: str, value: object) -> None:
     wanted = _CONFIG_TYPES.get(name)
     if wanted is None:
         known = ", ".join(_CONFIG_TYPES)

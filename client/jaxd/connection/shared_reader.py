@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from jaxd.connection.pending import Pending
+from jaxd.connection.pending import PendingReply
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
 from jaxd_protocol.wire import INTERRUPTIBLE_S, BulkChannel, Frame
-from jaxd_protocol.wire.adaptive_wait import Patience
+from jaxd_protocol.wire.adaptive_wait import AdaptiveWait
 
-LOST = "the connection to the server ended while a call was open."
+CONNECTION_LOST_TEXT = "the connection to the server ended while a call was open."
 
 
-class Dispatches(Protocol):
+class Dispatcher(Protocol):
     """A connection that dispatches messages."""
 
     @property
@@ -48,22 +48,22 @@ class SharedReader:
         pending: its requests without a reply, by number.
     """
 
-    def __init__(self, connection: Dispatches, channel: BulkChannel) -> None:
+    def __init__(self, connection: Dispatcher, channel: BulkChannel) -> None:
         channel.stream.stay_interruptible()
         self._connection = connection
         self._channel = channel
-        self._reading = False  # whether some thread is in charge of reading
-        self._leader: int | None = None  # the thread that reads
-        self._turn = 0  # grows when a thread gives the reading up before it is done
-        self._dispatching = False
-        self._unattended = 0  # requests whose reply nobody waits for
-        self._attendant = Attendant(self)
-        self._patience = Patience(channel.stream.readiness())
+        self._is_reading = False  # whether some thread is in charge of reading
+        self._reader_thread: int | None = None  # the thread that reads
+        self._generation = 0  # grows when a thread gives the reading up before it is done
+        self._is_dispatching = False
+        self._unawaited = 0  # requests whose reply nobody waits for
+        self._background_reader = BackgroundReader(self)
+        self._adaptive_wait = AdaptiveWait(channel.stream.readiness())
         self.after_fork()
 
     def after_fork(self) -> None:
         """In the child of a fork: the parent's requests are none of the child's business."""
-        self.pending: dict[int, Pending] = {}
+        self.pending: dict[int, PendingReply] = {}
         self._lock = threading.Lock()  # guards _reading, _unattended and the entries of pending
 
     @property
@@ -73,15 +73,15 @@ class SharedReader:
 
     def dismiss(self) -> None:
         """The connection has ended: so does the thread of its own."""
-        self._attendant.dismiss()
+        self._background_reader.dismiss()
 
-    def wait(self, pending: Pending, deadline: float | None) -> None:
+    def wait(self, pending: PendingReply, deadline: float | None) -> None:
         """Returns when a request has its reply, or the connection has ended.
 
         Raises:
             DeadlineExceeded: when the deadline passed.
         """
-        self._step_down()
+        self._yield_reading()
         while not pending.done:
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceeded(
@@ -92,22 +92,22 @@ class SharedReader:
             gate = None
             try:
                 with self._lock:
-                    if self._reading:
+                    if self._is_reading:
                         gate = threading.Lock()
                         gate.acquire()
-                        pending.gates.append(gate)
+                        pending.waiter_locks.append(gate)
                     else:
                         leading = True  # first, so that an interrupt in between is made good
-                        self._reading = True
+                        self._is_reading = True
                 if leading:
                     leading = self._read_until(lambda: pending.done, deadline)
                 elif gate is not None and not pending.done:
-                    gate.acquire(timeout=_a_while(deadline))
+                    gate.acquire(timeout=_next_wait_s(deadline))
             finally:
                 if gate is not None:
                     with suppress(ValueError):  # whoever woke this thread has taken it out
-                        pending.gates.remove(gate)
-                self._hand_on(leading)
+                        pending.waiter_locks.remove(gate)
+                self._pass_reading_on(leading)
 
     def _read_until(self, enough: Callable[[], bool], deadline: float | None = None) -> bool:
         """Reads and dispatches for everybody; the connection's end is dispatched as well.
@@ -116,21 +116,21 @@ class SharedReader:
             Whether this thread is still in charge of reading; see `_step_down`.
         """
         reader = self._channel.reader
-        me = self._leader = threading.get_ident()
-        turn = self._turn
+        me = self._reader_thread = threading.get_ident()
+        turn = self._generation
         try:
             while not enough():
-                if deadline is not None and not _comes_in_time(deadline, self._channel.poll):
+                if deadline is not None and not _arrives_in_time(deadline, self._channel.poll):
                     break
                 if not reader.has_input():
-                    self._patience.wait()
+                    self._adaptive_wait.wait()
                 frame = reader.peek() if deadline is None else self._peek_until(deadline)
                 try:
-                    self._dispatching = True
+                    self._is_dispatching = True
                     self._connection.dispatch(frame)
                 finally:
-                    self._dispatching = False
-                if turn != self._turn:
+                    self._is_dispatching = False
+                if turn != self._generation:
                     return False
                 reader.advance()
         except JaxdError as error:  # first: some of them are OSErrors as well
@@ -138,121 +138,123 @@ class SharedReader:
         except TimeoutError:
             pass  # the rest of a message does not come in time; it may still come
         except (EOFError, OSError) as error:
-            self.fail_all(ConnectionLost(LOST), error)
-        return self._leader == me and turn == self._turn
+            self.fail_all(ConnectionLost(CONNECTION_LOST_TEXT), error)
+        return self._reader_thread == me and turn == self._generation
 
     def _peek_until(self, deadline: float) -> Frame:
         """The next message; raises `TimeoutError` when it is not whole at the deadline."""
         channel = self._channel
         is_readable = channel.stream.wait_readable
-        with channel.reader.hurried(lambda: _comes_in_time(deadline, is_readable)):
+        with channel.reader.bounded_wait(lambda: _arrives_in_time(deadline, is_readable)):
             frame: Frame = channel.reader.peek()
         return frame
 
-    def _step_down(self) -> None:
+    def _yield_reading(self) -> None:
         """Stops reading if this thread is the reader and is about to wait for a reply.
 
         It has when a future's callback makes a call of its own, and when an interrupt came just
         before it could hand on.
         """
-        if not self._reading or self._leader != threading.get_ident():
+        if not self._is_reading or self._reader_thread != threading.get_ident():
             return
         with self._lock:
-            if self._dispatching:
+            if self._is_dispatching:
                 self._channel.reader.advance()  # the callback belongs to that message
-            self._turn += 1
-            self._reading = False
+            self._generation += 1
+            self._is_reading = False
 
-    def _hand_on(self, leading: bool) -> None:
+    def _pass_reading_on(self, leading: bool) -> None:
         """Makes another waiting thread the reader, if there is one and none is reading."""
         with self._lock:
             if leading:
-                self._reading = False
-                self._leader = None
-            elif self._reading:
+                self._is_reading = False
+                self._reader_thread = None
+            elif self._is_reading:
                 return
             if not self.pending:
                 return
-            waiting = (p for p in list(self.pending.values()) if p.gates and not p.done)
+            waiting = (p for p in list(self.pending.values()) if p.waiter_locks and not p.done)
             successor = next(waiting, None)
         if successor is not None:
             successor.wake()
-        elif self._unattended:
-            self.attend()
+        elif self._unawaited:
+            self.start_background_reading()
 
-    def attend(self) -> None:
+    def start_background_reading(self) -> None:
         """Makes sure that the connection's own thread reads when nobody else does."""
         with self._lock:
-            if not self._reading:
-                self._attendant.want()
+            if not self._is_reading:
+                self._background_reader.request_read()
 
     @contextmanager
     def attended(self) -> Iterator[None]:
         """Replies are taken meanwhile, whoever waits for them."""
         with self._lock:
-            self._unattended += 1
+            self._unawaited += 1
         try:
-            self.attend()
+            self.start_background_reading()
             yield
         finally:
             with self._lock:
-                self._unattended -= 1
+                self._unawaited -= 1
 
-    def attend_once(self) -> None:
+    def read_unawaited(self) -> None:
         """The connection's own thread reads until no reply is left that nobody waits for."""
         with self._lock:
-            if self._reading:
+            if self._is_reading:
                 return  # that reader will hand on
-            self._reading = True
+            self._is_reading = True
         leading = True
         try:
-            leading = self._read_until(lambda: not self._unattended)
+            leading = self._read_until(lambda: not self._unawaited)
         finally:
-            self._hand_on(leading)
+            self._pass_reading_on(leading)
 
-    def give_up(self, seq: int, pending: Pending, late: Callable[[Pending], None]) -> None:
+    def give_up(
+        self, seq: int, pending: PendingReply, late: Callable[[PendingReply], None]
+    ) -> None:
         """A caller stops waiting: somebody has to take its reply out of the socket all the same."""
-        self._step_down()
+        self._yield_reading()
         with self._lock:
             if not self._connection.alive or self.pending.get(seq) is not pending:
                 self.pending.pop(seq, None)
                 return
             pending.then = late
-            if not pending.attended:
-                pending.attended = True
-                self._unattended += 1
-        self.attend()
+            if not pending.needs_reader:
+                pending.needs_reader = True
+                self._unawaited += 1
+        self.start_background_reading()
 
-    def remember(self, seq: int, pending: Pending) -> None:
+    def register(self, seq: int, pending: PendingReply) -> None:
         """Registers a request for its reply or the connection's end."""
         self.pending[seq] = pending
-        if pending.attended:
+        if pending.needs_reader:
             with self._lock:
-                self._unattended += 1
+                self._unawaited += 1
 
-    def forget(self, seq: int, pending: Pending) -> bool:
+    def forget(self, seq: int, pending: PendingReply) -> bool:
         """Removes a request; returns whether it was still open."""
         with self._lock:
             found = self.pending.pop(seq, None) is not None
-            if found and pending.attended:
-                self._unattended -= 1
+            if found and pending.needs_reader:
+                self._unawaited -= 1
             return found
 
-    def take_what_is_here(self) -> None:
+    def read_available(self) -> None:
         """Reads replies that have arrived, unless somebody else reads."""
         if not self.pending:
             return
         with self._lock:
-            if self._reading:
+            if self._is_reading:
                 return
-            self._reading = True
+            self._is_reading = True
         leading = True
         try:
             leading = self._read_until(lambda: not self._channel.poll(0))
         finally:
-            self._hand_on(leading)
+            self._pass_reading_on(leading)
 
-    def finish(self, seq: int, pending: Pending) -> None:
+    def finish(self, seq: int, pending: PendingReply) -> None:
         """Completes a request and notifies its waiters."""
         pending.done = True
         pending.about = None  # which holds arrays
@@ -262,7 +264,7 @@ class SharedReader:
         try:
             pending.then(pending)
         except BaseException:  # an interrupt: whoever reads on tells of it again
-            self.remember(seq, pending)
+            self.register(seq, pending)
             raise
 
     def fail_all(self, error: Exception, cause: Exception | None = None) -> None:
@@ -291,13 +293,13 @@ class SharedReader:
             pending = self.pending.get(seq)
             if pending is None or pending.done or pending.then is None:
                 return
-            self.pending[seq] = Pending(pending.then, attended=True)
+            self.pending[seq] = PendingReply(pending.then, needs_reader=True)
         pending.error = error
         pending.done = True
         pending.then(pending)
 
 
-class Attendant:
+class BackgroundReader:
     """A connection's background thread, for replies without a waiter. Does not keep it alive.
 
     Started when it is first wanted.
@@ -305,45 +307,45 @@ class Attendant:
 
     def __init__(self, reader: SharedReader) -> None:
         self._reader = weakref.ref(reader)
-        self._wanted = threading.Event()
+        self._wake_event = threading.Event()
         self._started = False
-        weakref.finalize(reader, self._wanted.set)  # the thread waits for nothing else
+        weakref.finalize(reader, self._wake_event.set)  # the thread waits for nothing else
 
-    def want(self) -> None:
+    def request_read(self) -> None:
         """Lets the thread look; to be called under the connection's lock."""
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, name="jaxd-reader", daemon=True).start()
-        self._wanted.set()
+        self._wake_event.set()
 
     def dismiss(self) -> None:
         """The connection has ended: so does the thread."""
-        self._wanted.set()
+        self._wake_event.set()
 
     def _run(self) -> None:
         while True:
-            self._wanted.wait()
-            self._wanted.clear()
+            self._wake_event.wait()
+            self._wake_event.clear()
             reader = self._reader()
             if reader is None or not reader.alive:
                 return
-            reader.attend_once()
+            reader.read_unawaited()
             del reader
 
 
-def ignore(pending: Pending) -> None:
+def ignore_reply(pending: PendingReply) -> None:
     """Takes the reply that nobody waits for any more."""
 
 
-def _comes_in_time(deadline: float, comes_within: Callable[[float], bool]) -> bool:
+def _arrives_in_time(deadline: float, comes_within: Callable[[float], bool]) -> bool:
     """Whether it comes before the deadline; `comes_within` waits for it, for so many seconds."""
-    while not comes_within(_a_while(deadline)):
+    while not comes_within(_next_wait_s(deadline)):
         if time.monotonic() >= deadline:
             return False
     return True
 
 
-def _a_while(deadline: float | None) -> float:
+def _next_wait_s(deadline: float | None) -> float:
     """How many seconds to wait until it is time to look for interrupts, or the deadline."""
     if deadline is None:
         return INTERRUPTIBLE_S

@@ -24,13 +24,13 @@ from jaxd.connection.ssh_relay import CONNECTED, REFUSED
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.network.addresses import Address
 
-_PATIENCE_S: Final = 120.0
+_CONNECT_TIMEOUT_S: Final = 120.0
 """For logging in; somebody may have to type a password."""
 
 _MAX_GREETING_BYTES: Final = 1 << 16
-_QUOTED_LINES: Final = 5
+_STDERR_LINES: Final = 5
 
-_UNTOUCHED: Final = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "jaxd")
+_IGNORING_SIGINT: Final = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "jaxd")
 """A Ctrl-C is for the call, not for the connection: it reaches all processes of a terminal."""
 
 
@@ -46,9 +46,11 @@ def dial_over_ssh(address: Address) -> socket.socket:
         with theirs, tempfile.TemporaryFile() as complaints:
             process = _start(ssh_command(address), theirs.fileno(), complaints)
             theirs.close()  # so that its end is ours
-            ours.settimeout(_PATIENCE_S)
-            said = _greeting(ours)
-            problem = None if said == CONNECTED else _why_not(address, said, process, complaints)
+            ours.settimeout(_CONNECT_TIMEOUT_S)
+            said = _read_greeting(ours)
+            problem = (
+                None if said == CONNECTED else _connect_error(address, said, process, complaints)
+            )
     except BaseException:
         ours.close()
         raise
@@ -69,12 +71,12 @@ def ssh_command(address: Address) -> list[str]:
         command += ["-p", str(address.port)]
     if address.user:
         command += ["-l", address.user]
-    return [*command, "--", address.host, _over_there(address)]
+    return [*command, "--", address.host, _remote_command(address)]
 
 
-def _over_there(address: Address) -> str:
+def _remote_command(address: Address) -> str:
     """For whatever shell is there: one line, in which nothing has a meaning to any of them."""
-    source = resources.files("jaxd").joinpath("relay.py").read_bytes()
+    source = resources.files("jaxd.connection").joinpath("ssh_relay.py").read_bytes()
     program = f'import base64;exec(base64.b64decode("{base64.b64encode(source).decode()}"))'
     words = [program, address.path, *([] if address.uid is None else [str(address.uid)])]
     return f"exec python3 -c {shlex.join(words)}"
@@ -89,7 +91,7 @@ def _has_terminal() -> bool:
 
 
 def _start(command: Sequence[str], line: int, complaints: IO[bytes]) -> subprocess.Popen[bytes]:
-    untouched = _UNTOUCHED if os.name == "posix" else ()
+    untouched = _IGNORING_SIGINT if os.name == "posix" else ()
     try:
         process = subprocess.Popen(  # noqa: S603  the user's ssh; a host cannot be an option
             [*untouched, *command], stdin=line, stdout=line, stderr=complaints
@@ -104,7 +106,7 @@ def _start(command: Sequence[str], line: int, complaints: IO[bytes]) -> subproce
     return process
 
 
-def _greeting(line: socket.socket) -> str:
+def _read_greeting(line: socket.socket) -> str:
     """The first line of the relay; what a login prints comes before it. Empty when it ended."""
     said = b""
     for _ in range(_MAX_GREETING_BYTES):
@@ -124,7 +126,7 @@ def _greeting(line: socket.socket) -> str:
     return ""
 
 
-def _why_not(
+def _connect_error(
     address: Address, said: str, process: subprocess.Popen[bytes], complaints: IO[bytes]
 ) -> str:
     if said:
@@ -132,7 +134,7 @@ def _why_not(
     process.terminate()
     process.wait()
     complaints.seek(0)
-    lines = complaints.read().decode(errors="replace").strip().splitlines()[-_QUOTED_LINES:]
+    lines = complaints.read().decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]
     words = "; ".join(line.strip() for line in lines) or "it said nothing"
     login = f"{address.user}@{address.host}" if address.user else address.host
     if process.returncode == 127:

@@ -20,10 +20,10 @@ CONNECTED = "jaxd-relay: connected"
 REFUSED = "jaxd-relay: no: "
 """How the line begins that comes in its place; the reason follows."""
 
-_PIECE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
-def main(path: str = "", uid: str = "") -> int:
+def relay_stdio(path: str = "", uid: str = "") -> int:
     """Connects stdin and stdout with a server of this machine until one of both ends.
 
     Args:
@@ -34,17 +34,17 @@ def main(path: str = "", uid: str = "") -> int:
         0 when it was connected, else 1.
     """
     try:
-        path = path or _only_socket()
-        sock = _connected(path)
+        path = path or _find_only_socket()
+        sock = _connect(path)
         check_owner(sock, path, uid)
     except (LookupError, OSError) as error:
         _write((REFUSED + str(error).replace("\n", " ") + "\n").encode())
         return 1
     _write((CONNECTED + "\n").encode())
-    threading.Thread(target=_upwards, args=(sock,), daemon=True).start()
+    threading.Thread(target=_forward_stdin, args=(sock,), daemon=True).start()
     try:
         while True:
-            data = sock.recv(_PIECE)
+            data = sock.recv(_CHUNK_BYTES)
             if not data:
                 return 0
             _write(data)
@@ -52,10 +52,10 @@ def main(path: str = "", uid: str = "") -> int:
         return 0
 
 
-def _upwards(sock: socket.socket) -> None:
+def _forward_stdin(sock: socket.socket) -> None:
     try:
         while True:
-            data = os.read(0, _PIECE)
+            data = os.read(0, _CHUNK_BYTES)
             if not data:
                 sock.shutdown(socket.SHUT_WR)
                 return
@@ -70,7 +70,7 @@ def _write(data: bytes) -> None:
         view = view[os.write(1, view) :]
 
 
-def _connected(path: str) -> socket.socket:
+def _connect(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.connect(path)
@@ -101,15 +101,15 @@ def check_owner(sock: socket.socket, path: str, uid: str) -> None:
         raise LookupError("others can put a socket of theirs into " + folder)
 
 
-def _only_socket() -> str:
+def _find_only_socket() -> str:
     """The one of the first folder in which a server runs.
 
     Raises:
         LookupError: when there is none, or more than one.
     """
-    for folder in _folders():
+    for folder in _socket_folders():
         found = glob.glob(os.path.join(folder, "*", "server.sock"))
-        running = sorted(path for path in found if _is_ours(path) and _answers(path))
+        running = sorted(path for path in found if _is_trusted(path) and _accepts_connections(path))
         if len(running) > 1:
             raise LookupError("several servers run here; name one: " + " ".join(running))
         if running:
@@ -117,7 +117,7 @@ def _only_socket() -> str:
     raise LookupError("no server of this user runs here; start one there: jaxd start")
 
 
-def _folders() -> list[str]:
+def _socket_folders() -> list[str]:
     """Where `jaxd start` may have put its sockets; see `jaxd_protocol.network.local_server`."""
     uid = os.getuid()
     bases = [os.environ.get("XDG_RUNTIME_DIR", ""), "/run/user/%d" % uid]  # noqa: UP031
@@ -125,7 +125,7 @@ def _folders() -> list[str]:
     return [*(os.path.join(base, "jaxd") for base in bases if base), last]
 
 
-def _is_ours(path: str) -> bool:
+def _is_trusted(path: str) -> bool:
     """Whether nobody else can put another socket there, or another folder in the folder's place."""
     folder = os.path.dirname(path)
     own, above = os.lstat(folder), os.lstat(os.path.dirname(folder))  # a link is none
@@ -133,13 +133,13 @@ def _is_ours(path: str) -> bool:
     return is_private and own.st_uid == above.st_uid == os.getuid() and not above.st_mode & 0o022
 
 
-def _answers(path: str) -> bool:
+def _accepts_connections(path: str) -> bool:
     try:
-        _connected(path).close()
+        _connect(path).close()
     except OSError:
         return False
     return True
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    sys.exit(relay_stdio(*sys.argv[1:3]))

@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.connection.call_future import CallFuture
-from jaxd.connection.pending import WORD_S, Pending
-from jaxd.dispatch.retry import Losses, Politeness
-from jaxd.dispatch.retry_copy import Spare, SpareRoom
+from jaxd.connection.pending import REPLY_GRACE_S, PendingReply
+from jaxd.dispatch.retry import BusyBackoff, RetryLimits
+from jaxd.dispatch.retry_copy import RetryBudget, RetryCopy
 from jaxd.dispatch.session import MAX_WORKERS, Session
-from jaxd.request.call_request import Encoded
-from jaxd.results.reader import checked
-from jaxd_protocol.base.process import forget_after_fork
+from jaxd.request.call_request import CallRequest
+from jaxd.results.reader import check_reply
+from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.base.timers import TimerThread
 from jaxd_protocol.errors import Busy, ConnectionLost, DeadlineExceeded, WorkerReplaced
 from jaxd_protocol.messages.calls import FAILED, is_failure
@@ -26,20 +26,20 @@ from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 if TYPE_CHECKING:
     from jaxd.remote_values.store import OpenSession
-    from jaxd.transfer.routing import Load
+    from jaxd.transfer.routing import CallTransfer
 
 
-_spare_room: Final = SpareRoom()
+_retry_budget: Final = RetryBudget()
 _timers: Final = TimerThread(
     "jaxd-timers", partial(logging.getLogger("jaxd").exception, "a timer failed")
 )
-forget_after_fork(_timers)
+reset_after_fork(_timers)
 
-Outcome = Callable[[Encoded, tuple[Any, ...], Sequence[memoryview], "OpenSession"], Any]
+DecodeReply = Callable[[CallRequest, tuple[Any, ...], Sequence[memoryview], "OpenSession"], Any]
 """Gives the result in a reply, or raises; see `Caller.outcome`."""
 
 
-class Submission:
+class AsyncCall:
     """One asynchronous call.
 
     Args:
@@ -52,23 +52,25 @@ class Submission:
             `timeout_s` has passed.
     """
 
-    def __init__(self, session: Session, call: Encoded, outcome: Outcome) -> None:
+    def __init__(self, session: Session, call: CallRequest, outcome: DecodeReply) -> None:
         self.future: CallFuture[Any] = CallFuture()
         self._session = session
-        self._outcome = outcome
+        self._decode_reply = outcome
         self._call = call
-        self._losses = Losses(call.spec.identity.name)
+        self._retry_limits = RetryLimits(call.spec.snapshot.name)
         # one each at most; who takes it out releases it, in whatever thread
-        self._spares: list[Spare] = []  # of what it is made again when its arrays have changed
-        self._loads: list[Load] = []  # that of the present attempt
-        self._late: list[Load] = []  # that of one that nobody waits for
+        self._retry_copies: list[
+            RetryCopy
+        ] = []  # of what it is made again when its arrays have changed
+        self._transfers: list[CallTransfer] = []  # that of the present attempt
+        self._late_transfers: list[CallTransfer] = []  # that of one that nobody waits for
         self._workers = 1  # that it was sent to while one after the other was replaced
-        self._flight: tuple[OpenSession, int] | None = None
+        self._attempt: tuple[OpenSession, int] | None = None
         self._window: threading.BoundedSemaphore | None = None
-        self._politeness: Politeness | None = None
+        self._busy_backoff: BusyBackoff | None = None
         timeout_s = call.timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self.future.when_done(self._done)
+        self.future.add_inline_callback(self._on_done)
 
     def start(self) -> None:
         """Sends the call; when this returns, the arguments may be overwritten.
@@ -79,63 +81,63 @@ class Submission:
             JaxdError: when it cannot be sent.
         """
         try:
-            self._go()
+            self._send_until_done()
         except BaseException:
             self.future.cancel()  # gives its place in the window back
             raise
 
-    def _go(self) -> None:
+    def _send_until_done(self) -> None:
         try:
             while not self._send():
                 pass
         finally:
             if self.future.done():  # perhaps before all of that
-                self._done(self.future)
-                self._cancel(self.future)
+                self._on_done(self.future)
+                self._on_cancelled(self.future)
 
     def _send(self) -> bool:
         """Sends the call unless nobody wants it any more; False: its connection was lost first."""
         session = self._session
         opened = session.current(bool(self._call.buffers), self._deadline)
         connection = opened.connection
-        before, call = self._call, self._losses.repeated(self._call, connection.worker)
+        before, call = self._call, self._retry_limits.prepare_retry(self._call, connection.worker)
         self._call = call
-        heard = session.hearing().before
-        heard.goes_on_as(before, call)
+        replay_filter = session.output_printer().before
+        replay_filter.transfer_to_retry(before, call)
         number = connection.number()
-        self._flight = (opened, number)
-        if heard.is_waiting:
-            heard.again(call, connection, number)
-        self._take_place()
+        self._attempt = (opened, number)
+        if replay_filter.has_lost_calls:
+            replay_filter.again(call, connection, number)
+        self._acquire_slot()
         if self.future.done():  # while this thread waited; then its data is gone
             return True
         try:
-            load = session.routes.load(
+            transfer = session.routes.load(
                 call,
                 connection,
-                opened.values.sent_before,
-                copied=not self._is_kept,
+                opened.values.deduplicator,
+                copied=not self._is_repeatable,
                 deadline=self._deadline,
             )
-            self._loads.append(load)
-            if not self._is_kept:
-                call = self._keep(load)
+            self._transfers.append(transfer)
+            if not self._is_repeatable:
+                call = self._keep_copy(transfer)
             connection.submit(
                 "call",
-                call.message(load.rows),
-                load.buffers,
-                lambda pending: self._arrived(opened, number, pending),
+                call.message(transfer.rows),
+                transfer.buffers,
+                lambda pending: self._on_reply(opened, number, pending),
                 number,
                 call,
             )
         except ConnectionLost as error:
-            self._unload()
-            self._losses.note(error, None)
+            self._release_transfer()
+            self._retry_limits.note(error, None)
             return False
         self._watch_deadline(opened, number)
         return True
 
-    def _take_place(self) -> None:
+    def _acquire_slot(self) -> None:
         """Waits for a place in the window of its connection; one that comes again has its own."""
         window = self._session.window
         assert window is not None
@@ -143,46 +145,48 @@ class Submission:
             self._window = window
             while not window.acquire(timeout=INTERRUPTIBLE_S):
                 pass
-            self.future.when_done(lambda _: window.release())
-            self.future.when_done(self._cancel)  # last: it may take its time, or be interrupted
+            self.future.add_inline_callback(lambda _: window.release())
+            self.future.add_inline_callback(
+                self._on_cancelled
+            )  # last: it may take its time, or be interrupted
 
     @property
-    def _is_kept(self) -> bool:
+    def _is_repeatable(self) -> bool:
         """Whether all of it is as it was when it was made."""
-        return bool(self._spares) or not self._call.buffers
+        return bool(self._retry_copies) or not self._call.buffers
 
-    def _keep(self, load: Load) -> Encoded:
+    def _keep_copy(self, transfer: CallTransfer) -> CallRequest:
         """The call, which can be made again when its arrays have changed, where there is room."""
-        spare = Spare.of(self._call, load, _spare_room)
-        if spare is None:
+        retry_copy = RetryCopy.of(self._call, transfer, _retry_budget)
+        if retry_copy is None:
             return self._call
-        self._spares.append(spare)
-        self._call = spare.call
-        return spare.call
+        self._retry_copies.append(retry_copy)
+        self._call = retry_copy.call
+        return retry_copy.call
 
-    def _unload(self, reply: tuple[Any, ...] | None = None) -> None:
+    def _release_transfer(self, reply: tuple[Any, ...] | None = None) -> None:
         """This attempt is over.
 
         Args:
             reply: what came of it; None when that is no result.
         """
         with suppress(IndexError):  # somebody else was faster
-            self._loads.pop().release(reply)
+            self._transfers.pop().release(reply)
 
-    def _done(self, future: Future[Any]) -> None:
+    def _on_done(self, future: Future[Any]) -> None:
         """It is over: whoever keeps its future does not keep its arrays. Perhaps called twice."""
         self._call = self._call.without_data()
         with suppress(IndexError):
-            load = self._loads.pop()
-            self._late.append(load._replace(rows=(), buffers=(), places=()))
-            load.release()
+            transfer = self._transfers.pop()
+            self._late_transfers.append(transfer._replace(rows=(), buffers=(), places=()))
+            transfer.release()
         with suppress(IndexError):
-            self._spares.pop().release()
+            self._retry_copies.pop().release()
 
-    def _cancel(self, future: Future[Any]) -> None:
+    def _on_cancelled(self, future: Future[Any]) -> None:
         """Cancels the call on the server."""
-        if future.cancelled() and self._flight is not None:
-            opened, number = self._flight
+        if future.cancelled() and self._attempt is not None:
+            opened, number = self._attempt
             opened.connection.cancel(number)
 
     def _watch_deadline(self, opened: OpenSession, number: int) -> None:
@@ -192,45 +196,45 @@ class Submission:
             "the call's timeout_s passed before its result arrived. The server may still be "
             "working on it; give the call more time, or submit it again later."
         )
-        left_s = max(0.0, self._deadline + WORD_S - time.monotonic())
+        left_s = max(0.0, self._deadline + REPLY_GRACE_S - time.monotonic())
         timer = _timers.after(left_s, lambda: opened.connection.shared_reader.expire(number, late))
-        self.future.when_done(lambda _: timer.cancel())
+        self.future.add_inline_callback(lambda _: timer.cancel())
 
-    def _arrived(self, opened: OpenSession, number: int, pending: Pending) -> None:
+    def _on_reply(self, opened: OpenSession, number: int, pending: PendingReply) -> None:
         """Called by whoever reads; after an interrupt perhaps twice."""
-        if self._flight != (opened, number):
+        if self._attempt != (opened, number):
             return
         try:
-            self._heard(opened, number, pending)
+            self._handle_reply(opened, number, pending)
         except Exception as error:  # noqa: BLE001  others read on, and the future's owner decides
             self._fail(error)
 
-    def _heard(self, opened: OpenSession, number: int, pending: Pending) -> None:
+    def _handle_reply(self, opened: OpenSession, number: int, pending: PendingReply) -> None:
         session, connection = self._session, opened.connection
-        ready = pending.error is None and checked(pending.value)[0] != FAILED
-        self._unload(pending.value if ready else None)
+        ready = pending.error is None and check_reply(pending.value)[0] != FAILED
+        self._release_transfer(pending.value if ready else None)
         with suppress(IndexError):
-            self._late.pop().abandon()
+            self._late_transfers.pop().abandon()
         session.progress.finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
-            return self._lost(opened, number, pending.error)
+            return self._on_lost(opened, number, pending.error)
         failed = pending.error is None and not ready
         replaced = failed and is_failure(pending.value[1], WorkerReplaced)
         if replaced:
             session.leave(connection)
         pause_s = self._pause_s(pending.value, replaced=replaced) if failed else None
         try:
-            if session.notices.waiting:
-                session.notices.issue(connection, number)
+            if session.warning_queue.waiting:
+                session.warning_queue.issue(connection, number)
             if failed:
-                identity, failure = self._call.spec.identity, pending.value[1]
+                snapshot, failure = self._call.spec.snapshot, pending.value[1]
                 session.callbacks().raise_failure(
-                    connection, number, identity, failure, connection.address
+                    connection, number, snapshot, failure, connection.address
                 )
             if pause_s is not None:
-                return self._again(pause_s)
+                return self._schedule_retry(pause_s)
             value, frame = pending.result()
-            result = self._outcome(self._call, value, frame.buffers, opened)
+            result = self._decode_reply(self._call, value, frame.buffers, opened)
         except BaseException as error:  # noqa: BLE001  the future's owner decides about it
             self._fail(error)
         else:
@@ -238,16 +242,16 @@ class Submission:
                 self.future.set_result(result)
         return None
 
-    def _lost(self, opened: OpenSession, number: int, error: ConnectionLost) -> None:
-        """Repeats the call; see `Losses`."""
+    def _on_lost(self, opened: OpenSession, number: int, error: ConnectionLost) -> None:
+        """Repeats the call; see `RetryLimits`."""
         if self.future.done():
             return None  # it was cancelled, or its deadline has passed
-        session, connection, name = self._session, opened.connection, self._call.spec.identity.name
+        session, connection, name = self._session, opened.connection, self._call.spec.snapshot.name
         try:
-            session.callbacks().refuse_again(connection, number, name)
+            session.callbacks().check_repeatable(connection, number, name)
         except ConnectionLost as called_back:
             return self._fail(called_back)
-        if not self._is_kept:
+        if not self._is_repeatable:
             return self._fail(
                 ConnectionLost(
                     "the connection ended while a submitted call was open, and its arrays may "
@@ -255,41 +259,41 @@ class Submission:
                     "docs/reliability.md. Submit it again, or fewer at a time."
                 )
             )
-        session.hearing().before.lost(self._call, connection, number)
-        self._losses.note(error, connection.worker)
-        return self._again()
+        session.output_printer().before.lost(self._call, connection, number)
+        self._retry_limits.note(error, connection.worker)
+        return self._schedule_retry()
 
     def _pause_s(self, value: Any, *, replaced: bool) -> float | None:
         """In how many seconds to come again to a server that is busy, or to its next worker.
 
         None when it is neither, or when the call cannot be sent again.
         """
-        if not self._is_kept or self.future.done():
+        if not self._is_repeatable or self.future.done():
             return None
         if replaced:
             self._workers += 1
             return 0.0 if self._workers <= MAX_WORKERS else None
         if not is_failure(value[1], Busy):
             return None
-        if self._politeness is None:
-            self._politeness = Politeness(self._deadline)
-        return self._politeness.pause_s(value)
+        if self._busy_backoff is None:
+            self._busy_backoff = BusyBackoff(self._deadline)
+        return self._busy_backoff.pause_s(value)
 
-    def _again(self, pause_s: float = 0.0) -> None:
-        timer = threading.Timer(pause_s, self._repeat)
+    def _schedule_retry(self, pause_s: float = 0.0) -> None:
+        timer = threading.Timer(pause_s, self._retry)
         timer.name, timer.daemon = "jaxd-repeat", True
-        flight, self._flight = self._flight, None
+        flight, self._attempt = self._attempt, None
         try:
             timer.start()
         except BaseException:
             if timer.ident is None:
-                self._flight = flight  # an interrupt: this is called again
+                self._attempt = flight  # an interrupt: this is called again
             raise
 
-    def _repeat(self) -> None:
+    def _retry(self) -> None:
         """In a thread of its own: whoever reads must go on."""
         try:
-            self._go()
+            self._send_until_done()
         except BaseException as error:  # noqa: BLE001  the future's owner decides about it
             self._fail(error)
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxd.connection.pending import WORD_S
+from jaxd.connection.pending import REPLY_GRACE_S
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.session import MAX_WORKERS, Session
-from jaxd.remote_values.pipelined_calls import stay_for
+from jaxd.remote_values.pipelined_calls import result_policy_for
 from jaxd.request.arguments import encode_arguments
-from jaxd.request.call_request import Encoded
-from jaxd.results.reader import Home, ResultsAs, checked, unreadable
+from jaxd.request.call_request import CallRequest
+from jaxd.results.reader import InlineLeaves, ResultsAs, check_reply, unreadable_reply_error
 from jaxd_protocol.errors import (
     Busy,
     CallbackError,
@@ -29,11 +29,11 @@ from jaxd_protocol.messages.calls import FAILED, is_failure
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from jaxd.connection.pending import Pending
-    from jaxd.dispatch.retry import Losses
+    from jaxd.connection.pending import PendingReply
+    from jaxd.dispatch.retry import RetryLimits
     from jaxd.remote_values.store import OpenSession
-    from jaxd.request.function_snapshot import Spec
-    from jaxd.transfer.routing import Load
+    from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd.transfer.routing import CallTransfer
     from jaxd_protocol.wire import Frame
 
 
@@ -48,31 +48,33 @@ class Caller:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._specs: weakref.WeakValueDictionary[bytes, Spec] = weakref.WeakValueDictionary()
+        self._specs: weakref.WeakValueDictionary[bytes, FunctionSpec] = (
+            weakref.WeakValueDictionary()
+        )
         self.session = Session(settings, self)
 
     def encode(
         self,
-        spec: Spec,
+        spec: FunctionSpec,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout_s: float | None,
         results: ResultsAs,
         strict: bool = False,
-    ) -> Encoded:
+    ) -> CallRequest:
         """A call, ready to be sent.
 
         Raises:
             ArgumentError, TracerError, PackingError: when an argument cannot travel.
         """
-        self.remember(spec)
+        self.register(spec)
         classes: dict[tuple[str, str], type] = {}
-        with spec.identity.travelling():
+        with spec.snapshot.pickling_context():
             encoded = encode_arguments(args, kwargs, spec.statics, classes, self.session.remote)
         if classes:
-            spec.identity.reader.learn(classes)
-        stay = stay_for(results, on_values=bool(encoded.values))
-        return Encoded(
+            spec.snapshot.reader.learn(classes)
+        stay = result_policy_for(results, on_values=bool(encoded.values))
+        return CallRequest(
             spec,
             *encoded[:3],
             timeout_s,
@@ -82,11 +84,11 @@ class Caller:
             encoded.owners,
             stay,
             encoded.sources,
-            encoded.heads,
-            (args, kwargs) if spec.identity.takes_arguments else None,
+            encoded.leaf_headers,
+            (args, kwargs) if spec.snapshot.takes_arguments else None,
         )
 
-    def takes_programs_only(self, timeout_s: float | None = None) -> bool:
+    def requires_export(self, timeout_s: float | None = None) -> bool:
         """Whether functions have to be traced and exported here; connects to find out.
 
         Args:
@@ -100,12 +102,12 @@ class Caller:
             session.current(deadline=None if timeout_s is None else time.monotonic() + timeout_s)
         return session.accepts == "exported"
 
-    def remember(self, spec: Spec) -> None:
+    def register(self, spec: FunctionSpec) -> None:
         """Keeps what a key stands for as long as the function lives: the server may ask."""
         if self._specs.get(spec.key) is not spec:  # another one under this key may be about to go
             self._specs[spec.key] = spec
 
-    def call(self, call: Encoded) -> Any:
+    def call(self, call: CallRequest) -> Any:
         """Makes the call and waits for its result.
 
         Raises:
@@ -117,30 +119,30 @@ class Caller:
         value, frame, opened = self._reply(call)
         return self.outcome(call, value, frame.buffers, opened)
 
-    def reply(self, call: Encoded) -> tuple[Any, Frame]:
-        """What the server says to a call, which is repeated when its worker ends; see `Losses`.
+    def reply(self, call: CallRequest) -> tuple[Any, Frame]:
+        """What the server says to a call, which is repeated when its worker ends; see `RetryLimits`.
 
         Raises:
             JaxdError: when there is no reply.
         """
         return self._reply(call)[:2]
 
-    def _reply(self, call: Encoded) -> tuple[Any, Frame, OpenSession]:
+    def _reply(self, call: CallRequest) -> tuple[Any, Frame, OpenSession]:
         deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
-        found = self._reply_of_one(call, deadline)
+        found = self._reply_with_retries(call, deadline)
         if found[0][0] == FAILED and is_failure(found[0][1], Busy):
-            from jaxd.dispatch.retry import Politeness  # a server seldom is
+            from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
 
-            politeness = Politeness(deadline)
+            politeness = BusyBackoff(deadline)
             while (pause_s := politeness.pause_s(found[0])) is not None:
                 time.sleep(pause_s)
-                found = self._reply_of_one(call, deadline)
+                found = self._reply_with_retries(call, deadline)
         return found
 
-    def _reply_of_one(
-        self, call: Encoded, deadline: float | None
+    def _reply_with_retries(
+        self, call: CallRequest, deadline: float | None
     ) -> tuple[Any, Frame, OpenSession]:
-        losses: Losses | None = None
+        retry_limits: RetryLimits | None = None
         while True:
             sent: list[OpenSession] = []
             try:
@@ -148,17 +150,17 @@ class Caller:
             except CalledBack:
                 raise
             except ConnectionLost as error:
-                from jaxd.dispatch.retry import Losses  # most processes have none
+                from jaxd.dispatch.retry import RetryLimits  # most processes have none
 
-                losses = losses or Losses(call.spec.identity.name)
-                losses.note(error, sent[-1].connection.worker if sent else None)
+                retry_limits = retry_limits or RetryLimits(call.spec.snapshot.name)
+                retry_limits.note(error, sent[-1].connection.worker if sent else None)
             worker = self.session.current(deadline=deadline).connection.worker
-            repeated = losses.repeated(call, worker)
-            self.session.hearing().before.goes_on_as(call, repeated)
+            repeated = retry_limits.prepare_retry(call, worker)
+            self.session.output_printer().before.transfer_to_retry(call, repeated)
             call = repeated
 
     def _request(
-        self, call: Encoded, deadline: float | None, sent: list[OpenSession]
+        self, call: CallRequest, deadline: float | None, sent: list[OpenSession]
     ) -> tuple[Any, Frame, OpenSession]:
         """The reply of the worker, or of the one that takes its place, and who brought it.
 
@@ -169,58 +171,60 @@ class Caller:
             opened = session.current(deadline=deadline)
             connection, values = opened
             number = connection.number()
-            heard = session.hearing.made
-            if heard is not None and heard.before.is_waiting:
+            heard = session.output_printer.made
+            if heard is not None and heard.before.has_lost_calls:
                 heard.before.again(call, connection, number)
             ready = False
-            load = session.routes.load(call, connection, values.sent_before, deadline=deadline)
+            transfer = session.routes.load(call, connection, values.deduplicator, deadline=deadline)
             drops = values.drops.take()
-            late = partial(self._let_go, call, load, opened)
+            late = partial(self._discard_reply, call, transfer, opened)
             sent.append(opened)
             try:
                 value, frame = connection.request(
                     "call",
-                    call.message(load.rows, 0, drops),
-                    load.buffers,
-                    None if deadline is None else deadline + WORD_S,
+                    call.message(transfer.rows, 0, drops),
+                    transfer.buffers,
+                    None if deadline is None else deadline + REPLY_GRACE_S,
                     number,
                     late=late,
                     about=call,
                 )
-                ready = checked(value)[0] != FAILED
+                ready = check_reply(value)[0] != FAILED
             except BaseException as error:
                 connection.cancel(number)
                 if drops:
-                    values.drops.put_back(drops)  # to tell of them twice does no harm
+                    values.drops.requeue(drops)  # to tell of them twice does no harm
                 if isinstance(error, ConnectionLost):
-                    name = call.spec.identity.name
-                    session.callbacks().refuse_again(connection, number, name)
-                    session.hearing().before.lost(call, connection, number)
+                    name = call.spec.snapshot.name
+                    session.callbacks().check_repeatable(connection, number, name)
+                    session.output_printer().before.lost(call, connection, number)
                 raise
             finally:
-                load.release(value if ready else None)
+                transfer.release(value if ready else None)
                 session.progress.finish(connection, number, ready=ready)
             if not ready:
                 session.callbacks().raise_failure(
-                    connection, number, call.spec.identity, value[1], connection.address
+                    connection, number, call.spec.snapshot, value[1], connection.address
                 )
             replaced = not ready and is_failure(value[1], WorkerReplaced)
             if replaced:
                 session.leave(connection)
-            if session.notices.waiting:
-                session.notices.issue(connection, number)
+            if session.warning_queue.waiting:
+                session.warning_queue.issue(connection, number)
             if not replaced:
                 break
         return value, frame, opened
 
-    def _let_go(self, call: Encoded, load: Load, opened: OpenSession, pending: Pending) -> None:
+    def _discard_reply(
+        self, call: CallRequest, transfer: CallTransfer, opened: OpenSession, pending: PendingReply
+    ) -> None:
         """Discards a reply that nobody waits for: releases what the call left on the server."""
-        load.abandon()
+        transfer.abandon()
         if call.stay is not None and pending.error is None and pending.frame is not None:
             with suppress(BaseException):
                 self.outcome(call, pending.value, pending.frame.buffers, opened)
 
-    def submit(self, call: Encoded) -> Future[Any]:
+    def submit(self, call: CallRequest) -> Future[Any]:
         """Makes the call without waiting; when this returns, arguments may be overwritten.
 
         Waits when as many calls are in flight as the server takes from one connection.
@@ -230,15 +234,15 @@ class Caller:
         """
         if call.values:
             return self.session.values().calls.submit(call)
-        from jaxd.dispatch.async_call import Submission  # imports concurrent.futures
+        from jaxd.dispatch.async_call import AsyncCall  # imports concurrent.futures
 
-        submission = Submission(self.session, call, self.outcome)
-        submission.start()
-        return submission.future
+        async_call = AsyncCall(self.session, call, self.outcome)
+        async_call.start()
+        return async_call.future
 
     def outcome(
         self,
-        call: Encoded,
+        call: CallRequest,
         value: tuple[Any, ...],
         buffers: Sequence[memoryview],
         opened: OpenSession,
@@ -254,36 +258,36 @@ class Caller:
         Raises:
             BaseException: what the reply carries instead, or why the result cannot be read here.
         """
-        identity = call.spec.identity
+        snapshot = call.spec.snapshot
         if value[0] == FAILED:
-            from jaxd.results.exceptions import raised_by
+            from jaxd.results.exceptions import exception_of
 
-            raise raised_by(value[1], identity.name, identity.reader, opened.connection.address)
+            raise exception_of(value[1], snapshot.name, snapshot.reader, opened.connection.address)
         if call.stay is not None:
-            return opened.values.calls.read(call, value[1], Home.of(value, buffers))
+            return opened.values.calls.read(call, value[1], InlineLeaves.of(value, buffers))
         if len(value) < 3 or type(value[2]) is not bytes:
-            raise unreadable()
-        with identity.travelling():
-            return identity.reader.read(value[1], value[2], buffers, call.results)
+            raise unreadable_reply_error()
+        with snapshot.pickling_context():
+            return snapshot.reader.read(value[1], value[2], buffers, call.results)
 
     # what the server asks (see transport.Answers) ----------------------------------------------
 
-    def question(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:
+    def answer_request(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:
         """Says what a key stands for, or sends the code behind a fingerprint."""
         if verb == "describe":
             spec = self._specs[args[0]]
-            identity = spec.identity
-            return (identity.name, spec.options, identity.meaning.to_message()), ()
+            snapshot = spec.snapshot
+            return (snapshot.name, spec.options, snapshot.manifest.to_message()), ()
         if verb == "code":
             for spec in list(self._specs.values()):
-                if spec.identity.fingerprint == args[0]:
-                    return (), (memoryview(spec.identity.code),)
+                if spec.snapshot.fingerprint == args[0]:
+                    return (), (memoryview(spec.snapshot.code),)
         raise KeyError(verb)
 
     def call_back(
         self,
         connection: object,
-        about: Encoded | None,
+        about: CallRequest | None,
         question: tuple[Any, ...],
         buffers: Sequence[memoryview],
     ) -> tuple[Any, Sequence[memoryview]]:
@@ -292,8 +296,8 @@ class Caller:
             raise CallbackError(
                 "the call that wants a function called back was given up. Nothing is called."
             )
-        identity, arguments = about.spec.identity, about.arguments
-        return self.session.callbacks().run(connection, identity, arguments, question, buffers)
+        snapshot, arguments = about.spec.snapshot, about.arguments
+        return self.session.callbacks().run(connection, snapshot, arguments, question, buffers)
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """A call of ours reports how far it is, or what its user should know.
@@ -301,13 +305,13 @@ class Caller:
         Raises:
             ProtocolError: when the report is made of something else than reports are.
         """
-        from jaxd.events.output import HEARD
+        from jaxd.events.output import OUTPUT_EVENTS
 
         try:
-            if kind in HEARD:
-                self.session.hearing().event(connection, number, kind, content)
+            if kind in OUTPUT_EVENTS:
+                self.session.output_printer().event(connection, number, kind, content)
             elif kind == "warning":
-                self.session.notices.event(connection, number, content)
+                self.session.warning_queue.event(connection, number, content)
             else:
                 self.session.progress.event(connection, number, kind, content)
         except (AttributeError, TypeError, ValueError) as error:
@@ -326,10 +330,10 @@ class HasCaller(Protocol):
         """What makes its calls."""
 
 
-_defaults: dict[Settings, Caller] = {}
+_default_callers: dict[Settings, Caller] = {}
 
 
 def default_caller(settings: Settings) -> Caller:
     """The caller that all functions with these settings share."""
-    caller = _defaults.get(settings)
-    return caller if caller is not None else _defaults.setdefault(settings, Caller(settings))
+    caller = _default_callers.get(settings)
+    return caller if caller is not None else _default_callers.setdefault(settings, Caller(settings))

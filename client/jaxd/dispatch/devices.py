@@ -41,7 +41,7 @@ class Device:
         return cls(**{name: row[name] for name in cls.__slots__})
 
 
-def ask_devices(ask: Callable[[str], Mapping[str, Any]]) -> tuple[Device, ...]:
+def query_devices(ask: Callable[[str], Mapping[str, Any]]) -> tuple[Device, ...]:
     """Those of a server, in jax's order.
 
     Args:

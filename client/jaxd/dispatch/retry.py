@@ -5,27 +5,27 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.connection.pending import Unsent
+from jaxd.connection.pending import NotSent
 from jaxd_protocol.errors import Busy, ConnectionLost, WorkerLost
 from jaxd_protocol.messages.calls import FAILED, is_failure
 
 if TYPE_CHECKING:
-    from jaxd.request.call_request import Encoded
+    from jaxd.request.call_request import CallRequest
 
 
-_MOST: Final = 16
+_MAX_LOSSES: Final = 16
 
-_LONGEST_S: Final = 60.0
+_MAX_BUSY_S: Final = 60.0
 """For so long a call that has no `timeout_s` is repeated before its caller hears of it."""
 
-_AT_MOST: Final = 8.0
+_MAX_FACTOR: Final = 8.0
 _JITTER: Final = (0.5, 1.5)
 
-Worker = tuple[Any, ...]
+WorkerKey = tuple[Any, ...]
 """Names one worker of one server: its epoch and its process."""
 
 
-class Losses:
+class RetryLimits:
     """Limits how often one call is repeated. For one thread at a time.
 
     A call that a worker died of is repeated on the next one, which is told so and runs it alone: it
@@ -36,16 +36,16 @@ class Losses:
         name: what people call the function.
     """
 
-    __slots__ = ("_connections", "_lost_with", "_name", "_unsent", "_workers")
+    __slots__ = ("_failed_sends", "_last_worker", "_lost_connections", "_lost_workers", "_name")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lost_with: Worker | None = None
-        self._workers = 0
-        self._connections = 0
-        self._unsent = 0
+        self._last_worker: WorkerKey | None = None
+        self._lost_workers = 0
+        self._lost_connections = 0
+        self._failed_sends = 0
 
-    def note(self, error: ConnectionLost, worker: Worker | None) -> None:
+    def note(self, error: ConnectionLost, worker: WorkerKey | None) -> None:
         """Records that the connection was lost while the call was open.
 
         Args:
@@ -55,45 +55,45 @@ class Losses:
         Raises:
             ConnectionLost: when it could not be sent again and again.
         """
-        if worker is not None and not isinstance(error, Unsent):
-            self._lost_with = worker
+        if worker is not None and not isinstance(error, NotSent):
+            self._last_worker = worker
             return
-        self._unsent += 1
-        if self._unsent >= _MOST:
+        self._failed_sends += 1
+        if self._failed_sends >= _MAX_LOSSES:
             raise ConnectionLost(
-                f"the connection to the server was lost {_MOST} times while {self._name} was being "
+                f"the connection to the server was lost {_MAX_LOSSES} times while {self._name} was being "
                 "sent. See the server's log, and whether what lies in between ends connections."
             ) from error
 
-    def repeated(self, call: Encoded, worker: Worker) -> Encoded:
+    def prepare_retry(self, call: CallRequest, worker: WorkerKey) -> CallRequest:
         """The request to send to a worker now, after counting the last loss.
 
         Raises:
             WorkerLost: when too many workers have died during it.
             ConnectionLost: when its connection was lost twice.
         """
-        if self._lost_with is None:
+        if self._last_worker is None:
             return call
-        if worker == self._lost_with:
-            self._connections += 1
+        if worker == self._last_worker:
+            self._lost_connections += 1
         else:
-            self._workers += 1
-        self._lost_with = None
-        if self._connections > 1:
+            self._lost_workers += 1
+        self._last_worker = None
+        if self._lost_connections > 1:
             raise ConnectionLost(
                 f"the connection to the server was lost while {self._name} was under way, and "
                 "again when the call was repeated. See the server's log, and whether what lies in "
                 "between ends connections."
             )
-        if self._workers > _MOST:
+        if self._lost_workers > _MAX_LOSSES:
             raise WorkerLost(
-                f"{self._workers} workers of the server have ended while {self._name} was under "
+                f"{self._lost_workers} workers of the server have ended while {self._name} was under "
                 "way. See the server's log, and try it with JAXD_INLINE=1."
             )
-        return call._replace(lost=self._workers) if self._workers else call
+        return call._replace(lost=self._lost_workers) if self._lost_workers else call
 
 
-class Politeness:
+class BusyBackoff:
     """Computes when one call is sent again to a busy server.
 
     The server says when; each client comes at a moment of its own.
@@ -103,8 +103,8 @@ class Politeness:
     """
 
     def __init__(self, deadline: float | None) -> None:
-        self._deadline = time.monotonic() + _LONGEST_S if deadline is None else deadline
-        self._patience = 1.0
+        self._deadline = time.monotonic() + _MAX_BUSY_S if deadline is None else deadline
+        self._factor = 1.0
 
     def pause_s(self, value: Any) -> float | None:
         """Seconds to wait before the call is made again.
@@ -122,6 +122,6 @@ class Politeness:
         """As `pause_s`, of what a server has said that takes no client now."""
         import random  # a server seldom is busy, and this takes longer to import than all else
 
-        pause_s = retry_after_s * self._patience * random.uniform(*_JITTER)  # noqa: S311  no secret
-        self._patience = min(_AT_MOST, 2 * self._patience)  # everybody may have been told the same
+        pause_s = retry_after_s * self._factor * random.uniform(*_JITTER)  # noqa: S311  no secret
+        self._factor = min(_MAX_FACTOR, 2 * self._factor)  # everybody may have been told the same
         return pause_s if time.monotonic() + pause_s < self._deadline else None

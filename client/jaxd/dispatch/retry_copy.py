@@ -7,50 +7,50 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.base.process import reset_after_fork
 
 if TYPE_CHECKING:
-    from jaxd.request.call_request import Encoded
-    from jaxd.transfer.routing import Load
-    from jaxd.transfer.shared_memory import Block
+    from jaxd.request.call_request import CallRequest
+    from jaxd.transfer.routing import CallTransfer
+    from jaxd.transfer.shared_memory import SharedBlock
 
 
-MOST_BYTES: Final = 1 << 28
+MAX_COPY_BYTES: Final = 1 << 28
 """What the open calls of a process may copy for this, all together: 256 MiB."""
 
 
-class SpareRoom:
+class RetryBudget:
     """A byte budget for copies. Thread-safe.
 
     Args:
         most: bytes.
     """
 
-    def __init__(self, most: int = MOST_BYTES) -> None:
-        self._most = most
+    def __init__(self, most: int = MAX_COPY_BYTES) -> None:
+        self._limit = most
         self.after_fork()
-        forget_after_fork(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """In the child of a fork: the calls are the parent's, and so is who holds the lock."""
-        self._left = self._most
+        self._free = self._limit
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> bool:
         """Whether there is so much; to be given back if so."""
         with self._lock:
-            fits = nbytes <= self._left
+            fits = nbytes <= self._free
             if fits:
-                self._left -= nbytes
+                self._free -= nbytes
             return fits
 
     def give_back(self, nbytes: int) -> None:
         """These copies are gone."""
         with self._lock:
-            self._left = min(self._most, self._left + nbytes)  # a fork's parent may have taken it
+            self._free = min(self._limit, self._free + nbytes)  # a fork's parent may have taken it
 
 
-class Spare(NamedTuple):
+class RetryCopy(NamedTuple):
     """A request whose data cannot change any more.
 
     Attributes:
@@ -60,13 +60,13 @@ class Spare(NamedTuple):
         room: where this was taken.
     """
 
-    call: Encoded
-    blocks: Sequence[Block]
+    call: CallRequest
+    blocks: Sequence[SharedBlock]
     nbytes: int
-    room: SpareRoom
+    budget: RetryBudget
 
     @classmethod
-    def of(cls, call: Encoded, load: Load, room: SpareRoom) -> Spare | None:
+    def of(cls, call: CallRequest, transfer: CallTransfer, budget: RetryBudget) -> RetryCopy | None:
         """That of a call. To be released.
 
         Arrays of jax do not change, whatever jax has made them of; what lies in shared memory is a
@@ -74,17 +74,17 @@ class Spare(NamedTuple):
 
         Args:
             call: the call.
-            load: its data, which was loaded just now so that the caller may change it.
-            room: for copies.
+            transfer: its data, which was loaded just now so that the caller may change it.
+            budget: for copies.
 
         Returns:
             None where there is no room.
         """
-        in_blocks = load.in_blocks()
+        in_blocks = transfer.in_blocks()
         owned = list(zip(chain(call.owners, repeat(-1)), call.buffers, strict=False))
         stays = in_blocks.keys() | call.sources.keys()
         nbytes = sum(len(data) for owner, data in owned if owner not in stays)
-        if not room.take(nbytes):
+        if not budget.take(nbytes):
             return None
         try:
             buffers = [
@@ -94,17 +94,17 @@ class Spare(NamedTuple):
                 for owner, data in owned
             ]
         except BaseException as error:
-            room.give_back(nbytes)
+            budget.give_back(nbytes)
             if isinstance(error, MemoryError):
                 return None
             raise
-        blocks = [block for block, _ in load.places]
+        blocks = [block for block, _ in transfer.places]
         for block in blocks:
             block.hold()
-        return cls(call._replace(buffers=buffers), blocks, nbytes, room)
+        return cls(call._replace(buffers=buffers), blocks, nbytes, budget)
 
     def release(self) -> None:
         """The call is not made again."""
         for block in self.blocks:
             block.release()
-        self.room.give_back(self.nbytes)
+        self.budget.give_back(self.nbytes)

@@ -11,28 +11,28 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.connection.pending import twice
+from jaxd.connection.pending import retry_once
 from jaxd.connection.settings import Settings
 from jaxd.events.progress import Progress
-from jaxd.events.warnings import Notices
-from jaxd.remote_values.store import OpenSession, RemoteValues
-from jaxd.transfer.routing import Routes
-from jaxd_protocol.base.process import Later, forget_after_fork
+from jaxd.events.warnings import WarningQueue
+from jaxd.remote_values.store import OpenSession, RemoteStore
+from jaxd.transfer.routing import TransferRouter
+from jaxd_protocol.base.process import Lazy, reset_after_fork
 from jaxd_protocol.errors import Busy, JaxdError, NoServer, ProtocolError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
-    from jaxd.connection.pending import Answers
-    from jaxd.events.callbacks import Callbacks
-    from jaxd.events.output import Hearing
+    from jaxd.connection.pending import ServerRequestHandler
+    from jaxd.events.callbacks import CallbackRunner
+    from jaxd.events.output import OutputPrinter
 
 
 MAX_WORKERS: Final = 4
 """How many workers a call is sent to while one after the other is replaced."""
 
-_HANDSHAKES: Final = 3
+_MAX_HANDSHAKES: Final = 3
 
 
 class Session:
@@ -58,45 +58,45 @@ class Session:
         platform: what it computes on.
     """
 
-    def __init__(self, settings: Settings, answers: Answers) -> None:
+    def __init__(self, settings: Settings, handler: ServerRequestHandler) -> None:
         self.settings = settings
-        self._answers = answers
+        self._handler = handler
         self.progress = Progress()
-        self.notices = Notices()
-        self.hearing: Later[Hearing] = Later(self._make_hearing)
-        self.callbacks: Later[Callbacks] = Later(_make_callbacks)
-        self.routes = Routes()
+        self.warning_queue = WarningQueue()
+        self.output_printer: Lazy[OutputPrinter] = Lazy(self._make_hearing)
+        self.callbacks: Lazy[CallbackRunner] = Lazy(_make_callbacks)
+        self.routes = TransferRouter()
         self.after_fork()
-        forget_after_fork(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Forgets the connection without ending it, as the child of a fork must."""
         self._lock = threading.Lock()  # guards connecting
-        self._open: OpenSession | None = None
-        self._left: list[ClientConnection] = []
+        self._current: OpenSession | None = None
+        self._draining: list[ClientConnection] = []
         self.window: threading.BoundedSemaphore | None = None
         self.address: Address | None = None
         self.id: str | None = None
-        self.remote: RemoteValues | None = None
-        self._says_goodbye = False
+        self.remote: RemoteStore | None = None
+        self._notifies_exit = False
         self.accepts: str | None = None
         self.platform = "cpu"
 
-    def _make_hearing(self) -> Hearing:
-        from jaxd.events.output import Hearing
+    def _make_hearing(self) -> OutputPrinter:
+        from jaxd.events.output import OutputPrinter
 
-        return Hearing(self.notices, self.progress)
+        return OutputPrinter(self.warning_queue, self.progress)
 
     @property
     def connected(self) -> bool:
         """Whether there is an open connection now."""
-        return self._open is not None and self._open.connection.alive
+        return self._current is not None and self._current.connection.alive
 
     def close(self) -> None:
         """Ends the connection; the next call makes another."""
         with self._lock:
-            found, self._open = self._open, None
-            left, self._left = self._left, []
+            found, self._current = self._current, None
+            left, self._draining = self._draining, []
             if self.remote is not None:
                 self.remote.drops.stop()
         if found is not None:
@@ -104,24 +104,24 @@ class Session:
         for connection in left:
             connection.retire()
 
-    def values(self) -> RemoteValues:
+    def values(self) -> RemoteStore:
         """What this process has on the server."""
         return self.current().values if self.remote is None else self.remote
 
-    def tell(self, remote: RemoteValues, verb: str, *args: Any) -> bool:
+    def notify(self, remote: RemoteStore, verb: str, *args: Any) -> bool:
         """Sends a message without reply, if connected; whether the session is still current."""
-        found = self._open
+        found = self._current
         if remote is not self.remote:
             return False
         if found is not None:
             with suppress(JaxdError):
-                found.connection.tell(verb, args)
+                found.connection.notify(verb, args)
         return True
 
-    def say_goodbye(self) -> None:
+    def notify_exit(self) -> None:
         """Notifies the server that this process exits: its values can be released."""
         if self.remote is not None:
-            self.tell(self.remote, "bye")
+            self.notify(self.remote, "bye")
 
     def connection(self, fresh: bool = False) -> ClientConnection:
         """As `current`, the connection alone."""
@@ -142,49 +142,49 @@ class Session:
             NoServer: when no server can be found, started or reached.
             AuthenticationFailed, VersionMismatch, ProtocolError: when the handshake fails.
         """
-        found = self._open
+        found = self._current
         if fresh and found is not None:
             found.connection.check()
         if found is not None and found.connection.alive:
             return found
         try:
-            return self._opened()
+            return self._open_session()
         except Busy as error:
-            return self._opened_later(error, deadline)
+            return self._open_with_backoff(error, deadline)
 
-    def _opened_later(self, error: Busy, deadline: float | None) -> OpenSession:
+    def _open_with_backoff(self, error: Busy, deadline: float | None) -> OpenSession:
         """Retries without holding the lock: the client can be closed meanwhile."""
-        from jaxd.dispatch.retry import Politeness  # a server seldom is
+        from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
 
-        politeness = Politeness(deadline)
+        politeness = BusyBackoff(deadline)
         while (pause_s := politeness.pause_after_s(error.retry_after_s)) is not None:
             time.sleep(pause_s)
             try:
-                return self._opened()
+                return self._open_session()
             except Busy as again:
                 error = again
         raise error
 
-    def _opened(self) -> OpenSession:
+    def _open_session(self) -> OpenSession:
         """As `current`, but a server without room is not asked again."""
         with self._lock:
-            if self._open is None or not self._open.connection.alive:
-                self._open = self._connect_again()
-                self._open.values.drops.again()  # now: before, nothing could be told
-                for left in self._left:
+            if self._current is None or not self._current.connection.alive:
+                self._current = self._connect_with_retries()
+                self._current.values.drops.again()  # now: before, nothing could be told
+                for left in self._draining:
                     left.check()  # the worker behind it has ended by now
-                self._left = [left for left in self._left if left.alive]
-            return self._open
+                self._draining = [left for left in self._draining if left.alive]
+            return self._current
 
-    def _connect_again(self) -> OpenSession:
+    def _connect_with_retries(self) -> OpenSession:
         """Retries a broken handshake where a server has answered before.
 
         It was the old worker, at its very end, or the network was lost once more. Something in
         between, such as a tunnel, may also take connections for a server that does not run.
         """
-        if not self._left and self.id is None:
+        if not self._draining and self.id is None:
             return self._connect()
-        for _ in range(_HANDSHAKES - 1):
+        for _ in range(_MAX_HANDSHAKES - 1):
             with suppress(ProtocolError):
                 return self._connect()
         try:
@@ -194,7 +194,7 @@ class Session:
                 raise  # something answers there, and it is no server
             raise NoServer(
                 f"the server at {self.address} has answered before, and now the connection to it "
-                f"ends {_HANDSHAKES} times during the handshake: it is stopping, or something in "
+                f"ends {_MAX_HANDSHAKES} times during the handshake: it is stopping, or something in "
                 "between takes connections for it while it does not run. Try again later, or look "
                 "for the cause with `jaxd doctor`."
             ) from error
@@ -205,9 +205,9 @@ class Session:
         Those that are open on it are still answered.
         """
         with self._lock:
-            if self._open is not None and self._open.connection is connection:
-                self._open = None
-                self._left.append(connection)
+            if self._current is not None and self._current.connection is connection:
+                self._current = None
+                self._draining.append(connection)
 
     def _connect(self) -> OpenSession:
         from jaxd.connection.connect import (
@@ -219,31 +219,33 @@ class Session:
             from jaxd.connection.discovery import find_server
 
             self.address = find_server(self.settings)
-        connection, welcome = open_connection(self.address, self.settings, self.id, self._answers)
+        connection, welcome = open_connection(self.address, self.settings, self.id, self._handler)
         connection.on_transfer = self.progress.transfer
         if self.remote is None or self.id != welcome["session"]:
             if self.remote is not None:
                 self.remote.drops.stop()
             self.id = welcome["session"]
             compress = self.settings.compress
-            self.remote = RemoteValues(self, self.address, connection.worker, compress=compress)
-            if not self._says_goodbye:
-                self._says_goodbye = True
-                atexit.register(_say_goodbye, weakref.ref(self))
+            self.remote = RemoteStore(self, self.address, connection.worker, compress=compress)
+            if not self._notifies_exit:
+                self._notifies_exit = True
+                atexit.register(_notify_exit, weakref.ref(self))
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.accepts = welcome.get("accept", "code")
         self.platform = welcome.get("platform", "cpu")
-        self.notices.compare(welcome["peer"].versions)
+        self.warning_queue.compare(welcome["peer"].versions)
         if welcome.get("platform", "cpu") != "cpu":
-            self._keep_off(welcome)
+            self._guard_device(welcome)
         return OpenSession(connection, self.remote)
 
-    def _keep_off(self, welcome: Mapping[str, Any]) -> None:
-        from jaxd.interop.gpu_guard import keep_off  # where no accelerator is, nobody pays for this
+    def _guard_device(self, welcome: Mapping[str, Any]) -> None:
+        from jaxd.interop.gpu_guard import (
+            keep_jax_off_gpu,  # where no accelerator is, nobody pays for this
+        )
 
-        in_the_way = keep_off(welcome)
+        in_the_way = keep_jax_off_gpu(welcome)
         if in_the_way is not None:
-            self.notices.of_device(in_the_way)
+            self.warning_queue.add_device_warning(in_the_way)
 
     def ask(self, verb: str, *args: Any) -> dict[str, Any]:
         """The server's answer to a question about itself, such as `statistics`, `info` or `why`.
@@ -252,22 +254,22 @@ class Session:
             NoServer: when it cannot be reached.
             JaxdError: what it says instead of an answer.
         """
-        value, _ = twice(lambda: self.connection().request(verb, args))
+        value, _ = retry_once(lambda: self.connection().request(verb, args))
         if value[0] == FAILED:
-            from jaxd_protocol.messages.failures import rebuild_failure
+            from jaxd_protocol.messages.failures import decode_failure
 
-            raise rebuild_failure(value[1])
+            raise decode_failure(value[1])
         report: dict[str, Any] = json.loads(value)
         return report
 
 
-def _make_callbacks() -> Callbacks:
-    from jaxd.events.callbacks import Callbacks
+def _make_callbacks() -> CallbackRunner:
+    from jaxd.events.callbacks import CallbackRunner
 
-    return Callbacks()
+    return CallbackRunner()
 
 
-def _say_goodbye(of: weakref.ref[Session]) -> None:
+def _notify_exit(of: weakref.ref[Session]) -> None:
     session = of()
     if session is not None:
-        session.say_goodbye()
+        session.notify_exit()

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from jaxd.dispatch.caller import Caller
 from jaxd.request.array_specs import encode_specs
-from jaxd.request.call_request import Encoded
+from jaxd.request.call_request import CallRequest
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.transforms import shown_name
+from jaxd_protocol.jit.transforms import display_name
 from jaxd_protocol.messages.calls import FAILED, WARM
-from jaxd_protocol.messages.failures import rebuild_failure
-from jaxd_protocol.messages.function_manifest import Description, Meaning
+from jaxd_protocol.messages.failures import decode_failure
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor, FunctionManifest
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall, load_recipes
 
 if TYPE_CHECKING:
-    from jaxd.request.function_snapshot import Spec
+    from jaxd.request.function_snapshot import FunctionSpec
 
 
 Verdict = Literal["hit", "load", "compile"]
@@ -41,7 +41,7 @@ class Warmed:
     kept: bool | None = None
 
 
-class Warming(Encoded):
+class WarmRequest(CallRequest):
     """A request to build a program for a call, without running it."""
 
     __slots__ = ()
@@ -52,25 +52,25 @@ class Warming(Encoded):
         return super().flags | WARM
 
 
-def encode_warming(
-    caller: Caller, spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool
-) -> Warming:
+def encode_warm_request(
+    caller: Caller, spec: FunctionSpec, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool
+) -> WarmRequest:
     """What warms a function for calls with such arguments, ready to be sent.
 
     Raises:
         ArgumentError, TracerError, PackingError: when an argument cannot travel.
     """
-    caller.remember(spec)
-    identity = spec.identity
-    met: dict[Any, Any] = {}
-    with identity.travelling():
-        skeleton, buffers = encode_specs(args, kwargs, spec.statics, met)
-    if met:
-        identity.reader.learn(met)
-    return Warming(spec, skeleton, b"", buffers, None, "auto", strict)
+    caller.register(spec)
+    snapshot = spec.snapshot
+    known_objects: dict[Any, Any] = {}
+    with snapshot.pickling_context():
+        skeleton, buffers = encode_specs(args, kwargs, spec.statics, known_objects)
+    if known_objects:
+        snapshot.reader.learn(known_objects)
+    return WarmRequest(spec, skeleton, b"", buffers, None, "auto", strict)
 
 
-def warm(caller: Caller, call: Encoded) -> Warmed:
+def warm(caller: Caller, call: CallRequest) -> Warmed:
     """Has the server build a program, or load it; returns when it can be called.
 
     Raises:
@@ -81,7 +81,7 @@ def warm(caller: Caller, call: Encoded) -> Warmed:
     return Warmed(report["verdict"], report["seconds"], report.get("kept"))
 
 
-def form_of(caller: Caller, call: Encoded) -> bytes:
+def result_skeleton_of(caller: Caller, call: CallRequest) -> bytes:
     """The skeleton of what such a call returns; its program is ready then.
 
     Raises:
@@ -91,14 +91,14 @@ def form_of(caller: Caller, call: Encoded) -> bytes:
     return skeleton
 
 
-def _reply(caller: Caller, call: Encoded) -> tuple[Any, ...]:
+def _reply(caller: Caller, call: CallRequest) -> tuple[Any, ...]:
     value: tuple[Any, ...] = caller.reply(call)[0]
     if value[0] == FAILED:
-        raise rebuild_failure(value[1], call.spec.identity.reader)
+        raise decode_failure(value[1], call.spec.snapshot.reader)
     return value
 
 
-def forget(caller: Caller | None, spec: Spec) -> int:
+def drop_programs(caller: Caller | None, spec: FunctionSpec) -> int:
     """Drops what the server has built of a function, on disk as well; returns how many programs.
 
     Raises:
@@ -109,16 +109,16 @@ def forget(caller: Caller | None, spec: Spec) -> int:
             "JAXD_INLINE=1 means that this process uses no server, so there is nothing to be "
             "cleared. What jax keeps in this process, jax.clear_caches() drops."
         )
-    identity = spec.identity
-    known = {each.key for pinned in identity.pinned.values() for each in pinned.specs.values()}
-    known |= {each.key for each in identity.specs.values()}
+    snapshot = spec.snapshot
+    known = {each.key for pinned in snapshot.pinned.values() for each in pinned.specs.values()}
+    known |= {each.key for each in snapshot.specs.values()}
     return sum(caller.session.ask("forget", key)["executables"] for key in sorted(known))
 
 
 # what was recorded ------------------------------------------------------------------------------
 
 
-def start_of_recipes(caller: Caller) -> str:
+def recipe_mark(caller: Caller) -> str:
     """A mark for `recipes_since`: this moment of the server."""
     return str(_ask_recipes(caller, "")[0]["mark"])
 
@@ -148,18 +148,18 @@ def recipes_since(caller: Caller, mark: str) -> Recording:
 def _ask_recipes(caller: Caller, mark: str) -> tuple[dict[str, Any], list[Recipe]]:
     value, frame = caller.session.connection(fresh=True).request("recipes", (mark,))
     if value[0] == FAILED:
-        raise rebuild_failure(value[1])
+        raise decode_failure(value[1])
     return json.loads(value[0]), load_recipes(value[1:], frame.buffers)
 
 
-class Recorded:
-    """A function known only by its recipe; used in place of a `Spec`.
+class RecordedFunction:
+    """A function known only by its recipe; used in place of a `FunctionSpec`.
 
     Its code stays closed: this process sends it to a server that asks, and never unpacks it.
 
     Attributes:
         recipe: what is known.
-        key, identity, options: as those of a `Spec`.
+        key, identity, options: as those of a `FunctionSpec`.
         name, meaning, fingerprint, code, reader, calls_back: as those of an `Identity`.
     """
 
@@ -169,30 +169,30 @@ class Recorded:
         self.options = recipe.options
         self.identity = self
         self.name = recipe.name
-        self.meaning = Meaning.from_message(recipe.meaning)
-        self.fingerprint = self.meaning.fingerprint
+        self.manifest = FunctionManifest.from_message(recipe.manifest)
+        self.fingerprint = self.manifest.fingerprint
         self.code = recipe.code
         self.reader = ResultReader({})
         self.calls_back = False
 
-    def call(self, caller: Caller, call: RecordedCall) -> Warming:
+    def call(self, caller: Caller, call: RecordedCall) -> WarmRequest:
         """What warms it for one of its calls."""
-        spec = cast("Spec", self)
-        caller.remember(spec)
+        spec = cast("FunctionSpec", self)
+        caller.register(spec)
         buffers: Sequence[memoryview] = call.buffers()
-        return Warming(spec, call.skeleton, b"", buffers, None, "auto")
+        return WarmRequest(spec, call.skeleton, b"", buffers, None, "auto")
 
     def verdict(self, caller: Caller, call: RecordedCall) -> Verdict:
         """What such a call would find; builds nothing."""
-        meaning = self.meaning
+        manifest = self.manifest
         options = Options.from_bytes(self.options)
-        described = Description(
-            shown_name(self.name, options.transformations),
+        described = FunctionDescriptor(
+            display_name(self.name, options.transformations),
             self.fingerprint,
             options,
-            meaning.parts,
+            manifest.parts,
             self.recipe.parameters,
-            meaning.shared,
+            manifest.shared,
         ).to_message()
         verdict: Verdict = caller.session.ask("why", self.key, call.skeleton, described)["verdict"]
         return verdict

@@ -19,28 +19,28 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.connection.server_requests import NothingGiven
+from jaxd.connection.server_requests import NoCallbackExpected
 from jaxd.request.arguments import encode_arguments
-from jaxd.request.callback_context import inside
-from jaxd.results.exceptions import raised_by
+from jaxd.request.callback_context import callback_scope
+from jaxd.results.exceptions import exception_of
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import CallbackError, CalledBack, ProtocolError
 from jaxd_protocol.fingerprint.client_object import holds_function
-from jaxd_protocol.fingerprint.code.callbacks import Cell, cell_of, code_at
-from jaxd_protocol.fingerprint.model import Path, Targets
-from jaxd_protocol.jit.static_args import NO_STATICS
+from jaxd_protocol.fingerprint.code.callbacks import CellOrigin, cell_origin, code_at
+from jaxd_protocol.fingerprint.model import CallbackCandidates, CodePath
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.pytree.literals import load_literal
 
 if TYPE_CHECKING:
-    from jaxd.request.function_snapshot import Identity
+    from jaxd.request.function_snapshot import FunctionSnapshot
 
 
-Aim = tuple[Any, ...]
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+CallbackTarget = tuple[Any, ...]
+CallArguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
-class Table:
+class CallbackTable:
     """The functions that one call may call back.
 
     Args:
@@ -51,19 +51,21 @@ class Table:
 
     def __init__(
         self,
-        targets: Targets,
+        targets: CallbackCandidates,
         listed: Sequence[Callable[..., Any]] = (),
-        arguments: Arguments | None = None,
+        arguments: CallArguments | None = None,
     ) -> None:
         self._targets = targets
         self._listed_callbacks = listed
         self._arguments = arguments
 
-    def function_at(self, aim: Aim, held: Sequence[Any]) -> Callable[..., Any]:
+    def function_at(
+        self, callback_target: CallbackTarget, held: Sequence[Any]
+    ) -> Callable[..., Any]:
         """The function that a callback target of the server refers to.
 
         Args:
-            aim: as it came from the server.
+            callback_target: as it came from the server.
             held: the arrays that it refers to.
 
         Raises:
@@ -71,7 +73,7 @@ class Table:
             CallbackError: when it is not there any more.
         """
         try:
-            kind, *rest = aim
+            kind, *rest = callback_target
             found = self._KINDS[kind](self, held, *rest)
         except (
             AttributeError,
@@ -87,112 +89,126 @@ class Table:
             ) from error
         return found  # type: ignore[no-any-return]
 
-    def _given(self, _: Sequence[Any], number: int) -> Any:
-        target = self._targets.objects[_natural(number)]
-        root = _module(target.module) if target.module else target.root
-        return _attribute(root, target.names)
+    def _given_object(self, _: Sequence[Any], number: int) -> Any:
+        target = self._targets.objects[_checked_index(number)]
+        root = _module_of(target.module) if target.module else target.root
+        return _follow_attributes(root, target.names)
 
-    def _listed(self, _: Sequence[Any], number: int) -> Any:
-        return self._listed_callbacks[_natural(number)]
+    def _listed_callback(self, _: Sequence[Any], number: int) -> Any:
+        return self._listed_callbacks[_checked_index(number)]
 
-    def _argument(self, _: Sequence[Any], number: int) -> Any:
-        origin = self._targets.parameters[_natural(number)]
-        return _attribute(self._value_of(origin.name), origin.names)
+    def _argument_function(self, _: Sequence[Any], number: int) -> Any:
+        origin = self._targets.parameters[_checked_index(number)]
+        return _follow_attributes(self._argument_value(origin.name), origin.names)
 
-    def _value_of(self, parameter: str) -> Any:
+    def _argument_value(self, parameter: str) -> Any:
         if self._arguments is None:
             raise KeyError(parameter)
         return self._targets.argument(parameter, *self._arguments)
 
-    def _partial(
-        self, held: Sequence[Any], aim: Aim, args: Sequence[Aim], named: Sequence[tuple[str, Aim]]
+    def _partial_function(
+        self,
+        held: Sequence[Any],
+        callback_target: CallbackTarget,
+        args: Sequence[CallbackTarget],
+        named: Sequence[tuple[str, CallbackTarget]],
     ) -> Any:
-        given = {_text(name): _data(each, held) for name, each in named}
-        of = self.function_at(aim, held)
-        return functools.partial(of, *[_data(each, held) for each in args], **given)
+        given = {_checked_text(name): _decode_data(each, held) for name, each in named}
+        of = self.function_at(callback_target, held)
+        return functools.partial(of, *[_decode_data(each, held) for each in args], **given)
 
-    def _made(self, held: Sequence[Any], number: int, *said: Any) -> FunctionType:
-        owner, path = self._targets.codes[_natural(number)]
-        return _Maker(self, owner, held).function(path, *said)
+    def _built_function(self, held: Sequence[Any], number: int, *parts: Any) -> FunctionType:
+        owner, path = self._targets.codes[_checked_index(number)]
+        return _FunctionBuilder(self, owner, held).function(path, *parts)
 
     _KINDS: Final[dict[str, Callable[..., Any]]] = {
-        "given": _given,
-        "listed": _listed,
-        "argument": _argument,
-        "partial": _partial,
-        "made": _made,
+        "given": _given_object,
+        "listed": _listed_callback,
+        "argument": _argument_function,
+        "partial": _partial_function,
+        "made": _built_function,
     }
 
     # what cells hold --------------------------------------------------------------------------
 
-    def cell_content(self, owner: FunctionType, cell: Cell, said: Aim) -> Any:
+    def cell_content(self, owner: FunctionType, cell: CellOrigin, parts: CallbackTarget) -> Any:
         """The content of a closure variable that only the server knows to be the client's own.
 
         Raises:
             ValueError: when it cannot be.
         """
-        kind, *rest = said
+        kind, *rest = parts
         if kind == "listed":
             (number,) = rest
-            return self._listed(rest, number)
+            return self._listed_callback(rest, number)
         if cell.kind == "parameter" and cell.depth == 0 and kind == "argument":
             if owner is not self._targets.root:
                 raise ValueError(kind)
-            return _attribute(self._value_of(cell.name), cell.names)
+            return _follow_attributes(self._argument_value(cell.name), cell.names)
         if cell.kind == "parameter" and cell.depth == 0 and kind == "self":
             (number,) = rest
-            function, instance = self._targets.methods[_natural(number)]
+            function, instance = self._targets.methods[_checked_index(number)]
             if function is not owner or owner.__code__.co_varnames[0] != cell.name:
                 raise ValueError(kind)
-            return _attribute(instance, cell.names)
+            return _follow_attributes(instance, cell.names)
         raise ValueError(kind)
 
 
-class _Maker:
+class _FunctionBuilder:
     """Builds nested functions from the code of a local function, as that function would."""
 
-    def __init__(self, table: Table, owner: FunctionType, held: Sequence[Any]) -> None:
+    def __init__(self, table: CallbackTable, owner: FunctionType, held: Sequence[Any]) -> None:
         self._table = table
         self._owner = owner
         self._held = held
-        self._cells: dict[Path, CellType] = {}
+        self._cells: dict[CodePath, CellType] = {}
 
     def function(
-        self, path: Path, cells: Sequence[tuple[str, Aim]], defaults: Any, keywords: Any
+        self,
+        path: CodePath,
+        cells: Sequence[tuple[str, CallbackTarget]],
+        defaults: Any,
+        keywords: Any,
     ) -> FunctionType:
         codes = code_at(self._owner.__code__, path)
-        said = dict(cells)
-        closure = tuple(self._cell(codes, path, name, said) for name in codes[-1].co_freevars)
+        parts = dict(cells)
+        closure = tuple(self._cell(codes, path, name, parts) for name in codes[-1].co_freevars)
         code = codes[-1]
         function = FunctionType(code, self._owner.__globals__, code.co_name, None, closure)
         function.__qualname__ = code.co_qualname
         if defaults is not None:
             function.__defaults__ = tuple(self._value(each) for each in defaults)
         if keywords is not None:
-            function.__kwdefaults__ = {_text(name): self._value(each) for name, each in keywords}
+            function.__kwdefaults__ = {
+                _checked_text(name): self._value(each) for name, each in keywords
+            }
         return function
 
-    def _cell(self, codes: list[CodeType], path: Path, name: str, said: dict[str, Aim]) -> CellType:
-        cell = cell_of(codes, name)
+    def _cell(
+        self, codes: list[CodeType], path: CodePath, name: str, parts: dict[str, CallbackTarget]
+    ) -> CellType:
+        cell = cell_origin(codes, name)
         if cell.kind == "own":
-            own = self._own(cell.name)
-            return CellType(_attribute(own.cell_contents, cell.names)) if cell.names else own
+            own = self._own_cell(cell.name)
+            return (
+                CellType(_follow_attributes(own.cell_contents, cell.names)) if cell.names else own
+            )
         origin = cell.origin
         if origin is None:
-            return CellType(self._value(said[name], cell))
+            return CellType(self._value(parts[name], cell))
         if origin.kind == "code":
-            return self._function_cell((*path[: cell.depth], int(origin.name)), said[name])
+            return self._function_cell((*path[: cell.depth], int(origin.name)), parts[name])
         is_global = origin.kind == "global"
-        root = self._owner.__globals__[origin.name] if is_global else _module(origin.name)
-        return CellType(_attribute(root, origin.names))
+        root = self._owner.__globals__[origin.name] if is_global else _module_of(origin.name)
+        return CellType(_follow_attributes(root, origin.names))
 
-    def _own(self, name: str) -> CellType:
+    def _own_cell(self, name: str) -> CellType:
         closure = self._owner.__closure__ or ()
         return closure[self._owner.__code__.co_freevars.index(name)]
 
-    def _function_cell(self, path: Path, said: Aim) -> CellType:
+    def _function_cell(self, path: CodePath, parts: CallbackTarget) -> CellType:
         """A cell that holds a function defined beside it, possibly recursive."""
-        kind, *rest = said
+        kind, *rest = parts
         if kind == "again":
             return self._cells[path]
         if kind != "code" or path in self._cells:
@@ -201,16 +217,16 @@ class _Maker:
         made.cell_contents = self.function(path, *rest)
         return made
 
-    def _value(self, said: Aim, cell: Cell | None = None) -> Any:
-        if said[0] in _DATA:
-            return _data(said, self._held)
-        return self._table.cell_content(self._owner, cell or _LOCAL, said)
+    def _value(self, parts: CallbackTarget, cell: CellOrigin | None = None) -> Any:
+        if parts[0] in _DATA_DECODERS:
+            return _decode_data(parts, self._held)
+        return self._table.cell_content(self._owner, cell or _LOCAL, parts)
 
 
-_LOCAL: Final = Cell("local", 0, "")
+_LOCAL: Final = CellOrigin("local", 0, "")
 
 
-def _module(name: str) -> Any:
+def _module_of(name: str) -> Any:
     found = sys.modules.get(name)
     if found is None:
         raise CallbackError(
@@ -220,7 +236,7 @@ def _module(name: str) -> Any:
     return found
 
 
-def _attribute(root: Any, names: Sequence[str]) -> Any:
+def _follow_attributes(root: Any, names: Sequence[str]) -> Any:
     found = root
     for name in names:
         try:
@@ -236,41 +252,45 @@ def _attribute(root: Any, names: Sequence[str]) -> Any:
 # data ---------------------------------------------------------------------------------------------
 
 
-def _data(said: Aim, held: Sequence[Any]) -> Any:
-    kind, content = said
-    return _DATA[kind](content, held)
+def _decode_data(parts: CallbackTarget, held: Sequence[Any]) -> Any:
+    kind, content = parts
+    return _DATA_DECODERS[kind](content, held)
 
 
-def _dict(pairs: Sequence[tuple[Aim, Aim]], held: Sequence[Any]) -> dict[Any, Any]:
-    return {_data(key, held): _data(value, held) for key, value in pairs}
+def _decode_dict(
+    pairs: Sequence[tuple[CallbackTarget, CallbackTarget]], held: Sequence[Any]
+) -> dict[Any, Any]:
+    return {_decode_data(key, held): _decode_data(value, held) for key, value in pairs}
 
 
-def _held(number: int, held: Sequence[Any]) -> Any:
-    found = held[_natural(number)]
+def _held_array(number: int, held: Sequence[Any]) -> Any:
+    found = held[_checked_index(number)]
     if not _is_array(found):
         raise TypeError(found)
     return found
 
 
-def _array(number: int, held: Sequence[Any]) -> Any:
+def _build_array(number: int, held: Sequence[Any]) -> Any:
     import numpy
 
-    return numpy.array(_held(number, held))
+    return numpy.array(_held_array(number, held))
 
 
-def _items(kind: Callable[[Any], Any]) -> Callable[[Sequence[Aim], Sequence[Any]], Any]:
-    return lambda items, held: kind([_data(each, held) for each in items])
+def _decode_items(
+    kind: Callable[[Any], Any],
+) -> Callable[[Sequence[CallbackTarget], Sequence[Any]], Any]:
+    return lambda items, held: kind([_decode_data(each, held) for each in items])
 
 
-_DATA: Final[dict[str, Callable[[Any, Sequence[Any]], Any]]] = {
+_DATA_DECODERS: Final[dict[str, Callable[[Any, Sequence[Any]], Any]]] = {
     "value": lambda value, _: value,  # a literal, as the whole aim is one
-    "held": _held,
-    "array": _array,
-    "list": _items(list),
-    "tuple": _items(tuple),
-    "set": _items(set),
-    "frozenset": _items(frozenset),
-    "dict": _dict,
+    "held": _held_array,
+    "array": _build_array,
+    "list": _decode_items(list),
+    "tuple": _decode_items(tuple),
+    "set": _decode_items(set),
+    "frozenset": _decode_items(frozenset),
+    "dict": _decode_dict,
 }
 
 
@@ -288,7 +308,7 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def refuse_functions(value: Any) -> None:
+def check_no_functions(value: Any) -> None:
     """Returns when what a function is called with holds no function or class; see `holds_function`.
 
     Raises:
@@ -300,13 +320,13 @@ def refuse_functions(value: Any) -> None:
         )
 
 
-def _natural(number: Any) -> int:
+def _checked_index(number: Any) -> int:
     if type(number) is not int or number < 0:
         raise IndexError(number)
     return number
 
 
-def _text(name: Any) -> str:
+def _checked_text(name: Any) -> str:
     if type(name) is not str:
         raise TypeError(name)
     return name
@@ -315,12 +335,12 @@ def _text(name: Any) -> str:
 _MAX_CALLS: Final = 256
 
 
-class Callbacks:
+class CallbackRunner:
     """Runs the callbacks of one server's programs. Thread-safe."""
 
     def __init__(self) -> None:
         self.after_fork()
-        forget_after_fork(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Forgets the calls of the parent, as the child of a fork must."""
@@ -330,8 +350,8 @@ class Callbacks:
     def run(
         self,
         connection: object,
-        identity: Identity,
-        arguments: Arguments | None,
+        snapshot: FunctionSnapshot,
+        arguments: CallArguments | None,
         question: tuple[Any, ...],
         buffers: Sequence[memoryview],
     ) -> tuple[Any, Sequence[memoryview]]:
@@ -339,57 +359,57 @@ class Callbacks:
 
         Args:
             connection: over which the call was made.
-            identity: what was called.
+            snapshot: what was called.
             arguments: with what, where it may call that back.
             question: its number, what is to be called with what, whether its result is wanted.
             buffers: the rest of it.
 
         Raises:
-            NothingGiven: when the call gives nothing to be called back.
+            NoCallbackExpected: when the call gives nothing to be called back.
             BaseException: what the function raises; it is kept for the caller as well.
         """
-        if not identity.calls_back:
-            raise NothingGiven(
-                f"the server wants a function called back by {identity.name}, which "
+        if not snapshot.calls_back:
+            raise NoCallbackExpected(
+                f"the server wants a function called back by {snapshot.name}, which "
                 "gives none to jax.debug.callback or io_callback. The connection is ended: is that "
                 "server what it should be?"
             )
         if tuple(map(type, question)) != (int, bytes, bytes, int):
-            raise _unknown()
+            raise _unknown_callback()
         number, skeleton, blob, wants_result = question
-        self._note(connection, number, None)
+        self._record(connection, number, None)
         try:
-            with inside():
-                function, args, kwargs = self._aimed(identity, arguments, skeleton, blob, buffers)
+            with callback_scope():
+                function, args, kwargs = self._resolve(snapshot, arguments, skeleton, blob, buffers)
                 result = function(*args, **kwargs)
-            return _encoded(identity, result if wants_result else None)
+            return _encode_result(snapshot, result if wants_result else None)
         except BaseException as error:
-            self._note(connection, number, error)
+            self._record(connection, number, error)
             raise
 
-    def _aimed(
+    def _resolve(
         self,
-        identity: Identity,
-        arguments: Arguments | None,
+        snapshot: FunctionSnapshot,
+        arguments: CallArguments | None,
         skeleton: bytes,
         blob: bytes,
         buffers: Sequence[memoryview],
     ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
         """The function of this process that is to be called, and with what."""
-        with identity.travelling():
-            read = identity.reader.read(skeleton, blob, buffers, "auto")
+        with snapshot.pickling_context():
+            read = snapshot.reader.read(skeleton, blob, buffers, "auto")
         if type(read) is not tuple or tuple(map(type, read)) != (bytes, tuple, tuple, dict):
-            raise _unknown()
-        aim, held, args, kwargs = read
-        literal, end = load_literal(aim, 0)
-        if type(literal) is not tuple or end != len(aim):
-            raise _unknown()
-        table = Table(identity.targets, identity.callbacks, arguments)
+            raise _unknown_callback()
+        callback_target, held, args, kwargs = read
+        literal, end = load_literal(callback_target, 0)
+        if type(literal) is not tuple or end != len(callback_target):
+            raise _unknown_callback()
+        table = CallbackTable(snapshot.targets, snapshot.callbacks, arguments)
         function = table.function_at(literal, held)
-        refuse_functions((args, kwargs))
+        check_no_functions((args, kwargs))
         return function, args, kwargs
 
-    def _note(self, connection: object, number: int, error: BaseException | None) -> None:
+    def _record(self, connection: object, number: int, error: BaseException | None) -> None:
         with self._lock:
             self._called[connection, number] = error
 
@@ -399,7 +419,7 @@ class Callbacks:
         with self._lock:
             return name in self._called, self._called.pop(name, None)
 
-    def refuse_again(self, connection: object, number: int, name: str) -> None:
+    def check_repeatable(self, connection: object, number: int, name: str) -> None:
         """Returns when a call that was lost may be made once more.
 
         Raises:
@@ -414,7 +434,12 @@ class Callbacks:
             )
 
     def raise_failure(
-        self, connection: object, number: int, identity: Identity, failure: Any, address: str
+        self,
+        connection: object,
+        number: int,
+        snapshot: FunctionSnapshot,
+        failure: Any,
+        address: str,
     ) -> None:
         """Returns when a call has failed for other reasons than what it has called back.
 
@@ -423,17 +448,17 @@ class Callbacks:
         """
         _, error = self.forget(connection, number)
         if error is not None:
-            raise raised_by(failure, identity.name, identity.reader, address) from error
+            raise exception_of(failure, snapshot.name, snapshot.reader, address) from error
 
 
-def _unknown() -> ProtocolError:
+def _unknown_callback() -> ProtocolError:
     return ProtocolError(
         "the server calls back in a way that this client does not know. Install the same jaxd on "
         "both sides."
     )
 
 
-def _encoded(identity: Identity, result: Any) -> tuple[Any, Sequence[memoryview]]:
-    with identity.travelling():
-        encoded = encode_arguments((result,), {}, NO_STATICS, {})
+def _encode_result(snapshot: FunctionSnapshot, result: Any) -> tuple[Any, Sequence[memoryview]]:
+    with snapshot.pickling_context():
+        encoded = encode_arguments((result,), {}, NO_STATIC_ARGS, {})
     return (encoded.skeleton, encoded.blob), encoded.buffers

@@ -17,21 +17,21 @@ from types import ModuleType
 from typing import Any, Final, TextIO
 
 from jaxd.events.progress import Progress
-from jaxd.events.warnings import Notices
+from jaxd.events.warnings import WarningQueue
 from jaxd.interop.jax_runtime import logs_compiles
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import forget_after_fork
-from jaxd_protocol.messages.tracebacks import shown_file
+from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.messages.tracebacks import display_file
 from jaxd_protocol.packages.installed import content_of
 
 _MAX_CALLS: Final = 64
-_MAX_THINGS: Final = 1000
+_MAX_OUTPUTS: Final = 1000
 
-_Call = tuple[object, int]
-_Things = Counter[tuple[str, Any]]
+_CallKey = tuple[object, int]
+_Outputs = Counter[tuple[str, Any]]
 
 
-class HeardBefore:
+class ReplayFilter:
     """Suppresses output that a repeated call emitted already before its connection was lost.
 
     Then it says the same again. What each call has said is counted, and not taken in order: a
@@ -42,18 +42,18 @@ class HeardBefore:
     """
 
     def __init__(self) -> None:
-        self.is_waiting = False
+        self.has_lost_calls = False
         self.after_fork()
 
     def after_fork(self) -> None:
         """Forgets the calls of the parent, as the child of a fork must."""
         self._lock = threading.Lock()  # guards these
-        self._said = BoundedDict[_Call, _Things](_MAX_CALLS)
-        self._lost = BoundedDict[int, tuple[object, _Things]](_MAX_CALLS)
-        self._expected = BoundedDict[_Call, _Things](_MAX_CALLS)
-        self.is_waiting = False
+        self._outputs = BoundedDict[_CallKey, _Outputs](_MAX_CALLS)
+        self._lost_outputs = BoundedDict[int, tuple[object, _Outputs]](_MAX_CALLS)
+        self._expected_repeats = BoundedDict[_CallKey, _Outputs](_MAX_CALLS)
+        self.has_lost_calls = False
 
-    def was_said(self, connection: object, number: int, thing: tuple[str, Any]) -> bool:
+    def is_repeat(self, connection: object, number: int, thing: tuple[str, Any]) -> bool:
         """Records an output of a call; whether the call emitted it before it was lost.
 
         Args:
@@ -63,10 +63,10 @@ class HeardBefore:
         """
         name = connection, number
         with self._lock:
-            said = self._said.setdefault(name, Counter())
-            if len(said) < _MAX_THINGS:
+            said = self._outputs.setdefault(name, Counter())
+            if len(said) < _MAX_OUTPUTS:
                 said[thing] += 1
-            expected = self._expected.get(name)
+            expected = self._expected_repeats.get(name)
             if not expected or not expected[thing]:
                 return False
             expected[thing] -= 1
@@ -75,40 +75,40 @@ class HeardBefore:
     def lost(self, call: object, connection: object, number: int) -> None:
         """The connection of a call ended before its reply."""
         with self._lock:
-            self._expected.pop((connection, number), None)
-            said = self._said.pop((connection, number), None)
+            self._expected_repeats.pop((connection, number), None)
+            said = self._outputs.pop((connection, number), None)
             if said:
-                self._lost[id(call)] = call, said  # which keeps the id
-                self.is_waiting = True
+                self._lost_outputs[id(call)] = call, said  # which keeps the id
+                self.has_lost_calls = True
 
-    def goes_on_as(self, call: object, repeated: object) -> None:
+    def transfer_to_retry(self, call: object, repeated: object) -> None:
         """A lost call is repeated as another request."""
-        if self.is_waiting and call is not repeated:
+        if self.has_lost_calls and call is not repeated:
             with self._lock:
-                _, said = self._lost.pop(id(call), (None, None))
+                _, said = self._lost_outputs.pop(id(call), (None, None))
                 if said:
-                    self._lost[id(repeated)] = repeated, said
+                    self._lost_outputs[id(repeated)] = repeated, said
 
     def again(self, call: object, connection: object, number: int) -> None:
         """The call is made under this number."""
         with self._lock:
-            _, said = self._lost.pop(id(call), (None, None))
-            self.is_waiting = bool(self._lost)
+            _, said = self._lost_outputs.pop(id(call), (None, None))
+            self.has_lost_calls = bool(self._lost_outputs)
             if said:
-                self._expected[connection, number] = said
+                self._expected_repeats[connection, number] = said
 
 
-HEARD: Final = frozenset({"print", "warned", "logged", "compiled"})
+OUTPUT_EVENTS: Final = frozenset({"print", "warned", "logged", "compiled"})
 """The kinds of events that are output."""
 
-_MOST_LOGGERS: Final = 256
+_MAX_LOGGERS: Final = 256
 """Loggers that a server can create here."""
 
-_MOST_FILES: Final = 1000
+_MAX_FILES: Final = 1000
 """With warnings, of which it is known whether they were shown."""
 
 
-class Hearing:
+class OutputPrinter:
     """Prints, warns and logs what calls emit on the server. Thread-safe; never raises.
 
     Args:
@@ -119,31 +119,35 @@ class Hearing:
         before: the output of calls that may be repeated.
     """
 
-    def __init__(self, notices: Notices, progress: Progress) -> None:
-        self._notices = notices
+    def __init__(self, warning_queue: WarningQueue, progress: Progress) -> None:
+        self._warning_queue = warning_queue
         self._progress = progress
-        self._registries = BoundedDict[str, dict[Any, Any]](_MOST_FILES)
-        self._loggers = 0
-        self.before = HeardBefore()
-        forget_after_fork(self.before)
+        self._registries = BoundedDict[str, dict[Any, Any]](_MAX_FILES)
+        self._logger_count = 0
+        self.before = ReplayFilter()
+        reset_after_fork(self.before)
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Handles an output event of call `number` of a connection."""
         thing = kind, content.get("text")
-        if kind == "compiled" or not self.before.was_said(connection, number, thing):
+        if kind == "compiled" or not self.before.is_repeat(connection, number, thing):
             with suppress(Exception):  # whatever a stream or handler of the user's does
                 if kind == "print":
                     self._print(content)
                 elif kind == "warned":
-                    self._warn(content, lambda act: self._notices.later(connection, number, act))
+                    self._warn(
+                        content, lambda act: self._warning_queue.later(connection, number, act)
+                    )
                 elif kind == "logged":
                     self._log(content)
                 else:
-                    self._notices.later(connection, number, lambda: self._compiled(content))
+                    self._warning_queue.later(
+                        connection, number, lambda: self._log_compile(content)
+                    )
 
     def _print(self, content: dict[str, Any]) -> None:
         stream = sys.stderr if content["stream"] == "stderr" else sys.stdout
-        self._progress.make_way()
+        self._progress.clear_line()
         if stream is not None:
             _write(stream, content["text"])
             if content["flush"]:
@@ -151,22 +155,22 @@ class Hearing:
 
     def _warn(self, content: dict[str, Any], later: Callable[[Callable[[], None]], None]) -> None:
         file, line = content["file"], content["line"]
-        category = _category(content)
+        category = _warning_category(content)
         module = _module_of(file)
         name = "<unknown>" if module is None else module.__name__
         registry = self._registries.setdefault(file, {})
         if module is not None:
             registry = vars(module).setdefault("__warningregistry__", {})
-        self._progress.make_way()
+        self._progress.clear_line()
         try:
             warnings.warn_explicit(
-                content["text"], category, shown_file(file), line, name, registry
+                content["text"], category, display_file(file), line, name, registry
             )
         except Warning as error:  # the user's filters want it raised
             raised = error
             later(lambda: _raise(raised))
 
-    def _compiled(self, content: dict[str, Any]) -> None:
+    def _log_compile(self, content: dict[str, Any]) -> None:
         """In the thread whose call it is: whether it wants to know is a setting of the thread."""
         if logs_compiles():
             self._log(content)
@@ -187,7 +191,7 @@ class Hearing:
         )
         record.exc_text = content["traceback"]
         if logger.isEnabledFor(record.levelno):
-            self._progress.make_way()
+            self._progress.clear_line()
             logger.handle(record)
 
     def _may_log_as(self, name: str) -> bool:
@@ -195,9 +199,9 @@ class Hearing:
         import logging
 
         if name not in logging.root.manager.loggerDict:
-            if self._loggers >= _MOST_LOGGERS:
+            if self._logger_count >= _MAX_LOGGERS:
                 return False
-            self._loggers += 1
+            self._logger_count += 1
         return True
 
 
@@ -213,7 +217,7 @@ def _raise(error: Warning) -> None:
     raise error
 
 
-def _category(content: dict[str, Any]) -> type[Warning]:
+def _warning_category(content: dict[str, Any]) -> type[Warning]:
     """The category in this process; where it does not have it, the nearest of Python's own.
 
     A server names it, and a warning is made of it: so it is one whose class has no code for that.
@@ -222,7 +226,11 @@ def _category(content: dict[str, Any]) -> type[Warning]:
 
     module, name = content["category"]
     found: Any = content_of(module).get(name)
-    if isinstance(found, type) and issubclass(found, Warning) and not has_code(found, _CODE):
+    if (
+        isinstance(found, type)
+        and issubclass(found, Warning)
+        and not has_code(found, _CODE_METHODS)
+    ):
         return found
     for base in content["bases"]:
         known = getattr(builtins, base, None)
@@ -231,7 +239,7 @@ def _category(content: dict[str, Any]) -> type[Warning]:
     return UserWarning
 
 
-_CODE: Final = frozenset({"__init__", "__new__", "__del__", "__str__", "__repr__"})
+_CODE_METHODS: Final = frozenset({"__init__", "__new__", "__del__", "__str__", "__repr__"})
 
 
 def _module_of(file: str) -> ModuleType | None:

@@ -12,9 +12,9 @@ from collections import deque
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.base.process import reset_after_fork
 
-_QUIET_S = 1.0
+_SHOW_AFTER_S = 1.0
 """Nothing is said of a call that is answered sooner."""
 
 _TICK_S = 0.25
@@ -30,16 +30,16 @@ _STAGES = {
     "run": "running",
 }
 
-_BUILDING: Final = ("tracing", "lowering", "compiling")
-_WORTH_TELLING_S: Final = 0.05
+_BUILD_STAGES: Final = ("tracing", "lowering", "compiling")
+_MIN_STAGE_S: Final = 0.05
 
-_Key = tuple[object, int]
+_CallKey = tuple[object, int]
 
 
-class Transferring(Protocol):
+class TransferSource(Protocol):
     """A connection that reports its current transfer."""
 
-    def transferring(self) -> tuple[str, int, int] | None:
+    def transfer_progress(self) -> tuple[str, int, int] | None:
         """A word for it, how many bytes have been moved, and how many there are."""
 
 
@@ -48,13 +48,13 @@ class Progress:
 
     def __init__(self) -> None:
         self.after_fork()
-        forget_after_fork(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Forgets the calls of the parent, and its thread, as the child of a fork must."""
-        self._calls: dict[_Key, _Watched] = {}
-        self._transfers: dict[Transferring, float] = {}  # and when they began
-        self._finished = BoundedDict[_Key, None](_MAX_FINISHED)  # late events are ignored
+        self._calls: dict[_CallKey, _CallProgress] = {}
+        self._transfers: dict[TransferSource, float] = {}  # and when they began
+        self._finished = BoundedDict[_CallKey, None](_MAX_FINISHED)  # late events are ignored
         self._lock = threading.Lock()  # guards all but _terminal; nobody writes under it
         self._ticker: threading.Thread | None = None
         self._shows_transfer = False
@@ -70,14 +70,14 @@ class Progress:
         with self._lock:
             if key in self._finished:
                 return
-            call = self._calls.setdefault(key, _Watched(str(content.get("function", ""))))
+            call = self._calls.setdefault(key, _CallProgress(str(content.get("function", ""))))
             if kind == "built":
-                call.built = _reason(content)
+                call.built = _build_text(content)
             else:
                 call.enter(_STAGES.get(str(content.get("stage")), "working on"))
             self._start_ticker()
 
-    def transfer(self, connection: Transferring) -> None:
+    def transfer(self, connection: TransferSource) -> None:
         """Notes that a large message begins to go out over a connection, or to come in."""
         if _is_terminal():
             with self._lock:
@@ -108,7 +108,7 @@ class Progress:
                 self._put(f"jaxd: {end}\n" if ready else "")
         self._write()
 
-    def make_way(self) -> None:
+    def clear_line(self) -> None:
         """Clears the progress line before other output is written."""
         if self._shown:
             with self._lock:
@@ -134,11 +134,11 @@ class Progress:
         """Has the oldest transfer on the line if it takes long; those that are over go."""
         shown = False
         for connection, started in list(self._transfers.items()):
-            found = connection.transferring()
+            found = connection.transfer_progress()
             if found is None:
                 del self._transfers[connection]
-            elif not shown and time.monotonic() - started >= _QUIET_S:
-                self._put(f"jaxd: {_amount(*found)}")
+            elif not shown and time.monotonic() - started >= _SHOW_AFTER_S:
+                self._put(f"jaxd: {_transfer_text(*found)}")
                 self._shows_transfer = shown = True
         if not shown:
             self._wipe_transfer()
@@ -149,8 +149,8 @@ class Progress:
             self._put("")
             self._shows_transfer = False
 
-    def _show(self, call: _Watched) -> None:
-        if call.seconds >= _QUIET_S:
+    def _show(self, call: _CallProgress) -> None:
+        if call.seconds >= _SHOW_AFTER_S:
             call.shown = True
             self._put(f"jaxd: {call.stage} {call.function} … {call.seconds:.0f} s")
 
@@ -174,30 +174,30 @@ class Progress:
                 self._terminal.release()
 
 
-class _Watched:
+class _CallProgress:
     def __init__(self, function: str) -> None:
         self.function = function
         self.stage = "working on"
         self.started = time.monotonic()
         self.shown = False
         self.built = ""  # why it was compiled, when that took long
-        self._entered: list[tuple[str, float]] = []
+        self._stage_started: list[tuple[str, float]] = []
 
     def enter(self, stage: str) -> None:
         """A stage begins, and the one before it ends."""
         self.stage = stage
-        self._entered.append((stage, time.monotonic()))
+        self._stage_started.append((stage, time.monotonic()))
 
     def times(self) -> str:
         """How long the stages of the build took that took long, such as ` (tracing 0.6 s, …)`."""
-        ends = [*(at for _, at in self._entered[1:]), time.monotonic()]
+        ends = [*(at for _, at in self._stage_started[1:]), time.monotonic()]
         seconds: dict[str, float] = {}
-        for (stage, begun), ended in zip(self._entered, ends, strict=False):
+        for (stage, begun), ended in zip(self._stage_started, ends, strict=False):
             seconds[stage] = seconds.get(stage, 0.0) + ended - begun
         told = [
             f"{stage} {seconds[stage]:.1f} s"
-            for stage in _BUILDING
-            if seconds.get(stage, 0.0) >= _WORTH_TELLING_S
+            for stage in _BUILD_STAGES
+            if seconds.get(stage, 0.0) >= _MIN_STAGE_S
         ]
         return f" ({', '.join(told)})" if told else ""
 
@@ -206,7 +206,7 @@ class _Watched:
         return time.monotonic() - self.started
 
 
-def _amount(word: str, moved: int, total: int) -> str:
+def _transfer_text(word: str, moved: int, total: int) -> str:
     """Such as `sending 1.2 of 4.0 GB`."""
     unit = next((unit for unit in _UNITS if total >= unit), min(_UNITS))
     return f"{word} {moved / unit:.1f} of {total / unit:.1f} {_UNITS[unit]}"
@@ -215,7 +215,7 @@ def _amount(word: str, moved: int, total: int) -> str:
 _UNITS: Final = {10**9: "GB", 10**6: "MB", 10**3: "kB"}
 
 
-def _reason(content: dict[str, Any]) -> str:
+def _build_text(content: dict[str, Any]) -> str:
     """What the server says of a long build, as one line whatever it says."""
     function, reason = content.get("function", ""), content.get("reason", "")
     text = f"compiled {function} in {content.get('seconds', 0.0):.1f} s: {reason}"

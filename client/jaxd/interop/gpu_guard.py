@@ -18,11 +18,11 @@ from typing import Any
 from jaxd.interop.jax_runtime import prefer_cpu, require_jax, started_platform
 from jaxd_protocol.base.machine import machine_id
 
-_CHOSEN = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_PLATFORM_VARIABLES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def keep_off(server: Mapping[str, Any]) -> str | None:
+def keep_jax_off_gpu(server: Mapping[str, Any]) -> str | None:
     """Has jax use the CPU in this process, also when it is imported later.
 
     Nothing happens where the server is on another machine or uses no accelerator, or where the
@@ -35,7 +35,7 @@ def keep_off(server: Mapping[str, Any]) -> str | None:
         What to warn of: jax uses an accelerator here already. None when all is well.
     """
     platform = server.get("platform", "cpu")
-    if platform == "cpu" or _is_elsewhere(server) or _is_chosen(server):
+    if platform == "cpu" or _is_on_other_machine(server) or _has_user_choice(server):
         return None
     if "jax" not in sys.modules:
         _watch_imports()
@@ -51,16 +51,16 @@ def keep_off(server: Mapping[str, Any]) -> str | None:
     )
 
 
-def _is_elsewhere(server: Mapping[str, Any]) -> bool:
+def _is_on_other_machine(server: Mapping[str, Any]) -> bool:
     theirs = server.get("machine")
     return theirs is None or theirs != machine_id()
 
 
-def _is_chosen(server: Mapping[str, Any]) -> bool:
+def _has_user_choice(server: Mapping[str, Any]) -> bool:
     """Whether the user has said what this process is to use, and it is not the server's."""
-    visible = os.environ.get(_VISIBLE)
+    visible = os.environ.get(_VISIBLE_DEVICES)
     is_apart = visible is not None and visible != server.get("visible_devices")
-    return is_apart or any(os.environ.get(name) for name in _CHOSEN)
+    return is_apart or any(os.environ.get(name) for name in _PLATFORM_VARIABLES)
 
 
 def _watch_imports() -> None:
@@ -68,11 +68,11 @@ def _watch_imports() -> None:
 
     A variable in the environment would do the same, and reach every process that this one starts.
     """
-    if not any(isinstance(finder, _JaxFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _JaxFinder())
+    if not any(isinstance(finder, _JaxImportHook) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _JaxImportHook())
 
 
-class _JaxFinder:
+class _JaxImportHook:
     """An import hook that wraps jax's loader."""
 
     def find_spec(
@@ -85,23 +85,23 @@ class _JaxFinder:
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:
                     if spec.loader is not None:
-                        spec.loader = _ThenCpu(spec.loader)
+                        spec.loader = _CpuLoader(spec.loader)
                     return spec
         return None
 
 
-class _ThenCpu(Loader):
+class _CpuLoader(Loader):
     """Loads a module with its own loader, then selects the CPU."""
 
     def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+        self._wrapped = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+        return self._wrapped.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader  # whoever looks at it finds it as it always is
+        module.__loader__ = self._wrapped  # whoever looks at it finds it as it always is
         if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+            module.__spec__.loader = self._wrapped
+        self._wrapped.exec_module(module)
         prefer_cpu()

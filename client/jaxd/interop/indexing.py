@@ -13,7 +13,7 @@ def basic_index(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
     means.
     """
     try:
-        items = tuple(map(_plain, index if isinstance(index, tuple) else (index,)))
+        items = tuple(map(_plain_item, index if isinstance(index, tuple) else (index,)))
     except TypeError:
         return None
     axes = [item for item in items if item is not None]
@@ -27,7 +27,7 @@ def basic_index(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
     return items if all(map(_fits, axes, shape)) else None
 
 
-def _plain(item: Any) -> Any:
+def _plain_item(item: Any) -> Any:
     """The item in Python's own ints; raises TypeError when it is no basic one."""
     if item is None or item is ...:
         return item

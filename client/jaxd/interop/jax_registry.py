@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
-from jaxd.interop.jax_runtime import at_once, loaded_jax
+from jaxd.interop.jax_runtime import loaded_jax, outside_trace
 from jaxd.interop.lazy_array import ArrayLike
 from jaxd_protocol.errors import ResultError
 
@@ -115,10 +115,10 @@ def leaf_class(cls: type[ArrayLike]) -> type[ArrayLike]:
     """
     base = loaded_jax().Array
     theirs = [name for name in vars(base) if name != "__slots__" and not hasattr(cls, name)]
-    forwards = {name: _ask_the_array(name) for name in theirs}
+    forwards = {name: _array_attribute(name) for name in theirs}
     known = {
         "aval": property(_abstract),
-        "sharding": property(_where_it_would_lie),
+        "sharding": property(_default_device),
         "_committed": False,  # else jit would compile for it what it has compiled for arrays
     }
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
@@ -138,7 +138,7 @@ def register(cls: type[ArrayLike]) -> None:
 @lru_cache(maxsize=1)
 def array_class() -> type:
     """The class that the arrays of jax have."""
-    return type(at_once(loaded_jax().device_put, 0))
+    return type(outside_trace(loaded_jax().device_put, 0))
 
 
 @lru_cache(maxsize=16)
@@ -148,8 +148,10 @@ def key_dtype(impl: str) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
-def _ask_the_array(name: str) -> property:
-    return property(lambda self: getattr(self._touched(), name), doc=f"As `{name}` of the array.")
+def _array_attribute(name: str) -> property:
+    return property(
+        lambda self: getattr(self._materialized(), name), doc=f"As `{name}` of the array."
+    )
 
 
 def _abstract(array: Any) -> Any:
@@ -158,13 +160,13 @@ def _abstract(array: Any) -> Any:
     return shaped(array.shape, array.dtype, weak_type=array.weak_type)
 
 
-def _where_it_would_lie(_: Any) -> Any:
+def _default_device(_: Any) -> Any:
     return _sharding_on(loaded_jax().config.jax_default_device)
 
 
 @lru_cache(maxsize=8)
 def _sharding_on(_: Any) -> Any:
-    return at_once(loaded_jax().device_put, 0).sharding
+    return outside_trace(loaded_jax().device_put, 0).sharding
 
 
 def _as_jax(array: Any) -> Any:

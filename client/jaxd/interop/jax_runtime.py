@@ -74,7 +74,7 @@ def logs_compiles() -> bool:
     return jax is not None and bool(jax.config.jax_log_compiles)
 
 
-def refuse_settings_that_stay() -> None:
+def check_untransferred_settings() -> None:
     """Returns when all settings that do not travel are as the server has them.
 
     Raises:
@@ -92,7 +92,7 @@ def refuse_settings_that_stay() -> None:
             )
 
 
-def refuse_no_shardings(option: str, value: Any) -> None:
+def check_shardings(option: str, value: Any) -> None:
     """Returns when a tree holds nothing but shardings, specs of partitions, formats and None.
 
     Raises:
@@ -142,14 +142,14 @@ def encode_jax(encoder: TreeEncoder, value: Any) -> bool:
     import numpy
 
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        data = numpy.asarray(at_once(jax.random.key_data, value))
+        data = numpy.asarray(outside_trace(jax.random.key_data, value))
         encoder.key(str(jax.random.key_impl(value)), data)
     else:
         encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), bool(value.weak_type))
     return True
 
 
-def at_once(make: Callable[..., Any], *args: Any) -> Any:
+def outside_trace(make: Callable[..., Any], *args: Any) -> Any:
     """What a function of jax's makes of arrays: an array also where jax traces whoever calls.
 
     Inside of `jax.jit` it would be a tracer, which must not be kept.
@@ -172,15 +172,15 @@ def to_jax(array: Any, weak: bool) -> Any:
         return weak_array(array)
     if array.dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         with jax.enable_x64(True):
-            return at_once(jax.device_put, array)
-    return at_once(jax.device_put, array)
+            return outside_trace(jax.device_put, array)
+    return outside_trace(jax.device_put, array)
 
 
 def weak_array(array: Any) -> Any:
     """A weakly typed jax array of exactly this dtype. Uses jax's private `ArrayImpl`."""
     jax = loaded_jax()
     with jax.enable_x64(True):
-        strong = at_once(jax.device_put, array)
+        strong = outside_trace(jax.device_put, array)
     aval = strong.aval.update(weak_type=True)
     return type(strong)(aval, strong.sharding, [strong], committed=False)
 
@@ -188,4 +188,4 @@ def weak_array(array: Any) -> Any:
 def to_jax_keys(data: Any, impl: str) -> Any:
     """Typed PRNG keys over their numbers."""
     jax = loaded_jax()
-    return at_once(lambda: jax.random.wrap_key_data(jax.numpy.asarray(data), impl=impl))
+    return outside_trace(lambda: jax.random.wrap_key_data(jax.numpy.asarray(data), impl=impl))

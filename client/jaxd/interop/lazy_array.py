@@ -30,7 +30,7 @@ class ArrayLike:
 
     shape: tuple[int, ...]
 
-    def _touched(self) -> Any:
+    def _materialized(self) -> Any:
         """The array that this stands for."""
         raise NotImplementedError
 
@@ -47,29 +47,29 @@ class ArrayLike:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         import numpy
 
-        return numpy.array(self._touched(), dtype=dtype, copy=copy)
+        return numpy.array(self._materialized(), dtype=dtype, copy=copy)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # protocols are answered by the class or not at all
             raise AttributeError(name)
-        return getattr(self._touched(), name)
+        return getattr(self._materialized(), name)
 
     def __array_namespace__(self, **options: Any) -> Any:
-        return self._touched().__array_namespace__(**options)
+        return self._materialized().__array_namespace__(**options)
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._touched().__dlpack__(**options)
+        return self._materialized().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
-        return self._touched().__dlpack_device__()
+        return self._materialized().__dlpack_device__()
 
 
-def touched(value: Any) -> Any:
+def materialized(value: Any) -> Any:
     """The array that a value stands for, also inside a tuple; anything else as it is."""
     if isinstance(value, ArrayLike):
-        return value._touched()  # noqa: SLF001  our own
+        return value._materialized()  # noqa: SLF001  our own
     if type(value) is tuple:
-        return tuple(map(touched, value))
+        return tuple(map(materialized, value))
     return value
 
 
@@ -77,7 +77,7 @@ def forward(function: Callable[..., Any], name: str, *, reflected: bool = False)
     """A method called `name` that hands the arrays to an operator or built-in function."""
 
     def method(self: ArrayLike, *args: Any) -> Any:
-        values = [touched(value) for value in (self, *args)]
+        values = [materialized(value) for value in (self, *args)]
         return function(*(values[::-1] if reflected else values))
 
     method.__name__ = name
@@ -91,7 +91,7 @@ BINARY: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "matmul": operator.matmul, "and": operator.and_, "or": operator.or_, "xor": operator.xor,
     "lshift": operator.lshift, "rshift": operator.rshift,
 }  # fmt: skip
-_OTHERS: Final[dict[str, Callable[..., Any]]] = {
+_OTHER_OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne,
     "gt": operator.gt, "ge": operator.ge, "neg": operator.neg, "pos": operator.pos,
     "abs": abs, "invert": operator.invert, "round": round, "getitem": operator.getitem,
@@ -99,7 +99,7 @@ _OTHERS: Final[dict[str, Callable[..., Any]]] = {
     "int": int, "bool": bool, "complex": complex, "index": operator.index, "str": str,
     "repr": repr, "format": format,
 }  # fmt: skip
-for _name, _function in (BINARY | _OTHERS).items():
+for _name, _function in (BINARY | _OTHER_OPERATORS).items():
     setattr(ArrayLike, f"__{_name}__", forward(_function, f"__{_name}__"))
 for _name, _function in BINARY.items():
     setattr(ArrayLike, f"__r{_name}__", forward(_function, f"__r{_name}__", reflected=True))
@@ -110,7 +110,7 @@ _SCALARS: Final = {"float64": "d", "float32": "f", "float16": "e", "int8": "b", 
                    "uint64": "Q", "bool": "?"}  # fmt: skip
 
 _FLOATS: Final = frozenset({"float64", "float32"})
-_UNNAMED: Final = frozenset({"float64", "int64", "bool"})
+_DEFAULT_DTYPES: Final = frozenset({"float64", "int64", "bool"})
 """The dtypes that numpy does not mention, because plain numbers have them."""
 
 
@@ -133,19 +133,19 @@ class LazyArray(ArrayLike):
         self._data = data
         self._array: Any = None
 
-    def _touched(self) -> Any:
+    def _materialized(self) -> Any:
         if self._array is None:
             import numpy
 
             self._array = numpy.ndarray(self.shape, dtype_of(self._dtype), bytearray(self._data))
         return self._array
 
-    def _number(self) -> Any:
+    def _scalar(self) -> Any:
         """The value of a 0-d array as a Python number, without numpy where that is possible."""
         code = _SCALARS.get(self._dtype)
         if self._array is None and code is not None and not self.shape:
             return struct.unpack("<" + code, self._data)[0]
-        return self._touched().item()
+        return self._materialized().item()
 
     @property
     def raw(self) -> tuple[str, tuple[int, ...], memoryview]:
@@ -154,43 +154,43 @@ class LazyArray(ArrayLike):
         return self._dtype, self.shape, data
 
     def __float__(self) -> float:
-        return float(self._number())
+        return float(self._scalar())
 
     def __int__(self) -> int:
-        return int(self._number())
+        return int(self._scalar())
 
     def __bool__(self) -> bool:
-        return bool(self._number())
+        return bool(self._scalar())
 
     def __complex__(self) -> complex:
-        return complex(self._number())
+        return complex(self._scalar())
 
     def __repr__(self) -> str:
         text = self._plain_text()
         if text is None or (self._dtype in _FLOATS and not self._is_short(text)):
-            return repr(self._touched())
-        kind = "" if self._dtype in _UNNAMED else f", dtype={self._dtype}"
+            return repr(self._materialized())
+        kind = "" if self._dtype in _DEFAULT_DTYPES else f", dtype={self._dtype}"
         return f"array({text.removesuffix('0') if text.endswith('.0') else text}{kind})"
 
     def __str__(self) -> str:
-        return self._plain_text() or str(self._touched())
+        return self._plain_text() or str(self._materialized())
 
     def _plain_text(self) -> str | None:
         """A 0-d array's number as numpy writes it, where that needs no numpy."""
         if self.shape or self._dtype not in _SCALARS or self._dtype == "float16":
             return None
-        number = self._number()
+        number = self._scalar()
         if self._dtype == "float32":
             return _shortest_float32(number) if not number or _is_ordinary(number) else None
         return str(number)
 
     def _is_short(self, text: str) -> bool:
         """Whether numpy writes a float in an array with all of its digits, and no exponent."""
-        number = self._number()
+        number = self._scalar()
         return len(text.partition(".")[2]) <= 8 and (not number or _is_ordinary(number))
 
     def __format__(self, spec: str) -> str:
-        return format(self._number() if not self.shape else self._touched(), spec)
+        return format(self._scalar() if not self.shape else self._materialized(), spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
         from jaxd_protocol.pickling.names import call

@@ -11,7 +11,7 @@ from jaxd.interop.jax_runtime import loaded_jax, to_jax, to_jax_keys
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.pytree.leaves import dtype_of
 
-Kind = Literal["jax", "numpy", "lazy"]
+ArrayLibrary = Literal["jax", "numpy", "lazy"]
 
 
 class PRNGKeys:
@@ -30,14 +30,14 @@ class PRNGKeys:
         return f"PRNGKeys(impl={self.impl!r}, data={self.data!r})"
 
 
-def kind_here() -> Kind:
+def array_library() -> ArrayLibrary:
     """The array library of this process."""
     if loaded_jax() is not None:
         return "jax"
     return "numpy" if "numpy" in sys.modules else "lazy"
 
 
-def array_here(leaf: Leaf, data: memoryview, kind: Kind) -> Any:
+def native_array(leaf: Leaf, data: memoryview, kind: ArrayLibrary) -> Any:
     """An array, or PRNG keys, over bytes in C order that nobody else changes any more.
 
     Args:

@@ -11,14 +11,14 @@ from contextvars import ContextVar
 from typing import Any, Final, NoReturn
 
 from jaxd.interop.jax_runtime import loaded_jax
-from jaxd.interop.lazy_array import ArrayLike, touched
-from jaxd.interop.native import array_here, kind_here
-from jaxd.interop.result_batch import DELETED, ArrayFetcher, Origin
+from jaxd.interop.lazy_array import ArrayLike, materialized
+from jaxd.interop.native import array_library, native_array
+from jaxd.interop.result_batch import DELETED, ArrayFetcher, ResultBatch
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.pytree.leaves import dtype_of, itemsize_of
 
-by_handle: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None]] = ContextVar(
+handle_reducer: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None]] = ContextVar(
     "by_handle", default=None
 )
 """What a pickle holds in place of an array, as `__reduce__` returns it; None: the array itself."""
@@ -51,12 +51,12 @@ class RemoteArray(ArrayLike):
 
         return leaf_class(RemoteArray)
 
-    def __init__(self, origin: Origin, number: int) -> None:
+    def __init__(self, origin: ResultBatch, number: int) -> None:
         self.origin = origin
         self.number = number
 
     def __del__(self) -> None:
-        self.origin.let_go(self.number)
+        self.origin.release_handle(self.number)
 
     @property
     def __class__(self) -> Any:
@@ -87,12 +87,12 @@ class RemoteArray(ArrayLike):
     @property
     def flight(self) -> Any:
         """The call that makes it, when that had not run; the keeper's affair."""
-        return self.origin.flight
+        return self.origin.pending_call
 
     @property
     def donated_to(self) -> str | None:
         """Name of the function that was given its memory, or None."""
-        return self.origin.gone.get(self.number) or None
+        return self.origin.unusable.get(self.number) or None
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -130,7 +130,7 @@ class RemoteArray(ArrayLike):
 
     def is_deleted(self) -> bool:
         """Whether it was deleted, or donated to a call."""
-        return self.number in self.origin.gone
+        return self.number in self.origin.unusable
 
     def __repr__(self) -> str:
         kind = f"key<{self.leaf.impl}>" if self.leaf.tag == "K" else self.leaf.dtype
@@ -151,10 +151,10 @@ class RemoteArray(ArrayLike):
             ValueDeleted: when it was deleted or donated.
             Exception: what the call raised that was to compute it.
         """
-        if not copy and not self.is_here:
+        if not copy and not self.is_fetched:
             self.refuse_deleted()
-            self._data = self.keeper.bring(self, copy=False)
-        array = self._touched()
+            self._data = self.keeper.fetch_bytes(self, copy=False)
+        array = self._materialized()
         return copies.deepcopy(array) if copy and self._kind != "jax" else array
 
     def block_until_ready(self) -> RemoteArray:
@@ -171,20 +171,22 @@ class RemoteArray(ArrayLike):
     def delete(self) -> None:
         """Frees its memory here and on the server. Whoever touches it later gets ValueDeleted."""
         if not self.is_deleted():
-            self.origin.gone[self.number] = DELETED
+            self.origin.unusable[self.number] = DELETED
             self._here = self._data = None
-            self.origin.let_go(self.number)
+            self.origin.release_handle(self.number)
 
     def __getitem__(self, index: Any) -> Any:
         from jaxd.interop.indexing import basic_index
 
-        basic = None if self.is_here else basic_index(index, self.shape)
+        basic = None if self.is_fetched else basic_index(index, self.shape)
         if basic is not None:
             self.refuse_deleted()
             part = self.keeper.part(self, basic)
-            scalars = kind_here() == "numpy" and ... not in basic  # elements have their own type
+            scalars = (
+                array_library() == "numpy" and ... not in basic
+            )  # elements have their own type
             return part[()] if scalars and not isinstance(part, ArrayLike) else part
-        return self._touched()[touched(index)]
+        return self._materialized()[materialized(index)]
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise TypeError(
@@ -204,20 +206,20 @@ class RemoteArray(ArrayLike):
         from jaxd.interop.jax_registry import leaf_class
 
         leaf_class(RemoteArray)
-        return self._touched
+        return self._materialized
 
     def __copy__(self) -> Any:
-        return copies.copy(self._touched())
+        return copies.copy(self._materialized())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copies.deepcopy(self._touched(), memo)
+        return copies.deepcopy(self._materialized(), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        instead = by_handle.get()
-        return instead(self) if instead else (operator.getitem, ([self._touched()], 0))
+        instead = handle_reducer.get()
+        return instead(self) if instead else (operator.getitem, ([self._materialized()], 0))
 
     @property
-    def is_here(self) -> bool:
+    def is_fetched(self) -> bool:
         """Whether its data was brought home."""
         return self._here is not None or self._data is not None
 
@@ -237,14 +239,14 @@ class RemoteArray(ArrayLike):
             )
         raise ValueDeleted("this array was deleted with delete(). Make it again.")
 
-    def _touched(self) -> Any:
+    def _materialized(self) -> Any:
         self.refuse_deleted()
-        kind = kind_here()
+        kind = array_library()
         if self._here is None or self._kind != kind:
             data = self._data
             if data is None:
-                data = self.keeper.bring(self)
-            self._here, self._kind = array_here(self.leaf, data.toreadonly(), kind), kind
+                data = self.keeper.fetch_bytes(self)
+            self._here, self._kind = native_array(self.leaf, data.toreadonly(), kind), kind
             self._data = None if kind == "jax" else data
         return self._here
 

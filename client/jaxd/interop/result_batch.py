@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import ref
 
-from jaxd_protocol.messages.data_locations import VALUE, Row
+from jaxd_protocol.messages.data_locations import VALUE, DataLocation
 
 if TYPE_CHECKING:
     from jaxd_protocol.pytree import Leaf
@@ -28,7 +28,7 @@ class Handle(Protocol):
     """An array on the server, as this process holds it: a `RemoteArray`."""
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> ResultBatch:
         """Where it came from, with others."""
 
     @property
@@ -56,7 +56,7 @@ class Handle(Protocol):
         """Bytes of all elements."""
 
     @property
-    def is_here(self) -> bool:
+    def is_fetched(self) -> bool:
         """Whether its data was fetched."""
 
     def receive(self, data: memoryview) -> None:
@@ -76,7 +76,7 @@ class ArrayFetcher(Protocol):
     def where(self) -> str:
         """The server's address, for people."""
 
-    def bring(self, array: Handle, copy: bool = True) -> memoryview:
+    def fetch_bytes(self, array: Handle, copy: bool = True) -> memoryview:
         """All bytes in C order, waited for; without `copy` they may lie in shared memory.
 
         Raises:
@@ -87,21 +87,21 @@ class ArrayFetcher(Protocol):
         """What basic indexing gives: ints, slices, None and Ellipsis, which fit the shape.
 
         Raises:
-            Exception: as `bring`.
+            Exception: as `fetch_bytes`.
         """
 
     def wait(self, array: Handle) -> None:
         """Returns when the array is computed.
 
         Raises:
-            Exception: as `bring`.
+            Exception: as `fetch_bytes`.
         """
 
     def drop(self, id: int) -> None:  # noqa: A002
         """Releases the array. Called during garbage collection."""
 
 
-class Origin:
+class ResultBatch:
     """The remote arrays of one call.
 
     Args:
@@ -122,12 +122,12 @@ class Origin:
     __slots__ = (
         "arrays",
         "first",
-        "flight",
-        "gone",
-        "is_looked_at",
         "keeper",
         "leaves",
-        "settled",
+        "pending_call",
+        "released",
+        "unusable",
+        "was_fetched_alone",
     )
 
     def __init__(
@@ -136,25 +136,27 @@ class Origin:
         self.keeper = keeper
         self.first = first
         self.leaves = leaves
-        self.flight = flight
+        self.pending_call = flight
         self.arrays: Sequence[ref[Handle]] = ()
-        self.is_looked_at = False
-        self.gone: dict[int, str] = {}
-        self.settled: set[int] = set()
+        self.was_fetched_alone = False
+        self.unusable: dict[int, str] = {}
+        self.released: set[int] = set()
 
     @property
-    def is_doubtful(self) -> bool:
+    def has_unusable(self) -> bool:
         """Whether some of them may be of no use."""
-        return bool(self.gone) or (self.flight is not None and self.flight.error is not None)
+        return bool(self.unusable) or (
+            self.pending_call is not None and self.pending_call.error is not None
+        )
 
-    def let_go(self, number: int) -> None:
+    def release_handle(self, number: int) -> None:
         """Releases one that is no longer held. Called during garbage collection: takes no lock."""
-        if number not in self.settled:
-            self.settled.add(number)
+        if number not in self.released:
+            self.released.add(number)
             self.keeper.drop(self.first + number)
 
 
-class Stretch(NamedTuple):
+class HandleRange(NamedTuple):
     """Consecutive arrays of one batch that are consecutive arguments of a call.
 
     Attributes:
@@ -165,14 +167,14 @@ class Stretch(NamedTuple):
     """
 
     leaf: int
-    origin: Origin
+    origin: ResultBatch
     number: int
     arrays: Sequence[Handle]
 
     @property
-    def row(self) -> Row:
+    def row(self) -> DataLocation:
         """Where their data lies."""
-        return Row(self.leaf, VALUE, self.origin.first + self.number, len(self.arrays) - 1)
+        return DataLocation(self.leaf, VALUE, self.origin.first + self.number, len(self.arrays) - 1)
 
     def numbers(self, leaves: Collection[int]) -> list[int]:
         """The numbers in their origin of those that are these leaves of the call."""
@@ -180,47 +182,47 @@ class Stretch(NamedTuple):
         end = self.leaf + len(self.arrays)
         return [leaf - shift for leaf in leaves if self.leaf <= leaf < end]
 
-    def give(self, leaves: Collection[int], taker: str) -> None:
+    def mark_donated(self, leaves: Collection[int], taker: str) -> None:
         """Marks the arrays at these leaves as donated."""
-        self.origin.gone.update(dict.fromkeys(self.numbers(leaves), taker))
+        self.origin.unusable.update(dict.fromkeys(self.numbers(leaves), taker))
 
     def give_back(self, leaves: Collection[int]) -> None:
         """Marks the arrays at these leaves as usable again."""
         for number in self.numbers(leaves):
-            self.origin.gone.pop(number, None)
+            self.origin.unusable.pop(number, None)
 
     def settle(self, leaves: Collection[int]) -> None:
         """Marks the arrays at these leaves as released by the server."""
-        self.origin.settled.update(self.numbers(leaves))
+        self.origin.released.update(self.numbers(leaves))
 
 
-class Stretches:
+class HandleRanges:
     """Collects the ranges of one call while its arguments are encoded.
 
     Attributes:
         found: all so far.
     """
 
-    __slots__ = ("_arrays", "_end", "_place", "found")
+    __slots__ = ("_last_arrays", "_last_position", "_next_leaf", "ranges")
 
     def __init__(self) -> None:
-        self.found: list[Stretch] = []
-        self._place: tuple[Origin | None, int] = (None, 0)  # of the last one
-        self._arrays: list[Handle] = []  # its arrays
-        self._end = -1  # the leaf behind it
+        self.ranges: list[HandleRange] = []
+        self._last_position: tuple[ResultBatch | None, int] = (None, 0)  # of the last one
+        self._last_arrays: list[Handle] = []  # its arrays
+        self._next_leaf = -1  # the leaf behind it
 
     def add(self, leaf: int, arrays: Sequence[Handle]) -> None:
         """Takes arrays that follow one another, from that leaf of the call on."""
         origin, number = arrays[0].origin, arrays[0].number
         place = (origin, number - leaf)
-        if place != self._place or leaf != self._end:
-            self._place, self._arrays = place, []
-            self.found.append(Stretch(leaf, origin, number, self._arrays))
-        self._arrays += arrays
-        self._end = leaf + len(arrays)
+        if place != self._last_position or leaf != self._next_leaf:
+            self._last_position, self._last_arrays = place, []
+            self.ranges.append(HandleRange(leaf, origin, number, self._last_arrays))
+        self._last_arrays += arrays
+        self._next_leaf = leaf + len(arrays)
 
 
-def are_in_order(arrays: Sequence[Handle]) -> bool:
+def are_consecutive(arrays: Sequence[Handle]) -> bool:
     """Whether arrays, at least one, have one origin, and follow one another as in it."""
     first = arrays[0].number
     return len(set(map(_ORIGIN, arrays))) == 1 and list(map(_NUMBER, arrays)) == [
@@ -228,6 +230,6 @@ def are_in_order(arrays: Sequence[Handle]) -> bool:
     ]
 
 
-def rows_of(stretches: Iterable[Stretch]) -> list[Row]:
+def range_locations(stretches: Iterable[HandleRange]) -> list[DataLocation]:
     """Where the data of some stretches lies."""
     return [stretch.row for stretch in stretches]

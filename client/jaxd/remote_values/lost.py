@@ -10,14 +10,14 @@ from jaxd_protocol.errors import ValuesDied, ValuesLost
 
 if TYPE_CHECKING:
     from jaxd.interop.result_batch import Handle
-    from jaxd.request.call_request import Encoded
+    from jaxd.request.call_request import CallRequest
 
 
 _SHOWN: Final = 4
 _ADVICE: Final = "Make them again, or restore the state from a checkpoint."
 
 
-def gone(*, with_worker: bool) -> ValuesLost:
+def values_lost_error(*, with_worker: bool) -> ValuesLost:
     """The error for all arrays of a session that is no more.
 
     Args:
@@ -31,7 +31,7 @@ def gone(*, with_worker: bool) -> ValuesLost:
     )
 
 
-def naming(
+def with_array_names(
     error: ValuesLost, arrays: Sequence[Handle], needed_by: str = "this process"
 ) -> ValuesLost:
     """The same error, and in its message which arrays somebody needed.
@@ -53,7 +53,7 @@ def naming(
     return type(error)(f"{what}; {needs}. {advice}")
 
 
-def naming_for(error: ValuesLost, call: Encoded) -> ValuesLost:
-    """As `naming`, of the arrays that a call needs."""
+def with_call_array_names(error: ValuesLost, call: CallRequest) -> ValuesLost:
+    """As `with_array_names`, of the arrays that a call needs."""
     arrays = [array for stretch in call.values for array in stretch.arrays]
-    return naming(error, arrays, call.spec.identity.name)
+    return with_array_names(error, arrays, call.spec.snapshot.name)

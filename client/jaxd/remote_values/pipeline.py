@@ -13,34 +13,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jaxd.connection.pending import Pending
-from jaxd.remote_values.lost import gone, naming_for
-from jaxd.results.exceptions import raised_by
-from jaxd.results.reader import Home
+from jaxd.connection.pending import PendingReply
+from jaxd.remote_values.lost import values_lost_error, with_call_array_names
+from jaxd.results.exceptions import exception_of
+from jaxd.results.reader import InlineLeaves
 from jaxd_protocol.errors import ConnectionLost, JaxdError, ResultError, WorkerReplaced
 from jaxd_protocol.messages.calls import FAILED, is_failure
-from jaxd_protocol.messages.data_locations import new_number, unpack_numbers
-from jaxd_protocol.messages.failures import Failure, rebuild_failure
-from jaxd_protocol.pytree import Layout, Placement
-from jaxd_protocol.pytree.leaves import NOWHERE, data_at
+from jaxd_protocol.messages.data_locations import new_call_number, unpack_leaf_numbers
+from jaxd_protocol.messages.failures import Failure, decode_failure
+from jaxd_protocol.pytree import BlobLayout, Layout
+from jaxd_protocol.pytree.leaves import NO_OFFSET, leaf_data
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
-    from jaxd.request.call_request import Encoded
-    from jaxd.transfer.dedup import SentBefore
-    from jaxd.transfer.release_queue import Drops
-    from jaxd.transfer.routing import Load, Routes
+    from jaxd.request.call_request import CallRequest
+    from jaxd.transfer.dedup import Deduplicator
+    from jaxd.transfer.release_queue import ReleaseQueue
+    from jaxd.transfer.routing import CallTransfer, TransferRouter
 
 
-AHEAD: Final = 8
+MAX_IN_FLIGHT: Final = 8
 """Calls of one session that are on their way at the same time."""
 
-_ATTEMPTS: Final = 16
+_MAX_ATTEMPTS: Final = 16
 
-Connect = Callable[[], "ClientConnection"]
+ConnectSession = Callable[[], "ClientConnection"]
 
 
-class Form(NamedTuple):
+class ResultShape(NamedTuple):
     """The structure of the results of such calls.
 
     Attributes:
@@ -54,18 +54,18 @@ class Form(NamedTuple):
     hash: bytes
 
 
-class _End(NamedTuple):
+class _CallOutcome(NamedTuple):
     """The outcome of a call: its error or result, and the arguments that it consumed."""
 
     error: BaseException | None = None
     given_up: tuple[int, ...] | None = None  # None: nobody knows
     reply: tuple[Any, ...] | None = None
     skeleton: bytes | None = None
-    home: Home | None = None
+    home: InlineLeaves | None = None
     changed: bytes | None = None
 
 
-class Flight:
+class PipelinedCall:
     """One pipelined call on remote values.
 
     Args:
@@ -94,29 +94,29 @@ class Flight:
 
     def __init__(
         self,
-        call: Encoded,
-        form: Form | None,
+        call: CallRequest,
+        form: ResultShape | None,
         donated: Sequence[int] = (),
-        ended: Callable[[Flight], None] | None = None,
+        ended: Callable[[PipelinedCall], None] | None = None,
         is_copied: bool = False,
         told: bytes | None = None,
     ) -> None:
         self.call = call
         self.number = 0
-        self.load: Load | None = None
-        self.is_copied = is_copied
+        self.load: CallTransfer | None = None
+        self.copies_data = is_copied
         self.told = told
         self.done = False
         self.error: BaseException | None = None
         self.skeleton: bytes | None = form.skeleton if form else None
         self.layout: Layout | None = form.layout if form else None
         self.knows = form.hash if form else b""
-        self.home: Home | None = None
+        self.home: InlineLeaves | None = None
         self.given_up: tuple[int, ...] = ()
         self.changed: bytes | None = None
         self.is_sent = False
         self.connection: ClientConnection | None = None
-        self.pending: Pending | None = None
+        self.pending: PendingReply | None = None
         self.request = 0
         self.attempts = 0
         self.on = call.on
@@ -126,30 +126,30 @@ class Flight:
         self._donated = tuple(donated)
         self._lock = threading.RLock()  # guards its end, and its data on its way
         for stretch in call.values if donated else ():
-            stretch.give(donated, self.name)
+            stretch.mark_donated(donated, self.name)
 
-    def renumber(self) -> None:
+    def assign_number(self) -> None:
         """Takes a number that is larger than those of all calls that were sent before."""
         assert self.call.stay is not None
-        self.number = new_number()
+        self.number = new_call_number()
         self.call = self.call._replace(stay=self.call.stay._replace(number=self.number))
 
     @property
     def name(self) -> str:
         """What people call its function."""
-        return self.call.spec.identity.name
+        return self.call.spec.snapshot.name
 
     def after_fork(self) -> None:
         """In the child of a fork: nobody else holds the lock."""
         self._lock = threading.RLock()
 
-    def _raised(self, failure: Failure) -> BaseException:
+    def _error_of(self, failure: Failure) -> BaseException:
         if is_failure(failure, WorkerReplaced):  # no other worker has what the call needs
-            return naming_for(gone(with_worker=True), self.call)
-        reader = self.call.spec.identity.reader
+            return with_call_array_names(values_lost_error(with_worker=True), self.call)
+        reader = self.call.spec.snapshot.reader
         if self.connection is None:
-            return rebuild_failure(failure, reader)
-        return raised_by(failure, self.name, reader, self.connection.address)
+            return decode_failure(failure, reader)
+        return exception_of(failure, self.name, reader, self.connection.address)
 
     def settle(self, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> None:
         """Completes the call with its reply.
@@ -158,65 +158,65 @@ class Flight:
             Exception: when that is none; the call is not done then.
         """
         if value[0] == FAILED:
-            given_up = unpack_numbers(value[2]) if len(value) > 2 else ()
-            return self._finish(_End(self._raised(value[1]), given_up))
-        given_up = unpack_numbers(value[3])
+            given_up = unpack_leaf_numbers(value[2]) if len(value) > 2 else ()
+            return self._finish_once(_CallOutcome(self._error_of(value[1]), given_up))
+        given_up = unpack_leaf_numbers(value[3])
         skeleton = value[1] or self.skeleton
         if self.skeleton is not None and self.skeleton != skeleton:
             error = ResultError(
                 f"{self.name} returned another structure than before for arguments of the same "
                 "shapes: it depends on something that is no argument. Call it again."
             )
-            return self._finish(_End(error, given_up, changed=skeleton))
-        home = Home.of(value, buffers)
-        return self._finish(_End(None, given_up, value, skeleton, home))
+            return self._finish_once(_CallOutcome(error, given_up, changed=skeleton))
+        home = InlineLeaves.of(value, buffers)
+        return self._finish_once(_CallOutcome(None, given_up, value, skeleton, home))
 
     def refuse(self, error: BaseException) -> None:
         """Fails a call that did not run: its donated arguments stay usable."""
-        self._finish(_End(error, ()))
+        self._finish_once(_CallOutcome(error, ()))
 
     def lose(self, error: BaseException) -> None:
         """Fails a call of unknown state: its donated arguments stay unusable."""
-        self._finish(_End(error))
+        self._finish_once(_CallOutcome(error))
 
-    def carry(self, load: Load, call: Encoded) -> None:
+    def carry(self, transfer: CallTransfer, call: CallRequest) -> None:
         """Replaces the transfer that carries its data."""
         with self._lock:
             if self.done:
-                useless: Load | None = load
+                useless: CallTransfer | None = transfer
             else:
-                useless, self.load, self.call = self.load, load, call
+                useless, self.load, self.call = self.load, transfer, call
         if useless is not None:
             useless.release()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Calls `ended`, once."""
         with self._lock:
             ended, self.ended = self.ended, None
         if ended is not None:
             ended(self)
 
-    def _finish(self, end: _End) -> None:
+    def _finish_once(self, end: _CallOutcome) -> None:
         """Completes the call once; after an interrupt, the next caller does all of it."""
         with self._lock:
             if self.done:
                 return
             if end.given_up is not None:
                 self.given_up = end.given_up
-                self._settle_values(end.given_up)
+                self._mark_given_up(end.given_up)
             self.error, self.home, self.changed = end.error, end.home, end.changed
             self.skeleton = end.skeleton or self.skeleton
-            load, self.load = self.load, None
-            if load is not None:
-                load.release(end.reply)
+            transfer, self.load = self.load, None
+            if transfer is not None:
+                transfer.release(end.reply)
             self.call = self.call.without_data()
             self.done = True
 
-    def _settle_values(self, given_up: tuple[int, ...]) -> None:
+    def _mark_given_up(self, given_up: tuple[int, ...]) -> None:
         for stretch in self.call.values:
             if given_up != self._donated:
                 stretch.give_back(set(self._donated).difference(given_up))
-                stretch.give(given_up, self.name)
+                stretch.mark_donated(given_up, self.name)
             stretch.settle(given_up)
 
     def data(self, leaf: int) -> memoryview | None:
@@ -226,17 +226,17 @@ class Flight:
         return (self._data or {}).get(leaf)
 
 
-def _data_by_leaf(placement: Placement, home: Home) -> dict[int, memoryview]:
+def _data_by_leaf(placement: BlobLayout, home: InlineLeaves) -> dict[int, memoryview]:
     placement.check(home.blob, home.buffers)
     places = enumerate(zip(placement.leaves, placement.places, strict=True))
     return {
-        number: data_at(leaf, place, home.blob, home.buffers)
+        number: leaf_data(leaf, place, home.blob, home.buffers)
         for number, (leaf, place) in places
-        if place is not NOWHERE
+        if place is not NO_OFFSET
     }
 
 
-class Flights:
+class CallPipeline:
     """The pipelined calls of one session. Thread-safe.
 
     Args:
@@ -249,57 +249,61 @@ class Flights:
 
     def __init__(
         self,
-        connect: Connect,
-        routes: Routes,
-        drops: Drops,
-        sent_before: Callable[[], SentBefore],
-        arrived: Callable[[ClientConnection, Flight, bool], None],
+        connect: ConnectSession,
+        transfer_router: TransferRouter,
+        release_queue: ReleaseQueue,
+        deduplicator: Callable[[], Deduplicator],
+        arrived: Callable[[ClientConnection, PipelinedCall, bool], None],
     ) -> None:
-        self._connect = connect
-        self._routes = routes
-        self._drops = drops
-        self._sent_before = sent_before
-        self._arrived = arrived
-        self._open: dict[int, Flight] = {}
-        self._over: deque[Flight] = deque()  # those whose end somebody wants to be told of
+        self._connect_session = connect
+        self._transfer_router = transfer_router
+        self._release_queue = release_queue
+        self._deduplicator = deduplicator
+        self._on_arrival = arrived
+        self._open: dict[int, PipelinedCall] = {}
+        self._finished: deque[PipelinedCall] = (
+            deque()
+        )  # those whose end somebody wants to be told of
         self._lock = threading.RLock()  # guards _open, and the order in which calls are sent
-        self._holder: int | None = None
+        self._lock_owner: int | None = None
 
     def after_fork(self) -> None:
         """In the child of a fork: nobody else holds the lock."""
         self._lock = threading.RLock()
-        self._holder = None
-        self._over.clear()
+        self._lock_owner = None
+        self._finished.clear()
         for flight in list(self._open.values()):
             flight.after_fork()
 
     @contextmanager
-    def _in_order(self) -> Iterator[None]:
+    def _holding_lock(self) -> Iterator[None]:
         """Holds the lock; what ends meanwhile is told afterwards."""
         try:
             with self._lock:
-                outer = self._holder
+                outer = self._lock_owner
                 try:
-                    self._holder = threading.get_ident()
+                    self._lock_owner = threading.get_ident()
                     yield
                 finally:
-                    self._holder = outer
+                    self._lock_owner = outer
         finally:
-            self._tell()
+            self._notify_finished()
 
-    def _tell(self) -> None:
+    def _notify_finished(self) -> None:
         """Notifies of finished calls, not under the lock: handlers may make calls."""
-        while self._over and self._holder != threading.get_ident():
+        while self._finished and self._lock_owner != threading.get_ident():
             with suppress(IndexError):  # somebody else tells of it
-                self._over.popleft().tell()
+                self._finished.popleft().notify()
 
-    def _end(self, flight: Flight, end: Callable[[BaseException], None], error: Any) -> None:
+    def _finish_call(
+        self, flight: PipelinedCall, end: Callable[[BaseException], None], error: Any
+    ) -> None:
         self._open.pop(flight.number, None)
         end(error)
-        self._over.append(flight)
-        self._drops.retry()  # what was let go of may have waited for it
+        self._finished.append(flight)
+        self._release_queue.retry()  # what was let go of may have waited for it
 
-    def launch(self, flight: Flight) -> None:
+    def launch(self, flight: PipelinedCall) -> None:
         """Sends a call; waits while as many are on their way as may be.
 
         Raises:
@@ -309,26 +313,26 @@ class Flights:
         Interrupted when it may have been sent, it is still to be abandoned.
         """
         try:
-            self._make_room()
+            self._wait_for_window()
             with suppress(ConnectionLost):  # not under the lock: others may have to be told
-                connection = self._connect()
-                connection.shared_reader.take_what_is_here()
-                self._load(flight, connection)
-            with self._in_order():
-                connection = self._connect()
-                self._recover()  # what was lost comes first
-                flight.renumber()
+                connection = self._connect_session()
+                connection.shared_reader.read_available()
+                self._prepare_transfer(flight, connection)
+            with self._holding_lock():
+                connection = self._connect_session()
+                self._resend_lost()  # what was lost comes first
+                flight.assign_number()
                 flight.connection = connection  # first: for others it is not stranded
                 self._open[flight.number] = flight
                 try:
                     self._send(flight, connection)
                 except ConnectionLost:
-                    self._recover()
+                    self._resend_lost()
         except BaseException as error:
-            self._not_launched(flight, error)
+            self._launch_failed(flight, error)
             raise
 
-    def _not_launched(self, flight: Flight, error: BaseException) -> None:
+    def _launch_failed(self, flight: PipelinedCall, error: BaseException) -> None:
         self._open.pop(flight.number, None)  # also when it is on its way: nobody sends it again
         if flight.is_sent:
             if isinstance(error, JaxdError):
@@ -336,13 +340,13 @@ class Flights:
             return
         flight.refuse(error)
         if flight.drops:
-            self._drops.put_back(flight.drops)
+            self._release_queue.requeue(flight.drops)
 
-    def _make_room(self) -> None:
-        while len(flights := list(self._open.values())) >= AHEAD:
+    def _wait_for_window(self) -> None:
+        while len(flights := list(self._open.values())) >= MAX_IN_FLIGHT:
             self.wait(flights[0])
 
-    def wait(self, flight: Flight, deadline: float | None = None) -> None:
+    def wait(self, flight: PipelinedCall, deadline: float | None = None) -> None:
         """Returns when a call is done, one way or the other.
 
         Raises:
@@ -356,22 +360,22 @@ class Flights:
                 if pending.done:  # who has read it may not be that far, or be interrupted
                     self._on_reply(flight, connection, pending)
             if not flight.done:
-                self._recover()
+                self._resend_lost()
 
-    def abandon(self, flight: Flight, ended: Callable[[Flight], None]) -> None:
+    def abandon(self, flight: PipelinedCall, ended: Callable[[PipelinedCall], None]) -> None:
         """Nobody waits for a call any more; one that would have to be sent again is forgotten.
 
         Args:
             flight: the call.
             ended: called when it is done, at once when it is.
         """
-        with self._in_order():
+        with self._holding_lock():
             flight.ended = ended
-            if self._is_stranded(flight):
+            if self._has_lost_connection(flight):
                 lost = ConnectionLost("the connection to the server was lost. Call again.")
-                self._end(flight, flight.lose, lost)
+                self._finish_call(flight, flight.lose, lost)
             elif flight.done:
-                self._over.append(flight)
+                self._finished.append(flight)
         connection, pending = flight.connection, flight.pending
         if not flight.done and connection is not None and pending is not None:
             connection.leave(flight.request, pending)
@@ -379,12 +383,12 @@ class Flights:
             if pending.done:  # who has read it was perhaps interrupted
                 self._on_reply(flight, connection, pending)
 
-    def cancel(self, flight: Flight) -> None:
+    def cancel(self, flight: PipelinedCall) -> None:
         """Tells the server that nobody waits for a call; its reply is read all the same."""
         if not flight.done and flight.connection is not None:
             flight.connection.cancel(flight.request)
 
-    def wait_for_all(self) -> list[Flight]:
+    def wait_for_all(self) -> list[PipelinedCall]:
         """Waits for all that are on their way; returns them."""
         flights = list(self._open.values())
         for flight in flights:
@@ -393,46 +397,52 @@ class Flights:
 
     def fail_all(self, error: JaxdError) -> None:
         """Fails all open calls: the session is gone."""
-        with self._in_order():
+        with self._holding_lock():
             for flight in list(self._open.values()):
-                self._end(flight, flight.lose, error)
+                self._finish_call(flight, flight.lose, error)
 
-    def _load(self, flight: Flight, connection: ClientConnection) -> Load:
+    def _prepare_transfer(
+        self, flight: PipelinedCall, connection: ClientConnection
+    ) -> CallTransfer:
         call = flight.call
-        load = self._routes.load(call, connection, self._sent_before, copied=flight.is_copied)
-        if flight.is_copied:
-            load = load._replace(buffers=[memoryview(bytes(one)) for one in load.buffers])
-            if load.places:  # else none of it is ever loaded again
-                call = call._replace(buffers=load.copies_of(call))
-        flight.carry(load, call)
-        return load
+        transfer = self._transfer_router.load(
+            call, connection, self._deduplicator, copied=flight.copies_data
+        )
+        if flight.copies_data:
+            transfer = transfer._replace(
+                buffers=[memoryview(bytes(one)) for one in transfer.buffers]
+            )
+            if transfer.places:  # else none of it is ever loaded again
+                call = call._replace(buffers=transfer.copies_of(call))
+        flight.carry(transfer, call)
+        return transfer
 
-    def _send(self, flight: Flight, connection: ClientConnection) -> None:
+    def _send(self, flight: PipelinedCall, connection: ClientConnection) -> None:
         number = connection.number()
         flight.attempts += 1
-        load = flight.load
-        if load is None or not self._routes.announce(connection, load.places):
-            load = self._load(flight, connection)
+        transfer = flight.load
+        if transfer is None or not self._transfer_router.announce(connection, transfer.places):
+            transfer = self._prepare_transfer(flight, connection)
         if flight.attempts == 1:
-            flight.drops = self._drops.take()
+            flight.drops = self._release_queue.take()
         is_first = flight.attempts == 1  # later, what was told is perhaps not known
         message = flight.call.message(
-            load.rows,
+            transfer.rows,
             min(list(self._open), default=flight.number),
             flight.drops,
             flight.told if is_first else None,
             flight.knows,
         )
-        pending = Pending(
+        pending = PendingReply(
             lambda pending: self._on_reply(flight, connection, pending),
-            attended=flight.ended is not None,
+            needs_reader=flight.ended is not None,
             about=flight.call,
         )
         # not before: what was let go of must not be told before the call that makes it
         flight.connection, flight.request = connection, number
         flight.pending, was_sent, flight.is_sent = pending, flight.is_sent, True
         try:
-            connection.launch("call", message, load.buffers, pending, number)
+            connection.launch("call", message, transfer.buffers, pending, number)
         except ConnectionLost:
             raise
         except JaxdError:
@@ -443,75 +453,79 @@ class Flights:
                 flight.connection = None  # perhaps it did not go out: it is sent once more
             raise
 
-    def _recover(self) -> None:
+    def _resend_lost(self) -> None:
         """Sends again, in order, what was on its way when a connection was lost."""
-        with self._in_order():
-            if not self.has_stranded():
+        with self._holding_lock():
+            if not self.has_unsent_calls():
                 return
-            while self.has_stranded():
-                connection = self._connect()
+            while self.has_unsent_calls():
+                connection = self._connect_session()
                 try:
                     for flight in list(self._open.values()):
-                        if self._is_stranded(flight):
-                            self._again(flight, connection)
+                        if self._has_lost_connection(flight):
+                            self._resend(flight, connection)
                 except ConnectionLost:
                     continue
-        self._drops.retry()  # it waited for the calls that make these values
+        self._release_queue.retry()  # it waited for the calls that make these values
 
-    def has_stranded(self) -> bool:
+    def has_unsent_calls(self) -> bool:
         """Whether calls were on their way when a connection was lost, and were not sent again."""
-        return any(self._is_stranded(flight) for flight in list(self._open.values()))
+        return any(self._has_lost_connection(flight) for flight in list(self._open.values()))
 
-    def _is_stranded(self, flight: Flight) -> bool:
+    def _has_lost_connection(self, flight: PipelinedCall) -> bool:
         return not flight.done and (flight.connection is None or not flight.connection.alive)
 
-    def _again(self, flight: Flight, connection: ClientConnection) -> None:
-        if flight.attempts < _ATTEMPTS:
+    def _resend(self, flight: PipelinedCall, connection: ClientConnection) -> None:
+        if flight.attempts < _MAX_ATTEMPTS:
             try:
                 return self._send(flight, connection)
             except ConnectionLost:
                 raise
             except JaxdError as error:  # its alone: the others are sent
-                return self._end(flight, flight.lose, error)
+                return self._finish_call(flight, flight.lose, error)
         lost = ConnectionLost(
-            f"the connection to the server was lost {_ATTEMPTS} times while {flight.name} was on "
+            f"the connection to the server was lost {_MAX_ATTEMPTS} times while {flight.name} was on "
             "its way. See the server's log, and whether what lies in between ends connections."
         )
-        return self._end(flight, flight.lose, lost)
+        return self._finish_call(flight, flight.lose, lost)
 
-    def _on_reply(self, flight: Flight, connection: ClientConnection, pending: Pending) -> None:
+    def _on_reply(
+        self, flight: PipelinedCall, connection: ClientConnection, pending: PendingReply
+    ) -> None:
         """Called by whoever reads, and by who waits: perhaps twice."""
         if flight.connection is not connection:
             return
         if isinstance(pending.error, ConnectionLost) and not flight.done:
-            self._arrived(connection, flight, False)
+            self._on_arrival(connection, flight, False)
             if self._open.get(flight.number) is not flight:  # nobody sends it again
-                self._end(flight, flight.lose, pending.error)
-                self._tell()
+                self._finish_call(flight, flight.lose, pending.error)
+                self._notify_finished()
             elif flight.ended is not None:
-                threading.Thread(target=self._repeat, name="jaxd-repeat", daemon=True).start()
+                threading.Thread(
+                    target=self._resend_in_background, name="jaxd-repeat", daemon=True
+                ).start()
             return
         try:
-            _settle(flight, pending)
+            _complete_from_reply(flight, pending)
         except Exception as error:  # noqa: BLE001  whoever waits for it learns of it; others read on
             flight.lose(error)
         self._open.pop(flight.number, None)
-        self._over.append(flight)
-        self._arrived(connection, flight, flight.error is None)
-        self._tell()
+        self._finished.append(flight)
+        self._on_arrival(connection, flight, flight.error is None)
+        self._notify_finished()
 
-    def _repeat(self) -> None:
+    def _resend_in_background(self) -> None:
         """Sends again what nobody waits for, in a thread of its own: whoever reads must go on."""
         try:
-            self._recover()
+            self._resend_lost()
         except BaseException as error:  # noqa: BLE001  their owners decide about it
-            with self._in_order():
+            with self._holding_lock():
                 for flight in list(self._open.values()):
-                    if flight.ended is not None and self._is_stranded(flight):
-                        self._end(flight, flight.lose, error)
+                    if flight.ended is not None and self._has_lost_connection(flight):
+                        self._finish_call(flight, flight.lose, error)
 
 
-def _settle(flight: Flight, pending: Pending) -> None:
+def _complete_from_reply(flight: PipelinedCall, pending: PendingReply) -> None:
     if flight.done:
         return
     if pending.frame is None:

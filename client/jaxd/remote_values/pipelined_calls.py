@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jaxd.connection.pending import WORD_S
+from jaxd.connection.pending import REPLY_GRACE_S
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import Later
+from jaxd_protocol.base.process import Lazy
 from jaxd_protocol.errors import JaxdError, ValuesLost
 from jaxd_protocol.messages.data_locations import (
-    EVERYTHING,
-    HOME_BYTES,
-    MOST_NAMED_BYTES,
-    NAMED,
-    NOTHING,
-    WORTH_A_NAME,
-    Stay,
-    first_id,
-    form_hash,
-    known_skeleton,
-    named_skeleton,
-    new_number,
+    DEFINING_SKELETON,
+    INLINE_RESULT_BYTES,
+    KEEP_ALL,
+    KEEP_NONE,
+    MAX_INDEXED_BYTES,
+    MIN_INDEXED_BYTES,
+    ResultPolicy,
+    defining_skeleton,
+    first_value_id,
+    indexed_skeleton,
+    new_call_number,
+    shape_hash,
 )
 from jaxd_protocol.pytree import Leaf
 
@@ -33,36 +33,38 @@ if TYPE_CHECKING:
 
     from jaxd.connection.connection import ClientConnection
     from jaxd.events.progress import Progress
-    from jaxd.events.warnings import Notices
+    from jaxd.events.warnings import WarningQueue
     from jaxd.interop.result_batch import Handle
-    from jaxd.remote_values.pipeline import Flight, Flights
-    from jaxd.request.call_request import Encoded
-    from jaxd.results.reader import Home, ResultsAs
-    from jaxd.transfer.dedup import SentBefore
-    from jaxd.transfer.release_queue import Drops
-    from jaxd.transfer.routing import Routes
+    from jaxd.remote_values.pipeline import CallPipeline, PipelinedCall
+    from jaxd.request.call_request import CallRequest
+    from jaxd.results.reader import InlineLeaves, ResultsAs
+    from jaxd.transfer.dedup import Deduplicator
+    from jaxd.transfer.release_queue import ReleaseQueue
+    from jaxd.transfer.routing import TransferRouter
 
 
-_MAX_FORMS: Final = 1024
-_MOST_SHAPES: Final = 256
+_MAX_RESULT_SHAPES: Final = 1024
+_MAX_SKELETONS: Final = 256
 
-_Kind = tuple[bytes, bytes, str, tuple[tuple[int, int], ...]]
+_CallKind = tuple[bytes, bytes, str, tuple[tuple[int, int], ...]]
 """Of calls whose results look alike: function, arguments, form, and the leaves on the server."""
 
-_Known = tuple[bytes, tuple[int, ...], bytes]
+_KnownResult = tuple[bytes, tuple[int, ...], bytes]
 """Of such results: their skeleton, the leaves that are given up for them, and a hash."""
 
 
-def stay_for(results: ResultsAs, *, on_values: bool) -> Stay | None:
+def result_policy_for(results: ResultsAs, *, on_values: bool) -> ResultPolicy | None:
     """The result policy of a call: what stays on the server."""
     if results == "remote":
-        return Stay(new_number(), EVERYTHING, -1)
+        return ResultPolicy(new_call_number(), KEEP_ALL, -1)
     if results == "auto":
-        return Stay(new_number(), EVERYTHING if on_values else HOME_BYTES, HOME_BYTES)
-    return Stay(new_number(), NOTHING, NOTHING) if on_values else None
+        return ResultPolicy(
+            new_call_number(), KEEP_ALL if on_values else INLINE_RESULT_BYTES, INLINE_RESULT_BYTES
+        )
+    return ResultPolicy(new_call_number(), KEEP_NONE, KEEP_NONE) if on_values else None
 
 
-class Shapes:
+class SkeletonTable:
     """The table of indexed skeletons of one session. Thread-safe.
 
     A loop need not say in each step what its state looks like.
@@ -75,30 +77,30 @@ class Shapes:
 
     def after_fork(self) -> None:
         """In the child of a fork: nobody else holds the lock."""
-        self._known: dict[bytes, int] = {}
-        self._given = 0
+        self._numbers: dict[bytes, int] = {}
+        self._assigned = 0
         self._lock = threading.Lock()  # guards _given
 
     def told(self, skeleton: bytes) -> bytes:
         """The bytes to send for a skeleton: an index, a definition, or itself."""
-        number = self._known.get(skeleton)
+        number = self._numbers.get(skeleton)
         if number is not None:
-            return known_skeleton(number)
-        if not WORTH_A_NAME <= len(skeleton) <= MOST_NAMED_BYTES - 2:
+            return indexed_skeleton(number)
+        if not MIN_INDEXED_BYTES <= len(skeleton) <= MAX_INDEXED_BYTES - 2:
             return skeleton
         with self._lock:
-            if self._given >= _MOST_SHAPES:
+            if self._assigned >= _MAX_SKELETONS:
                 return skeleton
-            number, self._given = self._given, self._given + 1
-        return named_skeleton(number, skeleton)
+            number, self._assigned = self._assigned, self._assigned + 1
+        return defining_skeleton(number, skeleton)
 
     def heard(self, told: bytes) -> None:
         """Confirms a definition: the server has answered the call that contained it."""
-        if told.startswith(NAMED):
-            self._known[told[2:]] = told[1]
+        if told.startswith(DEFINING_SKELETON):
+            self._numbers[told[2:]] = told[1]
 
 
-class Services(Protocol):
+class ClientServices(Protocol):
     """The services of the client that pipelined calls use.
 
     Attributes:
@@ -107,8 +109,8 @@ class Services(Protocol):
         progress: shows how far long calls are.
     """
 
-    routes: Routes
-    notices: Notices
+    routes: TransferRouter
+    warning_queue: WarningQueue
     progress: Progress
 
 
@@ -120,8 +122,8 @@ class ValueStore(Protocol):
         sent_before: gives what the session has sent.
     """
 
-    drops: Drops
-    sent_before: Callable[[], SentBefore]
+    drops: ReleaseQueue
+    deduplicator: Callable[[], Deduplicator]
 
     def connection(self) -> ClientConnection:
         """A connection of this session; raises `ValuesLost` when there is none any more."""
@@ -131,12 +133,12 @@ class ValueStore(Protocol):
         first: int,
         leaves: Sequence[Leaf],
         numbers: Iterable[int] | None = None,
-        flight: Flight | None = None,
+        flight: PipelinedCall | None = None,
     ) -> list[Any]:
         """What stands for some leaves of a result."""
 
 
-class ValueCalls:
+class PipelinedCalls:
     """The calls of one session on its remote values. Thread-safe.
 
     Args:
@@ -144,68 +146,68 @@ class ValueCalls:
         services: of the client.
     """
 
-    def __init__(self, values: ValueStore, services: Services) -> None:
-        self._values = values
+    def __init__(self, values: ValueStore, services: ClientServices) -> None:
+        self._store = values
         self._services = services
-        self._forms = BoundedDict[_Kind, _Known](_MAX_FORMS)
-        self._shapes = Shapes()
-        self._later = Later(self._begin)
+        self._result_shapes = BoundedDict[_CallKind, _KnownResult](_MAX_RESULT_SHAPES)
+        self._skeletons = SkeletonTable()
+        self._lazy_pipeline = Lazy(self._make_pipeline)
 
-    def _begin(self) -> Flights:
-        from jaxd.remote_values.pipeline import Flights
+    def _make_pipeline(self) -> CallPipeline:
+        from jaxd.remote_values.pipeline import CallPipeline
 
-        values = self._values
-        ways = values.connection, self._services.routes, values.drops, values.sent_before
-        return Flights(*ways, self._arrived)
+        values = self._store
+        ways = values.connection, self._services.routes, values.drops, values.deduplicator
+        return CallPipeline(*ways, self._on_arrival)
 
     @property
-    def _flights(self) -> Flights:
+    def _pipeline(self) -> CallPipeline:
         """Those on their way."""
-        return self._later()
+        return self._lazy_pipeline()
 
     def after_fork(self) -> None:
         """In the child of a fork: a thread of the parent may have been sending."""
-        if self._later.made is not None:
-            self._later.made.after_fork()
-        self._shapes.after_fork()
+        if self._lazy_pipeline.made is not None:
+            self._lazy_pipeline.made.after_fork()
+        self._skeletons.after_fork()
 
-    def has_stranded(self) -> bool:
-        """See `Flights.has_stranded`."""
-        return self._later.made is not None and self._later.made.has_stranded()
+    def has_unsent_calls(self) -> bool:
+        """See `CallPipeline.has_unsent_calls`."""
+        return self._lazy_pipeline.made is not None and self._lazy_pipeline.made.has_unsent_calls()
 
     def fail_all(self, error: JaxdError) -> None:
         """The session is gone: nothing comes of what is on its way."""
-        if self._later.made is not None:
-            self._later.made.fail_all(error)
+        if self._lazy_pipeline.made is not None:
+            self._lazy_pipeline.made.fail_all(error)
 
-    def call(self, call: Encoded) -> Any:
+    def call(self, call: CallRequest) -> Any:
         """Makes a call on values; returns before it has run where its result's form is known.
 
         Raises:
             BaseException: what the function raised, or one before it on whose result it depends.
             JaxdError: when the call could not be made.
         """
-        lies_here = self._services.routes.lies_in_blocks(call)  # and could be changed too early
+        lies_here = self._services.routes.uses_shared_blocks(call)  # and could be changed too early
         flight = self._launch(call, may_return=call.timeout_s is None and not lies_here)
         try:
             if flight.layout is not None and _is_remote(call):
                 return self._result(flight)
             self.wait_for(flight, call.timeout_s)
-            return self._ended(flight)
+            return self._completed_result(flight)
         except BaseException:
             self._abandon(flight)
             raise
 
-    def _abandon(self, flight: Flight) -> None:
+    def _abandon(self, flight: PipelinedCall) -> None:
         """Abandons a call: what it leaves on the server is released when it is done."""
 
-        def ended(flight: Flight) -> None:
+        def ended(flight: PipelinedCall) -> None:
             with suppress(BaseException):
-                self._ended(flight)
+                self._completed_result(flight)
 
-        self._flights.abandon(flight, ended)
+        self._pipeline.abandon(flight, ended)
 
-    def submit(self, call: Encoded) -> Future[Any]:
+    def submit(self, call: CallRequest) -> Future[Any]:
         """The same as a future, which is done when the call is."""
         from concurrent.futures import InvalidStateError  # a plain call needs neither
 
@@ -213,9 +215,9 @@ class ValueCalls:
 
         future: CallFuture[Any] = CallFuture()
 
-        def ended(flight: Flight) -> None:
+        def ended(flight: PipelinedCall) -> None:
             try:
-                result = self._ended(flight)
+                result = self._completed_result(flight)
             except BaseException as error:  # noqa: BLE001  the future's owner decides about it
                 with suppress(InvalidStateError):
                     future.set_exception(error)
@@ -227,105 +229,105 @@ class ValueCalls:
 
         def done(future: Future[Any]) -> None:
             if future.cancelled():
-                self._flights.cancel(flight)
+                self._pipeline.cancel(flight)
 
-        future.when_done(done)
+        future.add_inline_callback(done)
         return future
 
-    def _launch(self, call: Encoded, *, may_return: bool, ended: Any = None) -> Flight:
-        from jaxd.remote_values.pipeline import Flight, Form
+    def _launch(self, call: CallRequest, *, may_return: bool, ended: Any = None) -> PipelinedCall:
+        from jaxd.remote_values.pipeline import PipelinedCall, ResultShape
 
         try:
             for stretch in call.values:
-                if stretch.origin.is_doubtful:
+                if stretch.origin.has_unusable:
                     self.check(stretch.arrays)
         except ValuesLost as error:
-            from jaxd.remote_values.lost import naming_for
+            from jaxd.remote_values.lost import with_call_array_names
 
-            raise naming_for(error, call) from None
+            raise with_call_array_names(error, call) from None
         assert call.stay is not None
-        form: Form | None = None
+        form: ResultShape | None = None
         donated: tuple[int, ...] = ()
-        known = self._forms.get(_kind(call, call.on)) if may_return else None
+        known = self._result_shapes.get(_call_kind(call, call.on)) if may_return else None
         if known is not None:
             skeleton, donated, hash_ = known
-            form = Form(skeleton, call.spec.identity.reader.layout(skeleton), hash_)
-        told = self._shapes.told(call.skeleton)
+            form = ResultShape(skeleton, call.spec.snapshot.reader.layout(skeleton), hash_)
+        told = self._skeletons.told(call.skeleton)
         is_copied = known is not None or ended is not None
-        flight = Flight(call, form, donated, ended, is_copied, told)
+        flight = PipelinedCall(call, form, donated, ended, is_copied, told)
         try:
-            self._flights.launch(flight)
+            self._pipeline.launch(flight)
         except ValuesLost as error:
-            from jaxd.remote_values.lost import naming_for
+            from jaxd.remote_values.lost import with_call_array_names
 
-            raise naming_for(error, call) from None
+            raise with_call_array_names(error, call) from None
         except BaseException:
             if not flight.done:  # it was interrupted, and is perhaps on its way
                 self._abandon(flight)
             raise
         return flight
 
-    def wait_for(self, flight: Flight, timeout_s: float | None = None) -> None:
+    def wait_for(self, flight: PipelinedCall, timeout_s: float | None = None) -> None:
         """Returns when a call is done.
 
         Raises:
             BaseException: what it raised.
             DeadlineExceeded: when that takes longer.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s + WORD_S
-        self._flights.wait(flight, until)
-        if self._services.notices.waiting and flight.connection is not None:
-            self._services.notices.issue(flight.connection, flight.request)
+        until = None if timeout_s is None else time.monotonic() + timeout_s + REPLY_GRACE_S
+        self._pipeline.wait(flight, until)
+        if self._services.warning_queue.waiting and flight.connection is not None:
+            self._services.warning_queue.issue(flight.connection, flight.request)
         if flight.error is not None:
             raise flight.error
 
-    def _ended(self, flight: Flight) -> Any:
+    def _completed_result(self, flight: PipelinedCall) -> Any:
         """The result of a call that is done."""
         if flight.error is not None:
             raise flight.error
         call = flight.call
         assert flight.skeleton is not None
         assert call.stay is not None
-        flight.layout = call.spec.identity.reader.layout(flight.skeleton)
-        self._learn(flight)
+        flight.layout = call.spec.snapshot.reader.layout(flight.skeleton)
+        self._learn_shape(flight)
         return self._result(flight)
 
-    def _learn(self, flight: Flight) -> None:
+    def _learn_shape(self, flight: PipelinedCall) -> None:
         """Remembers what the results of such calls look like."""
         if flight.skeleton is None or not _is_remote(flight.call):
             return
-        self._remember(flight, flight.skeleton)
+        self._store_shape(flight, flight.skeleton)
         if flight.told is not None and flight.attempts == 1:
-            self._shapes.heard(flight.told)
+            self._skeletons.heard(flight.told)
 
-    def _remember(self, flight: Flight, skeleton: bytes) -> None:
-        kind = _kind(flight.call, flight.on)
-        known = self._forms.get(kind)
+    def _store_shape(self, flight: PipelinedCall, skeleton: bytes) -> None:
+        kind = _call_kind(flight.call, flight.on)
+        known = self._result_shapes.get(kind)
         if known is not None and known[:2] == (skeleton, flight.given_up):
             return
-        self._forms[kind] = skeleton, flight.given_up, form_hash(skeleton)
+        self._result_shapes[kind] = skeleton, flight.given_up, shape_hash(skeleton)
 
-    def _relearn(self, flight: Flight, skeleton: bytes) -> None:
+    def _replace_shape(self, flight: PipelinedCall, skeleton: bytes) -> None:
         """Replaces the known result shape of such calls, after a result had another."""
         stay = flight.call.stay
         assert stay is not None
-        self._forms.pop(_kind(flight.call, flight.on), None)
+        self._result_shapes.pop(_call_kind(flight.call, flight.on), None)
         with suppress(Exception):  # it cannot be read in this process
-            layout = flight.call.spec.identity.reader.layout(skeleton)
-            self._remember(flight, skeleton)
+            layout = flight.call.spec.snapshot.reader.layout(skeleton)
+            self._store_shape(flight, skeleton)
             for leaf in range(len(layout.leaves)):
-                self._values.drops.add(first_id(stay.number) + leaf)
+                self._store.drops.add(first_value_id(stay.number) + leaf)
 
-    def _result(self, flight: Flight) -> Any:
+    def _result(self, flight: PipelinedCall) -> Any:
         assert flight.skeleton is not None
         return self.read(flight.call, flight.skeleton, flight.home, flight)
 
     def read(
         self,
-        call: Encoded,
+        call: CallRequest,
         skeleton: bytes,
-        home: Home | None,
-        flight: Flight | None = None,
+        home: InlineLeaves | None,
+        flight: PipelinedCall | None = None,
     ) -> Any:
         """The result of a call, some of which stays here.
 
@@ -338,20 +340,20 @@ class ValueCalls:
         Raises:
             JaxdError: when it cannot be read in this process.
         """
-        identity, stay = call.spec.identity, call.stay
+        snapshot, stay = call.spec.snapshot, call.stay
         assert stay is not None
-        first = first_id(stay.number)
+        first = first_value_id(stay.number)
 
         def remote(leaves: Sequence[Leaf], numbers: Sequence[int]) -> list[Any]:
-            return self._values.remote(first, leaves, numbers, flight)
+            return self._store.remote(first, leaves, numbers, flight)
 
-        with identity.travelling():
-            return identity.reader.read_part(skeleton, home, stay, call.results, remote)
+        with snapshot.pickling_context():
+            return snapshot.reader.read_part(skeleton, home, stay, call.results, remote)
 
-    def _arrived(self, connection: ClientConnection, flight: Flight, ready: bool) -> None:
+    def _on_arrival(self, connection: ClientConnection, flight: PipelinedCall, ready: bool) -> None:
         self._services.progress.finish(connection, flight.request, ready=ready)
         if flight.changed is not None:
-            self._relearn(flight, flight.changed)
+            self._replace_shape(flight, flight.changed)
 
     def check(self, arrays: Iterable[Handle]) -> None:
         """Returns when arrays can be used, as far as that is known.
@@ -372,14 +374,14 @@ class ValueCalls:
         Raises:
             BaseException: what the first of them raised that failed.
         """
-        for flight in self._flights.wait_for_all():
+        for flight in self._pipeline.wait_for_all():
             if flight.error is not None:
                 raise flight.error
 
 
-def _is_remote(call: Encoded) -> bool:
+def _is_remote(call: CallRequest) -> bool:
     return call.results in ("auto", "remote")
 
 
-def _kind(call: Encoded, on: tuple[tuple[int, int], ...]) -> _Kind:
+def _call_kind(call: CallRequest, on: tuple[tuple[int, int], ...]) -> _CallKind:
     return call.spec.key, call.skeleton, call.results, on

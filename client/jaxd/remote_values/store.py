@@ -8,50 +8,50 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from jaxd.connection.pending import twice
-from jaxd.interop.result_batch import Origin
-from jaxd.remote_values.pipelined_calls import Services, ValueCalls
+from jaxd.connection.pending import retry_once
+from jaxd.interop.result_batch import ResultBatch
+from jaxd.remote_values.pipelined_calls import ClientServices, PipelinedCalls
 from jaxd.results.reader import ResultReader
-from jaxd.transfer.release_queue import Drops
-from jaxd_protocol.base.process import Later, forget_after_fork
+from jaxd.transfer.release_queue import ReleaseQueue
+from jaxd_protocol.base.process import Lazy, reset_after_fork
 from jaxd_protocol.errors import ConnectionLost, JaxdError, ValuesLost
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import (
-    HOME_BYTES,
-    first_id,
-    new_number,
+    INLINE_RESULT_BYTES,
+    first_value_id,
+    new_call_number,
     pack_ids,
-    pack_rows,
+    pack_locations,
 )
 from jaxd_protocol.pytree import Leaf, parse_skeleton
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
-    from jaxd.connection.pending import Pending
+    from jaxd.connection.pending import PendingReply
     from jaxd.interop.remote_array import RemoteArray
     from jaxd.interop.result_batch import Handle
-    from jaxd.remote_values.pipeline import Flight
+    from jaxd.remote_values.pipeline import PipelinedCall
     from jaxd.request.arguments import ArgumentEncoder as PutData
-    from jaxd.transfer.dedup import SentBefore
+    from jaxd.transfer.dedup import Deduplicator
     from jaxd_protocol.network.addresses import Address
     from jaxd_protocol.wire import Frame
 
 
-_FETCHED_AT_ONCE: Final = 1 << 28
+_MAX_FETCH_BYTES: Final = 1 << 28
 
 
 class OpenSession(NamedTuple):
     """A connection, and what belongs to the session in which it was opened."""
 
     connection: ClientConnection
-    values: RemoteValues
+    values: RemoteStore
 
 
-class Uplink(Services, Protocol):
+class Uplink(ClientServices, Protocol):
     """The client's access to its server: connection and session."""
 
     @property
-    def remote(self) -> RemoteValues | None:
+    def remote(self) -> RemoteStore | None:
         """What this process has on the server in its present session."""
 
     @property
@@ -61,11 +61,11 @@ class Uplink(Services, Protocol):
     def current(self) -> OpenSession:
         """The open connection and its session; made, or made anew, when there is none."""
 
-    def tell(self, remote: RemoteValues, verb: str, *args: Any) -> bool:
+    def notify(self, remote: RemoteStore, verb: str, *args: Any) -> bool:
         """Sends a message without a reply if there is a connection; whether it is of any use."""
 
 
-class RemoteValues:
+class RemoteStore:
     """The arrays of one session; keeps them for `RemoteArray`. Thread-safe.
 
     Args:
@@ -94,12 +94,12 @@ class RemoteValues:
         self.where = str(address)
         self.lost: ValuesLost | None = None
         self._uplink = uplink
-        self.drops = Drops(self._tell)
+        self.drops = ReleaseQueue(self._send_releases)
         self.drop = self.drops.add
         make = partial(_make_sent_before, self.drops, address, compress=compress)
-        self.sent_before: Callable[[], SentBefore] = Later(make)
-        self.calls = ValueCalls(self, uplink)
-        forget_after_fork(self)
+        self.deduplicator: Callable[[], Deduplicator] = Lazy(make)
+        self.calls = PipelinedCalls(self, uplink)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """In the child of a fork: all of it is the parent's."""
@@ -128,30 +128,30 @@ class RemoteValues:
             raise self.lost
         connection, values = self._uplink.current()
         if values is not self and self.lost is None:
-            from jaxd.remote_values.lost import gone
+            from jaxd.remote_values.lost import values_lost_error
 
-            self._end(gone(with_worker=connection.worker != self.worker))
+            self._end(values_lost_error(with_worker=connection.worker != self.worker))
         if self.lost is not None:
             raise self.lost
         return connection
 
-    def _tell(self, ids: bytes) -> bool:
-        if self._uplink.remote is self and self._has_to_wait():
-            self.drops.put_back(ids)  # the calls that make these values come first
-            if not self._has_to_wait():  # perhaps since before that
+    def _send_releases(self, ids: bytes) -> bool:
+        if self._uplink.remote is self and self._must_defer():
+            self.drops.requeue(ids)  # the calls that make these values come first
+            if not self._must_defer():  # perhaps since before that
                 self.drops.retry()
             return True
-        return self._uplink.tell(self, "drop", ids)
+        return self._uplink.notify(self, "drop", ids)
 
-    def _has_to_wait(self) -> bool:
-        return not self._uplink.connected or self.calls.has_stranded()
+    def _must_defer(self) -> bool:
+        return not self._uplink.connected or self.calls.has_unsent_calls()
 
     def remote(
         self,
         first: int,
         leaves: Sequence[Leaf],
         numbers: Iterable[int] | None = None,
-        flight: Flight | None = None,
+        flight: PipelinedCall | None = None,
     ) -> list[RemoteArray]:
         """What stands for some leaves of a result.
 
@@ -164,13 +164,13 @@ class RemoteValues:
         from jaxd.interop.remote_array import RemoteArray  # a process of small results has none
 
         self.drops.start()
-        kind, origin = RemoteArray.kind(), Origin(self, first, leaves, flight)
+        kind, origin = RemoteArray.kind(), ResultBatch(self, first, leaves, flight)
         wanted = range(len(leaves)) if numbers is None else numbers
         arrays = list(map(kind, repeat(origin), wanted))
         origin.arrays = list(map(weakref.ref, arrays))
         return arrays
 
-    def bring(self, array: Handle, copy: bool = True) -> memoryview:
+    def fetch_bytes(self, array: Handle, copy: bool = True) -> memoryview:
         """All bytes of an array in C order.
 
         Raises:
@@ -178,14 +178,14 @@ class RemoteValues:
             BaseException: what the call raised that was to compute it.
         """
         try:
-            return self._bring(array, copy)
+            return self._fetch_one(array, copy)
         except ValuesLost as error:
-            from jaxd.remote_values.lost import naming
+            from jaxd.remote_values.lost import with_array_names
 
-            raise naming(error, [array]) from None
+            raise with_array_names(error, [array]) from None
 
-    def _bring(self, array: Handle, copy: bool = True) -> memoryview:
-        flight: Flight | None = array.flight
+    def _fetch_one(self, array: Handle, copy: bool = True) -> memoryview:
+        flight: PipelinedCall | None = array.flight
         if flight is not None:
             self.calls.wait_for(flight)
             home = flight.data(array.number)
@@ -220,16 +220,18 @@ class RemoteValues:
             ValuesFull: when there is no room.
             JaxdError: as `ask`.
         """
-        return twice(lambda: self._put(new_number(), skeleton, blob, config, data))
+        return retry_once(lambda: self._put(new_call_number(), skeleton, blob, config, data))
 
     def _put(
         self, number: int, skeleton: bytes, blob: bytes, config: Any, data: PutData
     ) -> list[RemoteArray]:
-        connection, first = self.connection(), first_id(number)
-        load = self._uplink.routes.load(data, connection)
-        args = (number, skeleton, blob, pack_rows(load.rows), config)
+        connection, first = self.connection(), first_value_id(number)
+        transfer = self._uplink.routes.load(data, connection)
+        args = (number, skeleton, blob, pack_locations(transfer.rows), config)
         try:
-            value, _ = self.ask("put", *args, buffers=load.buffers, over=connection, makes=number)
+            value, _ = self.ask(
+                "put", *args, buffers=transfer.buffers, over=connection, makes=number
+            )
         except ConnectionLost:
             # Perhaps it runs all the same, and reads memory that is used for something else by now:
             # nobody is to have what it makes.
@@ -237,10 +239,10 @@ class RemoteValues:
                 self.drop(id)
             raise
         finally:
-            load.release()
+            transfer.release()
         return self.remote(first, specs_in(value[1]))
 
-    def bring_all(self, arrays: Sequence[Handle]) -> None:
+    def fetch_all(self, arrays: Sequence[Handle]) -> None:
         """Fetches several, with few messages; they keep their data.
 
         Raises:
@@ -250,14 +252,14 @@ class RemoteValues:
         try:
             for flight in {array.flight for array in arrays if array.flight is not None}:
                 self.calls.wait_for(flight)
-            rest = [array for array in arrays if not self._is_home(array)]
-            for part in _parts(rest):
+            rest = [array for array in arrays if not self._is_local(array)]
+            for part in _fetch_groups(rest):
                 for array, data in zip(part, self._fetch(part), strict=True):
                     array.receive(data)
         except ValuesLost as error:
-            from jaxd.remote_values.lost import naming
+            from jaxd.remote_values.lost import with_array_names
 
-            raise naming(error, arrays) from None
+            raise with_array_names(error, arrays) from None
 
     def _small_siblings(self, array: Handle) -> list[Handle]:
         """What is likely to be looked at next, and costs little to bring along.
@@ -265,32 +267,32 @@ class RemoteValues:
         Nothing at the first time: a loop may look at one array of its state in each step.
         """
         origin = array.origin
-        if array.nbytes > HOME_BYTES:
+        if array.nbytes > INLINE_RESULT_BYTES:
             return []
-        if not origin.is_looked_at:
-            origin.is_looked_at = True
+        if not origin.was_fetched_alone:
+            origin.was_fetched_alone = True
             return []
         others = [other for ref in origin.arrays if (other := ref()) is not None]
         return [
             other
             for other in others
             if other is not array
-            and other.nbytes <= HOME_BYTES
+            and other.nbytes <= INLINE_RESULT_BYTES
             and not other.is_deleted()
-            and not self._is_home(other)
+            and not self._is_local(other)
         ]
 
-    def _is_home(self, array: Handle) -> bool:
-        flight: Flight | None = array.flight
-        return array.is_here or (flight is not None and flight.data(array.number) is not None)
+    def _is_local(self, array: Handle) -> bool:
+        flight: PipelinedCall | None = array.flight
+        return array.is_fetched or (flight is not None and flight.data(array.number) is not None)
 
     def part(self, array: Handle, index: tuple[Any, ...]) -> Any:
         """What basic indexing gives: here when it is small, else on the server."""
         self.wait(array)
-        number = new_number()
-        value, frame = self.ask("part", array.id, index, HOME_BYTES, number, makes=number)
+        number = new_call_number()
+        value, frame = self.ask("part", array.id, index, INLINE_RESULT_BYTES, number, makes=number)
         (spec,) = specs_in(value[1])
-        (made,) = self.remote(first_id(number), [spec])
+        (made,) = self.remote(first_value_id(number), [spec])
         if frame.buffers:
             made.receive(frame.buffers[0])
             return made.fetch()
@@ -325,43 +327,43 @@ class RemoteValues:
             ValuesLost: when the session is gone.
             JaxdError: what it says instead of an answer.
         """
-        late = partial(self._too_late, holds, makes)
+        late = partial(self._on_late_reply, holds, makes)
 
         def once() -> tuple[Any, Frame]:
             return (over or self.connection()).request(verb, args, buffers, late=late)
 
-        value, frame = once() if over else twice(once)
+        value, frame = once() if over else retry_once(once)
         if value[0] == FAILED:
-            from jaxd_protocol.messages.failures import rebuild_failure
+            from jaxd_protocol.messages.failures import decode_failure
 
-            raise rebuild_failure(value[1])
+            raise decode_failure(value[1])
         return value, frame
 
-    def _too_late(self, _: object, makes: int | None, pending: Pending) -> None:
+    def _on_late_reply(self, _: object, makes: int | None, pending: PendingReply) -> None:
         """Releases the values of a late answer; called by the reading thread."""
         if makes is None or pending.error is not None or pending.value[0] == FAILED:
             return
         self.drops.start()
         count = len(ResultReader({}).layout(pending.value[1]).leaves)
-        for id in range(first_id(makes), first_id(makes) + count):  # noqa: A001
+        for id in range(first_value_id(makes), first_value_id(makes) + count):  # noqa: A001
             self.drop(id)
 
 
 def specs_in(skeleton: bytes) -> tuple[Leaf, ...]:
     """The arrays of a flat tuple."""
-    return parse_skeleton(skeleton, _no_class).leaves
+    return parse_skeleton(skeleton, _refuse_class).leaves
 
 
-def _no_class(*_: Any) -> type:
+def _refuse_class(*_: Any) -> type:
     raise JaxdError("the server named a class where only arrays are. Please report this.")
 
 
-def _parts(arrays: Sequence[Handle]) -> Iterable[list[Handle]]:
+def _fetch_groups(arrays: Sequence[Handle]) -> Iterable[list[Handle]]:
     """Groups of moderate size."""
     group: list[Handle] = []
     size = 0
     for array in arrays:
-        if group and size + array.nbytes > _FETCHED_AT_ONCE:
+        if group and size + array.nbytes > _MAX_FETCH_BYTES:
             yield group
             group, size = [], 0
         group.append(array)
@@ -370,7 +372,9 @@ def _parts(arrays: Sequence[Handle]) -> Iterable[list[Handle]]:
         yield group
 
 
-def _make_sent_before(drops: Drops, where: Address, *, compress: bool) -> SentBefore:
-    from jaxd.transfer.dedup import SentBefore  # a process that sends nothing large has none
+def _make_sent_before(
+    release_queue: ReleaseQueue, where: Address, *, compress: bool
+) -> Deduplicator:
+    from jaxd.transfer.dedup import Deduplicator  # a process that sends nothing large has none
 
-    return SentBefore(drops, where, compress=compress)
+    return Deduplicator(release_queue, where, compress=compress)

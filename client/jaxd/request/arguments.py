@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from jaxd.interop.jax_runtime import encode_jax, loaded_jax
 from jaxd.interop.lazy_array import ArrayLike
 from jaxd.interop.native import PRNGKeys
-from jaxd.interop.result_batch import Stretch, Stretches, are_in_order, rows_of
+from jaxd.interop.result_batch import HandleRange, HandleRanges, are_consecutive, range_locations
 from jaxd.request.implicit_static import (
+    check_not_array_like,
+    check_not_masked,
     is_code,
     is_plain_object,
     name_of,
-    refuse_array_like,
-    refuse_masked,
 )
 from jaxd_protocol.errors import ArgumentError
-from jaxd_protocol.jit.static_args import Statics
-from jaxd_protocol.messages.data_locations import Row
+from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.messages.data_locations import DataLocation
 from jaxd_protocol.pytree import TreeEncoder, dump_literal, is_literal
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.pytree.literals import plain_number
@@ -44,24 +44,24 @@ class EncodedArguments(NamedTuple):
     skeleton: bytes
     blob: bytes
     buffers: list[memoryview]
-    values: list[Stretch]
+    values: list[HandleRange]
     owners: list[int]
     sources: dict[int, Any]
-    heads: dict[int, bytes]
+    leaf_headers: dict[int, bytes]
 
 
 def encode_arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    statics: Statics,
-    met: dict[Any, Any],
+    statics: StaticArgs,
+    known_objects: dict[Any, Any],
     keeper: object = None,
 ) -> EncodedArguments:
     """The arguments of a call for the wire.
 
     Arrays on the server, of this `keeper`, do not move; those of others come home first.
 
-    Classes and callables that are met on the way are entered in `met`, by name and by content id,
+    Classes and callables that are met on the way are entered in `used_executables`, by name and by content id,
     so that results can come back as their instances, and with them. Large contiguous arrays are
     not copied: the buffers are views of them.
 
@@ -73,7 +73,7 @@ def encode_arguments(
         TracerError: when a value is a tracer.
         PackingError: when an object among them cannot travel.
     """
-    encoder = ArgumentEncoder(met, keeper, statics.strict)
+    encoder = ArgumentEncoder(known_objects, keeper, statics.strict)
     if statics:
         encoder.call(args, kwargs, statics)
     else:
@@ -85,7 +85,7 @@ def encode_arguments(
         encoder.values,
         encoder.owners,
         encoder.sources,
-        encoder.heads,
+        encoder.leaf_headers,
     )
 
 
@@ -97,26 +97,28 @@ class ArgumentEncoder(TreeEncoder):
 
     types: ClassVar[dict[type, Callable[[Any, Any], None]]] = dict(TreeEncoder.types)
 
-    def __init__(self, met: dict[Any, Any], keeper: object = None, strict: bool = False) -> None:
+    def __init__(
+        self, known_objects: dict[Any, Any], keeper: object = None, strict: bool = False
+    ) -> None:
         super().__init__()
-        self._stretches = Stretches()
+        self._handle_ranges = HandleRanges()
         self.sources: dict[int, Any] = {}
-        self.heads: dict[int, bytes] = {}
-        self._met = met
+        self.leaf_headers: dict[int, bytes] = {}
+        self._known_objects = known_objects
         self._keeper = keeper
         self._strict = strict
 
     @property
-    def values(self) -> list[Stretch]:
+    def values(self) -> list[HandleRange]:
         """The arrays on the server."""
-        return self._stretches.found
+        return self._handle_ranges.ranges
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[DataLocation]:
         """Where the data lies that is on the server."""
-        return rows_of(self.values)
+        return range_locations(self.values)
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> None:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs) -> None:
         """Appends the arguments, the static ones as part of the structure."""
         self._skeleton += (b"T", COUNT.pack(2), b"T", COUNT.pack(len(args)))
         positions = statics.at(len(args))
@@ -133,13 +135,13 @@ class ArgumentEncoder(TreeEncoder):
         elif is_literal(value):
             self.static(value)
         else:
-            from jaxd.request.packing_cache import pack_once
+            from jaxd.request.packing_cache import pack_cached
 
             what = f"a static argument of type {type(value).__name__}"
-            self._packed_static(value, pack_once(value, what))
+            self._packed_static(value, pack_cached(value, what))
 
     def _packed_static(self, value: Any, data: Packed) -> None:
-        self._meet(value, data)
+        self._register_classes(value, data)
         self._skeleton += (b"Q", COUNT.pack(len(data)), data)
 
     def other(self, value: Any) -> None:
@@ -150,7 +152,7 @@ class ArgumentEncoder(TreeEncoder):
         elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
             self._numpy(numpy, value)
         elif isinstance(value, ArrayLike):
-            self._of_ours(value)
+            self._own_array(value)
         elif type(value) is PRNGKeys:
             import numpy as np
 
@@ -158,12 +160,16 @@ class ArgumentEncoder(TreeEncoder):
         elif encode_jax(self, value):
             if self.owners and self.owners[-1] == self.count - 1:
                 self.sources[self.count - 1] = value
-        elif isinstance(value, tuple) and hasattr(type(value), "_fields") and _by_name(type(value)):
+        elif (
+            isinstance(value, tuple)
+            and hasattr(type(value), "_fields")
+            and _is_importable(type(value))
+        ):
             self._named_tuple(value)
-        elif not self._taken_apart(value):
+        elif not self._flattened_object(value):
             self._leaf(value)
 
-    def _of_ours(self, value: ArrayLike) -> None:
+    def _own_array(self, value: ArrayLike) -> None:
         from jaxd.interop.remote_array import RemoteArray  # many processes have none
 
         if isinstance(value, RemoteArray):
@@ -175,7 +181,7 @@ class ArgumentEncoder(TreeEncoder):
 
     def large(self, data: memoryview) -> None:
         """Puts the bytes of an array beside the message; its spec was appended just before."""
-        self.heads[self.count] = self._skeleton[-1]
+        self.leaf_headers[self.count] = self._skeleton[-1]
         super().large(data)
 
     def remote(self, array: RemoteArray) -> None:
@@ -183,11 +189,11 @@ class ArgumentEncoder(TreeEncoder):
         origin = array.origin
         if origin.keeper is not self._keeper:
             return self.node(array.fetch(copy=False))
-        self._stretches.add(self.count, (array,))
+        self._handle_ranges.add(self.count, (array,))
         self.spec(origin.leaves[array.number])
         return None
 
-    def _as_returned(self, leaves: list[Any]) -> bool:
+    def _consecutive_results(self, leaves: list[Any]) -> bool:
         """Appends arrays that follow one another as a call returned them; whether they do.
 
         The state of a loop is hundreds: looked at one by one they would cost most of a step.
@@ -196,19 +202,19 @@ class ArgumentEncoder(TreeEncoder):
         if len(kinds) != 1 or self.types.get(kinds.pop()) is not ArgumentEncoder.remote:
             return False
         origin, first, stop = leaves[0].origin, leaves[0].number, leaves[0].number + len(leaves)
-        follow = origin.keeper is self._keeper and are_in_order(leaves)
+        follow = origin.keeper is self._keeper and are_consecutive(leaves)
         if follow:
-            self._stretches.add(self.count, leaves)
+            self._handle_ranges.add(self.count, leaves)
             self.specs_of(origin.leaves, first, stop)
         return follow
 
-    def unusual_keys(self, value: dict[Any, Any]) -> None:
+    def non_literal_keys(self, value: dict[Any, Any]) -> None:
         """A dict with keys of other types is pickled as a whole."""
         self._pickled(value)
 
     def _numpy(self, numpy: Any, value: Any) -> None:
         if type(value) is not numpy.ndarray:
-            refuse_masked(value)
+            check_not_masked(value)
         array = numpy.asarray(value)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
@@ -216,19 +222,19 @@ class ArgumentEncoder(TreeEncoder):
             array = numpy.ascontiguousarray(array)
         self.array(array)
 
-    def _taken_apart(self, value: Any) -> bool:
+    def _flattened_object(self, value: Any) -> bool:
         """Appends an object's pytree template and its leaves, where jax is imported."""
         if loaded_jax() is None:
             return False
-        from jaxd.request.templates import take_apart
+        from jaxd.request.templates import flatten_object
 
-        found = take_apart(value)
+        found = flatten_object(value)
         if found is None:
             return False
         template, leaves = found
-        self._meet(value, template.packed)
+        self._register_classes(value, template.packed)
         self._skeleton.append(template.head)
-        if not self._as_returned(leaves):
+        if not self._consecutive_results(leaves):
             for leaf in leaves:
                 self.node(leaf)
         return True
@@ -236,7 +242,7 @@ class ArgumentEncoder(TreeEncoder):
     def undeclared(self, value: Any) -> None:
         """Appends a literal that jax cannot trace, as an implicit static argument."""
         if not self._strict:
-            self._skeleton.append(_NAMELESS)
+            self._skeleton.append(_UNNAMED_OBJECT)
         self.static(value)
 
     def _leaf(self, value: Any) -> None:
@@ -248,20 +254,20 @@ class ArgumentEncoder(TreeEncoder):
 
     def _object(self, value: Any) -> None:
         """Appends an object without data: to the structure, or as a leaf where only jax knows."""
-        refuse_array_like(value)
+        check_not_array_like(value)
         if self._strict or not is_plain_object(value):
             self._pickled(value)
         elif is_literal(value):
             self.undeclared(value)
         else:
-            from jaxd.request.packing_cache import pack_once
+            from jaxd.request.packing_cache import pack_cached
 
-            data = pack_once(value, f"an argument of type {type(value).__name__}")
+            data = pack_cached(value, f"an argument of type {type(value).__name__}")
             if len(data) <= _MAX_STATIC_BYTES:
                 self._skeleton += (b"X", dump_literal(name_of(value)))
                 self._packed_static(value, data)
             else:  # in one piece: nothing of it may be left out where a call is recorded
-                self._meet(value, data)
+                self._register_classes(value, data)
                 self._skeleton += (b"P", COUNT.pack(0))
                 self.beside(memoryview(data))
 
@@ -274,25 +280,25 @@ class ArgumentEncoder(TreeEncoder):
                 "static_argnames, or make it part of the function with functools.partial."
             )
         data, buffers = pack_out_of_band(value, f"an argument of type {type(value).__name__}")
-        self._meet(value, data)
+        self._register_classes(value, data)
         self._skeleton += (b"P", COUNT.pack(len(buffers)))
         self.beside(memoryview(data), *buffers)
 
-    def _meet(self, value: Any, data: Packed) -> None:
+    def _register_classes(self, value: Any, data: Packed) -> None:
         cls = type(value)
-        self._met[cls.__module__, cls.__qualname__] = cls
-        self._met.update(data.classes)
-        self._met.update(data.objects)
-        self._met.update(data.installed)
+        self._known_objects[cls.__module__, cls.__qualname__] = cls
+        self._known_objects.update(data.classes)
+        self._known_objects.update(data.objects)
+        self._known_objects.update(data.installed)
 
 
-_NAMELESS: Final = b"X" + dump_literal("")
+_UNNAMED_OBJECT: Final = b"X" + dump_literal("")
 
 _MAX_STATIC_BYTES: Final = 1 << 16
 """What is larger travels beside the message and not in the skeleton, which is kept and hashed."""
 
 
-def _by_name(cls: type) -> bool:
+def _is_importable(cls: type) -> bool:
     """Whether the server can import this class: local ones travel by value."""
     from jaxd_protocol.packages.installed import is_local_module
 

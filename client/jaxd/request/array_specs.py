@@ -12,13 +12,16 @@ from jaxd.interop.lazy_array import LazyArray
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd_protocol.errors import ArgumentError, JaxdError
-from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.leaves import array_spec, itemsize_of, spec_bytes
 
 
 def encode_specs(
-    args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics, met: dict[Any, Any]
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    statics: StaticArgs,
+    known_objects: dict[Any, Any],
 ) -> tuple[bytes, list[memoryview]]:
     """Skeleton of a call with such arguments, and the buffers of what is pickled in it.
 
@@ -30,7 +33,7 @@ def encode_specs(
         TracerError: when a value is a tracer.
         PackingError: when an object among them cannot travel.
     """
-    encoder = _SpecEncoder(met, strict=statics.strict)
+    encoder = _SpecEncoder(known_objects, strict=statics.strict)
     encoder.call(args, kwargs, statics)
     return encoder.skeleton, encoder.buffers
 
@@ -79,7 +82,7 @@ class _SpecEncoder(ArgumentEncoder):
             self.key(keys.impl, keys)
 
     def _pickled(self, value: Any) -> None:
-        super()._pickled(_Zeros().of(value))
+        super()._pickled(_ZeroArrays().of(value))
 
 
 # what a spec says --------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ def _array_of(spec: Any) -> bytes:
         try:
             itemsize_of(dtype)
         except JaxdError as error:
-            raise _no_dtype(dtype) from error
+            raise _dtype_error(dtype) from error
         return spec_bytes("A", dtype, shape, weak)
     return array_spec(_numpy_dtype(dtype), shape, weak)[0]
 
@@ -142,11 +145,11 @@ def _numpy_dtype(dtype: Any) -> Any:
     try:
         found = numpy.dtype(dtype)
     except TypeError as error:
-        raise _no_dtype(dtype) from error
+        raise _dtype_error(dtype) from error
     return found if found.isnative else found.newbyteorder("=")
 
 
-def _no_dtype(dtype: Any) -> ArgumentError:
+def _dtype_error(dtype: Any) -> ArgumentError:
     return ArgumentError(
         f"a spec has the dtype {dtype!r}, which is none of jax. Name one such as 'float32'."
     )
@@ -156,13 +159,13 @@ def _shape_of(spec: Any) -> tuple[int, ...]:
     try:
         shape = tuple(map(operator.index, spec.shape))
     except TypeError as error:
-        raise _no_shape(spec) from error
+        raise _shape_error(spec) from error
     if min(shape, default=0) < 0:
-        raise _no_shape(spec)
+        raise _shape_error(spec)
     return shape
 
 
-def _no_shape(spec: Any) -> ArgumentError:
+def _shape_error(spec: Any) -> ArgumentError:
     return ArgumentError(
         f"a spec has the shape {spec.shape!r}. A program is built for one size: give numbers that "
         "are not negative, and one spec for each shape that calls will have."
@@ -176,7 +179,7 @@ def _is_weak(spec: Any) -> bool:
 # specs inside of objects -------------------------------------------------------------------------
 
 
-class _Zeros:
+class _ZeroArrays:
     """Replaces specs by arrays of zeros in values that are pickled."""
 
     def __init__(self) -> None:

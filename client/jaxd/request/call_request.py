@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxd.interop.result_batch import rows_of
-from jaxd.request.callback_context import is_inside, running
+from jaxd.interop.result_batch import range_locations
+from jaxd.request.callback_context import in_callback, running_callbacks
 from jaxd_protocol.messages.calls import (
-    INSIDE,
+    FROM_CALLBACK,
     LOST_AGAIN,
     LOST_ONCE,
     MAY_REPEAT,
     ON_VALUES,
     STRICT,
 )
-from jaxd_protocol.messages.data_locations import Row, Stay, pack_rows
+from jaxd_protocol.messages.data_locations import DataLocation, ResultPolicy, pack_locations
 
 if TYPE_CHECKING:
-    from jaxd.interop.result_batch import Stretch
-    from jaxd.request.function_snapshot import Spec
+    from jaxd.interop.result_batch import HandleRange
+    from jaxd.request.function_snapshot import FunctionSpec
     from jaxd.results.reader import ResultsAs
 
 
@@ -39,7 +39,7 @@ class CallSettings(NamedTuple):
     strict: bool = False
 
 
-class Encoded(NamedTuple):
+class CallRequest(NamedTuple):
     """A call ready to be sent.
 
     Attributes:
@@ -58,25 +58,25 @@ class Encoded(NamedTuple):
         heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
     """
 
-    spec: Spec
+    spec: FunctionSpec
     skeleton: bytes
     blob: bytes
     buffers: Sequence[memoryview]
     timeout_s: float | None
     results: ResultsAs
     strict: bool = False
-    values: Sequence[Stretch] = ()
+    values: Sequence[HandleRange] = ()
     owners: Sequence[int] = ()
-    stay: Stay | None = None
+    stay: ResultPolicy | None = None
     sources: Mapping[int, Any] = {}
-    heads: Mapping[int, bytes] = {}
+    leaf_headers: Mapping[int, bytes] = {}
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
     lost: int = 0
 
     @property
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[DataLocation]:
         """Where the data lies of the arrays on the server."""
-        return rows_of(self.values)
+        return range_locations(self.values)
 
     @property
     def on(self) -> tuple[tuple[int, int], ...]:
@@ -87,15 +87,15 @@ class Encoded(NamedTuple):
     def flags(self) -> int:
         """Its properties as bits for the server; see `jaxd_protocol.messages.calls`."""
         flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
-        if running and is_inside():
-            flags |= INSIDE
+        if running_callbacks and in_callback():
+            flags |= FROM_CALLBACK
         if self.lost:
             flags |= LOST_ONCE if self.lost == 1 else LOST_ONCE | LOST_AGAIN
         return flags
 
     def message(
         self,
-        rows: Sequence[Row] = (),
+        rows: Sequence[DataLocation] = (),
         acked: int = 0,
         drops: bytes = b"",
         skeleton: bytes | None = None,
@@ -108,10 +108,10 @@ class Encoded(NamedTuple):
             acked: calls on values with smaller numbers have been answered.
             drops: ids of values that nobody here holds any more.
             skeleton: what stands for the skeleton; by default itself.
-            knows: what the client knows of its result's form; see `Stay`.
+            knows: what the client knows of its result's form; see `ResultPolicy`.
         """
         told = b"" if self.stay is None else self.stay.to_bytes(acked, knows)
-        elsewhere = pack_rows(rows) if rows else b""
+        elsewhere = pack_locations(rows) if rows else b""
         return (
             self.spec.key,
             skeleton or self.skeleton,
@@ -123,6 +123,6 @@ class Encoded(NamedTuple):
             drops,
         )
 
-    def without_data(self) -> Encoded:
+    def without_data(self) -> CallRequest:
         """The same, once its data is not needed any more."""
         return self._replace(blob=b"", buffers=(), values=(), sources={}, arguments=None)

@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-running: list[None] = []
+running_callbacks: list[None] = []
 """One for each callback that runs now: each call looks here, which takes next to nothing."""
 
-_inside: ContextVar[bool] = ContextVar("inside", default=False)
+_in_callback: ContextVar[bool] = ContextVar("inside", default=False)
 
 
 @contextmanager
-def inside() -> Iterator[None]:
+def callback_scope() -> Iterator[None]:
     """A context in which this thread runs a callback."""
-    token = _inside.set(True)
-    running.append(None)
+    token = _in_callback.set(True)
+    running_callbacks.append(None)
     try:
         yield
     finally:
-        running.pop()
-        _inside.reset(token)
+        running_callbacks.pop()
+        _in_callback.reset(token)
 
 
-def is_inside() -> bool:
+def in_callback() -> bool:
     """Whether this thread, or the one whose context it copied, is running a callback."""
-    return _inside.get()
+    return _in_callback.get()

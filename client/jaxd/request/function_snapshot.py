@@ -12,28 +12,28 @@ from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.interop.jax_runtime import refuse_settings_that_stay
-from jaxd.request.package_changes import upgrades
+from jaxd.interop.jax_runtime import check_untransferred_settings
+from jaxd.request.package_changes import package_changes
 from jaxd.request.redecoration import redecorations
-from jaxd.results.local_objects import OwnObjects
+from jaxd.results.local_objects import LocalObjects
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import TracedReadWarning, UnsharedWarning
 from jaxd_protocol.jit.options import Options, Ship, function_key, normal_config
-from jaxd_protocol.jit.static_args import Statics, statics_of
-from jaxd_protocol.pytree.references import mark_of
+from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
+from jaxd_protocol.pytree.references import function_mark
 
 if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint import Fingerprint, Walked
+    from jaxd_protocol.fingerprint import Fingerprint, WalkResult
     from jaxd_protocol.fingerprint.archives.local import LocalArchives
-    from jaxd_protocol.fingerprint.model import Targets
+    from jaxd_protocol.fingerprint.model import CallbackCandidates
 
 _BY_VALUE: Final = nullcontext()
 _MAX_KNOWN: Final = 1024
 
 
-class Spec:
+class FunctionSpec:
     """A function with options and configuration, named on the wire by its key.
 
     Attributes:
@@ -43,18 +43,18 @@ class Spec:
         statics: which arguments are static.
     """
 
-    __slots__ = ("__weakref__", "identity", "key", "options", "statics")
+    __slots__ = ("__weakref__", "key", "options", "snapshot", "statics")
 
     def __init__(
-        self, identity: Identity, options: Options, statics: Statics | None = None
+        self, snapshot: FunctionSnapshot, options: Options, statics: StaticArgs | None = None
     ) -> None:
-        self.identity = identity
-        self.statics = identity.statics if statics is None else statics
+        self.snapshot = snapshot
+        self.statics = snapshot.statics if statics is None else statics
         self.options = options.to_bytes()
-        self.key = function_key(identity.fingerprint, options)
+        self.key = function_key(snapshot.fingerprint, options)
 
 
-class Identity:
+class FunctionSnapshot:
     """A snapshot of a function: its fingerprint, guards, and packed code.
 
     Attributes:
@@ -63,7 +63,7 @@ class Identity:
         specs: one for each configuration that it was called under.
         pinned: for a signature that is called with, the identity that stands for such calls.
         forms: skeletons of results that were asked for, by key and arguments.
-        installed: which state of the installed packages it was made with; see `upgrades`.
+        installed: which state of the installed packages it was made with; see `package_changes`.
         is_fresh: whether only the call for which it was made has used it.
         guards: say whether anything has changed since, as far as that is looked at.
         reader: rebuilds its results, as instances of the classes that it reaches.
@@ -85,30 +85,30 @@ class Identity:
         ship: Ship = "value",
         callbacks: tuple[Callable[..., Any], ...] = (),
     ) -> None:
-        from jaxd_protocol.fingerprint import Listed, walk  # only a first call needs them
-        from jaxd_protocol.messages.function_manifest import Meaning
+        from jaxd_protocol.fingerprint import CallbackList, walk  # only a first call needs them
+        from jaxd_protocol.messages.function_manifest import FunctionManifest
 
         self.callbacks = callbacks
         self.installed = installed
         self.name = getattr(function, "__qualname__", None) or type(function).__qualname__
-        self.statics: Statics = statics_of(function, options)
-        self.specs: dict[Any, Spec] = {}
-        self.pinned = BoundedDict[bytes, Identity](_MAX_KNOWN)
+        self.statics: StaticArgs = infer_static_args(function, options)
+        self.specs: dict[Any, FunctionSpec] = {}
+        self.pinned = BoundedDict[bytes, FunctionSnapshot](_MAX_KNOWN)
         self.forms = BoundedDict[bytes, bytes](_MAX_KNOWN)
         self._function = function
         self.archives = _archives() if ship == "source" else None
-        listed = Listed(callbacks) if callbacks else None
-        self._walked = walk(
+        listed = CallbackList(callbacks) if callbacks else None
+        self._walk_result = walk(
             function, self.name, ignore=ignored, archives=self.archives, listed=listed
         )
-        self.guards = self._walked.guards
+        self.guards = self._walk_result.guards
         self._packed: bytes | None = None
         self.is_fresh = True
         self.after_fork()
         self.takes_arguments = self.targets.takes_arguments and not options.transformations
         told = () if listed is None else listed.entries
-        self.meaning = Meaning.of(self._walked.fingerprint, ignored, told)
-        self.reader = ResultReader({}, _own_objects(self.name, self._walked))
+        self.manifest = FunctionManifest.of(self._walk_result.fingerprint, ignored, told)
+        self.reader = ResultReader({}, _local_objects(self.name, self._walk_result))
         if self.archives is not None:
             self.archives.close()
             self.reader.learn(self.archives.objects())
@@ -120,12 +120,12 @@ class Identity:
     @property
     def fingerprint(self) -> bytes:
         """Sixteen bytes that stand for the function."""
-        return self.meaning.fingerprint
+        return self.manifest.fingerprint
 
     @property
     def found(self) -> Fingerprint:
         """The fingerprint as the walk computed it."""
-        return self._walked.fingerprint
+        return self._walk_result.fingerprint
 
     @property
     def code(self) -> bytes:
@@ -134,20 +134,20 @@ class Identity:
         Raises:
             PackingError: when something that it reaches cannot travel.
         """
-        from jaxd_protocol.fingerprint.archives.current import shipping
+        from jaxd_protocol.fingerprint.archives.current import using_archives
         from jaxd_protocol.pickling.pack.functions import pack_function
 
         with self._packing:
             if self._packed is None:
                 what = f"function {self.name!r}"
-                with shipping(self.archives):
-                    self._packed = pack_function(self._function, what, self._walked.reach)
+                with using_archives(self.archives):
+                    self._packed = pack_function(self._function, what, self._walk_result.reach)
             return self._packed
 
     @property
-    def targets(self) -> Targets:
+    def targets(self) -> CallbackCandidates:
         """What a server may have called back, beside what `callbacks=` lists."""
-        return self._walked.reach.targets
+        return self._walk_result.reach.targets
 
     @property
     def calls_back(self) -> bool:
@@ -155,13 +155,13 @@ class Identity:
         found = self.targets
         return bool(found.objects or found.codes or found.parameters or self.callbacks)
 
-    def travelling(self) -> AbstractContextManager[None]:
+    def pickling_context(self) -> AbstractContextManager[None]:
         """Around the packing of its arguments and the reading of its results."""
         if self.archives is None:
             return _BY_VALUE
-        from jaxd_protocol.fingerprint.archives.current import shipping
+        from jaxd_protocol.fingerprint.archives.current import using_archives
 
-        return shipping(self.archives)
+        return using_archives(self.archives)
 
     def warn(self) -> None:
         """Warns of what no key can hold and what is not shared; for a function's first snapshot.
@@ -170,23 +170,23 @@ class Identity:
         """
         if not (self.found.unshared or self.found.notes):
             return
-        from jaxd.request.stacklevel import users_level
+        from jaxd.request.stacklevel import user_stacklevel
 
         for found in self.found.unshared:
             text = (
                 f"{found.path} is a {found.type_name}, which has no content that could be in a "
                 f"key ({found.reason}): this function is compiled anew in every process. Make it "
                 "inside of the function or pass what it yields as an argument; or leave it out "
-                f"of the key with persistent_call(ignore={_last(found.path)!r}), and tell "
+                f"of the key with persistent_call(ignore={_last_part(found.path)!r}), and tell "
                 "versions apart with extra_key=."
             )
-            warnings.warn(text, UnsharedWarning, users_level())
+            warnings.warn(text, UnsharedWarning, user_stacklevel())
         for note in self.found.notes:
             text = (
                 f"{note.path} reads {note.what} while it is traced ({note.where}): the program "
                 "keeps the value of that moment, for every client. Pass it as an argument."
             )
-            warnings.warn(text, TracedReadWarning, users_level())
+            warnings.warn(text, TracedReadWarning, user_stacklevel())
 
 
 def _archives() -> LocalArchives:
@@ -195,19 +195,19 @@ def _archives() -> LocalArchives:
     return LocalArchives()
 
 
-def _last(path: str) -> str:
+def _last_part(path: str) -> str:
     return path.rpartition(" → ")[2]
 
 
-def _own_objects(name: str, walked: Walked) -> OwnObjects:
+def _local_objects(name: str, walked: WalkResult) -> LocalObjects:
     """What a function reaches, as its results name it."""
     found = walked.fingerprint
-    mark = b"" if found.unshared else mark_of(found.digest)
+    mark = b"" if found.unshared else function_mark(found.digest)
     reach = walked.reach
-    return OwnObjects(name, mark, reach.numbered, found.packages, reach.objects, reach.installed)
+    return LocalObjects(name, mark, reach.numbered, found.packages, reach.objects, reach.installed)
 
 
-class Identities:
+class SnapshotCache:
     """The current snapshot of one function, renewed when the function changes. Thread-safe.
 
     Before each call the last one is asked whether it still holds, which takes microseconds; when
@@ -235,10 +235,10 @@ class Identities:
         self._ignored = ignored
         self._ship: Ship = ship
         self._callbacks = callbacks
-        self._current: Identity | None = None
-        self._warned = self._counted = False
+        self._current: FunctionSnapshot | None = None
+        self._has_warned = self._is_counted = False
         self.after_fork()
-        forget_after_fork(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """In the child of a fork: a thread of the parent may have been looking."""
@@ -246,28 +246,30 @@ class Identities:
             self._current.after_fork()
         self._lock = threading.Lock()  # guards _current and _warned
 
-    def of(self, function: Callable[..., Any], options: Options) -> Identities:
+    def of(self, function: Callable[..., Any], options: Options) -> SnapshotCache:
         """Those of another function, of which the same is ignored, sent and called back."""
-        return Identities(function, options, self._ignored, self._ship, self._callbacks)
+        return SnapshotCache(function, options, self._ignored, self._ship, self._callbacks)
 
-    def spec(self, config: Mapping[str, Any]) -> Spec:
+    def spec(self, config: Mapping[str, Any]) -> FunctionSpec:
         """The function as it is now, under a configuration.
 
         Raises:
             PackingError: when it reaches something that can be neither in a key nor carried.
             ConfigurationError: when jax has a setting here that no server has.
         """
-        if monotonic() >= upgrades.next_look_s:
-            upgrades.look()
+        if monotonic() >= package_changes.next_poll_s:
+            package_changes.poll()
         current = self._current
-        installed = upgrades.count
+        installed = package_changes.count
         if current is None or current.installed != installed or not current.guards.hold():
-            current = self._look_again(installed)
+            current = self._refresh(installed)
         name = tuple(config.values())
         found = current.specs.get(name)
-        return found if found is not None else self._make(current, name, config)
+        return found if found is not None else self._make_spec(current, name, config)
 
-    def settle(self, spec: Spec, skeleton: bytes, config: Mapping[str, Any]) -> Spec:
+    def settle(
+        self, spec: FunctionSpec, skeleton: bytes, config: Mapping[str, Any]
+    ) -> FunctionSpec:
         """The function as a call with these argument bytes means it: as it was at the first one.
 
         Args:
@@ -275,26 +277,26 @@ class Identities:
             skeleton: the structure of its arguments.
             config: the configuration of this call.
         """
-        if spec.identity.guards.complete:
+        if spec.snapshot.guards.complete:
             return spec
-        identity = spec.identity.pinned.get(skeleton)
-        if identity is None:
-            identity = self._pin(spec.identity, skeleton)
+        snapshot = spec.snapshot.pinned.get(skeleton)
+        if snapshot is None:
+            snapshot = self._pin(spec.snapshot, skeleton)
         name = tuple(config.values())
-        return identity.specs.get(name) or self._make(identity, name, config)
+        return snapshot.specs.get(name) or self._make_spec(snapshot, name, config)
 
-    def _look_again(self, installed: int) -> Identity:
+    def _refresh(self, installed: int) -> FunctionSnapshot:
         with self._lock:
             current = self._current
             if current is None or current.installed != installed or not current.guards.hold():
-                current = self._current = self._look(current, installed)
-            warned, self._warned = self._warned, True
+                current = self._current = self._take_snapshot(current, installed)
+            warned, self._has_warned = self._has_warned, True
         if not warned:
             current.warn()  # runs code of the user's: not under the lock
         return current
 
-    def _look(self, before: Identity | None, installed: int) -> Identity:
-        found = Identity(
+    def _take_snapshot(self, before: FunctionSnapshot | None, installed: int) -> FunctionSnapshot:
+        found = FunctionSnapshot(
             self._function,
             self._options,
             self._ignored,
@@ -306,22 +308,24 @@ class Identities:
             found.pinned.update(before.pinned)
         return found
 
-    def _pin(self, identity: Identity, skeleton: bytes) -> Identity:
+    def _pin(self, snapshot: FunctionSnapshot, skeleton: bytes) -> FunctionSnapshot:
         """The identity for the first call with a signature."""
         with self._lock:
-            found = identity
-            if not identity.is_fresh:  # not the call for which it was made
-                fresh = self._look(identity, identity.installed)
-                if fresh.fingerprint != identity.fingerprint:
+            found = snapshot
+            if not snapshot.is_fresh:  # not the call for which it was made
+                fresh = self._take_snapshot(snapshot, snapshot.installed)
+                if fresh.fingerprint != snapshot.fingerprint:
                     found = fresh
-            identity.is_fresh = False
-            return identity.pinned.setdefault(skeleton, found)
+            snapshot.is_fresh = False
+            return snapshot.pinned.setdefault(skeleton, found)
 
-    def _make(self, identity: Identity, name: Any, config: Mapping[str, Any]) -> Spec:
-        refuse_settings_that_stay()
+    def _make_spec(
+        self, snapshot: FunctionSnapshot, name: Any, config: Mapping[str, Any]
+    ) -> FunctionSpec:
+        check_untransferred_settings()
         options = self._options._replace(config=normal_config(config))
-        spec = identity.specs.setdefault(name, Spec(identity, options))
-        if not self._counted:
-            self._counted = True
+        spec = snapshot.specs.setdefault(name, FunctionSpec(snapshot, options))
+        if not self._is_counted:
+            self._is_counted = True
             redecorations.note(self._function, spec.key)
         return spec

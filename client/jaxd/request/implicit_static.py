@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd_protocol.errors import ArgumentError
-from jaxd_protocol.fingerprint.function_wrapper import BoundFunction
+from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.pytree import is_literal
 
-_CODE: Final = (
+_CODE_TYPES: Final = (
     *(type, FunctionType, BuiltinFunctionType, ModuleType),
-    *(MethodType, BoundFunction),
+    *(MethodType, BoundWrapper),
 )
 
 
@@ -26,7 +26,7 @@ def is_plain_object(value: Any) -> bool:
     jax = loaded_jax()
     if jax is not None:
         return bool(jax.tree_util.all_leaves((value,)))
-    if isinstance(value, (*_CODE, Enum, str, bytes)) or is_literal(value):
+    if isinstance(value, (*_CODE_TYPES, Enum, str, bytes)) or is_literal(value):
         return True
     from jaxd_protocol.packages.installed import is_local_module
 
@@ -44,14 +44,14 @@ def is_code(value: Any) -> bool:
     return callable(value) and (jax is None or bool(jax.tree_util.all_leaves((value,))))
 
 
-def refuse_array_like(value: Any) -> None:
+def check_not_array_like(value: Any) -> None:
     """Returns when a leaf that is neither an array nor a number does not behave like one.
 
     Raises:
         ValueError: as jax, when it is a masked array, or says how it becomes an array of jax.
         ArgumentError: when it is an array of another library.
     """
-    if isinstance(value, _CODE):
+    if isinstance(value, _CODE_TYPES):
         return
     cls = type(value)
     if hasattr(cls, "__jax_array__"):
@@ -67,7 +67,7 @@ def refuse_array_like(value: Any) -> None:
         )
 
 
-def refuse_masked(array: Any) -> None:
+def check_not_masked(array: Any) -> None:
     """Returns when a numpy array is not masked.
 
     Raises:
@@ -87,5 +87,5 @@ def name_of(value: Any) -> str:
         return ""
     if isinstance(value, Enum):
         return f"{type(value).__qualname__}.{value.name}"
-    own = getattr(value, "__qualname__", None) if isinstance(value, _CODE) else None
+    own = getattr(value, "__qualname__", None) if isinstance(value, _CODE_TYPES) else None
     return own if isinstance(own, str) else f"an object of {type(value).__qualname__}"

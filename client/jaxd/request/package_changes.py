@@ -8,14 +8,14 @@ import warnings
 from collections.abc import Iterable
 from typing import Final
 
-from jaxd_protocol.base.process import forget_after_fork
+from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import SkewWarning
-from jaxd_protocol.packages.packages import Package, changed_since_first_seen, say_change
+from jaxd_protocol.packages.packages import Package, changed_since_first_seen, describe_change
 
-_EVERY_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 
 
-class Upgrades:
+class PackageChanges:
     """Counts the changes of installed packages. Thread-safe.
 
     Attributes:
@@ -25,22 +25,22 @@ class Upgrades:
 
     def __init__(self) -> None:
         self.count = 0
-        self.next_look_s = 0.0
+        self.next_poll_s = 0.0
         self.after_fork()
-        forget_after_fork(self)
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """In the child of a fork: a thread of the parent may have been looking."""
         self._lock = threading.Lock()  # guards count and next_look_s
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Checks for changes, and warns of each.
 
         Raises:
             SkewWarning: where the user's filters turn it into an error.
         """
         with self._lock:
-            self.next_look_s = time.monotonic() + _EVERY_S
+            self.next_poll_s = time.monotonic() + _POLL_INTERVAL_S
             changes = changed_since_first_seen()
             self.count += len(changes)
         if changes:
@@ -58,15 +58,15 @@ def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
     Raises:
         SkewWarning: where the user's filters turn it into an error.
     """
-    from jaxd.request.stacklevel import users_level
+    from jaxd.request.stacklevel import user_stacklevel
 
     for old, new in changes:
         text = (
-            f"{say_change(old, new)} while this process runs what was there before. Functions are "
+            f"{describe_change(old, new)} while this process runs what was there before. Functions are "
             "built anew with what is there now; restart this process to have the same in it."
         )
-        warnings.warn(text, SkewWarning, users_level())
+        warnings.warn(text, SkewWarning, user_stacklevel())
 
 
-upgrades: Final = Upgrades()
+package_changes: Final = PackageChanges()
 """Those that this process has seen."""

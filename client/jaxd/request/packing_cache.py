@@ -16,12 +16,12 @@ from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
 
-_MAX_KEPT: Final = 256
-_MAX_KEPT_BYTES: Final = 1 << 16
+_MAX_CACHED: Final = 256
+_MAX_CACHED_BYTES: Final = 1 << 16
 """Of one object: what is kept is not given back before many others are."""
 
 
-class Watched(NamedTuple):
+class GuardedContent(NamedTuple):
     """The content hash of an object, and the guards that detect changes of it.
 
     Attributes:
@@ -33,7 +33,7 @@ class Watched(NamedTuple):
     guards: Guards
 
 
-def watch(value: Any, name: str) -> Watched | None:
+def guard_content(value: Any, name: str) -> GuardedContent | None:
     """The content and guards of an object; None where guards would not detect every change."""
     try:
         # In a tuple: of an object that can be called, a walk from there sees only what it calls.
@@ -42,22 +42,22 @@ def watch(value: Any, name: str) -> Watched | None:
         return None
     if walked.fingerprint.unshared or not walked.guards.complete:
         return None
-    if not all(map(_is_seen, walked.reach.numbered)):
+    if not all(map(_changes_are_seen, walked.reach.numbered)):
         return None
-    return Watched(walked.fingerprint.digest, walked.guards)
+    return GuardedContent(walked.fingerprint.digest, walked.guards)
 
 
-class _Kept(NamedTuple):
+class _CachedPickle(NamedTuple):
     value: Any  # kept, so that nothing else gets its id
     archives: bytes
     guards: Guards
     packed: Packed
 
 
-_kept: Final = BoundedDict[int, _Kept](_MAX_KEPT)
+_pickle_cache: Final = BoundedDict[int, _CachedPickle](_MAX_CACHED)
 
 
-def pack_once(value: Any, what: str) -> Packed:
+def pack_cached(value: Any, what: str) -> Packed:
     """An object as bytes; of the same object the same, if nothing in it has changed.
 
     Args:
@@ -69,19 +69,21 @@ def pack_once(value: Any, what: str) -> Packed:
     """
     archives = current_archives()
     now = b"" if archives is None else archives.archive.content
-    known = _kept.get(id(value))
+    known = _pickle_cache.get(id(value))
     if known is not None and known.archives == now and known.guards.hold():
         return known.packed
-    watched = watch(value, type(value).__qualname__)  # first: what changes meanwhile is noticed
+    watched = guard_content(
+        value, type(value).__qualname__
+    )  # first: what changes meanwhile is noticed
     packed = pack(value, what)
-    if watched is not None and len(packed) <= _MAX_KEPT_BYTES:
-        _kept[id(value)] = _Kept(value, now, watched.guards, packed)
+    if watched is not None and len(packed) <= _MAX_CACHED_BYTES:
+        _pickle_cache[id(value)] = _CachedPickle(value, now, watched.guards, packed)
     return packed
 
 
 # whether changes of an object would be noticed ---------------------------------------------------
 
-_GUARDED: Final = frozenset(
+_GUARDED_TYPES: Final = frozenset(
     {
         *(object, int, float, complex, str, bytes, tuple, frozenset, slice, re.Pattern),
         *(dict, OrderedDict, defaultdict, types.MappingProxyType, list, deque, set, bytearray),
@@ -92,19 +94,19 @@ _GUARDED: Final = frozenset(
 """Types made in C whose instances cannot change, or whose changes guards see."""
 
 
-def _is_seen(value: Any) -> bool:
+def _changes_are_seen(value: Any) -> bool:
     if isinstance(value, type | types.ModuleType) or kind_of(value) is not None:
         return True
     return all(
-        base in _GUARDED or base.__module__ == "numpy" or not is_made_in_c(base)
+        base in _GUARDED_TYPES or base.__module__ == "numpy" or not is_implemented_in_c(base)
         for base in type(value).__mro__
     )
 
 
-def is_made_in_c(cls: type) -> bool:
+def is_implemented_in_c(cls: type) -> bool:
     """Whether a class, or how its instances are made, is not written in Python."""
-    is_of_python = cls.__flags__ & _HEAP_TYPE
+    is_of_python = cls.__flags__ & _HEAP_TYPE_FLAG
     return not is_of_python or isinstance(vars(cls).get("__new__"), types.BuiltinFunctionType)
 
 
-_HEAP_TYPE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_HEAP_TYPE_FLAG: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE

@@ -18,22 +18,22 @@ from itertools import chain
 from typing import Any, Final
 
 from jaxd.interop.jax_runtime import loaded_jax
-from jaxd.request.packing_cache import is_made_in_c, watch
+from jaxd.request.packing_cache import guard_content, is_implemented_in_c
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint import Guards
 from jaxd_protocol.fingerprint.archives.current import current_archives
-from jaxd_protocol.fingerprint.function_wrapper import BoundFunction
+from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
 from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_protocol.pytree.decoder import COUNT
 
 _MAX_TEMPLATES: Final = 256
-_MAX_ALIKE: Final = 16
+_MAX_SIMILAR: Final = 16
 """Templates that differ only in what is static or in names."""
 
 
-class Template:
+class PytreeTemplate:
     """A pytree without its leaves.
 
     Attributes:
@@ -42,7 +42,7 @@ class Template:
         is_used: whether it served another call than the one that it was made for.
     """
 
-    __slots__ = ("_guards", "_kept", "_marks", "head", "is_used", "packed")
+    __slots__ = ("_guards", "_kept_alive", "_structure_key", "head", "is_used", "packed")
 
     def __init__(
         self, head: bytes, packed: Packed, guards: Guards | None, marks: Any, kept: list[Any]
@@ -50,13 +50,13 @@ class Template:
         self.head = head
         self.packed = packed
         self._guards = guards
-        self._marks = marks
-        self._kept = kept  # so that nothing else gets their ids
+        self._structure_key = marks
+        self._kept_alive = kept  # so that nothing else gets their ids
         self.is_used = False
 
-    def fits(self, marks: Any) -> bool:
+    def matches(self, marks: Any) -> bool:
         """Whether it is that of a structure with these marks."""
-        return bool(self._marks == marks)
+        return bool(self._structure_key == marks)
 
     @property
     def is_guarded(self) -> bool:
@@ -69,10 +69,10 @@ class Template:
         return self._guards is not None and self._guards.hold()
 
 
-_templates = BoundedDict[int, list[Template]](_MAX_TEMPLATES)
+_templates = BoundedDict[int, list[PytreeTemplate]](_MAX_TEMPLATES)
 
 
-def take_apart(value: Any) -> tuple[Template, list[Any]] | None:
+def flatten_object(value: Any) -> tuple[PytreeTemplate, list[Any]] | None:
     """An object's template and its leaves, in jax's order.
 
     None when jax takes it for a leaf, when it cannot take it apart, when its template cannot travel
@@ -85,53 +85,53 @@ def take_apart(value: Any) -> tuple[Template, list[Any]] | None:
         leaves, structure = jax.tree.flatten(value)
         if len(leaves) == 1 and leaves[0] is value:
             return None
-        return _template(value, structure), leaves
+        return _template_of(value, structure), leaves
     except Exception:  # noqa: BLE001  of a class's own methods; or it cannot travel
         return None
 
 
-def _template(value: Any, structure: Any) -> Template:
-    marks, kept = _marks(structure)
+def _template_of(value: Any, structure: Any) -> PytreeTemplate:
+    marks, kept = _structure_key(structure)
     name = hash(structure)
     alike = _templates.get(name)
     if alike is None:
         alike = _templates[name] = []
     # When none of many served twice, what is static is new in each call: it would never be met.
-    worth_it = len(alike) < _MAX_ALIKE or any(known.is_used for known in alike)
+    worth_it = len(alike) < _MAX_SIMILAR or any(known.is_used for known in alike)
     for known in tuple(alike):
-        if known.fits(marks):
+        if known.matches(marks):
             if known.holds:
                 known.is_used = True
                 return known
             if worth_it := known.is_guarded:
                 with suppress(ValueError):  # another thread was faster
                     alike.remove(known)
-    packed = pack(_parts(structure), f"an argument of type {type(value).__name__}")
+    packed = pack(_structure_nodes(structure), f"an argument of type {type(value).__name__}")
     content, guards = _content(value, structure) if worth_it else (None, None)
     outline = _outline(value, structure), content or blake2b(packed, digest_size=16).digest()
     size, count = COUNT.pack(len(packed)), COUNT.pack(structure.num_leaves)
     head = b"".join((b"V", dump_literal(outline), size, packed, count))
-    made = Template(head, packed, guards, marks, kept)
+    made = PytreeTemplate(head, packed, guards, marks, kept)
     if worth_it:
         alike.append(made)
-        del alike[:-_MAX_ALIKE]
+        del alike[:-_MAX_SIMILAR]
     return made
 
 
-def _parts(structure: Any) -> Any:
+def _structure_nodes(structure: Any) -> Any:
     """Nodes as tuples of class, aux data and children, which the server makes it of again."""
     node = structure.node_data()
-    return None if node is None else (*node, tuple(map(_parts, structure.children())))
+    return None if node is None else (*node, tuple(map(_structure_nodes, structure.children())))
 
 
 # has anything changed? ---------------------------------------------------------------------------
 
-_VALUES: Final = frozenset({str, bytes, int, bool, type(None), type(...)})
-_FLOATS: Final = frozenset({float, complex})
-_STRINGS: Final = frozenset({str})
+_VALUE_TYPES: Final = frozenset({str, bytes, int, bool, type(None), type(...)})
+_FLOAT_TYPES: Final = frozenset({float, complex})
+_STRING_TYPES: Final = frozenset({str})
 
 
-def _marks(structure: Any) -> tuple[Any, list[Any]]:
+def _structure_key(structure: Any) -> tuple[Any, list[Any]]:
     """What is equal for two structures exactly when they are made of the same.
 
     With the objects in it that count by identity.
@@ -139,34 +139,37 @@ def _marks(structure: Any) -> tuple[Any, list[Any]]:
     kept: list[Any] = []
     nodes = structure.__getstate__()[1]
     keys = [node[2] for node in nodes if type(node[2]) is list]
-    are_names = _STRINGS.issuperset(map(type, chain.from_iterable(keys)))
+    are_names = _STRING_TYPES.issuperset(map(type, chain.from_iterable(keys)))
     marks = [
         node
         if node[2] is None or (are_names and type(node[2]) is list)
-        else (node[0], node[1], node[3], _mark(node[2], kept))
+        else (node[0], node[1], node[3], _static_key(node[2], kept))
         for node in nodes
     ]
     archives = current_archives()
     return (b"" if archives is None else archives.archive.content, marks), kept
 
 
-def _mark(value: Any, kept: list[Any]) -> Any:
+def _static_key(value: Any, kept: list[Any]) -> Any:
     kind: Any = type(value)
-    if kind in _VALUES:
+    if kind in _VALUE_TYPES:
         return kind, value
-    if kind in _FLOATS:
+    if kind in _FLOAT_TYPES:
         return kind, dump_literal(value)  # tells 0.0 from -0.0
     if kind is tuple or kind is list or _is_named_tuple(value):
-        return (kind, *[_mark(item, kept) for item in value])
+        return (kind, *[_static_key(item, kept) for item in value])
     if kind is dict:
-        return (kind, *[_mark(item, kept) for item in chain.from_iterable(value.items())])
+        return (kind, *[_static_key(item, kept) for item in chain.from_iterable(value.items())])
     if kind is types.MethodType or issubclass(
-        kind, BoundFunction
+        kind, BoundWrapper
     ):  # made anew whenever it is asked for
         kept += (value.__func__, value.__self__)
         return kind, id(value.__func__), id(value.__self__)
-    if _is_data(kind):
-        return (kind, *[_mark(item, kept) for item in chain.from_iterable(vars(value).items())])
+    if _is_plain_dataclass(kind):
+        return (
+            kind,
+            *[_static_key(item, kept) for item in chain.from_iterable(vars(value).items())],
+        )
     kept.append(value)
     return id(value)
 
@@ -179,18 +182,19 @@ def _is_named_tuple(value: Any) -> bool:
     )
 
 
-def _is_data(cls: type) -> bool:
+def _is_plain_dataclass(cls: type) -> bool:
     """Whether the instances of a dataclass are nothing but their attributes.
 
     Those of a result are made anew each time.
     """
     return is_dataclass(cls) and all(
-        base is object or (_STATE_IS_ELSEWHERE.isdisjoint(vars(base)) and not is_made_in_c(base))
+        base is object
+        or (_CUSTOM_STATE_ATTRIBUTES.isdisjoint(vars(base)) and not is_implemented_in_c(base))
         for base in cls.__mro__
     )
 
 
-_STATE_IS_ELSEWHERE: Final = frozenset(
+_CUSTOM_STATE_ATTRIBUTES: Final = frozenset(
     {"__slots__", "__reduce__", "__reduce_ex__", "__getstate__", "__fingerprint__"}
 )
 
@@ -200,7 +204,7 @@ def _content(value: Any, structure: Any) -> tuple[bytes | None, Guards | None]:
 
     None where there are changes that nobody would notice.
     """
-    watched = watch(tuple(_statics(structure)), type(value).__qualname__)
+    watched = guard_content(tuple(_statics(structure)), type(value).__qualname__)
     return (None, None) if watched is None else watched
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd_protocol.errors import JaxdError, RemoteError
-from jaxd_protocol.messages.failures import Failure, rebuild_failure
+from jaxd_protocol.messages.failures import Failure, decode_failure
 
 if TYPE_CHECKING:
     from jaxd.results.reader import ResultReader
 
 
-def raised_by(failure: Failure, name: str, reader: ResultReader, address: str) -> BaseException:
+def exception_of(failure: Failure, name: str, reader: ResultReader, address: str) -> BaseException:
     """The exception that a call has ended with; a note says which call, and of which server.
 
     Args:
@@ -22,7 +22,7 @@ def raised_by(failure: Failure, name: str, reader: ResultReader, address: str) -
         reader: of its results; of the user's own exceptions, those that it reaches are known.
         address: of the server, for people.
     """
-    error = rebuild_failure(failure, reader, with_jax=_shows_jax())
+    error = decode_failure(failure, reader, with_jax=_shows_jax())
     if type(error) is RemoteError or not isinstance(error, JaxdError):
         error.add_note(f"Raised in the call of {name} on the jaxd server at {address}.")
     return error

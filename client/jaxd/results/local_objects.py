@@ -20,18 +20,18 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.pytree.references import Reference, load_reference
 
-Met = Mapping[Any, Any]
+KnownObjects = Mapping[Any, Any]
 """What was met when arguments were packed: `(module, qualified name)` to a class or an installed
 callable, and content id to a class or callable of the user's own."""
 
 _MAX_CALLABLES: Final = 4096
-_MAX_OF_ONE_NAME: Final = 16
+_MAX_PER_NAME: Final = 16
 _BUILTIN: Final = frozenset(
     {bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple, OrderedDict}
 )
 """Python's own types that stand for data. No other object of `builtins` is handed out."""
 
-_MORE_THAN_ATTRIBUTES: Final = frozenset(
+_CUSTOM_STATE_METHODS: Final = frozenset(
     {"__reduce__", "__reduce_ex__", "__setstate__", "__post_init__"}
 )
 """A class with one of these of its own has more to it than its attributes."""
@@ -42,7 +42,7 @@ _PLAIN_DTYPES: Final = frozenset(
 )
 _missing: Final = object()
 
-_known: WeakValueDictionary[bytes, OwnObjects] = WeakValueDictionary()
+_live_instances: WeakValueDictionary[bytes, LocalObjects] = WeakValueDictionary()
 
 
 class RemoteObject:
@@ -86,7 +86,7 @@ class RemoteObject:
         return f"<RemoteObject: {self.about}, on the server; from a result of {self.function}>"
 
 
-class OwnObjects:
+class LocalObjects:
     """The local objects and classes that results of one function may refer to. Thread-safe.
 
     Args:
@@ -123,12 +123,12 @@ class OwnObjects:
             if isinstance(found, type):
                 self._learn_class(found)
         if mark:
-            _known[mark] = self
+            _live_instances[mark] = self
 
-    def learn(self, met: Met) -> bool:
+    def learn(self, known_objects: KnownObjects) -> bool:
         """Adds what was met when a call was packed; True when a class was not known before."""
         news = False
-        for name, found in met.items():
+        for name, found in known_objects.items():
             if isinstance(found, type):
                 news = self._learn_class(found) or news
             if type(name) is tuple:
@@ -142,7 +142,7 @@ class OwnObjects:
         same = self._classes.get(cls.__qualname__, ())
         if cls in same:
             return False
-        self._classes[cls.__qualname__] = (cls, *same)[:_MAX_OF_ONE_NAME]
+        self._classes[cls.__qualname__] = (cls, *same)[:_MAX_PER_NAME]
         homes = {str(base.__module__).partition(".")[0] for base in cls.__mro__}
         self._packages |= homes - sys.stdlib_module_names
         return True
@@ -161,14 +161,16 @@ class OwnObjects:
             places: its numbers in functions.
         """
         return (
-            self._own_class(module, name, content, places) if content else self._node(module, name)
+            self._local_class(module, name, content, places)
+            if content
+            else self._installed_node(module, name)
         )
 
-    def _own_class(
+    def _local_class(
         self, module: str, name: str, content: bytes, places: tuple[Any, ...] = ()
     ) -> type | None:
         """A class that the function or its arguments brought."""
-        known = self._numbered(places)  # first: a class may have changed since
+        known = self._by_numbers(places)  # first: a class may have changed since
         if isinstance(known, type):
             return known
         known = self._contents.get(content)
@@ -181,7 +183,7 @@ class OwnObjects:
         fits.sort(key=lambda cls: cls.__module__ != module)
         return fits[0] if fits else None
 
-    def _node(self, module: str, name: str) -> type | None:
+    def _installed_node(self, module: str, name: str) -> type | None:
         """An installed class whose instances a server may fill."""
         from jaxd.interop.jax_registry import MAPPINGS
 
@@ -189,13 +191,13 @@ class OwnObjects:
             if (cls.__module__, cls.__qualname__) == (module, name):
                 return cls
         held = self._held_by_arguments.get((module, name))
-        named = self._brought(module, name)
+        named = self._installed_object(module, name)
         found = named if isinstance(named, type) else self._in_package(module, name)
         if found is None or any("__del__" in vars(base) for base in found.__mro__):
             return None
         if held is found:
             return found
-        if not _is_node(found) or (named is not found and self._has_more_than_attributes(found)):
+        if not _is_node(found) or (named is not found and self._has_custom_state(found)):
             return None
         return found
 
@@ -212,7 +214,7 @@ class OwnObjects:
             content = vars(found) if isinstance(found, type) else {}
         return found if isinstance(found, type) and found.__module__ == module else None
 
-    def _has_more_than_attributes(self, cls: type) -> bool:
+    def _has_custom_state(self, cls: type) -> bool:
         """Whether a class has methods of its own by which its instances are made.
 
         What a decorator of a package that the function deals with, or of Python's, has put into
@@ -220,7 +222,7 @@ class OwnObjects:
         """
         for base in cls.__mro__:
             home = base.__module__
-            for name in _MORE_THAN_ATTRIBUTES & vars(base).keys():
+            for name in _CUSTOM_STATE_METHODS & vars(base).keys():
                 made_by = getattr(vars(base)[name], "__globals__", {}).get("__name__")
                 if made_by is None and home.partition(".")[0] in sys.stdlib_module_names:
                     continue  # object's, or written in C: nothing of it is run here
@@ -247,11 +249,11 @@ class OwnObjects:
             ProtocolError: when the reference cannot be meant for this process.
             ResultError: when this process has no such object, and the server has not kept it.
         """
-        found = self._find(reference)
-        if callable(found) and any(map(_calls_what_it_holds, holders)):
-            found = self._held_or_data(found)
+        found = self._resolve(reference)
+        if callable(found) and any(map(_is_calling_container, holders)):
+            found = self._held_or_data_type(found)
         if reference.kind == "p" and holders:
-            found = _default(reference, holders[-1], field)
+            found = _attribute_default(reference, holders[-1], field)
         if found is _missing:
             if not reference.token:
                 raise ResultError(
@@ -266,7 +268,7 @@ class OwnObjects:
             return lambda: set(found) if type(found) is set else found
         return lambda: found
 
-    def _held_or_data(self, found: Any) -> Any:
+    def _held_or_data_type(self, found: Any) -> Any:
         """A function that an argument of this function held, or a type of plain data."""
         if isinstance(found, type):
             return found if found in _BUILTIN else _missing
@@ -299,13 +301,13 @@ class OwnObjects:
 
         return structure(tree)
 
-    def _find(self, reference: Reference) -> Any:
+    def _resolve(self, reference: Reference) -> Any:
         return self._FINDERS[reference.kind](self, *reference.detail)
 
-    def _nothing(self) -> Any:
+    def _none(self) -> Any:
         return _missing
 
-    def _numbered(self, places: tuple[Any, ...]) -> Any:
+    def _by_numbers(self, places: tuple[Any, ...]) -> Any:
         """The object with one of these numbers: in this function, or in another that shares it."""
         for place in places:
             if type(place) is not tuple or tuple(map(type, place)) != (bytes, int):
@@ -314,7 +316,7 @@ class OwnObjects:
         if self._mark in marked:
             return self.by_number(marked[self._mark])
         for mark, number in places:
-            other = _known.get(mark)
+            other = _live_instances.get(mark)
             found = _missing if other is None else other.by_number(number)
             if any(found is each for each in (*self._objects, *self._others)):
                 return found
@@ -330,16 +332,16 @@ class OwnObjects:
             raise ProtocolError("a result names an object that its function does not reach.")
         return self._objects[number]
 
-    def _content(self, content: bytes) -> Any:
+    def _by_content(self, content: bytes) -> Any:
         return self._contents.get(content, _missing)
 
-    def _class(self, module: str, name: str, content: bytes) -> Any:
+    def _by_class_name(self, module: str, name: str, content: bytes) -> Any:
         if not content:
-            found = self._brought(module, name)
+            found = self._installed_object(module, name)
             return found if isinstance(found, type) else _missing
-        return self._own_class(module, name, content) or _missing
+        return self._local_class(module, name, content) or _missing
 
-    def _brought(self, module: str, name: str) -> Any:
+    def _installed_object(self, module: str, name: str) -> Any:
         """Something installed that the function's code names or its arguments held."""
         found = self._held_by_arguments.get((module, name), _missing)
         if found is not _missing:
@@ -351,8 +353,8 @@ class OwnObjects:
     def _method(self, owner: tuple[Any, ...], name: str) -> Any:
         """A method, of an object that was brought, that the function's own code asks for."""
         if self._names is None:
-            self._names = frozenset(_names_in((*self._objects, *self._others)))
-        found = self._find(load_reference(owner))
+            self._names = frozenset(_names_in_code((*self._objects, *self._others)))
+        found = self._resolve(load_reference(owner))
         if found is _missing or name not in self._names:
             return _missing
         for base in (found if isinstance(found, type) else type(found)).__mro__:
@@ -368,7 +370,7 @@ class OwnObjects:
 
     def _member(self, module: str, name: str, content: bytes, member: str) -> Any:
         """A member of an enum: of the function's own, or of a package that it deals with."""
-        cls: Any = self._class(module, name, content)
+        cls: Any = self._by_class_name(module, name, content)
         if cls is _missing and not content:
             cls = self._in_package(module, name)
         found = getattr(cls, "__dict__", {}).get("_member_map_", {}).get(member, _missing)
@@ -389,20 +391,20 @@ class OwnObjects:
         return {"set": set, "frozenset": frozenset}.get(kind, lambda _: _missing)(items)
 
     _FINDERS: ClassVar[dict[str, Callable[..., Any]]] = {
-        "n": _numbered,
-        "c": _content,
-        "k": _class,
-        "i": _brought,
+        "n": _by_numbers,
+        "c": _by_content,
+        "k": _by_class_name,
+        "i": _installed_object,
         "p": lambda self, *_: _missing,
         "m": _method,
         "e": _member,
         "d": _dtype,
         "s": _set,
-        "o": _nothing,
+        "o": _none,
     }
 
 
-def _calls_what_it_holds(cls: type) -> bool:
+def _is_calling_container(cls: type) -> bool:
     """Whether instances of an installed class are called, and so may call what is in them.
 
     A dict that makes its values is one, and so is every class of a library with a `__call__`.
@@ -419,13 +421,13 @@ def _is_installed(cls: type) -> bool:
     return class_name(cls) is not None
 
 
-def _default(reference: Reference, holder: type, field: str) -> Any:
+def _attribute_default(reference: Reference, holder: type, field: str) -> Any:
     """The default of the attribute that the reference is, of the class that it is part of."""
     if reference.detail != (holder.__module__, holder.__qualname__, field):
         return _missing
-    from jaxd_protocol.pytree.decoder import default_of
+    from jaxd_protocol.pytree.decoder import parameter_default
 
-    return default_of(holder, field, _missing)
+    return parameter_default(holder, field, _missing)
 
 
 def _is_node(cls: type) -> bool:
@@ -457,7 +459,7 @@ def _is_data_type(value: Any) -> bool:
     return isinstance(value, type) and value in _BUILTIN
 
 
-def _names_in(objects: Iterable[Any]) -> Iterable[str]:
+def _names_in_code(objects: Iterable[Any]) -> Iterable[str]:
     """The names that stand in the user's own functions, and in the methods of own classes."""
     from jaxd_protocol.fingerprint.code.callbacks import names_in
     from jaxd_protocol.packages.installed import is_local_module

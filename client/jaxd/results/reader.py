@@ -8,27 +8,27 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from jaxd.interop.jax_runtime import require_jax
-from jaxd.interop.native import Kind, array_here, kind_here
-from jaxd.results.local_objects import Met, OwnObjects
+from jaxd.interop.native import ArrayLibrary, array_library, native_array
+from jaxd.results.local_objects import KnownObjects, LocalObjects
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.data_locations import EVERYTHING, Stay, unpack_numbers
-from jaxd_protocol.pytree import Layout, Leaf, Place, Placement, parse_skeleton
-from jaxd_protocol.pytree.leaves import NOWHERE, data_at
+from jaxd_protocol.messages.data_locations import KEEP_ALL, ResultPolicy, unpack_leaf_numbers
+from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton
+from jaxd_protocol.pytree.leaves import NO_OFFSET, leaf_data
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
 
 
-def unreadable() -> ProtocolError:
+def unreadable_reply_error() -> ProtocolError:
     """The error for a malformed reply."""
     return ProtocolError(
         "the server's reply to a call cannot be read. Install the same jaxd on both sides."
     )
 
 
-def checked(reply: Any) -> tuple[Any, ...]:
+def check_reply(reply: Any) -> tuple[Any, ...]:
     """A reply to a call: whether it has failed, and with what or what the result looks like.
 
     Raises:
@@ -38,10 +38,10 @@ def checked(reply: Any) -> tuple[Any, ...]:
         told = type(reply[1])
         if told is tuple if reply[0] == FAILED else told is bytes or told is str:
             return reply
-    raise unreadable()
+    raise unreadable_reply_error()
 
 
-class Home(NamedTuple):
+class InlineLeaves(NamedTuple):
     """The leaves of a result whose data came with the reply.
 
     Attributes:
@@ -54,18 +54,18 @@ class Home(NamedTuple):
     away: tuple[int, ...]
 
     @classmethod
-    def of(cls, reply: tuple[Any, ...], buffers: Sequence[memoryview]) -> Home:
+    def of(cls, reply: tuple[Any, ...], buffers: Sequence[memoryview]) -> InlineLeaves:
         """That of a reply to a call that said what is to stay.
 
         Raises:
             ProtocolError: when it is no such reply.
         """
         try:
-            blob, away = reply[2], unpack_numbers(reply[4])
+            blob, away = reply[2], unpack_leaf_numbers(reply[4])
         except (IndexError, TypeError) as error:
-            raise unreadable() from error
+            raise unreadable_reply_error() from error
         if type(blob) is not bytes:
-            raise unreadable()
+            raise unreadable_reply_error()
         return cls(blob, buffers, away)
 
     def check(self, leaves: int) -> None:
@@ -87,14 +87,14 @@ class ResultReader:
         own: what the function reaches.
     """
 
-    def __init__(self, met: Met, own: OwnObjects | None = None) -> None:
-        self._own = own or OwnObjects()
+    def __init__(self, known_objects: KnownObjects, own: LocalObjects | None = None) -> None:
+        self._local_objects = own or LocalObjects()
         self._layouts = BoundedDict[bytes, Layout](_MAX_LAYOUTS)
-        self._own.learn(met)
+        self._local_objects.learn(known_objects)
 
-    def learn(self, met: Met) -> None:
+    def learn(self, known_objects: KnownObjects) -> None:
         """Adds the classes and callables that were met when arguments of a call were packed."""
-        if self._own.learn(met):
+        if self._local_objects.learn(known_objects):
             self._layouts.clear()  # they may hold another class of this name
 
     def read(
@@ -113,8 +113,8 @@ class ResultReader:
     def read_part(
         self,
         skeleton: bytes,
-        home: Home | None,
-        stay: Stay,
+        home: InlineLeaves | None,
+        stay: ResultPolicy,
         results: ResultsAs,
         remote: Callable[[Sequence[Leaf], Sequence[int]], list[Any]],
     ) -> Any:
@@ -132,7 +132,7 @@ class ResultReader:
             JaxdError: as `read`.
         """
         layout = self.layout(skeleton)
-        if stay.above == EVERYTHING:
+        if stay.above == KEEP_ALL:
             return layout.build(remote(layout.leaves, range(len(layout.leaves))))
         assert home is not None
         home.check(len(layout.leaves))
@@ -154,11 +154,11 @@ class ResultReader:
         return layout
 
     def _parsed(self, skeleton: bytes) -> Layout:
-        return parse_skeleton(skeleton, self._find_class, None, self._own)
+        return parse_skeleton(skeleton, self._find_class, None, self._local_objects)
 
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
         """An exception of the user's own, by its content id; None when none is reached."""
-        return self._own.class_of(module, name, content)
+        return self._local_objects.class_of(module, name, content)
 
     def attributes(self, skeleton: bytes, blob: bytes) -> dict[str, Any]:
         """The attributes of an exception of the user's own: plain values, and arrays.
@@ -166,7 +166,7 @@ class ResultReader:
         Raises:
             JaxdError: when they are anything else.
         """
-        layout = parse_skeleton(skeleton, _no_class)
+        layout = parse_skeleton(skeleton, _refuse_class)
         found = layout.build(_read(layout.whole, blob, (), "auto"))
         if type(found) is not dict:
             raise ProtocolError("the attributes of an exception are none.")
@@ -180,11 +180,11 @@ class ResultReader:
         content: bytes = b"",
         places: tuple[Any, ...] = (),
     ) -> type:
-        found = self._own.class_of(module, name, content, places)
+        found = self._local_objects.class_of(module, name, content, places)
         if fields is not None:
             fits = found is not None and issubclass(found, tuple)
             fits = fits and getattr(found, "_fields", None) == fields
-            return found if found and fits else _substitute(name.rpartition(".")[2], fields)
+            return found if found and fits else _stand_in_tuple(name.rpartition(".")[2], fields)
         if found is not None:
             return found
         raise ResultError(
@@ -195,43 +195,43 @@ class ResultReader:
         )
 
 
-def _no_class(module: str, name: str, *_: Any) -> type:
+def _refuse_class(module: str, name: str, *_: Any) -> type:
     raise ProtocolError(f"the attributes of an exception hold a {module}.{name}.")
 
 
 @lru_cache(maxsize=256)
-def _substitute(name: str, fields: tuple[str, ...]) -> type:
+def _stand_in_tuple(name: str, fields: tuple[str, ...]) -> type:
     """A named tuple like the one that the server has and this process has not."""
     return namedtuple(name, fields)  # noqa: PYI024  its fields are known only here
 
 
 def _read(
-    placement: Placement, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
+    placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
 ) -> list[Any]:
     placement.check(blob, buffers)
-    kind = _kind_of(results)
+    kind = _library_for(results)
     return [
-        None if place is NOWHERE else _read_leaf(leaf, place, blob, buffers, kind)
+        None if place is NO_OFFSET else _read_leaf(leaf, place, blob, buffers, kind)
         for leaf, place in zip(placement.leaves, placement.places, strict=True)
     ]
 
 
-def _kind_of(results: ResultsAs) -> Kind:
+def _library_for(results: ResultsAs) -> ArrayLibrary:
     """Which arrays are wanted."""
     if results == "jax":
         require_jax()
         return "jax"
-    return "numpy" if results == "numpy" else kind_here()
+    return "numpy" if results == "numpy" else array_library()
 
 
 def _read_leaf(
-    leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview], kind: Kind
+    leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memoryview], kind: ArrayLibrary
 ) -> Any:
-    data = data_at(leaf, place, blob, buffers)
+    data = leaf_data(leaf, place, blob, buffers)
     if kind == "numpy" and place.buffer < 0:
         data = memoryview(bytearray(data))  # the blob is read-only, and shared by all that is in it
     try:
-        return array_here(leaf, data, kind)
+        return native_array(leaf, data, kind)
     except (TypeError, ValueError) as error:  # keys of a kind or shape that jax does not have
         raise ProtocolError(
             f"a result holds an array that cannot be made here: {error}."

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd.interop.native import PRNGKeys
 from jaxd.request.arguments import ArgumentEncoder
-from jaxd.request.function_snapshot import Spec
-from jaxd.tracing.last_error import keep_error
+from jaxd.request.function_snapshot import FunctionSpec
+from jaxd.tracing.last_error import record_last_error
 from jaxd.tracing.primitive import Aval
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import Statics
-from jaxd_protocol.jit.transforms import Transformation, shown_name, transformation
+from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.jit.transforms import Transformation, display_name, encode_transformation
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
-    from jaxd.request.call_request import CallSettings, Encoded
+    from jaxd.request.call_request import CallRequest, CallSettings
     from jaxd.results.reader import ResultsAs
 
 
@@ -39,7 +39,7 @@ class CallOutline:
     """
 
     caller: Caller
-    spec: Spec
+    spec: FunctionSpec
     settings: CallSettings
     structure: Any
     leaves: tuple[Any, ...]
@@ -93,19 +93,19 @@ class TracedCall:
         """What people see in a jaxpr."""
         spec = self.outline.spec
         stages = (*Options.from_bytes(spec.options).transformations, *self.stages)
-        return shown_name(spec.identity.name, stages)
+        return display_name(spec.snapshot.name, stages)
 
     # what jax's rules ask for ------------------------------------------------------------------
 
     def mapped(self, axes: tuple[int | None, ...], size: int) -> TracedCall:
         """The call for many, its outputs along axis 0."""
         outputs = tuple(one._replace(shape=(size, *one.shape)) for one in self.outputs)
-        return self._behind("flat_vmap", {"axes": axes}, outputs)
+        return self._with_stage("flat_vmap", {"axes": axes}, outputs)
 
     def differentiated(self, given: tuple[bool, ...]) -> TracedCall:
         """The tangents of its outputs that have one; those of the given inputs come behind."""
         outputs = tuple(one for one in self.outputs if one.is_differentiable)
-        return self._behind("flat_jvp", {"given": given}, outputs)
+        return self._with_stage("flat_jvp", {"given": given}, outputs)
 
     def transposed(
         self, linear: tuple[bool, ...], avals: tuple[Aval, ...], given: tuple[bool, ...]
@@ -115,10 +115,12 @@ class TracedCall:
         options = {"linear": linear, "shapes": shapes, "given": given}
         pairs = zip(self.sent, linear, strict=False)  # the others come behind
         sent = tuple(number for number, moves in pairs if not moves)
-        return replace(self._behind("flat_transpose", options, avals), sent=sent)
+        return replace(self._with_stage("flat_transpose", options, avals), sent=sent)
 
-    def _behind(self, name: str, options: dict[str, Any], outputs: tuple[Aval, ...]) -> TracedCall:
-        stages = (*self.stages, transformation(name, options))
+    def _with_stage(
+        self, name: str, options: dict[str, Any], outputs: tuple[Aval, ...]
+    ) -> TracedCall:
+        stages = (*self.stages, encode_transformation(name, options))
         return replace(self, outputs=outputs, stages=stages)
 
     # the call ----------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ class TracedCall:
         jax: Any = loaded_jax()
         wanted = self.outline.settings.results
         given = [x if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in arrays]
-        return self._made(given, "jax" if wanted == "numpy" else wanted)
+        return self._call(given, "jax" if wanted == "numpy" else wanted)
 
     def callback(self, arrays: Sequence[Any], weak: Sequence[bool]) -> Sequence[Any]:
         """Makes the call out of a running program: numpy arrays, and nothing of jax.
@@ -143,24 +145,28 @@ class TracedCall:
         """
         given = [_WeakArray(x) if is_weak else x for x, is_weak in zip(arrays, weak, strict=True)]
         try:
-            return self._made(given, "numpy")
+            return self._call(given, "numpy")
         except BaseException as error:
-            keep_error(error)
+            record_last_error(error)
             raise
 
-    def _made(self, arrays: Sequence[Any], results: ResultsAs) -> Sequence[Any]:
-        call = self._flat(arrays, results) if self.stages else self._plain(arrays, results)
+    def _call(self, arrays: Sequence[Any], results: ResultsAs) -> Sequence[Any]:
+        call = (
+            self._derived_call(arrays, results)
+            if self.stages
+            else self._plain_call(arrays, results)
+        )
         jax: Any = loaded_jax()
         leaves = jax.tree.leaves(self.outline.caller.call(call))
-        return [_numbers(leaf) for leaf in leaves if not _is_float0(leaf)]
+        return [_key_data(leaf) for leaf in leaves if not _is_float0(leaf)]
 
-    def _plain(self, arrays: Sequence[Any], results: ResultsAs) -> Encoded:
+    def _plain_call(self, arrays: Sequence[Any], results: ResultsAs) -> CallRequest:
         """The program's own call."""
         kinds = [kind for kind in self.outline.inputs if kind is not None]
         inputs = [PRNGKeys(kind, x) if kind else x for kind, x in zip(kinds, arrays, strict=True)]
         return self._encoded(self.outline.spec, self.outline.filled(inputs), results)
 
-    def _flat(self, arrays: Sequence[Any], results: ResultsAs) -> Encoded:
+    def _derived_call(self, arrays: Sequence[Any], results: ResultsAs) -> CallRequest:
         """What is derived of it."""
         outline = self.outline
         count = sum(kind is not None for kind in outline.inputs)
@@ -172,18 +178,21 @@ class TracedCall:
         return self._encoded(self._derived(), ((behind, *args), kwargs), results)
 
     def _encoded(
-        self, spec: Spec, arguments: tuple[tuple[Any, ...], dict[str, Any]], results: ResultsAs
-    ) -> Encoded:
+        self,
+        spec: FunctionSpec,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        results: ResultsAs,
+    ) -> CallRequest:
         settings = self.outline.settings
         return self.outline.caller.encode(
             spec, *arguments, settings.timeout_s, results, settings.strict
         )
 
-    def _derived(self) -> Spec:
+    def _derived(self) -> FunctionSpec:
         """The function behind the stages."""
         spec = self.outline.spec
         options = Options.from_bytes(spec.options)
-        statics = Statics(frozenset(i + 1 for i in spec.statics.positions), spec.statics.names)
+        statics = StaticArgs(frozenset(i + 1 for i in spec.statics.positions), spec.statics.names)
         flat = {
             "inputs": self.outline.inputs,
             "sent": self.sent,
@@ -192,7 +201,7 @@ class TracedCall:
         }
         transformations = (
             *options.transformations,
-            transformation("flat", flat),
+            encode_transformation("flat", flat),
             *self.stages,
         )
         options = options._replace(
@@ -200,7 +209,7 @@ class TracedCall:
             static_argnames=tuple(sorted(statics.names)) if statics else None,
             transformations=transformations,
         )
-        return Spec(spec.identity, options, statics)
+        return FunctionSpec(spec.snapshot, options, statics)
 
 
 class _WeakArray:
@@ -210,13 +219,13 @@ class _WeakArray:
         self.array = array
 
 
-def _weak(encoder: ArgumentEncoder, value: _WeakArray) -> None:
+def _encode_weak(encoder: ArgumentEncoder, value: _WeakArray) -> None:
     import numpy
 
     encoder.array(numpy.ascontiguousarray(value.array).reshape(value.array.shape), True)
 
 
-ArgumentEncoder.types[_WeakArray] = _weak
+ArgumentEncoder.types[_WeakArray] = _encode_weak
 
 
 def _is_float0(leaf: Any) -> bool:
@@ -225,7 +234,7 @@ def _is_float0(leaf: Any) -> bool:
     return bool(getattr(leaf, "dtype", None) == jax.dtypes.float0)
 
 
-def _numbers(leaf: Any) -> Any:
+def _key_data(leaf: Any) -> Any:
     """An array: of random keys their numbers."""
     if type(leaf) is PRNGKeys:
         return leaf.data

@@ -12,34 +12,36 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from jaxd.results.reader import Home, ResultReader, ResultsAs
+from jaxd.results.reader import InlineLeaves, ResultReader, ResultsAs
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.fingerprint import Part
 from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pytree import parse_leaves
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
-    from jaxd.request.function_snapshot import Spec
-    from jaxd_protocol.messages.data_locations import Stay
+    from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd_protocol.messages.data_locations import ResultPolicy
     from jaxd_protocol.pytree import Layout, Leaf
 
 
-_MOST_OF_ONE: Final = 256
+_MAX_PER_SPEC: Final = 256
 _PLATFORMS: Final = {"gpu": "cuda"}
 
-_made: Final[weakref.WeakKeyDictionary[Spec, dict[Any, Exported]]] = weakref.WeakKeyDictionary()
-_making: Final = threading.Lock()  # guards the table; what is made twice at once is the same
+_exported: Final[weakref.WeakKeyDictionary[FunctionSpec, dict[Any, ExportedFunction]]] = (
+    weakref.WeakKeyDictionary()
+)
+_export_lock: Final = threading.Lock()  # guards the table; what is made twice at once is the same
 
 
-class Exported:
-    """A program exported from a function; used in place of a `Spec`.
+class ExportedFunction:
+    """A program exported from a function; used in place of a `FunctionSpec`.
 
     Attributes:
-        key, identity, options, statics: as those of a `Spec`.
+        key, identity, options, statics: as those of a `FunctionSpec`.
         name, meaning, fingerprint, code, reader, forms, pinned, archives, calls_back,
             takes_arguments: as of an `Identity`; nothing of this process can be called back.
     """
@@ -50,17 +52,19 @@ class Exported:
         self.code = code
         self.fingerprint = fingerprint_of(code)
         part = Part("program", name, self.fingerprint[:8])
-        self.meaning = Meaning(self.fingerprint, b"", (part,), {}, {}, frozenset(), (), True)
+        self.manifest = FunctionManifest(
+            self.fingerprint, b"", (part,), {}, {}, frozenset(), (), True
+        )
         self.options = options.to_bytes()
         self.key = function_key(self.fingerprint, options)
-        self.statics = NO_STATICS
+        self.statics = NO_STATIC_ARGS
         self.reader = _TreeReader(structure)
         self.forms: dict[bytes, bytes] = {}
         self.pinned: dict[bytes, Any] = {}
         self.archives = None
         self.calls_back = self.takes_arguments = False
 
-    def travelling(self) -> AbstractContextManager[None]:
+    def pickling_context(self) -> AbstractContextManager[None]:
         """Nothing has to be prepared."""
         return nullcontext()
 
@@ -73,38 +77,38 @@ class _TreeReader(ResultReader):
 
     def __init__(self, structure: Any) -> None:
         super().__init__({})
-        self._structure = structure
+        self._tree_structure = structure
 
     def read(
         self, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
     ) -> Any:
         """As its base does."""
-        return self._structure.unflatten(super().read(skeleton, blob, buffers, results))
+        return self._tree_structure.unflatten(super().read(skeleton, blob, buffers, results))
 
     def read_part(
         self,
         skeleton: bytes,
-        home: Home | None,
-        stay: Stay,
+        home: InlineLeaves | None,
+        stay: ResultPolicy,
         results: ResultsAs,
         remote: Callable[[Sequence[Leaf], Sequence[int]], list[Any]],
     ) -> Any:
         """As its base does."""
         leaves = super().read_part(skeleton, home, stay, results, remote)
-        return self._structure.unflatten(leaves)
+        return self._tree_structure.unflatten(leaves)
 
     def _parsed(self, skeleton: bytes) -> Layout:
-        return parse_leaves(skeleton, self._structure.num_leaves)
+        return parse_leaves(skeleton, self._tree_structure.num_leaves)
 
 
 def exported_call(
     caller: Caller,
-    spec: Spec,
+    spec: FunctionSpec,
     function: Callable[..., Any],
     config: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Spec, tuple[Any, ...]]:
+) -> tuple[FunctionSpec, tuple[Any, ...]]:
     """What is called instead of a function, and with what.
 
     Args:
@@ -122,50 +126,50 @@ def exported_call(
     jax = _required_jax()
     options = Options.from_bytes(spec.options)
     if options.in_shardings or options.out_shardings:
-        raise _cannot(spec, "in_shardings and out_shardings do not travel with a program")
-    leaves, tree = jax.tree.flatten(_closed(args, kwargs, spec.statics))
+        raise _export_error(spec, "in_shardings and out_shardings do not travel with a program")
+    leaves, tree = jax.tree.flatten(_with_closed_statics(args, kwargs, spec.statics))
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        raise _cannot(
+        raise _export_error(
             spec, "jax traces the caller. Use f.grad(), f.vmap() and the like, which are exported"
         )
-    kind = (tree, tuple(map(_kind, leaves)), caller.session.platform)
-    with _making:
-        found = _made.setdefault(spec, BoundedDict(_MOST_OF_ONE)).get(kind)
+    kind = (tree, tuple(map(_leaf_kind, leaves)), caller.session.platform)
+    with _export_lock:
+        found = _exported.setdefault(spec, BoundedDict(_MAX_PER_SPEC)).get(kind)
     if found is None:
         found = _export(caller, spec, function, options, config, leaves, tree)
-        with _making:
-            known = _made.setdefault(spec, BoundedDict(_MOST_OF_ONE))
+        with _export_lock:
+            known = _exported.setdefault(spec, BoundedDict(_MAX_PER_SPEC))
             known[kind] = found
-    return cast("Spec", found), tuple(leaves)
+    return cast("FunctionSpec", found), tuple(leaves)
 
 
 def _export(
     caller: Caller,
-    spec: Spec,
+    spec: FunctionSpec,
     function: Callable[..., Any],
     options: Options,
     config: Mapping[str, Any],
     leaves: list[Any],
     tree: Any,
-) -> Exported:
+) -> ExportedFunction:
     from jax import export
 
-    from jaxd.tracing.inline import settings
-    from jaxd_protocol.jit.source_locations import without_places
+    from jaxd.tracing.inline import local_jax_settings
+    from jaxd_protocol.jit.source_locations import without_source_locations
 
     jax = _required_jax()
     structures: list[Any] = []
 
     def flat(*given: Any) -> list[Any]:
-        args, kwargs = _opened(jax.tree.unflatten(tree, given))
+        args, kwargs = _with_opened_statics(jax.tree.unflatten(tree, given))
         found, structure = jax.tree.flatten(function(*args, **kwargs))
         structures.append(structure)
         return cast("list[Any]", found)
 
-    kinds = map(_kind, leaves)
+    kinds = map(_leaf_kind, leaves)
     specs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in kinds]
     platform = _PLATFORMS.get(caller.session.platform, caller.session.platform)
-    with settings(config), without_places():
+    with local_jax_settings(config), without_source_locations():
         jitted = jax.jit(flat, keep_unused=True)
         traced = jitted.trace(*specs)  # what the function raises is raised as it is
         del traced
@@ -177,18 +181,18 @@ def _export(
                 f"needs a package that is missing here ({error}). Run: pip install 'jaxd[exported]'"
             ) from error
         except (NotImplementedError, ValueError) as error:
-            raise _cannot(spec, str(error).rstrip(".")) from error
+            raise _export_error(spec, str(error).rstrip(".")) from error
     of_program = Options(
-        donate_argnums=_donated(options, tree) or None,
+        donate_argnums=_donated_leaves(options, tree) or None,
         compiler_options=options.compiler_options,
         config=options.config,
         static="jax",
         extra_key=options.extra_key,
     )
-    return Exported(spec.identity.name, code, structures[-1], of_program)
+    return ExportedFunction(spec.snapshot.name, code, structures[-1], of_program)
 
 
-def _donated(options: Options, tree: Any) -> tuple[int, ...]:
+def _donated_leaves(options: Options, tree: Any) -> tuple[int, ...]:
     """Numbers of the leaves of the arguments that are given up."""
     import jax
 
@@ -201,14 +205,14 @@ def _donated(options: Options, tree: Any) -> tuple[int, ...]:
     return tuple(sorted(jax.tree.leaves(given)))
 
 
-def _closed(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> Any:
+def _with_closed_statics(args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs) -> Any:
     """The arguments with all that jax cannot trace, or is not to, closed by its content."""
-    from jaxd_protocol.jit.static_leaves import StaticLeaf, close_untraceable
+    from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
 
     positions = statics.at(len(args))
 
     def closed(value: Any, *, static: bool) -> Any:
-        return StaticLeaf(value) if static else close_untraceable(value, strict=statics.strict)
+        return StaticLeaf(value) if static else wrap_untraceable(value, strict=statics.strict)
 
     return (
         tuple(closed(value, static=i in positions) for i, value in enumerate(args)),
@@ -216,7 +220,7 @@ def _closed(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> 
     )
 
 
-def _opened(tree: Any) -> Any:
+def _with_opened_statics(tree: Any) -> Any:
     import jax
 
     from jaxd_protocol.jit.static_leaves import StaticLeaf
@@ -227,7 +231,7 @@ def _opened(tree: Any) -> Any:
     return jax.tree.map(open_, tree, is_leaf=lambda value: isinstance(value, StaticLeaf))
 
 
-def _kind(leaf: Any) -> tuple[tuple[int, ...], Any, bool]:
+def _leaf_kind(leaf: Any) -> tuple[tuple[int, ...], Any, bool]:
     """Shape, dtype and weak type of an array or number, as jax takes it."""
     import jax
 
@@ -248,8 +252,8 @@ def _required_jax() -> Any:
     return jax
 
 
-def _cannot(spec: Spec, why: str) -> NotPermitted:
+def _export_error(spec: FunctionSpec, why: str) -> NotPermitted:
     return NotPermitted(
-        f"{spec.identity.name} cannot be exported, and this server takes nothing else (--accept "
+        f"{spec.snapshot.name} cannot be exported, and this server takes nothing else (--accept "
         f"exported): {why}. Leave that out, or use a server that takes code."
     )

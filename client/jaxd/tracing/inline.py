@@ -13,8 +13,8 @@ from jaxd.interop.native import PRNGKeys
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import Statics, statics_of
-from jaxd_protocol.jit.static_leaves import close_arguments, opening
+from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
+from jaxd_protocol.jit.static_leaves import unwrapping_arguments, wrap_untraceable_arguments
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -43,8 +43,8 @@ def inline_function(
     def call(*args: Any, **kwargs: Any) -> Any:
         import jax
 
-        with settings(config or {}, options.device):
-            args, kwargs = close_arguments(args, kwargs, statics)
+        with local_jax_settings(config or {}, options.device):
+            args, kwargs = wrap_untraceable_arguments(args, kwargs, statics)
             result = jitted(*args, **kwargs)
         return jax.tree.map(_to_numpy, result) if results == "numpy" else result
 
@@ -67,13 +67,13 @@ def warm_inline(
 
     jitted, statics = _jitted(function, options)
     started = time.perf_counter()
-    with settings(config, options.device):
-        args, kwargs = close_arguments(args, dict(kwargs), statics)
+    with local_jax_settings(config, options.device):
+        args, kwargs = wrap_untraceable_arguments(args, dict(kwargs), statics)
         jitted.lower(*args, **kwargs).compile()  # which jax remembers when the function is called
     return Warmed("compile", time.perf_counter() - started)
 
 
-def finished(call: Callable[[], R]) -> Future[R]:
+def completed_future(call: Callable[[], R]) -> Future[R]:
     """The future of a call that is made at once."""
     from concurrent.futures import Future
 
@@ -85,14 +85,14 @@ def finished(call: Callable[[], R]) -> Future[R]:
     return future
 
 
-def devices_here() -> tuple[Device, ...]:
+def local_devices() -> tuple[Device, ...]:
     """The devices of this process, which are all its own; 0 where jax says nothing of memory.
 
     Raises:
         NoServer: when this process has no jax.
     """
     found = []
-    for index, device in enumerate(_jax().devices()):
+    for index, device in enumerate(_require_jax().devices()):
         memory = device.memory_stats() or {}
         used, limit = memory.get("bytes_in_use", 0), memory.get("bytes_limit", 0)
         found.append(Device(index, device.platform, device.device_kind, used, limit, 1, True))
@@ -120,25 +120,25 @@ class InlineStages:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """jax's own `Lowered`."""
-        with settings(self._config, self._device):
-            args, kwargs = close_arguments(args, kwargs, self._statics)
+        with local_jax_settings(self._config, self._device):
+            args, kwargs = wrap_untraceable_arguments(args, kwargs, self._statics)
             return self._jitted.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """jax's own `Traced`."""
-        with settings(self._config, self._device):
-            args, kwargs = close_arguments(args, kwargs, self._statics)
+        with local_jax_settings(self._config, self._device):
+            args, kwargs = wrap_untraceable_arguments(args, kwargs, self._statics)
             return self._jitted.trace(*args, **kwargs)
 
 
-def _jitted(function: Callable[..., Any], options: Options) -> tuple[Any, Statics]:
-    jax = _jax()
-    statics = statics_of(function, options)
-    opened = function if statics.strict else _opening(function, statics)
+def _jitted(function: Callable[..., Any], options: Options) -> tuple[Any, StaticArgs]:
+    jax = _require_jax()
+    statics = infer_static_args(function, options)
+    opened = function if statics.strict else _opening_wrapper(function, statics)
     return jax.jit(opened, **options.jit_arguments()), statics
 
 
-def _jax() -> Any:
+def _require_jax() -> Any:
     try:
         import jax
     except ImportError as error:
@@ -149,19 +149,19 @@ def _jax() -> Any:
     return jax
 
 
-def _opening(function: Callable[..., Any], statics: Statics) -> Callable[..., Any]:
+def _opening_wrapper(function: Callable[..., Any], statics: StaticArgs) -> Callable[..., Any]:
     """The same one each time, so that jax finds what it has compiled for it."""
     try:
-        return _openings(function, statics)
+        return _cached_opening(function, statics)
     except TypeError:  # it cannot be hashed
-        return opening(function, statics)
+        return unwrapping_arguments(function, statics)
 
 
-_openings = lru_cache(maxsize=1024)(opening)
+_cached_opening = lru_cache(maxsize=1024)(unwrapping_arguments)
 
 
 @contextmanager
-def settings(config: Mapping[str, Any], device: int | None = None) -> Iterator[None]:
+def local_jax_settings(config: Mapping[str, Any], device: int | None = None) -> Iterator[None]:
     """Within it, jax of this process has these settings, and puts arrays on that device."""
     import jax
 

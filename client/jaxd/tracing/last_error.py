@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_kept: Final[list[BaseException]] = []
+_last_error: Final[list[BaseException]] = []
 
 
 def last_error() -> BaseException | None:
@@ -13,12 +13,12 @@ def last_error() -> BaseException | None:
     jax raises an error of its own there, with the text of this one in it. The remote traceback is
     in its notes. None when no such call has failed in this process. Safe from any thread.
     """
-    if not _kept:
+    if not _last_error:
         return None
     # its frames here hold arrays of a program that has ended, whose memory may be gone
-    return _kept[-1].with_traceback(None)
+    return _last_error[-1].with_traceback(None)
 
 
-def keep_error(error: BaseException) -> None:
+def record_last_error(error: BaseException) -> None:
     """Keeps an exception for `last_error`, in place of the one before."""
-    _kept[:] = [error]
+    _last_error[:] = [error]

@@ -78,7 +78,7 @@ def _primitive() -> Any:
     made: Any = Primitive("persistent_call")
     made.multiple_results = True
     made.def_impl(lambda *arrays, call: list(call.eager(arrays)))
-    made.def_abstract_eval(lambda *_, call: [_shaped(one) for one in call.outputs])
+    made.def_abstract_eval(lambda *_, call: [_shaped_array(one) for one in call.outputs])
     ad.primitive_jvps[made] = _jvp_rule(made, ad)
     ad.primitive_transposes[made] = _transpose_rule(made, ad)
     batching.primitive_batchers[made] = _batching_rule(made)
@@ -86,7 +86,7 @@ def _primitive() -> Any:
     return made
 
 
-def _shaped(aval: Aval) -> Any:
+def _shaped_array(aval: Aval) -> Any:
     import jax
 
     dtype = jax.numpy.dtype(aval.dtype)
@@ -101,18 +101,19 @@ def _jvp_rule(primitive: Any, ad: Any) -> _Rule:
         values = primitive.bind(*primals, call=call)
         given = tuple(type(tangent) is not ad.Zero for tangent in tangents)
         if not any(given):
-            return values, [_still(ad, value) for value in values]
+            return values, [_zero_tangent(ad, value) for value in values]
         moving = [tangent for tangent in tangents if type(tangent) is not ad.Zero]
         moved = iter(primitive.bind(*primals, *moving, call=call.differentiated(given)))
         pairs = zip(values, call.outputs, strict=True)
         return values, [
-            next(moved) if aval.is_differentiable else _still(ad, value) for value, aval in pairs
+            next(moved) if aval.is_differentiable else _zero_tangent(ad, value)
+            for value, aval in pairs
         ]
 
     return jvp
 
 
-def _still(ad: Any, value: Any) -> Any:
+def _zero_tangent(ad: Any, value: Any) -> Any:
     """The tangent of what does not move."""
     import jax
 

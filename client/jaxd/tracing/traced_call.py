@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jaxd.dispatch.warm import encode_warming, form_of
+from jaxd.dispatch.warm import encode_warm_request, result_skeleton_of
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd.interop.lazy_array import LazyArray
 from jaxd.interop.native import PRNGKeys
-from jaxd.request.function_snapshot import Spec
+from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.tracing.derived_call import CallOutline, TracedCall
 from jaxd.tracing.primitive import Aval, bind
 from jaxd_protocol.errors import ResultError, TracerError
@@ -23,7 +23,7 @@ from jaxd_protocol.pytree import Layout
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
-    from jaxd.request.call_request import CallSettings, Encoded
+    from jaxd.request.call_request import CallRequest, CallSettings
 
 
 _NUMBERS: Final = (bool, int, float, complex)
@@ -31,11 +31,11 @@ _NUMBERS: Final = (bool, int, float, complex)
 
 def call_traced(
     caller: Caller,
-    spec: Spec,
+    spec: FunctionSpec,
     settings: CallSettings,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    settle: Callable[[Encoded], Encoded],
+    settle: Callable[[CallRequest], CallRequest],
 ) -> Any:
     """The result of a call, as tracers where it depends on them.
 
@@ -52,18 +52,18 @@ def call_traced(
         BaseException: what the function raises while it is traced on the server, and, where jax
             makes the call at once, what the call raises.
     """
-    outline, taken = _taken_apart(caller, spec, settings, args, kwargs)
-    standing, named = outline.filled([one.stands for one in taken])
-    warming = settle(encode_warming(caller, spec, standing, named, settings.strict))
-    outline = replace(outline, spec=_lasting(warming.spec))
-    outline = replace(outline, name=_name(outline, warming))
-    caller.remember(outline.spec)
-    form = _form(caller, warming._replace(spec=outline.spec))
+    outline, taken = _split_call(caller, spec, settings, args, kwargs)
+    standing, named = outline.filled([one.shape_struct for one in taken])
+    warming = settle(encode_warm_request(caller, spec, standing, named, settings.strict))
+    outline = replace(outline, spec=_without_donation(warming.spec))
+    outline = replace(outline, name=_outline_key(outline, warming))
+    caller.register(outline.spec)
+    form = _result_layout(caller, warming._replace(spec=outline.spec))
     call = TracedCall(outline, form.outputs, tuple(range(len(taken))))
     return form.built(bind(call, [one.array for one in taken]))
 
 
-def _name(outline: CallOutline, warming: Encoded) -> Any:
+def _outline_key(outline: CallOutline, warming: CallRequest) -> Any:
     """Equal for calls that are alike in all but their arrays; objects may differ in what they hold.
 
     What is static stands in the skeleton.
@@ -75,13 +75,13 @@ def _name(outline: CallOutline, warming: Encoded) -> Any:
     return outline.caller, outline.spec.key, warming.skeleton, how
 
 
-def _taken_apart(
+def _split_call(
     caller: Caller,
-    spec: Spec,
+    spec: FunctionSpec,
     settings: CallSettings,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[CallOutline, list[_Taken]]:
+) -> tuple[CallOutline, list[_TracedInput]]:
     """The call without its arrays, and these."""
     jax: Any = loaded_jax()
     numbers, names = spec.statics.positions, spec.statics.names
@@ -92,7 +92,7 @@ def _taken_apart(
             {name: value for name, value in kwargs.items() if name not in names},
         )
     )
-    taken = [_taken(leaf) for leaf in leaves]
+    taken = [_traced_input(leaf) for leaf in leaves]
     outline = CallOutline(
         caller,
         spec,
@@ -106,7 +106,9 @@ def _taken_apart(
     return outline, [one for one in taken if one]
 
 
-def _refuse_static_tracers(spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_static_tracers(
+    spec: FunctionSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     jax: Any = loaded_jax()
     numbers, names = spec.statics.positions, spec.statics.names
     given = [(f"argument {i}", x) for i, x in enumerate(args) if i in numbers]
@@ -114,24 +116,24 @@ def _refuse_static_tracers(spec: Spec, args: tuple[Any, ...], kwargs: dict[str, 
     for which, value in given:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
             raise TracerError(
-                f"{which} of {spec.identity.name} is static, so its value decides about the "
+                f"{which} of {spec.snapshot.name} is static, so its value decides about the "
                 "program; here it is a tracer, whose value is not known before the program runs. "
                 "Take it out of static_argnums and static_argnames, or give jax.jit, grad or vmap "
                 "around this call a plain value for it."
             )
 
 
-def _lasting(spec: Spec) -> Spec:
+def _without_donation(spec: FunctionSpec) -> FunctionSpec:
     """The function without donation: derivatives need what it would give up."""
     options = Options.from_bytes(spec.options)
     kept = options._replace(donate_argnums=None, donate_argnames=None)
-    return spec if kept == options else Spec(spec.identity, kept, spec.statics)
+    return spec if kept == options else FunctionSpec(spec.snapshot, kept, spec.statics)
 
 
 # what goes in ------------------------------------------------------------------------------------
 
 
-class _Taken(NamedTuple):
+class _TracedInput(NamedTuple):
     """A leaf that is an input of the traced call.
 
     Attributes:
@@ -142,22 +144,22 @@ class _Taken(NamedTuple):
 
     array: Any
     kind: str
-    stands: Any
+    shape_struct: Any
 
 
-def _taken(leaf: Any) -> _Taken | None:
+def _traced_input(leaf: Any) -> _TracedInput | None:
     """The leaf as an input; None when it is nothing that jax could trace."""
     jax: Any = loaded_jax()
     if type(leaf) is PRNGKeys:
-        return _Taken(jax.numpy.asarray(leaf.data), leaf.impl, leaf)
+        return _TracedInput(jax.numpy.asarray(leaf.data), leaf.impl, leaf)
     if isinstance(leaf, jax.Array):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             stands = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            return _Taken(jax.random.key_data(leaf), str(jax.random.key_impl(leaf)), stands)
-        return _Taken(leaf, "", _stands_for(leaf))
+            return _TracedInput(jax.random.key_data(leaf), str(jax.random.key_impl(leaf)), stands)
+        return _TracedInput(leaf, "", _shape_struct(leaf))
     if isinstance(leaf, _NUMBERS) or _is_of_numpy(leaf) or type(leaf) is LazyArray:
         array = jax.numpy.asarray(leaf)
-        return _Taken(array, "", _stands_for(array))
+        return _TracedInput(array, "", _shape_struct(array))
     return None
 
 
@@ -167,7 +169,7 @@ def _is_of_numpy(leaf: Any) -> bool:
     return isinstance(leaf, numpy.ndarray | numpy.generic)
 
 
-def _stands_for(array: Any) -> Any:
+def _shape_struct(array: Any) -> Any:
     jax: Any = loaded_jax()
     weak = bool(array.weak_type)
     return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=weak)
@@ -176,7 +178,7 @@ def _stands_for(array: Any) -> Any:
 # what comes out ----------------------------------------------------------------------------------
 
 
-class _Form(NamedTuple):
+class _ResultLayout(NamedTuple):
     """The layout of a traced call's result.
 
     Attributes:
@@ -204,22 +206,22 @@ class _Form(NamedTuple):
         return self.layout.build(found)
 
 
-def _form(caller: Caller, warming: Encoded) -> _Form:
+def _result_layout(caller: Caller, warming: CallRequest) -> _ResultLayout:
     """The form of a call's result; asked for once for such calls."""
-    identity = warming.spec.identity
+    snapshot = warming.spec.snapshot
     name = warming.spec.key + warming.skeleton
-    skeleton = identity.forms.get(name)
+    skeleton = snapshot.forms.get(name)
     if skeleton is None:
-        skeleton = identity.forms[name] = form_of(caller, warming)
+        skeleton = snapshot.forms[name] = result_skeleton_of(caller, warming)
     jax: Any = loaded_jax()
-    with identity.travelling():
-        layout = identity.reader.layout(skeleton)
+    with snapshot.pickling_context():
+        layout = snapshot.reader.layout(skeleton)
         found = jax.tree.leaves(layout.build(range(len(layout.leaves))))
         order = tuple(leaf for leaf in found if type(leaf) is int)  # float0 is known already
     if sorted(map(str, order)) != sorted(map(str, range(len(layout.leaves)))):
         raise ResultError(
-            f"the result of {identity.name} holds an object that jax does not take apart in this "
+            f"the result of {snapshot.name} holds an object that jax does not take apart in this "
             "process, so it cannot be transformed here. Import the module that registers its "
             "class with jax, or return dicts, lists and tuples from the function."
         )
-    return _Form(layout, order)
+    return _ResultLayout(layout, order)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 from jaxd_protocol.base.buffers import deflate
 
 if TYPE_CHECKING:
-    from jaxd.transfer.dedup_policy import Worth
+    from jaxd.transfer.dedup_policy import DedupPolicy
 
 
-SMALLEST_BYTES: Final = 1 << 16
+MIN_COMPRESSED_BYTES: Final = 1 << 16
 
 _SAMPLES: Final = 5
 _SAMPLE_BYTES: Final = 10_000
-_RATIO: Final = 0.7
+_MAX_RATIO: Final = 0.7
 """What is not made smaller than this is sent as it is."""
 
 
@@ -27,21 +27,21 @@ class Compression:
         worth: knows the link.
     """
 
-    def __init__(self, worth: Worth) -> None:
-        self._worth = worth
+    def __init__(self, policy: DedupPolicy) -> None:
+        self._policy = policy
 
     def packed(self, data: memoryview) -> memoryview | None:
         """The data made smaller; None when that does not pay, as far as a sample shows."""
-        if len(data) < SMALLEST_BYTES:
+        if len(data) < MIN_COMPRESSED_BYTES:
             return None
-        ratio, speed = _try(data)
-        if ratio >= _RATIO or self._worth.speed >= speed:
+        ratio, speed = _measure_sample(data)
+        if ratio >= _MAX_RATIO or self._policy.speed >= speed:
             return None
         found = deflate(data)
-        return memoryview(found) if len(found) < len(data) * _RATIO else None
+        return memoryview(found) if len(found) < len(data) * _MAX_RATIO else None
 
 
-def _try(data: memoryview) -> tuple[float, float]:
+def _measure_sample(data: memoryview) -> tuple[float, float]:
     """How small a sample becomes, and how many bytes a second are compressed."""
     step = (len(data) - _SAMPLE_BYTES) // (_SAMPLES - 1)
     started = time.perf_counter()

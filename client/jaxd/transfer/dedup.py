@@ -6,26 +6,26 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxd.transfer.dedup_policy import Worth
-from jaxd.transfer.jax_array_cache import SeenArrays
-from jaxd.transfer.server_copies import Copies, Copy
-from jaxd_protocol.messages.data_locations import PACKED, Row
+from jaxd.transfer.dedup_policy import DedupPolicy
+from jaxd.transfer.jax_array_cache import JaxArrayCache
+from jaxd.transfer.server_copies import ServerCopies, ServerCopy
+from jaxd_protocol.messages.data_locations import COMPRESSED, DataLocation
 
 if TYPE_CHECKING:
     from jaxd.transfer.compression import Compression
-    from jaxd.transfer.content_cache import Ask, Contents
-    from jaxd.transfer.release_queue import Drops
+    from jaxd.transfer.content_cache import AdoptRequest, ContentCache
+    from jaxd.transfer.release_queue import ReleaseQueue
     from jaxd_protocol.network.addresses import Address
 
 
-_Look = Callable[[int, Any], tuple[Row, Copy] | None]
+_FindCopy = Callable[[int, Any], tuple[DataLocation, ServerCopy] | None]
 
 
-class Data(Protocol):
+class CallData(Protocol):
     """Arrays that are to be sent, or lie on the server; see `Encoded`."""
 
     @property
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[DataLocation]:
         """Where the data lies that is on the server."""
 
     @property
@@ -41,11 +41,11 @@ class Data(Protocol):
         """The arrays of jax whose data is in a buffer, by leaf."""
 
     @property
-    def heads(self) -> Mapping[int, bytes]:
+    def leaf_headers(self) -> Mapping[int, bytes]:
         """What the skeleton says of the arrays whose data is in a buffer, by leaf."""
 
 
-class Spared:
+class DedupPlan:
     """The data that a call need not send, or sends compressed.
 
     Attributes:
@@ -53,19 +53,19 @@ class Spared:
         packed: what is sent in place of some data, by leaf.
     """
 
-    def __init__(self, copies: Copies, worth: Worth) -> None:
-        self.rows: list[Row] = []
+    def __init__(self, copies: ServerCopies, policy: DedupPolicy) -> None:
+        self.rows: list[DataLocation] = []
         self.packed: dict[int, memoryview] = {}
         self._copies = copies
-        self._worth = worth
-        self._used: list[Copy] = []
+        self._policy = policy
+        self._used_copies: list[ServerCopy] = []
         self._started = 0.0
 
-    def add(self, row: Row, copy: Copy | None) -> None:
+    def add(self, row: DataLocation, copy: ServerCopy | None) -> None:
         """One leaf, and the copy to which its row refers or which it brings, if any."""
         self.rows.append(row)
         if copy is not None:
-            self._used.append(copy)
+            self._used_copies.append(copy)
 
     def start(self) -> None:
         """From now on the call is on its way."""
@@ -73,21 +73,21 @@ class Spared:
 
     def abandon(self) -> None:
         """The server has answered a call that was settled before, because nobody waited."""
-        self._copies.drop_lost(self._used)
+        self._copies.release_unconfirmed(self._used_copies)
 
     def settle(self, *, ready: bool, refused: Collection[int] = (), sent: int = 0) -> None:
         """The call is over.
 
         Args:
-            ready: see `Copies.settle`.
+            ready: see `ServerCopies.settle`.
             refused: the same.
             sent: how many bytes of data it has sent.
         """
-        self._copies.settle(self._used, ready=ready, refused=refused)
-        self._worth.took(sent, time.monotonic() - self._started)
+        self._copies.settle(self._used_copies, ready=ready, refused=refused)
+        self._policy.took(sent, time.monotonic() - self._started)
 
 
-class SentBefore:
+class Deduplicator:
     """Deduplicates the data of one session's calls. Thread-safe.
 
     Args:
@@ -96,20 +96,22 @@ class SentBefore:
         compress: whether data may be compressed on its way over a network.
     """
 
-    def __init__(self, drops: Drops, where: Address, *, compress: bool = False) -> None:
-        self._copies = Copies(drops)
-        self._seen = SeenArrays(self._copies)
-        self._worth = Worth(where.is_loopback)
-        self._contents: Contents | None = None
+    def __init__(
+        self, release_queue: ReleaseQueue, where: Address, *, compress: bool = False
+    ) -> None:
+        self._copies = ServerCopies(release_queue)
+        self._jax_arrays = JaxArrayCache(self._copies)
+        self._policy = DedupPolicy(where.is_loopback)
+        self._content_cache: ContentCache | None = None
         self._compression: Compression | None = None
         if where.is_network:
             from jaxd.transfer.compression import Compression
-            from jaxd.transfer.content_cache import Contents
+            from jaxd.transfer.content_cache import ContentCache
 
-            self._contents = Contents(self._copies, self._worth)
-            self._compression = Compression(self._worth) if compress else None
+            self._content_cache = ContentCache(self._copies, self._policy)
+            self._compression = Compression(self._policy) if compress else None
 
-    def spare(self, call: Data, ask: Ask) -> Spared:
+    def spare(self, call: CallData, ask: AdoptRequest) -> DedupPlan:
         """What a call need not send; to be settled when it is over.
 
         Args:
@@ -119,46 +121,48 @@ class SentBefore:
         Raises:
             JaxdError: as `ask`.
         """
-        spared = Spared(self._copies, self._worth)
+        plan = DedupPlan(self._copies, self._policy)
         try:
-            self._spare_sources(spared, call, self._seen.known)
-            if self._contents is not None:
-                self._look_inside(self._contents, spared, call, ask)
-            self._spare_sources(spared, call, self._seen.offer)
+            self._plan_sources(plan, call, self._jax_arrays.known)
+            if self._content_cache is not None:
+                self._plan_contents(self._content_cache, plan, call, ask)
+            self._plan_sources(plan, call, self._jax_arrays.offer_copy)
             if self._compression is not None:
-                self._pack(self._compression, spared, call)
+                self._plan_compression(self._compression, plan, call)
         except BaseException:
-            spared.settle(ready=False)
+            plan.settle(ready=False)
             raise
-        spared.start()
-        return spared
+        plan.start()
+        return plan
 
-    def _spare_sources(self, spared: Spared, call: Data, look: _Look) -> None:
+    def _plan_sources(self, plan: DedupPlan, call: CallData, look: _FindCopy) -> None:
         """Spares arrays of jax that have no row so far."""
-        settled = {row.leaf for row in spared.rows}
+        settled = {row.leaf for row in plan.rows}
         for leaf, array in call.sources.items():
             found = None if leaf in settled else look(leaf, array)
             if found is not None:
-                spared.add(*found)
+                plan.add(*found)
 
-    def _pack(self, compression: Compression, spared: Spared, call: Data) -> None:
+    def _plan_compression(self, compression: Compression, plan: DedupPlan, call: CallData) -> None:
         """Compresses arrays that have to be sent."""
-        settled = {-1, *(row.leaf for row in spared.rows)}
+        settled = {-1, *(row.leaf for row in plan.rows)}
         for owner, data in zip(call.owners, call.buffers, strict=False):
             packed = None if owner in settled else compression.packed(data)
             if packed is not None:
-                spared.add(Row(owner, PACKED, len(data)), None)
-                spared.packed[owner] = packed
+                plan.add(DataLocation(owner, COMPRESSED, len(data)), None)
+                plan.packed[owner] = packed
 
-    def _look_inside(self, contents: Contents, spared: Spared, call: Data, ask: Ask) -> None:
+    def _plan_contents(
+        self, contents: ContentCache, plan: DedupPlan, call: CallData, ask: AdoptRequest
+    ) -> None:
         """Plans arrays by their content hash."""
-        settled = {-1, *(row.leaf for row in spared.rows)}
+        settled = {-1, *(row.leaf for row in plan.rows)}
         data = {
             owner: data
             for owner, data in zip(call.owners, call.buffers, strict=False)
             if owner not in settled
         }
-        for row, copy in contents.rows(data, call.heads, ask):
-            spared.add(row, copy)
+        for row, copy in contents.rows(data, call.leaf_headers, ask):
+            plan.add(row, copy)
             if copy is not None and row.leaf in call.sources:
-                self._seen.link(call.sources[row.leaf], copy)
+                self._jax_arrays.link(call.sources[row.leaf], copy)

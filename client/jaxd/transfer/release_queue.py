@@ -12,12 +12,12 @@ from typing import Final
 
 from jaxd_protocol.messages.data_locations import pack_ids, unpack_ids
 
-_MAX_TOLD: Final = 4096
+_MAX_SENT: Final = 4096
 _BATCH_S: Final = 0.05
 """How long ids may wait for a call that takes them along."""
 
 
-class Drops:
+class ReleaseQueue:
     """A queue of ids of values to release. Thread-safe.
 
     Args:
@@ -25,46 +25,46 @@ class Drops:
     """
 
     def __init__(self, tell: Callable[[bytes], bool]) -> None:
-        self._tell = tell
-        self._gone: deque[int] = deque()
-        self._told: deque[int] = deque(maxlen=_MAX_TOLD)
+        self._send = tell
+        self._pending: deque[int] = deque()
+        self._sent: deque[int] = deque(maxlen=_MAX_SENT)
         self._wake: SimpleQueue[bool] = SimpleQueue()
-        self._is_awake = False
+        self._is_woken = False
         self._thread: threading.Thread | None = None
-        self._is_wanted = False  # whether there has ever been something to tell
+        self._is_needed = False  # whether there has ever been something to tell
         self._is_stopped = False
         self._lock = threading.Lock()  # guards the thread; `add` must not take it
 
     def add(self, id: int) -> None:  # noqa: A002
         """Adds one. Takes no lock: may be called from any thread and during garbage collection."""
-        self._gone.append(id)
-        self._awake()
+        self._pending.append(id)
+        self._wake_thread()
 
-    def _awake(self) -> None:
-        if not self._is_awake:
-            self._is_awake = True
+    def _wake_thread(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
             self._wake.put(True)  # written in C: a collection in between does no harm
 
     def take(self) -> bytes:
         """The ids to send with a call; removes them from the queue."""
-        return pack_ids(self._drain()) if self._gone else b""
+        return pack_ids(self._drain()) if self._pending else b""
 
-    def put_back(self, ids: bytes) -> None:
+    def requeue(self, ids: bytes) -> None:
         """Puts ids back that could not be sent."""
-        self._gone.extend(unpack_ids(ids))
+        self._pending.extend(unpack_ids(ids))
         if threading.current_thread() is not self._thread:  # which would only try again at once
-            self._awake()
+            self._wake_thread()
 
     def start(self) -> None:
         """Starts the thread that sends ids which no call takes along, while connected."""
         if self._thread is not None:
             return
         with self._lock:
-            self._is_wanted = True
-            self._begin()
+            self._is_needed = True
+            self._start_thread()
         self.retry()
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         """The lock is held."""
         if self._thread is not None or self._is_stopped:
             return
@@ -72,12 +72,12 @@ class Drops:
         thread = threading.Thread(target=self._run, args=(wake,), name="jaxd-drops", daemon=True)
         with suppress(RuntimeError):  # the system has no more threads: calls take it along
             thread.start()
-            self._wake, self._is_awake, self._thread = wake, False, thread
+            self._wake, self._is_woken, self._thread = wake, False, thread
 
     def retry(self) -> None:
         """Sends again what could not be sent before."""
-        if self._gone:
-            self._awake()
+        if self._pending:
+            self._wake_thread()
 
     def stop(self) -> None:
         """Stops the sending thread, until there is another connection."""
@@ -89,16 +89,16 @@ class Drops:
 
     def abandon(self) -> None:
         """In the child of a fork: the values are the parent's, and so is the thread."""
-        self._gone = deque(maxlen=0)
-        self._is_awake = True
+        self._pending = deque(maxlen=0)
+        self._is_woken = True
         self._lock = threading.Lock()
 
     def _drain(self) -> list[int]:
         found: list[int] = []
         with suppress(IndexError):
             while True:
-                found.append(self._gone.popleft())
-        self._told.extend(found)
+                found.append(self._pending.popleft())
+        self._sent.extend(found)
         return found
 
     def again(self) -> None:
@@ -106,18 +106,18 @@ class Drops:
 
         To let go of a value twice does no harm: no id is used twice.
         """
-        told = list(self._told)
-        self._told.clear()
+        told = list(self._sent)
+        self._sent.clear()
         for each in told:
             self.add(each)
         self._is_stopped = False
-        if self._is_wanted:
+        if self._is_needed:
             self.start()
 
     def _run(self, wake: SimpleQueue[bool]) -> None:
         while wake.get():
             time.sleep(_BATCH_S)
-            self._is_awake = False
+            self._is_woken = False
             gone = self._drain()
-            if gone and not self._tell(pack_ids(gone)):
+            if gone and not self._send(pack_ids(gone)):
                 return

@@ -14,15 +14,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from jaxd_protocol.base.buffers import ALIGNMENT
 from jaxd_protocol.errors import ConnectionLost, JaxdError
 from jaxd_protocol.messages.calls import OK
-from jaxd_protocol.messages.data_locations import ABSENT, BLOCK, PROOF_BYTES, Row, unpack_ids
+from jaxd_protocol.messages.data_locations import (
+    BLOCK,
+    BLOCK_PROBE_BYTES,
+    NOT_IN_MESSAGE,
+    DataLocation,
+    unpack_ids,
+)
 
 if TYPE_CHECKING:
-    from jaxd.transfer.dedup import Data, SentBefore, Spared
-    from jaxd.transfer.shared_arrays import Room
-    from jaxd.transfer.shared_memory import Block, Place, Pool
+    from jaxd.transfer.dedup import CallData, Deduplicator, DedupPlan
+    from jaxd.transfer.shared_arrays import ReceiveBuffer
+    from jaxd.transfer.shared_memory import BlockOffset, BlockPool, SharedBlock
 
 
-SHARED_BYTES: Final = 1 << 18
+MIN_SHARED_BYTES: Final = 1 << 18
 """Below this, the socket is as fast."""
 
 
@@ -45,34 +51,34 @@ class BlockPeer(Protocol):
     ) -> tuple[Any, object]:
         """The server's reply, and its frame."""
 
-    def tell(self, verb: str, args: tuple[Any, ...]) -> None:
+    def notify(self, verb: str, args: tuple[Any, ...]) -> None:
         """Sends a message that has no reply."""
 
 
-class Load(NamedTuple):
+class CallTransfer(NamedTuple):
     """The transfer of one call's data.
 
     Attributes:
         rows: where the data lies that is not in the message.
         buffers: the data that is.
         places: blocks with data of the call, each held once.
-        spared: what was sent before.
+        dedup_plan: what of it the server has already.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[DataLocation]
     buffers: Sequence[memoryview]
-    places: Sequence[Place] = ()
-    spared: Spared | None = None
+    places: Sequence[BlockOffset] = ()
+    dedup_plan: DedupPlan | None = None
 
     def in_blocks(self) -> dict[int, memoryview]:
         """What lies in blocks, by leaf, with what lies behind it."""
         blocks = {block.number: block.view for block, _ in self.places}
         return {row.leaf: blocks[row.a][row.b :] for row in self.rows if row.kind == BLOCK}
 
-    def copies_of(self, call: Data) -> Sequence[memoryview]:
+    def copies_of(self, call: CallData) -> Sequence[memoryview]:
         """The buffers of the call, as copies that this has made: the caller's arrays may change."""
         in_blocks = self.in_blocks()
-        absent = {row.leaf for row in self.rows if row.kind in ABSENT}
+        absent = {row.leaf for row in self.rows if row.kind in NOT_IN_MESSAGE}
         rest = iter(self.buffers)
         copies: list[memoryview] = []
         for owner, data in zip(chain(call.owners, repeat(-1)), call.buffers, strict=False):
@@ -86,8 +92,8 @@ class Load(NamedTuple):
 
     def abandon(self) -> None:
         """The server has answered a call that was released before, because nobody waited."""
-        if self.spared is not None:
-            self.spared.abandon()
+        if self.dedup_plan is not None:
+            self.dedup_plan.abandon()
 
     def release(self, reply: Sequence[Any] | None = None) -> None:
         """The call is over: its blocks can be used for others.
@@ -97,45 +103,45 @@ class Load(NamedTuple):
         """
         for block, _ in self.places:
             block.release()
-        if self.spared is not None:
+        if self.dedup_plan is not None:
             refused = unpack_ids(reply[5]) if reply is not None and len(reply) > 5 else ()
             sent = 0 if reply is None else sum(map(len, self.buffers))
-            self.spared.settle(ready=reply is not None, refused=refused, sent=sent)
+            self.dedup_plan.settle(ready=reply is not None, refused=refused, sent=sent)
 
 
-class Routes:
+class TransferRouter:
     """Prepares the transfers of one caller. Thread-safe.
 
     Args:
         pool: memory to share; by default that of this process.
     """
 
-    def __init__(self, pool: Pool | None = None) -> None:
-        self._memory = pool
+    def __init__(self, pool: BlockPool | None = None) -> None:
+        self._given_pool = pool
 
     @property
-    def _pool(self) -> Pool:
-        if self._memory is None:
+    def _pool(self) -> BlockPool:
+        if self._given_pool is None:
             from jaxd.transfer.shared_memory import shared_pool  # many processes send nothing large
 
-            self._memory = shared_pool()
-        return self._memory
+            self._given_pool = shared_pool()
+        return self._given_pool
 
     def load(
         self,
-        call: Data,
+        call: CallData,
         connection: BlockPeer,
-        sent_before: Callable[[], SentBefore] | None = None,
+        deduplicator: Callable[[], Deduplicator] | None = None,
         *,
         copied: bool = False,
         deadline: float | None = None,
-    ) -> Load:
+    ) -> CallTransfer:
         """Prepares the transfer of a call's data, and announces its blocks to the peer.
 
         Args:
             call: its data.
             connection: what it is sent over.
-            sent_before: gives what the session has sent; None: nobody looks there.
+            deduplicator: gives what the session has sent; None: nobody looks there.
             copied: whether the caller may change its arrays before the reply is here.
             deadline: `time.monotonic()` after which the caller does not wait any more.
 
@@ -144,37 +150,37 @@ class Routes:
             DeadlineExceeded: when the deadline passed.
         """
         if not call.buffers:
-            return Load(call.rows, call.buffers)
+            return CallTransfer(call.rows, call.buffers)
 
         def ask(wanted: bytes, ids: bytes) -> bytes:
             value, _ = connection.request("adopt", (wanted, ids), deadline=deadline)
             return bytes(value[1])
 
-        spared = sent_before().spare(call, ask) if sent_before else None
+        plan = deduplicator().spare(call, ask) if deduplicator else None
         try:
-            rows = list(spared.rows) if spared else []
+            rows = list(plan.rows) if plan else []
             places = self._load_blocks(call, connection, rows, copied=copied)
         except BaseException:
-            if spared:
-                spared.settle(ready=False)
+            if plan:
+                plan.settle(ready=False)
             raise
-        absent = {row.leaf for row in rows if row.kind in ABSENT}
-        packed = spared.packed if spared else {}
+        absent = {row.leaf for row in rows if row.kind in NOT_IN_MESSAGE}
+        packed = plan.packed if plan else {}
         rest = [
             packed.get(owner, data)
             for data, owner in zip(call.buffers, chain(call.owners, repeat(-1)), strict=False)
             if owner not in absent
         ]
-        return Load(sorted((*call.rows, *rows)), rest, places, spared)
+        return CallTransfer(sorted((*call.rows, *rows)), rest, places, plan)
 
     def _load_blocks(
-        self, call: Data, connection: BlockPeer, rows: list[Row], *, copied: bool
-    ) -> Sequence[Place]:
+        self, call: CallData, connection: BlockPeer, rows: list[DataLocation], *, copied: bool
+    ) -> Sequence[BlockOffset]:
         """Puts into blocks what has no row so far; adds the rows."""
-        large = self._large(call, connection, {row.leaf for row in rows})
+        large = self._shareable(call, connection, {row.leaf for row in rows})
         if not large:
             return ()
-        places = self._places([call.buffers[index] for index in large], copied=copied)
+        places = self._place_in_blocks([call.buffers[index] for index in large], copied=copied)
         if places is None:
             return ()
         known = False
@@ -187,21 +193,21 @@ class Routes:
         if not known:
             return ()
         rows += [
-            Row(call.owners[index], BLOCK, block.number, offset)
+            DataLocation(call.owners[index], BLOCK, block.number, offset)
             for index, (block, offset) in zip(large, places, strict=True)
         ]
         return places
 
-    def room(self, connection: BlockPeer, sizes: Sequence[int]) -> Room | None:
+    def room(self, connection: BlockPeer, sizes: Sequence[int]) -> ReceiveBuffer | None:
         """Where the server can put arrays of these sizes; None when it had better send them.
 
         Raises:
             ConnectionLost: when the connection has ended.
         """
         total = sum(sizes)
-        if total < SHARED_BYTES or not connection.passes_descriptors:
+        if total < MIN_SHARED_BYTES or not connection.passes_descriptors:
             return None
-        from jaxd.transfer.shared_arrays import Room, view_of
+        from jaxd.transfer.shared_arrays import ReceiveBuffer, block_view
 
         block = self._pool.lease(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
         if block is None:
@@ -215,33 +221,37 @@ class Routes:
             end = 0
             for size in sizes:
                 places += (block.number, end)
-                views.append(view_of(self._pool, block, end, size).data)
+                views.append(block_view(self._pool, block, end, size).data)
                 end += -(-size // ALIGNMENT) * ALIGNMENT
-            return Room(places, views, block)
+            return ReceiveBuffer(places, views, block)
         finally:
             block.release()
 
-    def lies_in_blocks(self, call: Data) -> bool:
+    def uses_shared_blocks(self, call: CallData) -> bool:
         """Whether some of its data lies in memory of the caller's that the server would read."""
         return any(
             owner >= 0 and self._is_in_block(data)
             for owner, data in zip(call.owners, call.buffers, strict=False)
-            if len(data) >= SHARED_BYTES
+            if len(data) >= MIN_SHARED_BYTES
         )
 
-    def _large(self, call: Data, connection: BlockPeer, settled: Collection[int]) -> list[int]:
+    def _shareable(
+        self, call: CallData, connection: BlockPeer, settled: Collection[int]
+    ) -> list[int]:
         """Indexes of the buffers that may go through shared memory, of leaves without a row."""
         if not call.buffers or not connection.passes_descriptors:
             return []
         return [
             index
             for index, (owner, data) in enumerate(zip(call.owners, call.buffers, strict=False))
-            if owner >= 0 and len(data) >= SHARED_BYTES and owner not in settled
+            if owner >= 0 and len(data) >= MIN_SHARED_BYTES and owner not in settled
         ]
 
-    def _places(self, buffers: Sequence[memoryview], *, copied: bool) -> list[Place] | None:
+    def _place_in_blocks(
+        self, buffers: Sequence[memoryview], *, copied: bool
+    ) -> list[BlockOffset] | None:
         """Where the data lies, copied or as it is; None when there is no room."""
-        found: dict[int, Place] = {}
+        found: dict[int, BlockOffset] = {}
         if not copied:
             for index, data in enumerate(buffers):
                 place = self._find(data)
@@ -256,7 +266,7 @@ class Routes:
         found.update(zip(rest, made, strict=True))
         return [found[index] for index in range(len(buffers))]
 
-    def _find(self, data: memoryview) -> Place | None:
+    def _find(self, data: memoryview) -> BlockOffset | None:
         return self._pool.find(_address(data), len(data))
 
     def _is_in_block(self, data: memoryview) -> bool:
@@ -265,7 +275,7 @@ class Routes:
             place[0].release()
         return place is not None
 
-    def announce(self, connection: BlockPeer, places: Sequence[Place]) -> bool:
+    def announce(self, connection: BlockPeer, places: Sequence[BlockOffset]) -> bool:
         """Has the server map blocks that it does not know; whether it can.
 
         Raises:
@@ -273,16 +283,16 @@ class Routes:
         """
         blocks = self._pool.unannounced(connection, [block for block, _ in places])
         for block in blocks:
-            if not self._share(connection, block):
+            if not self._share_block(connection, block):
                 connection.passes_descriptors = False
                 return False
         self._pool.announced(connection, blocks)
         retired = self._pool.retired(connection)
         if retired:
-            connection.tell("unshare", (tuple(retired),))
+            connection.notify("unshare", (tuple(retired),))
         return True
 
-    def _share(self, connection: BlockPeer, block: Block) -> bool:
+    def _share_block(self, connection: BlockPeer, block: SharedBlock) -> bool:
         """Whether the server sees in the block what is in it: else something lies in between."""
         try:
             value, _ = connection.request(
@@ -292,7 +302,7 @@ class Routes:
             raise
         except JaxdError:
             return False
-        return bool(value[0] == OK and value[1] == bytes(block.view[:PROOF_BYTES]))
+        return bool(value[0] == OK and value[1] == bytes(block.view[:BLOCK_PROBE_BYTES]))
 
 
 def _address(data: memoryview) -> int:

@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Final
 
-from jaxd.transfer.release_queue import Drops
-from jaxd_protocol.messages.data_locations import first_id, new_number
+from jaxd.transfer.release_queue import ReleaseQueue
+from jaxd_protocol.messages.data_locations import first_value_id, new_call_number
 
 _LIMIT_BYTES: Final = 1 << 30
 
 
-class Copy:
+class ServerCopy:
     """A copy on the server.
 
     Attributes:
@@ -30,18 +30,18 @@ class Copy:
         is_shared: whether more than one array may stand for it, so that none of them decides.
     """
 
-    __slots__ = ("id", "is_refused", "is_shared", "is_there", "nbytes", "users")
+    __slots__ = ("id", "is_on_server", "is_refused", "is_shared", "nbytes", "users")
 
     def __init__(self, nbytes: int) -> None:
-        self.id = first_id(new_number())
+        self.id = first_value_id(new_call_number())
         self.nbytes = nbytes
         self.users = 1
-        self.is_there = False
+        self.is_on_server = False
         self.is_refused = False
         self.is_shared = False
 
 
-class Copies:
+class ServerCopies:
     """The copies of one session, bounded: the least recently used one goes first. Thread-safe.
 
     Args:
@@ -49,40 +49,42 @@ class Copies:
         limit_bytes: of all of them.
     """
 
-    def __init__(self, drops: Drops, limit_bytes: int = _LIMIT_BYTES) -> None:
-        self._drops = drops
+    def __init__(self, release_queue: ReleaseQueue, limit_bytes: int = _LIMIT_BYTES) -> None:
+        self._drops = release_queue
         self._limit_bytes = limit_bytes
-        self._copies: dict[int, Copy] = {}  # by id, the least recently used first
+        self._copies: dict[int, ServerCopy] = {}  # by id, the least recently used first
         self._nbytes = 0
-        self._forgotten: deque[Copy] = deque()
+        self._forgotten: deque[ServerCopy] = deque()
         self._lock = threading.Lock()  # guards all but _forgotten
 
     def __len__(self) -> int:
         with self._lock:
-            self._tidy()
+            self._remove_forgotten()
             return len(self._copies)
 
-    def begin(self, nbytes: int) -> Copy | None:
+    def begin(self, nbytes: int) -> ServerCopy | None:
         """A copy that a call brings; None where there is no room. To be settled."""
         with self._lock:
-            self._tidy()
+            self._remove_forgotten()
             if not self._make_room(nbytes):
                 return None
-            copy = Copy(nbytes)
+            copy = ServerCopy(nbytes)
             self._add(copy)
         self._drops.start()
         return copy
 
-    def use(self, copy: Copy) -> bool:
+    def use(self, copy: ServerCopy) -> bool:
         """Whether a call can refer to a copy; to be settled if so."""
         with self._lock:
-            self._tidy()
-            if copy.is_there:
+            self._remove_forgotten()
+            if copy.is_on_server:
                 copy.users += 1
                 self._copies[copy.id] = self._copies.pop(copy.id)
-            return copy.is_there
+            return copy.is_on_server
 
-    def settle(self, used: Iterable[Copy], *, ready: bool, refused: Collection[int] = ()) -> None:
+    def settle(
+        self, used: Iterable[ServerCopy], *, ready: bool, refused: Collection[int] = ()
+    ) -> None:
         """A call is over.
 
         Args:
@@ -94,18 +96,18 @@ class Copies:
             for copy in used:
                 copy.users -= 1
                 copy.is_refused = copy.id in refused
-                if copy.is_refused or not (ready or copy.is_there):
+                if copy.is_refused or not (ready or copy.is_on_server):
                     self._remove(copy)
                 else:
-                    copy.is_there = copy.id in self._copies
+                    copy.is_on_server = copy.id in self._copies
 
-    def drop_lost(self, used: Iterable[Copy]) -> None:
+    def release_unconfirmed(self, used: Iterable[ServerCopy]) -> None:
         """Has the server release what a call brought after it was completed without a result."""
         for copy in used:
-            if not copy.is_there:
+            if not copy.is_on_server:
                 self._drops.add(copy.id)
 
-    def forget(self, copy: Copy) -> None:
+    def forget(self, copy: ServerCopy) -> None:
         """The data is gone here. From any thread, and in a garbage collection: nothing is locked.
 
         No call that uses the copy may be open.
@@ -115,10 +117,10 @@ class Copies:
         self._forgotten.append(copy)
         self._drops.add(copy.id)
 
-    def _tidy(self) -> None:
+    def _remove_forgotten(self) -> None:
         with suppress(IndexError):
             while True:
-                self._take_out(self._forgotten.popleft())
+                self._unlink(self._forgotten.popleft())
 
     def _make_room(self, nbytes: int) -> bool:
         idle = [copy for copy in self._copies.values() if not copy.users]
@@ -128,15 +130,15 @@ class Copies:
             self._remove(copy)
         return self._nbytes + nbytes <= self._limit_bytes
 
-    def _add(self, copy: Copy) -> None:
+    def _add(self, copy: ServerCopy) -> None:
         self._copies[copy.id] = copy
         self._nbytes += copy.nbytes
 
-    def _remove(self, copy: Copy) -> None:
-        self._take_out(copy)
+    def _remove(self, copy: ServerCopy) -> None:
+        self._unlink(copy)
         self._drops.add(copy.id)
 
-    def _take_out(self, copy: Copy) -> None:
-        copy.is_there = False
+    def _unlink(self, copy: ServerCopy) -> None:
+        copy.is_on_server = False
         if self._copies.pop(copy.id, None) is not None:
             self._nbytes -= copy.nbytes

@@ -10,25 +10,25 @@ from typing import Any, Final, NamedTuple
 
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd.interop.native import leaves_of, map_leaves
-from jaxd.transfer.shared_memory import Block, Place, Pool
+from jaxd.transfer.shared_memory import BlockOffset, BlockPool, SharedBlock
 
-_WORTH_BYTES: Final = 1 << 16
+_MIN_SHARED_BYTES: Final = 1 << 16
 """Smaller arrays travel inside of the message anyway."""
 
 
-class Room(NamedTuple):
+class ReceiveBuffer(NamedTuple):
     """Shared memory into which the server writes arrays: their positions, views, and the block."""
 
     places: Sequence[int]
     data: Sequence[memoryview]
-    block: Block
+    block: SharedBlock
 
     def filled(self) -> None:
         """The server has answered. Until then it may write, however the caller was stopped."""
         self.block.is_awaited = False
 
 
-def empty(pool: Pool, shape: int | tuple[int, ...], dtype: Any = "float64") -> Any:
+def empty(pool: BlockPool, shape: int | tuple[int, ...], dtype: Any = "float64") -> Any:
     """An array as of `numpy.empty`, in a block of its own.
 
     It is an ordinary one when it has less than 64 kB or holds objects, or when the pool has no
@@ -39,14 +39,14 @@ def empty(pool: Pool, shape: int | tuple[int, ...], dtype: Any = "float64") -> A
     kind = numpy.dtype(dtype)
     dimensions = shape if isinstance(shape, tuple) else (shape,)
     nbytes = math.prod(dimensions) * kind.itemsize
-    worth = nbytes >= _WORTH_BYTES and not kind.hasobject
+    worth = nbytes >= _MIN_SHARED_BYTES and not kind.hasobject
     block = pool.lease(nbytes) if worth else None
     if block is None:
         return numpy.empty(dimensions, kind)
     return _array(block, block.view, 0, nbytes).view(kind).reshape(dimensions)
 
 
-def shared_copy(pool: Pool, tree: Any) -> Any:
+def shared_copy(pool: BlockPool, tree: Any) -> Any:
     """A tree with copies of the arrays in `tree`, all of them in one block.
 
     Arrays that `empty` would not put into a block are copied as numpy does. What is not an array
@@ -63,7 +63,7 @@ def shared_copy(pool: Pool, tree: Any) -> Any:
     return map_leaves(lambda _: next(copies), tree)
 
 
-def view_of(pool: Pool, block: Block, offset: int, nbytes: int) -> Any:
+def block_view(pool: BlockPool, block: SharedBlock, offset: int, nbytes: int) -> Any:
     """A read-only array of bytes in a block, which holds a share while it or a view of it exists.
 
     The caller's own share stays the caller's.
@@ -72,7 +72,7 @@ def view_of(pool: Pool, block: Block, offset: int, nbytes: int) -> Any:
     return _array(block, block.view.toreadonly(), offset, nbytes)
 
 
-def _array(block: Block, memory: memoryview, offset: int, nbytes: int) -> Any:
+def _array(block: SharedBlock, memory: memoryview, offset: int, nbytes: int) -> Any:
     """Bytes of a block as an array that takes over one share of it."""
     numpy: Any = sys.modules["numpy"]
     # every view of a view refers to this very array: numpy looks through those in between
@@ -81,7 +81,7 @@ def _array(block: Block, memory: memoryview, offset: int, nbytes: int) -> Any:
     return owner[offset : offset + nbytes]
 
 
-def _copy(leaf: Any, place: Place | None) -> Any:
+def _copy(leaf: Any, place: BlockOffset | None) -> Any:
     """The copy in a block as an array, or one that numpy makes; what is no array stays as it is."""
     numpy: Any = sys.modules["numpy"]
     if place is not None:
@@ -96,7 +96,7 @@ def _bytes_of(array: Any) -> memoryview:
 
 
 def _is_large(leaf: Any) -> bool:
-    return _is_array(leaf) and leaf.nbytes >= _WORTH_BYTES and not leaf.dtype.hasobject
+    return _is_array(leaf) and leaf.nbytes >= _MIN_SHARED_BYTES and not leaf.dtype.hasobject
 
 
 def _is_array(leaf: Any) -> bool:

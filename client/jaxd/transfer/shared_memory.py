@@ -25,9 +25,9 @@ from typing import Any, Final
 
 from jaxd_protocol.base import shared_memory
 from jaxd_protocol.base.buffers import ALIGNMENT
-from jaxd_protocol.base.process import forget_after_fork, tell_of_forks
+from jaxd_protocol.base.process import notify_before_forks, reset_after_fork
 
-SMALLEST_BYTES: Final = 1 << 18
+MIN_BLOCK_BYTES: Final = 1 << 18
 """Sizes are powers of two from here up."""
 
 MAX_BLOCKS: Final = 256
@@ -37,7 +37,7 @@ IDLE_S: Final = 60.0
 """A block that has been unused for so long is given back to the system by the next call."""
 
 
-class Block:
+class SharedBlock:
     """A block of shared memory with a reference count. Made by the pool.
 
     Attributes:
@@ -50,7 +50,7 @@ class Block:
         is_awaited: whether the server may still write into it.
     """
 
-    def __init__(self, pool: Pool, number: int, nbytes: int) -> None:
+    def __init__(self, pool: BlockPool, number: int, nbytes: int) -> None:
         self.number = number
         self.nbytes = nbytes
         self.shares = 0  # guarded by the pool's lock, as is the next one
@@ -91,11 +91,11 @@ class Block:
             self._written = offset + len(data)
 
 
-Place = tuple[Block, int]
+BlockOffset = tuple[SharedBlock, int]
 """A block and an offset in it. Whoever is given one holds a share of the block."""
 
 
-class _Told:
+class _PeerBlocks:
     """The blocks that the peer of one connection has mapped."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class _Told:
         self.retired: list[int] = []
 
 
-class Pool:
+class BlockPool:
     """The blocks of this process. Thread-safe; the child of a fork begins with none.
 
     Args:
@@ -114,17 +114,17 @@ class Pool:
         self.limit_bytes = limit_bytes
         self._numbers = itertools.count(1)
         self.after_fork()
-        forget_after_fork(self)
-        tell_of_forks(self)
+        reset_after_fork(self)
+        notify_before_forks(self)
 
     def after_fork(self) -> None:
         """Forgets all blocks: in the child of a fork they are the parent's."""
         self._lock = threading.Lock()  # guards all that follows but _given_back
-        self._blocks: dict[int, Block] = {}  # by address
+        self._blocks: dict[int, SharedBlock] = {}  # by address
         self._addresses: list[int] = []  # sorted
-        self._idle: list[Block] = []  # those without shares, the longest unused first
-        self._told: weakref.WeakKeyDictionary[object, _Told] = weakref.WeakKeyDictionary()
-        self._given_back: deque[Block] = deque()  # one entry for each share
+        self._idle: list[SharedBlock] = []  # those without shares, the longest unused first
+        self._peers: weakref.WeakKeyDictionary[object, _PeerBlocks] = weakref.WeakKeyDictionary()
+        self._released: deque[SharedBlock] = deque()  # one entry for each share
 
     def on_fork(self) -> None:
         """Marks blocks in use: a forked child maps them, and must never see other data there."""
@@ -135,21 +135,21 @@ class Pool:
 
     # leasing ----------------------------------------------------------------------------------
 
-    def lease(self, nbytes: int, shares: int = 1) -> Block | None:
+    def lease(self, nbytes: int, shares: int = 1) -> SharedBlock | None:
         """A block of at least `nbytes` bytes, whose content is arbitrary, with some shares.
 
         None when that would be over the limit, when there are no such blocks on this system, or
         when numpy is not loaded. The data then has to travel.
         """
-        size = max(SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
+        size = max(MIN_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
         with self._lock:
-            self._settle()
-            block = self._used(size) or self._new(size)
+            self._reclaim()
+            block = self._reuse(size) or self._allocate(size)
             if block is not None:
                 block.shares = shares
             return block
 
-    def copy_in(self, buffers: Sequence[memoryview]) -> list[Place] | None:
+    def copy_in(self, buffers: Sequence[memoryview]) -> list[BlockOffset] | None:
         """Where copies of some contiguous bytes lie, each with a share; None as for `lease`."""
         *offsets, total = _offsets(map(len, buffers))
         block = self.lease(total, len(buffers)) if buffers else None
@@ -166,7 +166,7 @@ class Pool:
             raise
         return [(block, offset) for offset in offsets]
 
-    def find(self, address: int, nbytes: int) -> Place | None:
+    def find(self, address: int, nbytes: int) -> BlockOffset | None:
         """Where memory of this process lies, with a share; None when it is in no block."""
         if not self._addresses:
             return None
@@ -181,37 +181,39 @@ class Pool:
             block.shares += 1
             return block, offset
 
-    def share(self, block: Block) -> None:
+    def share(self, block: SharedBlock) -> None:
         """Takes one more share of a block that is held already."""
         with self._lock:
             block.shares += 1
 
-    def give_back(self, block: Block) -> None:
-        """See `Block.release`."""
+    def give_back(self, block: SharedBlock) -> None:
+        """See `SharedBlock.release`."""
         # garbage collection may come here while this very thread holds the lock
-        self._given_back.append(block)
+        self._released.append(block)
         # and an interrupt may come anywhere, which only `with` survives
         if not self._lock.locked():
             with self._lock:
-                self._settle()
+                self._reclaim()
 
     # telling the server -----------------------------------------------------------------------
 
-    def unannounced(self, connection: object, blocks: Iterable[Block]) -> list[Block]:
+    def unannounced(self, connection: object, blocks: Iterable[SharedBlock]) -> list[SharedBlock]:
         """Those of the blocks, each once, whose descriptors the connection has to send first."""
         with self._lock:
-            known = self._told.setdefault(connection, _Told()).numbers
+            known = self._peers.setdefault(connection, _PeerBlocks()).numbers
             return [b for b in {b.number: b for b in blocks}.values() if b.number not in known]
 
-    def announced(self, connection: object, blocks: Iterable[Block]) -> None:
+    def announced(self, connection: object, blocks: Iterable[SharedBlock]) -> None:
         """The connection has sent the descriptors of these blocks."""
         with self._lock:
-            self._told.setdefault(connection, _Told()).numbers.update(b.number for b in blocks)
+            self._peers.setdefault(connection, _PeerBlocks()).numbers.update(
+                b.number for b in blocks
+            )
 
     def retired(self, connection: object) -> list[int]:
         """Numbers of blocks that are gone: what the server can forget. Each is returned once."""
         with self._lock:
-            told = self._told.get(connection)
+            told = self._peers.get(connection)
             if told is None or not told.retired:
                 return []
             retired, told.retired = told.retired, []
@@ -219,11 +221,11 @@ class Pool:
 
     # the lock is held -------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _reclaim(self) -> None:
         """Processes released references, and frees blocks that were idle for too long."""
         now = time.monotonic()
-        while self._given_back:
-            block = self._given_back.popleft()
+        while self._released:
+            block = self._released.popleft()
             block.shares -= 1
             if block.shares or self._blocks.get(block.address) is not block:  # a parent's
                 continue
@@ -235,7 +237,7 @@ class Pool:
         while self._idle and now - self._idle[0].idle_since > IDLE_S:
             self._retire(self._idle.pop(0))
 
-    def _used(self, size: int) -> Block | None:
+    def _reuse(self, size: int) -> SharedBlock | None:
         """The block of this size that was used last: it may still be in the processor's cache."""
         for block in reversed(self._idle):
             if block.nbytes == size:
@@ -243,9 +245,9 @@ class Pool:
                 return block
         return None
 
-    def _new(self, size: int) -> Block | None:
+    def _allocate(self, size: int) -> SharedBlock | None:
         free = self.limit_bytes - sum(b.nbytes for b in self._blocks.values())
-        if free + sum(b.nbytes for b in self._idle) < size or not _possible():
+        if free + sum(b.nbytes for b in self._idle) < size or not _is_supported():
             return None
         while self._idle and (free < size or len(self._blocks) >= MAX_BLOCKS):
             free += self._idle[0].nbytes
@@ -253,23 +255,23 @@ class Pool:
         if len(self._blocks) >= MAX_BLOCKS:
             return None
         try:
-            block = Block(self, next(self._numbers), size)
+            block = SharedBlock(self, next(self._numbers), size)
         except OSError:  # no more files or memory
             return None
         self._blocks[block.address] = block
         insort(self._addresses, block.address)
         return block
 
-    def _retire(self, block: Block) -> None:
+    def _retire(self, block: SharedBlock) -> None:
         del self._blocks[block.address]
         self._addresses.remove(block.address)
-        for told in self._told.values():
+        for told in self._peers.values():
             if block.number in told.numbers:
                 told.numbers.remove(block.number)
                 told.retired.append(block.number)
 
 
-def _possible() -> bool:
+def _is_supported() -> bool:
     numpy: Any = sys.modules.get("numpy")
     return hasattr(numpy, "frombuffer") and shared_memory.available()
 
@@ -280,13 +282,13 @@ def _offsets(sizes: Iterable[int]) -> list[int]:
     return list(ends)
 
 
-_pools: dict[str, Pool] = {}
+_pools: dict[str, BlockPool] = {}
 
 
-def shared_pool() -> Pool:
+def shared_pool() -> BlockPool:
     """The blocks of this process: an eighth of the machine's memory at most."""
     pool = _pools.get("")
-    return pool if pool is not None else _pools.setdefault("", Pool(_memory_bytes() // 8))
+    return pool if pool is not None else _pools.setdefault("", BlockPool(_memory_bytes() // 8))
 
 
 def _memory_bytes() -> int:

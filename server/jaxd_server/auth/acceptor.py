@@ -21,30 +21,30 @@ from rpyc.utils.server import ThreadedServer
 
 from jaxd_protocol.errors import Busy, JaxdError
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.authenticator import Admitted
-from jaxd_server.auth.connected_accounts import Visitors
-from jaxd_server.auth.handshake_slots import MAX_STRANGERS, turn_away
+from jaxd_server.auth.authenticator import AuthenticatedPeer
+from jaxd_server.auth.connected_accounts import ConnectedAccounts
+from jaxd_server.auth.handshake_slots import MAX_HANDSHAKES, refuse_busy
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.rate_limit import Allowance, place_of
+from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
 
-_FILES_KEPT = 32
+_RESERVED_FILES = 32
 """Of those that the process may open: XLA opens one for each program that it compiles."""
 
 _RETRY_S = 1.0
 """Until a process that may open no more files tries again to accept."""
 
-_LINES_AT_ONCE = 100
+_LOG_BURST = 100
 """In the log, of refused peers of one address; after that it is one a second."""
 
 
-class Admits(Protocol):
+class Authenticates(Protocol):
     """Authenticates peers: an `Authenticator`, or a `HandoverReceiver` behind a gateway."""
 
-    def admit(self, sock: socket.socket) -> Admitted:
+    def admit(self, sock: socket.socket) -> AuthenticatedPeer:
         """Lets one peer in, or raises."""
 
 
-class Reception(ThreadedServer):  # type: ignore[misc]
+class Acceptor(ThreadedServer):  # type: ignore[misc]
     """Accepts the peers of one listener, with a thread for each.
 
     The listening socket is shared with the host and with the process that comes after this one:
@@ -62,9 +62,9 @@ class Reception(ThreadedServer):  # type: ignore[misc]
         self,
         listener: socket.socket,
         address: Address,
-        doorman: Admits,
+        doorman: Authenticates,
         most_clients: int,
-        visitors: Visitors | None = None,
+        visitors: ConnectedAccounts | None = None,
     ) -> None:
         self.active = False
         self._closed = False
@@ -81,8 +81,8 @@ class Reception(ThreadedServer):  # type: ignore[misc]
         self.logger = logging.getLogger("jaxd_server.rpyc")  # one line per accept: not for people
         self._address = address
         self._most_clients = most_clients
-        self._visitors = visitors or Visitors()
-        self._lines = Allowance(_LINES_AT_ONCE, 1.0)
+        self._visitors = visitors or ConnectedAccounts()
+        self._lines = RateLimiter(_LOG_BURST, 1.0)
 
     def start_in_thread(self) -> None:
         """Accepts from now on, in a thread of its own."""
@@ -109,7 +109,7 @@ class Reception(ThreadedServer):  # type: ignore[misc]
         if self._is_stopped(self.listener):
             raise EOFError("the endpoint was closed")
         try:
-            _keep_some_files(self.listener)
+            _reserve_descriptors(self.listener)
             sock, _ = self.listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # another worker was faster, or the client is gone
@@ -117,8 +117,8 @@ class Reception(ThreadedServer):  # type: ignore[misc]
             log_event("cannot_accept", level=logging.WARNING, reason=str(error))
             self._is_stopped(timeout_s=_RETRY_S)
             return
-        if len(self.clients) >= self._most_clients + MAX_STRANGERS:
-            self._turn_away(sock, "more clients come at once than this server has threads for.")
+        if len(self.clients) >= self._most_clients + MAX_HANDSHAKES:
+            self._refuse_busy(sock, "more clients come at once than this server has threads for.")
             return
         sock.setblocking(True)
         self.clients.add(sock)
@@ -127,13 +127,13 @@ class Reception(ThreadedServer):  # type: ignore[misc]
         except RuntimeError as error:  # no thread for it: it is told to come again
             log_event("cannot_serve", level=logging.WARNING, reason=str(error))
             self.clients.discard(sock)
-            self._turn_away(sock, "this server can start no more threads now.")
+            self._refuse_busy(sock, "this server can start no more threads now.")
             self._is_stopped(timeout_s=_RETRY_S)
 
-    def _turn_away(self, sock: socket.socket, why: str) -> None:
+    def _refuse_busy(self, sock: socket.socket, why: str) -> None:
         """Refuses a peer for which there is no thread, and asks it to connect later."""
         line = None if self._address.kind == "tls" else sock
-        turn_away(sock, line, Busy(f"{why} Come again in a moment.", _RETRY_S))
+        refuse_busy(sock, line, Busy(f"{why} Come again in a moment.", _RETRY_S))
         sock.close()
 
     def _is_stopped(self, *sockets: socket.socket, timeout_s: float | None = None) -> bool:
@@ -164,7 +164,7 @@ class Reception(ThreadedServer):  # type: ignore[misc]
             if admitted is not None:
                 admitted.line.close()
 
-    def _serve_client(self, admitted: Admitted) -> None:
+    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
         """Serves an authenticated client; returns when its connection ends."""
         raise NotImplementedError
 
@@ -175,7 +175,7 @@ class Reception(ThreadedServer):  # type: ignore[misc]
             log_event(event, level=level, peer=peer, reason=reason, not_logged=passed_over or None)
 
 
-def _keep_some_files(sock: socket.socket) -> None:
+def _reserve_descriptors(sock: socket.socket) -> None:
     """Returns when another client leaves enough files for those that are here already.
 
     Raises:
@@ -184,7 +184,7 @@ def _keep_some_files(sock: socket.socket) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     probe = os.dup(sock.fileno())  # the lowest number that is free
     os.close(probe)
-    if probe >= limit - min(_FILES_KEPT, limit // 4):
+    if probe >= limit - min(_RESERVED_FILES, limit // 4):
         raise OSError(errno.EMFILE, f"{probe} of {limit} files are open; the rest is kept")
 
 
@@ -194,4 +194,4 @@ def _peer_of(sock: socket.socket) -> tuple[str, str]:
         name = sock.getpeername()
     except OSError:
         return "gone", "gone"
-    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else "unix", place_of(name)
+    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else "unix", rate_limit_key(name)

@@ -12,7 +12,7 @@ from typing import Final
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.accounts import (
-    MOST_ACCOUNTS,
+    MAX_ACCOUNTS,
     Account,
     TokenFile,
     file_state,
@@ -22,14 +22,14 @@ from jaxd_protocol.network.tokens import read_token_file
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.runtime.logs import log_event
 
-_READ_AGAIN_S: Final = 1.0
+_REREAD_AFTER_S: Final = 1.0
 """How old the content of a token file may be for the sessions that were made with it.
 
 A file can be rewritten without a change of its state: within one tick of the file system's clock,
 or behind a network file system's back.
 """
 
-_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_RESOURCE_ERRNOS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Why a file that is as it was cannot be read at the moment."""
 
 _State = tuple[int, ...]
@@ -53,14 +53,14 @@ class Accounts:
 
     def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
         token = options.read_token()
-        self._given = Account.unnamed(token) if token and options.token_file is None else None
+        self._reported = Account.unnamed(token) if token and options.token_file is None else None
         self._file = options.token_file
         self._folder = options.token_folder
         self._lock = threading.Lock()  # guards all below; files are read under it, so that of two
         # handshakes at once neither goes by an older state than the other
         self._read: dict[str, tuple[_State, _Found]] = {}
         self._complaints: Mapping[str, str] = {}
-        self._current: tuple[Account, ...] = self._look()
+        self._current: tuple[Account, ...] = self._load()
         self._has_news = True  # until somebody has looked who was here before
         self._clock = clock
         self._read_at = clock()
@@ -68,34 +68,34 @@ class Accounts:
     def now(self) -> tuple[Account, ...]:
         """All of them; the files whose state has changed since the last time are read."""
         with self._lock:
-            return self._note(self._look())
+            return self._set_current(self._load())
 
-    def may_stay(self, account: Account) -> bool:
+    def is_still_valid(self, account: Account) -> bool:
         """Whether an account is as it was when somebody came in with it."""
         return account in self._current
 
-    def have_changed(self) -> bool:
+    def poll_changed(self) -> bool:
         """Whether they are others than when this was asked last; to be asked often.
 
         Once a second every file is read for it, whatever its state is.
         """
         with self._lock:
-            is_due = self._clock() - self._read_at >= _READ_AGAIN_S
+            is_due = self._clock() - self._read_at >= _REREAD_AFTER_S
             if is_due:
                 self._read_at = self._clock()
-            self._note(self._look(anew=is_due))
+            self._set_current(self._load(anew=is_due))
             has_news, self._has_news = self._has_news, False
             return has_news
 
-    def _note(self, found: tuple[Account, ...]) -> tuple[Account, ...]:
+    def _set_current(self, found: tuple[Account, ...]) -> tuple[Account, ...]:
         """Takes these for the present ones. The lock is held."""
         if found != self._current:
-            _tell(self._current, found)
+            _log_changes(self._current, found)
             self._current = found
             self._has_news = True
         return found
 
-    def _look(self, *, anew: bool = False) -> tuple[Account, ...]:
+    def _load(self, *, anew: bool = False) -> tuple[Account, ...]:
         """What the files say now; `anew`: also those that seem to be as they were."""
         complaints: dict[str, str] = {}
         by_token: dict[str, Account] = {}
@@ -112,8 +112,8 @@ class Accounts:
         return tuple(by_token.values())
 
     def _found(self, *, anew: bool) -> Iterator[tuple[str, _Found]]:
-        if self._given is not None:
-            yield self._given.principal, self._given
+        if self._reported is not None:
+            yield self._reported.principal, self._reported
         if self._file is not None:
             state = _state(self._file)
             yield self._file, self._in_file(self._file, None, state, anew=anew)
@@ -126,17 +126,17 @@ class Accounts:
             return
         for path in self._read.keys() - {file.path for file in files} - {self._file}:
             del self._read[path]
-        for file in files[:MOST_ACCOUNTS]:
+        for file in files[:MAX_ACCOUNTS]:
             yield file.path, self._in_file(file.path, file.name, file.state, anew=anew)
-        if len(files) > MOST_ACCOUNTS:
-            yield self._folder, f"it has more than {MOST_ACCOUNTS} files; the last are left out"
+        if len(files) > MAX_ACCOUNTS:
+            yield self._folder, f"it has more than {MAX_ACCOUNTS} files; the last are left out"
 
     def _files(self, folder: str) -> list[TokenFile]:
         """Those of the folder; while it cannot be listed, those that are known and still there."""
         try:
             return token_files(folder)
         except ConfigurationError as error:
-            if not _is_shortage(error):
+            if not _is_resource_error(error):
                 raise
         known = [(path, _state(path)) for path in self._read.keys() - {self._file}]
         return sorted(
@@ -158,7 +158,7 @@ class Accounts:
             token = read_token_file(path)
             found = Account.unnamed(token) if name is None else Account.named(name, token)
         except ConfigurationError as error:
-            if known is not None and is_as_it_was and _is_shortage(error):
+            if known is not None and is_as_it_was and _is_resource_error(error):
                 return known[1]
             found = str(error)
         if state is not None:
@@ -173,12 +173,12 @@ def _state(path: str) -> _State | None:
         return None
 
 
-def _is_shortage(error: ConfigurationError) -> bool:
+def _is_resource_error(error: ConfigurationError) -> bool:
     cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in _SHORTAGES
+    return isinstance(cause, OSError) and cause.errno in _RESOURCE_ERRNOS
 
 
-def _tell(before: tuple[Account, ...], after: tuple[Account, ...]) -> None:
+def _log_changes(before: tuple[Account, ...], after: tuple[Account, ...]) -> None:
     """Logs what is new, gone, or has another token."""
     old = {account.principal: account for account in before}
     new = {account.principal: account for account in after}

@@ -17,29 +17,29 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import (
     MAGIC,
     UNIX,
-    Channel,
-    Guest,
-    Line,
+    ByteStream,
+    ChannelBinding,
+    ClientIdentity,
     Transcript,
-    greet_client,
+    handshake_with_client,
     receive_message,
-    refuse,
+    refuse_client,
     server_proof,
 )
 from jaxd_protocol.network.versions import peer_uid
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.accounts import Accounts
-from jaxd_server.auth.handshake_slots import FIRST_BYTES_S, Stranger, Strangers
-from jaxd_server.auth.tls_setup import Tls, tls_of
+from jaxd_server.auth.handshake_slots import FIRST_BYTES_S, HandshakeSlots, UnauthenticatedPeer
+from jaxd_server.auth.tls_setup import TlsConfig, tls_config_of
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.runtime.rate_limit import Allowance, place_of
+from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
 
 GREETING_S = 10.0
 """Seconds that a whole handshake may take."""
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AuthenticatedPeer:
     """A peer that was authenticated.
 
     Attributes:
@@ -52,21 +52,21 @@ class Admitted:
 
     line: socket.socket | TlsSocket
     principal: str
-    guest: Guest | None = None
+    guest: ClientIdentity | None = None
     account: Account | None = None
     proof: str | None = None
 
 
-def wrong_tokens() -> Allowance:
+def wrong_token_limiter() -> RateLimiter:
     """What is remembered of wrong tokens: twenty from one address, and then one in three seconds.
 
     A token that `jaxd token` has made is never guessed, however many may be tried; one that
     somebody has thought up might be.
     """
-    return Allowance(20, 1 / 3)
+    return RateLimiter(20, 1 / 3)
 
 
-class Doorman:
+class Authenticator:
     """Authenticates the peers of one listener.
 
     Args:
@@ -90,22 +90,22 @@ class Doorman:
         stock_loopback: bool,
         *,
         guests: Collection[int] = (),
-        tls: Tls | None = None,
+        tls: TlsConfig | None = None,
         insecure: bool = False,
-        failures: Allowance | None = None,
+        failures: RateLimiter | None = None,
     ) -> None:
         self._unix = address.kind == "unix"
         self._accounts = accounts
-        self._failures = wrong_tokens() if failures is None else failures
+        self._failures = wrong_token_limiter() if failures is None else failures
         self._uid = uid
         self._guests = frozenset(guests)
         self._tls = tls
         plain_loopback = address.kind == "tcp" and address.is_loopback
         self._open = self._unix or (stock_loopback and plain_loopback)
         self._insecure = insecure or self._open
-        self._strangers = Strangers()
+        self._handshake_slots = HandshakeSlots()
 
-    def admit(self, sock: socket.socket) -> Admitted:
+    def admit(self, sock: socket.socket) -> AuthenticatedPeer:
         """Lets one peer in.
 
         Raises:
@@ -117,82 +117,89 @@ class Doorman:
             EOFError, OSError: the peer left or was too slow.
         """
         principal, wrong_user = self._principal_of(sock)
-        place = principal if self._unix else _place_of(sock)
+        place = principal if self._unix else _rate_limit_key(sock)
         if self._open and wrong_user is None:
             sock.settimeout(None)  # a stock client speaks when it has something to ask
             first = self._peek(sock)
-            return self._greet(sock, _Hurried(sock), first, principal, place)
-        with self._strangers.stay(sock, place, tls=self._tls is not None) as stranger:
-            hurried = _Hurried(sock)
-            first = self._peek(_Hurried(sock, min(FIRST_BYTES_S, hurried.left_s())))
+            return self._greet(sock, _DeadlineSocket(sock), first, principal, place)
+        with self._handshake_slots.stay(sock, place, tls=self._tls is not None) as stranger:
+            hurried = _DeadlineSocket(sock)
+            first = self._peek(_DeadlineSocket(sock, min(FIRST_BYTES_S, hurried.left_s())))
             stranger.heard()
             if wrong_user is not None:
                 raise _refused(hurried, AuthenticationFailed(wrong_user), is_ours=first == MAGIC)
             if self._tls is not None:
                 return self._greet_over_tls(stranger, hurried, self._tls, first, principal, place)
-            stranger.greets(sock)
+            stranger.mark_protocol(sock)
             return self._greet(sock, hurried, first, principal, place)
 
     def _greet_over_tls(
         self,
-        stranger: Stranger,
-        hurried: _Hurried,
-        tls: Tls,
+        stranger: UnauthenticatedPeer,
+        hurried: _DeadlineSocket,
+        tls: TlsConfig,
         first: bytes,
         principal: str,
         place: str,
-    ) -> Admitted:
+    ) -> AuthenticatedPeer:
         if first == MAGIC:
             text = "this port speaks TLS. Use the tls:// address that the server printed."
             raise _refused(hurried, AuthenticationFailed(text), is_ours=True)
         if not self._accounts():
-            raise AuthenticationFailed(_TAKES_NOBODY)  # only inside of TLS could it be said
+            raise AuthenticationFailed(_NO_TCP_CLIENTS)  # only inside of TLS could it be said
         line = TlsSocket(stranger.sock, tls.context, server_side=True)
         line.settimeout(hurried.left_s())
         line.do_handshake()
         first = line.recv(len(MAGIC), socket.MSG_WAITALL)
         if first != MAGIC:
             raise ProtocolError("the peer speaks TLS, but not jaxd's protocol")
-        stranger.greets(line)
-        return self._greet_ours(line, _Hurried(line, hurried.left_s()), principal, place)
+        stranger.mark_protocol(line)
+        return self._greet_jaxd_client(
+            line, _DeadlineSocket(line, hurried.left_s()), principal, place
+        )
 
     def _greet(
-        self, sock: socket.socket, hurried: _Hurried, first: bytes, principal: str, place: str
-    ) -> Admitted:
+        self,
+        sock: socket.socket,
+        hurried: _DeadlineSocket,
+        first: bytes,
+        principal: str,
+        place: str,
+    ) -> AuthenticatedPeer:
         if first == MAGIC:
             hurried.recv(len(MAGIC), socket.MSG_WAITALL)
-            return self._greet_ours(sock, hurried, principal, place)
+            return self._greet_jaxd_client(sock, hurried, principal, place)
         if not self._open:
             raise ProtocolError(
                 "the peer does not speak jaxd's protocol; a stock rpyc client may connect to a "
                 "Unix socket, or to loopback TCP under --allow-unauthenticated-loopback"
             )
-        return Admitted(sock, principal)
+        return AuthenticatedPeer(sock, principal)
 
-    def _greet_ours(
-        self, line: socket.socket | TlsSocket, hurried: _Hurried, principal: str, place: str
-    ) -> Admitted:
+    def _greet_jaxd_client(
+        self, line: socket.socket | TlsSocket, hurried: _DeadlineSocket, principal: str, place: str
+    ) -> AuthenticatedPeer:
         accounts = () if self._unix else self._accounts()
         if not (accounts or self._open):
-            raise _turned_away(hurried, AuthenticationFailed(_TAKES_NOBODY))
+            raise _refused_after_read(hurried, AuthenticationFailed(_NO_TCP_CLIENTS))
         wait_s = self._failures.wait_s(place) if accounts else 0.0
         if wait_s:
-            raise _turned_away(hurried, _too_many(place, wait_s))
+            raise _refused_after_read(hurried, _too_many(place, wait_s))
         try:
-            guest, said = greet_client(hurried, self._channel(line), accounts, principal)
+            guest, said = handshake_with_client(hurried, self._channel(line), accounts, principal)
         except AuthenticationFailed:
             self._failures.note(place)
             raise
         proof = server_proof(guest.account, said)
-        return Admitted(line, guest.principal, guest, guest.account, proof)
+        return AuthenticatedPeer(line, guest.principal, guest, guest.account, proof)
 
-    def _channel(self, line: socket.socket | TlsSocket) -> Channel:
+    def _channel(self, line: socket.socket | TlsSocket) -> ChannelBinding:
         if self._unix:
             return UNIX
         if isinstance(line, TlsSocket):
             assert self._tls is not None
-            return Channel("tls", self._tls.certificate)
-        return Channel("tcp", sock=line, insecure=self._insecure)
+            return ChannelBinding("tls", self._tls.certificate)
+        return ChannelBinding("tcp", sock=line, insecure=self._insecure)
 
     def _principal_of(self, sock: socket.socket) -> tuple[str, str | None]:
         """Who the peer is without a token, and why it may not be here, if so."""
@@ -208,7 +215,7 @@ class Doorman:
             )
         return f"uid:{self._uid if uid is None else uid}", None
 
-    def _peek(self, sock: Line) -> bytes:
+    def _peek(self, sock: ByteStream) -> bytes:
         first = b""
         while len(first) < len(MAGIC):
             more = sock.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL)
@@ -220,7 +227,7 @@ class Doorman:
         return first
 
 
-_TAKES_NOBODY: Final = "the server has no token and takes no clients over TCP. See `jaxd token`."
+_NO_TCP_CLIENTS: Final = "the server has no token and takes no clients over TCP. See `jaxd token`."
 
 
 def _too_many(place: str, wait_s: float) -> Busy:
@@ -231,24 +238,24 @@ def _too_many(place: str, wait_s: float) -> Busy:
     )
 
 
-def _refused(sock: Line, error: JaxdError, *, is_ours: bool) -> JaxdError:
+def _refused(sock: ByteStream, error: JaxdError, *, is_ours: bool) -> JaxdError:
     """Tells one of our own clients why it may not come in, and returns that."""
     if is_ours:
         with suppress(EOFError, OSError):
             sock.recv(len(MAGIC), socket.MSG_WAITALL)
-            return _turned_away(sock, error)
+            return _refused_after_read(sock, error)
     return error
 
 
-def _turned_away(sock: Line, error: JaxdError) -> JaxdError:
+def _refused_after_read(sock: ByteStream, error: JaxdError) -> JaxdError:
     """As `_refused`, of a client whose first bytes were read."""
     with suppress(ProtocolError, EOFError, OSError):
         receive_message(sock, Transcript())  # closing over unread bytes might drop the answer
-        refuse(sock, error)
+        refuse_client(sock, error)
     return error
 
 
-class _Hurried:
+class _DeadlineSocket:
     """A socket on which everything together has to be over at one moment."""
 
     def __init__(self, sock: socket.socket | TlsSocket, seconds: float | None = None) -> None:
@@ -270,17 +277,17 @@ class _Hurried:
         return left_s
 
 
-def _place_of(sock: socket.socket) -> str:
+def _rate_limit_key(sock: socket.socket) -> str:
     """What strangers and wrong tokens are counted by: the address, and on this machine its user.
 
     So that nobody shuts a loopback port, or has a client wait, by what comes from the same address.
     """
-    place = place_of(sock.getpeername())
+    place = rate_limit_key(sock.getpeername())
     owner = tcp_owners.owner_of_peer(sock)
     return place if owner is None else f"{place} (user {owner})"
 
 
-class Doormen:
+class AuthenticatorFactory:
     """Makes authenticators, as a server's options say.
 
     All of them ask the same accounts and remember the same wrong tokens, so that whoever guesses
@@ -297,12 +304,12 @@ class Doormen:
     def __init__(self, options: ServerOptions, accounts: Accounts) -> None:
         self._options = options
         self._accounts = accounts
-        self._failures = wrong_tokens()
-        self._tls = tls_of(options)
+        self._failures = wrong_token_limiter()
+        self._tls = tls_config_of(options)
 
-    def at(self, address: Address) -> Doorman:
+    def at(self, address: Address) -> Authenticator:
         """The one for the listener at an address."""
-        return Doorman(
+        return Authenticator(
             address,
             self._accounts.now,
             os.getuid(),

@@ -15,13 +15,13 @@ from jaxd_protocol.network.accounts import Account
 from jaxd_server.auth.accounts import Accounts
 from jaxd_server.runtime.logs import log_event
 
-_SHARED: Final = (
+_SHARED_WORKER_WARNING: Final = (
     "they can run code in each other's answers. For people who do not trust each other, start the "
     "server with --worker-per-principal"
 )
 
 
-class Visitors:
+class ConnectedAccounts:
     """The open connections of accounts. Thread-safe.
 
     Args:
@@ -39,9 +39,9 @@ class Visitors:
     ) -> None:
         self._accounts = accounts
         self._forget = forget
-        self._here: dict[socket.socket, Account] = {}
-        self._came_in: set[str] = set()
-        self._is_untold = share  # that they share it
+        self._connections: dict[socket.socket, Account] = {}
+        self._principals: set[str] = set()
+        self._may_warn = share  # that they share it
         self._lock = threading.Lock()  # guards the three
 
     @contextmanager
@@ -55,30 +55,33 @@ class Visitors:
             yield
             return
         with self._lock:
-            self._here[sock] = account
-            self._came_in.add(account.principal)
-            together = sorted(self._came_in) if self._is_untold else []
-            self._is_untold = self._is_untold and len(together) < 2
+            self._connections[sock] = account
+            self._principals.add(account.principal)
+            together = sorted(self._principals) if self._may_warn else []
+            self._may_warn = self._may_warn and len(together) < 2
         if len(together) > 1:
             log_event(
-                "accounts_share_a_worker", level=logging.WARNING, accounts=together, means=_SHARED
+                "accounts_share_a_worker",
+                level=logging.WARNING,
+                accounts=together,
+                means=_SHARED_WORKER_WARNING,
             )
         try:
-            if not self._may_stay(account):  # asked when it is in the table: it is not missed
+            if not self._is_still_valid(account):  # asked when it is in the table: it is not missed
                 raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
             yield
         finally:
             with self._lock:
-                del self._here[sock]
+                del self._connections[sock]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Closes connections whose account was revoked; to be called often."""
-        if self._accounts is None or not self._accounts.have_changed():
+        if self._accounts is None or not self._accounts.poll_changed():
             return
         with self._lock:
-            came_in = set(self._came_in)
+            came_in = set(self._principals)
         gone = came_in - {account.principal for account in self._accounts.now()}
-        for principal, connections in self._show_out().items():
+        for principal, connections in self._disconnect_revoked().items():
             log_event(
                 "client_shown_out",
                 level=logging.WARNING,
@@ -86,16 +89,16 @@ class Visitors:
                 connections=connections,
             )
         with self._lock:
-            self._came_in -= gone
+            self._principals -= gone
         for principal in gone:
             self._forget(principal)
 
-    def _may_stay(self, account: Account) -> bool:
-        return self._accounts is None or self._accounts.may_stay(account)
+    def _is_still_valid(self, account: Account) -> bool:
+        return self._accounts is None or self._accounts.is_still_valid(account)
 
-    def _show_out(self) -> Counter[str]:
+    def _disconnect_revoked(self) -> Counter[str]:
         with self._lock:  # which also keeps the sockets from being closed, and their numbers reused
-            gone = [pair for pair in self._here.items() if not self._may_stay(pair[1])]
+            gone = [pair for pair in self._connections.items() if not self._is_still_valid(pair[1])]
             for sock, _ in gone:
                 with suppress(OSError):  # it has ended by itself
                     sock.shutdown(socket.SHUT_RDWR)

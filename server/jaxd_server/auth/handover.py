@@ -14,15 +14,15 @@ import struct
 from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.network.handshake import Guest
+from jaxd_protocol.network.handshake import ClientIdentity
 from jaxd_protocol.network.versions import Peer, peer_uid
-from jaxd_server.auth.authenticator import GREETING_S, Admitted
+from jaxd_server.auth.authenticator import GREETING_S, AuthenticatedPeer
 
 _LENGTH: Final = struct.Struct("!I")
-_MOST_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 16
 
 
-def hand_over(path: str, admitted: Admitted) -> socket.socket:
+def hand_over(path: str, admitted: AuthenticatedPeer) -> socket.socket:
     """Hands a client to the worker that listens at a path; the line to it.
 
     Where the client's connection is a plain socket, that goes over as well, and there is nothing
@@ -48,7 +48,7 @@ def hand_over(path: str, admitted: Admitted) -> socket.socket:
     return line
 
 
-class Usher:
+class HandoverReceiver:
     """Receives clients that the gateway has authenticated; the authenticator of a worker behind it.
 
     Args:
@@ -58,7 +58,7 @@ class Usher:
     def __init__(self, principal: str) -> None:
         self._principal = principal
 
-    def admit(self, sock: socket.socket) -> Admitted:
+    def admit(self, sock: socket.socket) -> AuthenticatedPeer:
         """The client that a door hands over.
 
         Raises:
@@ -75,7 +75,7 @@ class Usher:
             line.close()
             raise
 
-    def _checked(self, line: socket.socket, message: dict[str, Any]) -> Admitted:
+    def _checked(self, line: socket.socket, message: dict[str, Any]) -> AuthenticatedPeer:
         admitted = _admitted(line, message)
         if admitted.principal != self._principal:
             raise ProtocolError(f"a client of {admitted.principal} came to another one's worker.")
@@ -84,7 +84,7 @@ class Usher:
         return admitted
 
 
-def _message(admitted: Admitted) -> dict[str, Any]:
+def _message(admitted: AuthenticatedPeer) -> dict[str, Any]:
     guest = admitted.guest
     said = (
         None
@@ -98,13 +98,13 @@ def _message(admitted: Admitted) -> dict[str, Any]:
     return {"principal": admitted.principal, "proof": admitted.proof, "guest": said}
 
 
-def _admitted(line: socket.socket, message: dict[str, Any]) -> Admitted:
+def _admitted(line: socket.socket, message: dict[str, Any]) -> AuthenticatedPeer:
     principal, said = message["principal"], message["guest"]
     guest = None
     if said is not None:
         peer = Peer.from_message(said["peer"])
-        guest = Guest(peer, said["session"], principal, said["device"])
-    return Admitted(line, principal, guest, proof=message["proof"])
+        guest = ClientIdentity(peer, said["session"], principal, said["device"])
+    return AuthenticatedPeer(line, principal, guest, proof=message["proof"])
 
 
 def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
@@ -123,7 +123,7 @@ def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
 
 def _message_on(sock: socket.socket, head: bytes) -> dict[str, Any]:
     (length,) = _LENGTH.unpack(head + _exactly(sock, _LENGTH.size - len(head)))
-    if length > _MOST_BYTES:
+    if length > _MAX_BYTES:
         raise ProtocolError(f"a gateway sends no message of {length} bytes.")
     message: dict[str, Any] = json.loads(_exactly(sock, length))
     return message

@@ -17,29 +17,29 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from jaxd_protocol.errors import AuthenticationFailed, Busy, VersionMismatch
-from jaxd_protocol.network.handshake import Line, refuse
+from jaxd_protocol.network.handshake import ByteStream, refuse_client
 
-MAX_STRANGERS: Final = 64
+MAX_HANDSHAKES: Final = 64
 """Peers that may be shaking hands at once on a listener that asks for a token."""
 
 FIRST_BYTES_S: Final = 2.0
 """Seconds until the first bytes of a stranger: our clients send them as soon as they connect."""
 
-_FRESH_S: Final = 1.0
+_MIN_SLOT_S: Final = 1.0
 """For so long who has said something keeps its place before others of the same address."""
 
 _RETRY_S: Final = 1.0
-_TELL_S: Final = 1.0
-_MOST_UNREAD: Final = 1 << 13
+_REPLY_TIMEOUT_S: Final = 1.0
+_MAX_UNREAD: Final = 1 << 13
 
-_SAID: Final = (AuthenticationFailed, VersionMismatch)
+_CLIENT_ERRORS: Final = (AuthenticationFailed, VersionMismatch)
 """What a peer was told already when it is raised."""
 
 _ALERT: Final = bytes((21, 3, 3, 0, 2, 2, 80))
 """TLS for *internal error*, fatal: all that can be said before the keys are there (RFC 8446, 6)."""
 
 
-class Stranger:
+class UnauthenticatedPeer:
     """A peer that is not authenticated yet.
 
     Args:
@@ -49,21 +49,23 @@ class Stranger:
         came_at: when it came.
     """
 
-    __slots__ = ("_stage", "came_at", "line", "lost_place", "place", "sock")
+    __slots__ = ("_stage", "came_at", "is_evicted", "line", "place", "sock")
 
-    def __init__(self, sock: socket.socket, place: str, line: Line | None, came_at: float) -> None:
+    def __init__(
+        self, sock: socket.socket, place: str, line: ByteStream | None, came_at: float
+    ) -> None:
         self.sock = sock
         self.place = place
         self.line = line
         self.came_at = came_at
-        self.lost_place = False
+        self.is_evicted = False
         self._stage = 0
 
     def heard(self) -> None:
         """Its first bytes are here."""
         self._stage = 1
 
-    def greets(self, line: Line) -> None:
+    def mark_protocol(self, line: ByteStream) -> None:
         """It speaks our protocol, over this line; one that does TLS and no more is silent."""
         self.line = line
         self._stage = 2
@@ -79,7 +81,7 @@ class Stranger:
         return self._stage, self.came_at
 
 
-class Strangers:
+class HandshakeSlots:
     """The handshakes in progress on one listener. Thread-safe.
 
     Args:
@@ -90,13 +92,15 @@ class Strangers:
     def __init__(
         self, most: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._most = MAX_STRANGERS if most is None else most
+        self._limit = MAX_HANDSHAKES if most is None else most
         self._clock = clock
-        self._here: dict[Stranger, None] = {}  # who came first is first
+        self._peers: dict[UnauthenticatedPeer, None] = {}  # who came first is first
         self._lock = threading.Lock()  # guards it, and who has lost its place
 
     @contextmanager
-    def stay(self, sock: socket.socket, place: str, *, tls: bool = False) -> Iterator[Stranger]:
+    def stay(
+        self, sock: socket.socket, place: str, *, tls: bool = False
+    ) -> Iterator[UnauthenticatedPeer]:
         """Within it, a peer has a place. One that loses it reads the end of its connection.
 
         Args:
@@ -108,58 +112,62 @@ class Strangers:
             Busy: when there was no place for it, or it has lost the one that it had; it was told.
             TimeoutError: when it was too slow; it was told to come again.
         """
-        stranger = Stranger(sock, place, None if tls else sock, self._clock())
-        if not self._enter(stranger):
-            raise _told(stranger, f"{self._most} others are shaking hands, none of them for long.")
+        stranger = UnauthenticatedPeer(sock, place, None if tls else sock, self._clock())
+        if not self._acquire(stranger):
+            raise _refusal_to(
+                stranger, f"{self._limit} others are shaking hands, none of them for long."
+            )
         try:
             yield stranger
         except TimeoutError:
-            self._leave(stranger)
-            _told(stranger, "the handshake took too long.")
+            self._release(stranger)
+            _refusal_to(stranger, "the handshake took too long.")
             raise
         except (EOFError, OSError) as error:
-            if not self._leave(stranger) or isinstance(error, _SAID):
+            if not self._release(stranger) or isinstance(error, _CLIENT_ERRORS):
                 raise
             raise self._lost(stranger) from error
         finally:
-            self._leave(stranger)
-        if stranger.lost_place:
+            self._release(stranger)
+        if stranger.is_evicted:
             raise self._lost(stranger)
 
-    def _lost(self, stranger: Stranger) -> Busy:
-        return _told(stranger, f"more than {self._most} are shaking hands, and others are quicker.")
+    def _lost(self, stranger: UnauthenticatedPeer) -> Busy:
+        return _refusal_to(
+            stranger, f"more than {self._limit} are shaking hands, and others are quicker."
+        )
 
-    def _enter(self, stranger: Stranger) -> bool:
+    def _acquire(self, stranger: UnauthenticatedPeer) -> bool:
         with self._lock:
-            if len(self._here) >= self._most:
-                other = self._who_gives_way(stranger)
+            if len(self._peers) >= self._limit:
+                other = self._choose_evicted(stranger)
                 if other is None:
                     return False
-                other.lost_place = True
-                del self._here[other]
+                other.is_evicted = True
+                del self._peers[other]
                 with suppress(OSError):  # still open: who closes it has to leave first
                     other.sock.shutdown(socket.SHUT_RD)
-            self._here[stranger] = None
+            self._peers[stranger] = None
             return True
 
-    def _who_gives_way(self, newcomer: Stranger) -> Stranger | None:
+    def _choose_evicted(self, newcomer: UnauthenticatedPeer) -> UnauthenticatedPeer | None:
         """The peer that is evicted for it; None: no one. The lock is held."""
-        places = Counter(one.place for one in (*self._here, newcomer))
+        places = Counter(one.place for one in (*self._peers, newcomer))
         most = max(places.values())
-        crowd = [one for one in self._here if places[one.place] == most]
+        crowd = [one for one in self._peers if places[one.place] == most]
         other = min(crowd, key=lambda one: one.worth, default=None)
         if other is None or other.is_silent or most > places[newcomer.place]:
             return other
-        return other if newcomer.came_at - other.came_at >= _FRESH_S else None
+        return other if newcomer.came_at - other.came_at >= _MIN_SLOT_S else None
 
-    def _leave(self, stranger: Stranger) -> bool:
+    def _release(self, stranger: UnauthenticatedPeer) -> bool:
         """Gives the place back, if it still is its own; whether it was lost before."""
         with self._lock:
-            self._here.pop(stranger, None)
-            return stranger.lost_place
+            self._peers.pop(stranger, None)
+            return stranger.is_evicted
 
 
-def turn_away(sock: socket.socket, line: Line | None, error: Busy) -> None:
+def refuse_busy(sock: socket.socket, line: ByteStream | None, error: Busy) -> None:
     """Tells a peer to come again, without waiting for it; the caller closes its connection.
 
     Args:
@@ -168,16 +176,16 @@ def turn_away(sock: socket.socket, line: Line | None, error: Busy) -> None:
         error: why, and when.
     """
     with suppress(OSError):
-        sock.settimeout(_TELL_S)
+        sock.settimeout(_REPLY_TIMEOUT_S)
         if line is None:
             sock.sendall(_ALERT)
         else:
-            refuse(line, error)
+            refuse_client(line, error)
         sock.setblocking(False)
-        sock.recv(_MOST_UNREAD)  # what is unread when a connection closes may drop the answer
+        sock.recv(_MAX_UNREAD)  # what is unread when a connection closes may drop the answer
 
 
-def _told(stranger: Stranger, why: str) -> Busy:
+def _refusal_to(stranger: UnauthenticatedPeer, why: str) -> Busy:
     error = Busy(f"{why} Come again in a moment.", _RETRY_S)
-    turn_away(stranger.sock, stranger.line, error)
+    refuse_busy(stranger.sock, stranger.line, error)
     return error

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import private_directory, somebody_answers
+from jaxd_protocol.network.local_server import has_listener, make_private_directory
 
 _MAX_PATH_BYTES = 107
 """`sun_path` of unix(7) is 108 bytes with the final zero."""
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Listener:
 
 
 @contextmanager
-def listening_on(
+def open_listeners(
     addresses: Iterable[Address], *, for_others: bool = False, beside_others: bool = False
 ) -> Iterator[list[Listener]]:
     """Opens all `addresses`, in order; at the end closes them and removes their socket files.
@@ -83,7 +83,7 @@ def _unix_socket(address: Address, mode: int) -> Iterator[Listener]:
     with listening:
         try:
             with _directory_lock(os.path.dirname(path)):
-                _clear_the_way(path)
+                _remove_stale_socket(path)
                 listening.bind(path)
                 os.chmod(path, mode)
                 listening.listen(socket.SOMAXCONN)
@@ -116,7 +116,7 @@ def _check_private(directory: str) -> None:
     """Makes `directory` ours alone when it is missing, and refuses any other that is not."""
     if not os.path.lexists(directory):
         try:
-            private_directory(directory)
+            make_private_directory(directory)
         except ConfigurationError as error:
             raise CannotListen(str(error)) from error
         return
@@ -179,11 +179,11 @@ def _directory_lock(directory: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _clear_the_way(path: str) -> None:
+def _remove_stale_socket(path: str) -> None:
     """Removes the socket file of a server that is gone; refuses anything else that is there."""
     if not os.path.lexists(path):
         return
-    if somebody_answers(path):
+    if has_listener(path):
         raise CannotListen(
             f"a server already answers at {path}. Run `jaxd stop` or choose another --listen."
         )
@@ -234,7 +234,7 @@ def _cannot_listen(address: Address, error: OSError) -> CannotListen:
             f"another program listens on port {address.port} of {address.host}. Stop it, or choose "
             f"another port: --listen {address._replace(port=0)} takes a free one."
         )
-    if error.errno in _NO_ROOM:
+    if error.errno in _DISK_FULL:
         return CannotListen(
             f"cannot listen on {address}: no room on its disk. "
             f"Free some, or choose another --listen."

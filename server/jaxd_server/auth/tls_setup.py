@@ -105,7 +105,7 @@ def _key_and_certificate(folder: str) -> bytes:
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to
 
 
-class Tls(NamedTuple):
+class TlsConfig(NamedTuple):
     """The TLS settings of a listener.
 
     Attributes:
@@ -133,16 +133,16 @@ def ready_for_tls(options: ServerOptions) -> ServerOptions:
         path = prepare_own_certificate()
         options = replace(options, tls_cert=path, tls_key=path)
     assert options.tls_cert is not None
-    tls_of(options)  # usable at all?
+    tls_config_of(options)  # usable at all?
     return options
 
 
-def tls_of(options: ServerOptions) -> Tls | None:
+def tls_config_of(options: ServerOptions) -> TlsConfig | None:
     """What to accept TLS connections with; None when none is to be accepted."""
     if options.tls_cert is None:
         return None
     context = server_context(options.tls_cert, options.tls_key or options.tls_cert)
-    return Tls(context, fingerprint_of(certificate_of(options.tls_cert)))
+    return TlsConfig(context, fingerprint_of(certificate_of(options.tls_cert)))
 
 
 def _token_file() -> str:
@@ -155,7 +155,7 @@ def _token_file() -> str:
     return path
 
 
-def invitations(options: ServerOptions, listeners: Iterable[Listener]) -> list[str]:
+def connection_hints(options: ServerOptions, listeners: Iterable[Listener]) -> list[str]:
     """The lines to type for clients: for each listener to which the plain address does not lead.
 
     For TLS it is on another machine; for a Unix socket that other users may use, it names whose it

@@ -8,6 +8,6 @@ from jaxd_server.cache.record_file import Record as Record
 from jaxd_server.cache.store import Store as Store
 from jaxd_server.cache.store import Target as Target
 from jaxd_server.cache.store import open_store as open_store
-from jaxd_server.cache.sweep import Swept as Swept
+from jaxd_server.cache.sweep import SweepResult as SweepResult
 from jaxd_server.cache.usage import Usage as Usage
 from jaxd_server.cache.writer import NotKept as NotKept

@@ -15,16 +15,16 @@ from typing import Any, Final
 
 from jaxd_protocol.base.terminal import Parser, size, table
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.cache.catalog import KeptCall, broken, kept_calls, target_facts
-from jaxd_server.cache.directory import cache_root, prove_trusted
+from jaxd_server.cache.catalog import CachedCall, cached_calls, check_records, target_facts
+from jaxd_server.cache.directory import cache_root, check_trusted
 from jaxd_server.cache.sweep import clear, sweep
 from jaxd_server.cache.usage import usage
 from jaxd_server.config.argument_types import parse_size
 from jaxd_server.config.options import GIB
 
-_FEWEST_DIGITS: Final = 4
+_MIN_DIGITS: Final = 4
 _SHOWN_DIGITS: Final = 12
-_WIDEST: Final = 48
+_MAX_WIDTH: Final = 48
 _EXAMPLES: Final = """\
 examples:
   jaxd cache ls              what is kept, the one used last first
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     root = cache_root(arguments.cache_dir)
     if root is None:
-        _complain("the cache is switched off (JAXD_CACHE_DIR=none)")
+        _print_error("the cache is switched off (JAXD_CACHE_DIR=none)")
         return 1
     try:
         root = _real(root)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        _complain(str(error))
+        _print_error(str(error))
         return 1
 
 
@@ -64,7 +64,7 @@ def _real(root: str) -> str:
     """The folder's real path; nothing is made, and a missing one is an empty one."""
     real = os.path.join(os.path.realpath(os.path.dirname(root)), os.path.basename(root))
     if os.path.lexists(real):
-        prove_trusted(real)
+        check_trusted(real)
     return real
 
 
@@ -104,27 +104,27 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _ls(root: str, arguments: argparse.Namespace) -> int:
-    calls, all_ = kept_calls(root), usage(root)
+    calls, all_ = cached_calls(root), usage(root)
     if arguments.json:
         listed = [_json(call) for call in calls]
-        _say_json({"folder": root, "bytes": all_.bytes, "files": all_.files, "calls": listed})
+        _print_json({"folder": root, "bytes": all_.bytes, "files": all_.files, "calls": listed})
         return 0
     if calls:
         head = ("key", "function", "arguments", "build", "size", "last use")
-        _say(table([head, *map(_row, calls)]))
-    _say(f"{len(calls)} kept, {size(all_.bytes)} in {root}")
+        _print_line(table([head, *map(_row, calls)]))
+    _print_line(f"{len(calls)} kept, {size(all_.bytes)} in {root}")
     return 0
 
 
-def _json(call: KeptCall) -> dict[str, Any]:
+def _json(call: CachedCall) -> dict[str, Any]:
     return asdict(call) | {"build_s": call.build_s}
 
 
-def _row(call: KeptCall) -> tuple[str, ...]:
+def _row(call: CachedCall) -> tuple[str, ...]:
     return (
         call.record[:_SHOWN_DIGITS],
         call.name or "?",
-        _cut(", ".join(f"{name}: {form}" for name, form in call.arguments.items())),
+        _truncated(", ".join(f"{name}: {form}" for name, form in call.arguments.items())),
         f"{call.build_s:.2f} s",
         size(call.bytes),
         _ago(call.last_use),
@@ -132,28 +132,28 @@ def _row(call: KeptCall) -> tuple[str, ...]:
 
 
 def _show(root: str, arguments: argparse.Namespace) -> int:
-    calls = kept_calls(root)
-    found = [call for call in calls if _is_meant(arguments.key, call)]
+    calls = cached_calls(root)
+    found = [call for call in calls if _matches(arguments.key, call)]
     if not found:
-        _complain(f"nothing kept is called {arguments.key}. See: jaxd cache ls")
+        _print_error(f"nothing kept is called {arguments.key}. See: jaxd cache ls")
         return 1
     names = {call.record: call.name for call in calls}
     if arguments.json:
-        _say_json({"calls": [_json(c) | {"facts": target_facts(root, c.target)} for c in found]})
+        _print_json({"calls": [_json(c) | {"facts": target_facts(root, c.target)} for c in found]})
     else:
-        _say("\n\n".join("\n".join(_lines(root, call, names)) for call in found))
+        _print_line("\n\n".join("\n".join(_lines(root, call, names)) for call in found))
     return 0
 
 
-def _is_meant(text: str, call: KeptCall) -> bool:
+def _matches(text: str, call: CachedCall) -> bool:
     digits = text.lower()
-    by_digits = len(digits) >= _FEWEST_DIGITS and (call.record, call.key, call.program)
+    by_digits = len(digits) >= _MIN_DIGITS and (call.record, call.key, call.program)
     return text == call.name or any(each.startswith(digits) for each in by_digits or ())
 
 
-def _lines(root: str, call: KeptCall, names: dict[str, str]) -> list[str]:
+def _lines(root: str, call: CachedCall, names: dict[str, str]) -> list[str]:
     others = [f"{names[other] or '?'} ({other[:_SHOWN_DIGITS]})" for other in call.shared_with]
-    facts = [f"{name} {_cut(fact)}" for name, fact in target_facts(root, call.target).items()]
+    facts = [f"{name} {_truncated(fact)}" for name, fact in target_facts(root, call.target).items()]
     told = [
         ("function", [call.name or "?"]),
         ("arguments", [f"{name}: {form}" for name, form in call.arguments.items()]),
@@ -175,7 +175,7 @@ def _lines(root: str, call: KeptCall, names: dict[str, str]) -> list[str]:
     ]
 
 
-def _built(call: KeptCall) -> str:
+def _built(call: CachedCall) -> str:
     at = "?"
     if call.created:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(call.created))
@@ -188,25 +188,27 @@ def _built(call: KeptCall) -> str:
 def _gc(root: str, arguments: argparse.Namespace) -> int:
     swept = sweep(root, None, arguments.max_bytes)
     if arguments.json:
-        _say_json(asdict(swept))
+        _print_json(asdict(swept))
     else:
-        _say(f"removed {swept.files} files, {size(swept.bytes)}; {size(swept.left)} left in {root}")
+        _print_line(
+            f"removed {swept.files} files, {size(swept.bytes)}; {size(swept.left)} left in {root}"
+        )
     return 0
 
 
 def _verify(root: str, arguments: argparse.Namespace) -> int:
     checked, bad = 0, []
-    for entry, reason in broken(root):
+    for entry, reason in check_records(root):
         checked += 1
         if reason is not None:
             bad.append({"path": entry.path, "reason": reason})
             _remove(entry.path)
     if arguments.json:
-        _say_json({"folder": root, "checked": checked, "broken": bad})
+        _print_json({"folder": root, "checked": checked, "broken": bad})
     else:
         for each in bad:
-            _say(f"removed {each['path']}: {each['reason']}")
-        _say(f"{checked} files checked, {len(bad)} broken")
+            _print_line(f"removed {each['path']}: {each['reason']}")
+        _print_line(f"{checked} files checked, {len(bad)} broken")
     return 1 if bad else 0
 
 
@@ -227,29 +229,29 @@ def _clear(root: str, arguments: argparse.Namespace) -> int:
             return 1
     clear(root)
     if arguments.json:
-        _say_json({"folder": root, "files": count, "bytes": all_.bytes})
+        _print_json({"folder": root, "files": count, "bytes": all_.bytes})
     else:
-        _say(f"removed {count} files, {size(all_.bytes)}")
+        _print_line(f"removed {count} files, {size(all_.bytes)}")
     return 0
 
 
 # words -------------------------------------------------------------------------------------------
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     sys.stderr.write(f"jaxd: {text}\n")
 
 
-def _say_json(value: Any) -> None:
-    _say(json.dumps(value, indent=2))
+def _print_json(value: Any) -> None:
+    _print_line(json.dumps(value, indent=2))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+def _truncated(text: str) -> str:
+    return text if len(text) <= _MAX_WIDTH else f"{text[: _MAX_WIDTH - 1]}…"
 
 
 def _ago(at: float) -> str:

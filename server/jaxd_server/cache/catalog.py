@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.explain.argument_shapes import argument_forms
+from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_server.cache.directory import TARGET_FILE, VERSION, Directory
-from jaxd_server.cache.record_file import Broken, Header, read_header
+from jaxd_server.cache.record_file import Header, InvalidRecord, read_header
 from jaxd_server.cache.usage import Entry, entries
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCall:
+class CachedCall:
     """A function with one signature, as it lies on disk.
 
     What its record does not say, or says in another way than this version, is empty.
@@ -61,7 +61,7 @@ class KeptCall:
         return self.trace_s + self.compile_s
 
 
-def kept_calls(root: str) -> list[KeptCall]:
+def cached_calls(root: str) -> list[CachedCall]:
     """All calls in a cache folder, the one used last first; broken files are left out."""
     found = list(entries(root))
     sizes = {entry.path: entry.bytes for entry in found}
@@ -74,7 +74,7 @@ def kept_calls(root: str) -> list[KeptCall]:
 
 
 def _read(entry: Entry) -> Iterator[Header]:
-    with contextlib.suppress(Broken, OSError):
+    with contextlib.suppress(InvalidRecord, OSError):
         yield read_header(entry.path)
 
 
@@ -84,11 +84,11 @@ def _program_file(entry: Entry, header: Header) -> str:
 
 def _call(
     entry: Entry, header: Header, sizes: Mapping[str, int], sharing: Mapping[str, list[str]]
-) -> KeptCall:
+) -> CachedCall:
     fields = _Fields(header.content)
     program = _program_file(entry, header)
     record = header.name.hex()
-    return KeptCall(
+    return CachedCall(
         record=record,
         key=fields.digits("key"),
         program=fields.digits("program"),
@@ -110,7 +110,7 @@ def _arguments(fields: _Fields) -> dict[str, str]:
     parameters = fields.get("parameters", tuple)
     names = [name for name in parameters or () if isinstance(name, str)]
     try:
-        forms = argument_forms(fields.get("skeleton", bytes) or b"", names)
+        forms = argument_shapes(fields.get("skeleton", bytes) or b"", names)
     except ProtocolError:
         return {}
     return {_plain(name): _plain(str(argument.form)) for name, argument in forms.items()}
@@ -156,7 +156,7 @@ def target_facts(root: str, target: str) -> dict[str, str]:
 _MISPLACED: Final = "it is the file of another record"
 
 
-def broken(root: str) -> Iterator[tuple[Entry, str | None]]:
+def check_records(root: str) -> Iterator[tuple[Entry, str | None]]:
     """Each record with what is wrong with it, or None; all of its bytes are checked."""
     for entry in entries(root):
         try:
@@ -166,7 +166,7 @@ def broken(root: str) -> Iterator[tuple[Entry, str | None]]:
             yield entry, None if right and here == entry.path else _MISPLACED
         except FileNotFoundError:  # swept meanwhile
             continue
-        except (Broken, ValueError) as error:
+        except (InvalidRecord, ValueError) as error:
             yield entry, str(error)
         except OSError as error:
             yield entry, error.strerror

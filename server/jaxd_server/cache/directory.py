@@ -22,8 +22,8 @@ VERSION: Final = "v1"
 TARGET_FILE: Final = "target.json"
 """Says to people what the folder of a target is good for."""
 
-_OFF: Final = "none"
-_LONGEST: Final = 40
+_DISABLED: Final = "none"
+_MAX_NAME: Final = 40
 _LONG: Final = "long-"
 _TAG: Final = "CACHEDIR.TAG"
 _TAG_TEXT: Final = """\
@@ -40,7 +40,7 @@ def cache_root(given: str | None = None) -> str | None:
             `~/.cache/jaxd`. `none` in the first two switches the cache off.
     """
     named = given or os.environ.get("JAXD_CACHE_DIR")
-    if named == _OFF:
+    if named == _DISABLED:
         return None
     if named:
         return os.path.abspath(os.path.expanduser(named))
@@ -54,7 +54,7 @@ def make_trusted(root: str) -> str:
     """Makes the folder when it is missing, proves that it can be trusted; its real path.
 
     Raises:
-        ConfigurationError: when it cannot be made, or as `prove_trusted`.
+        ConfigurationError: when it cannot be made, or as `check_trusted`.
     """
     try:
         os.makedirs(os.path.dirname(root), mode=0o700, exist_ok=True)
@@ -64,7 +64,7 @@ def make_trusted(root: str) -> str:
         raise ConfigurationError(
             f"cannot make the cache folder {root}: {error.strerror}. {_ELSEWHERE}"
         ) from error
-    prove_trusted(real)
+    check_trusted(real)
     return real
 
 
@@ -82,7 +82,7 @@ _ELSEWHERE: Final = (
 )
 
 
-def prove_trusted(root: str) -> None:
+def check_trusted(root: str) -> None:
     """Returns when nobody but us (and root) can put anything into the folder or in its place.
 
     Args:
@@ -93,12 +93,12 @@ def prove_trusted(root: str) -> None:
             may write to it; when a folder above it belongs to somebody else, or everybody may
             write to that and remove what is in it.
     """
-    _prove_folder(root)
+    _check_folder(root)
     for folder in _above(root):
-        _prove_path(folder, root)
+        _check_path(folder, root)
 
 
-def _prove_folder(folder: str) -> None:
+def _check_folder(folder: str) -> None:
     status = _status(folder)
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigurationError(f"the cache folder {folder} is not a folder. {_ELSEWHERE}")
@@ -119,7 +119,7 @@ def _above(path: str) -> list[str]:
     return folders
 
 
-def _prove_path(folder: str, root: str) -> None:
+def _check_path(folder: str, root: str) -> None:
     status = _status(folder)
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(
@@ -163,7 +163,7 @@ class Directory:
 
     def file(self, kind: Kind, name: bytes) -> str:
         """The file of one record: its name in hex digits, or a digest of a long one."""
-        if 0 < len(name) <= _LONGEST:
+        if 0 < len(name) <= _MAX_NAME:
             return f"{self.kind(kind)}/{name.hex()}"
         return f"{self.kind(kind)}/{_LONG}{hashlib.blake2b(name, digest_size=32).hexdigest()}"
 
@@ -184,7 +184,7 @@ class Directory:
         folders = [f"{self.root}/{VERSION}", self.folder]
         for folder in [*folders, self.kind(kind)] if kind else folders:
             _make_folder(folder)
-            _prove_folder(folder)
+            _check_folder(folder)
         self._tag()
 
     def _tag(self) -> None:

@@ -31,10 +31,10 @@ _START: Final = _PREFIX.size + _DIGEST
 _SAMPLE: Final = 1 << 16
 _WORTH_PACKING: Final = 0.9
 # What says that the file itself is no good, as opposed to the moment.
-_NO_FILE: Final = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO}
+_UNREADABLE_ERRNOS: Final = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO}
 
 
-class Broken(Exception):
+class InvalidRecord(Exception):
     """The file is not what was written under this name: it can only be removed."""
 
 
@@ -120,7 +120,7 @@ def read_file(path: str, kind: str, name: bytes, target: str, *, payload: bool =
     """
     header, stored = _read(path, payload=payload)
     if (header.kind, header.name, header.target) != (kind, name, target):
-        raise Broken("it is the file of another record")
+        raise InvalidRecord("it is the file of another record")
     return Record(header.content, _unpacked(header, stored) if payload else b"")
 
 
@@ -141,8 +141,8 @@ def _read(path: str, *, payload: bool) -> tuple[Header, bytes]:
     try:
         file = open(path, "rb", buffering=0, opener=_opener)  # noqa: SIM115  closed below
     except OSError as error:
-        if error.errno in _NO_FILE:
-            raise Broken(f"it cannot be opened: {error.strerror}") from error
+        if error.errno in _UNREADABLE_ERRNOS:
+            raise InvalidRecord(f"it cannot be opened: {error.strerror}") from error
         raise
     with file:
         size = _size_of_ours(os.fstat(file.fileno()))
@@ -151,7 +151,7 @@ def _read(path: str, *, payload: bool) -> tuple[Header, bytes]:
         data = _exactly(file.read(length), length)
         header = _header(start, data)
         if size != _START + length + header.stored:
-            raise Broken("it is cut off, or something was added")
+            raise InvalidRecord("it is cut off, or something was added")
         return header, _all(file, header.stored) if payload else b""
 
 
@@ -163,17 +163,17 @@ def _opener(path: str, flags: int) -> int:
 def _size_of_ours(status: os.stat_result) -> int:
     """The size of a file that only we, or root, can have written."""
     if not stat.S_ISREG(status.st_mode):
-        raise Broken("it is not a file")
+        raise InvalidRecord("it is not a file")
     if status.st_uid not in (0, os.geteuid()):  # root may do anything anyway
-        raise Broken("it belongs to another user")
+        raise InvalidRecord("it belongs to another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Broken("others can write to it")
+        raise InvalidRecord("others can write to it")
     return status.st_size
 
 
 def _exactly(data: bytes, length: int) -> bytes:
     if len(data) != length:
-        raise Broken("it is cut off")
+        raise InvalidRecord("it is cut off")
     return data
 
 
@@ -183,7 +183,7 @@ def _all(file: Any, length: int) -> bytes:
     while length > 0:
         piece = file.read(length)
         if not piece:
-            raise Broken("it is cut off")
+            raise InvalidRecord("it is cut off")
         pieces.append(piece)
         length -= len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -192,36 +192,36 @@ def _all(file: Any, length: int) -> bytes:
 def _header_length(start: bytes, size: int) -> int:
     magic, version, length = _PREFIX.unpack_from(start)
     if magic != _MAGIC:
-        raise Broken("it is not a record")
+        raise InvalidRecord("it is not a record")
     if version != FORMAT:
-        raise Broken(f"it has format {version}, and this version of jaxd writes {FORMAT}")
+        raise InvalidRecord(f"it has format {version}, and this version of jaxd writes {FORMAT}")
     if length > size - _START:  # before memory is taken for it
-        raise Broken("it is cut off")
+        raise InvalidRecord("it is cut off")
     return int(length)
 
 
 def _header(start: bytes, data: bytes) -> Header:
     if _hash(start[: _PREFIX.size], data) != start[_PREFIX.size :]:
-        raise Broken("its header was changed")
+        raise InvalidRecord("its header was changed")
     try:
         fields, end = load_literal(data, 0)
         header = Header(*fields)
     except (ProtocolError, TypeError) as error:
-        raise Broken("its header cannot be read") from error
+        raise InvalidRecord("its header cannot be read") from error
     if end != len(data):
-        raise Broken("its header cannot be read")
+        raise InvalidRecord("its header cannot be read")
     return header
 
 
 def _unpacked(header: Header, stored: bytes) -> bytes:
     if _hash(stored) != header.digest:
-        raise Broken("its payload was changed")
+        raise InvalidRecord("its payload was changed")
     try:
         payload = zlib.decompress(stored) if header.packing == "zlib" else stored
     except zlib.error as error:
-        raise Broken("its payload cannot be unpacked") from error
+        raise InvalidRecord("its payload cannot be unpacked") from error
     if len(payload) != header.length:
-        raise Broken("its payload cannot be unpacked")
+        raise InvalidRecord("its payload cannot be unpacked")
     return payload
 
 

@@ -13,16 +13,23 @@ from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.cache.directory import TARGET_FILE, Directory, Kind, cache_root, make_trusted
-from jaxd_server.cache.record_file import Broken, Record, encode, read_file, read_header, write_file
-from jaxd_server.cache.sweep import Swept, sweep
+from jaxd_server.cache.record_file import (
+    InvalidRecord,
+    Record,
+    encode,
+    read_file,
+    read_header,
+    write_file,
+)
+from jaxd_server.cache.sweep import SweepResult, sweep
 from jaxd_server.cache.usage import Usage, usage
 from jaxd_server.cache.writer import Made, Troubles, Writer
 
 DISK_BYTES: Final = 10 << 30
 
 _SCAN_S: Final = 900.0
-_LEVEL: Final = 0.9
-_LOOKS_A_SHARE: Final = 4
+_SWEEP_LEVEL: Final = 0.9
+_SCANS_PER_SHARE: Final = 4
 """How often is looked at who has what while one principal could write as much as it may have."""
 _ABSENT: Final = {errno.ENOENT, errno.ENOTDIR}
 
@@ -126,7 +133,7 @@ class Store:
         path = self._directory.file(kind, name)
         try:
             return read_file(path, kind, name, self._directory.target, payload=payload)
-        except Broken as error:
+        except InvalidRecord as error:
             self._troubles.warn("cache_broken", path=path, reason=str(error))
             self._unlink(kind, name)
         except OSError as error:
@@ -156,7 +163,7 @@ class Store:
         try:
             name = self._directory.name(file)
             return name or read_header(f"{self._directory.kind(kind)}/{file}").name
-        except (Broken, OSError):
+        except (InvalidRecord, OSError):
             return None
 
     # writing -------------------------------------------------------------------------------------
@@ -201,7 +208,7 @@ class Store:
         """What lies on disk for this target."""
         return usage(self._directory.root, self._directory.target)
 
-    def sweep(self, limit: int | None = None) -> Swept:
+    def sweep(self, limit: int | None = None) -> SweepResult:
         """Removes what the limit has no room for; see `jaxd_server.cache.sweep.sweep`."""
         self._note_uses()
         limit = self._limit if limit is None else limit
@@ -217,7 +224,7 @@ class Store:
         self._note_uses()
         is_due = time.monotonic() - self._scanned > _SCAN_S or not self._scanned
         limit = self._principal_limit
-        is_due = is_due or 0 < limit < self._news * _LOOKS_A_SHARE  # of one who has had it all
+        is_due = is_due or 0 < limit < self._news * _SCANS_PER_SHARE  # of one who has had it all
         if self._off or not (is_due or self._bytes > self._limit):
             return
         # to less than the limit, so that the next record does not sweep again
@@ -225,7 +232,7 @@ class Store:
             self._directory.root,
             self._directory.target,
             self._limit,
-            int(self._limit * _LEVEL),
+            int(self._limit * _SWEEP_LEVEL),
             limit,
         )
         self._bytes, self._news = swept.left, 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from jaxd_server.cache.directory import KINDS, VERSION, Kind
-from jaxd_server.cache.record_file import Broken, read_header
+from jaxd_server.cache.record_file import InvalidRecord, read_header
 from jaxd_server.cache.usage import Entry, entries, files_in, foreign_targets, room, targets
 
 _MINUTE_S: Final = 60.0
@@ -30,7 +30,7 @@ _NAMED_BY_CALLS: Final[dict[Kind, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepResult:
     """What a sweep removed.
 
     Attributes:
@@ -50,7 +50,7 @@ def sweep(
     limit: int,
     level: int | None = None,
     principal_limit: int = 0,
-) -> Swept:
+) -> SweepResult:
     """Removes what dead writers left, and records until no more than `limit` bytes are taken.
 
     Before that, of each principal with more than `principal_limit` bytes, until it has nine tenths
@@ -71,13 +71,13 @@ def sweep(
             well; 0: no limit.
     """
     now = time.time()
-    broom = _Broom(root, list(entries(root)))
+    broom = _Sweep(root, list(entries(root)))
     broom.temporaries(now)
     if principal_limit:
-        broom.principals_go(principal_limit, now)
+        broom.remove_over_principal_limit(principal_limit, now)
     if broom.taken > limit:
         broom.sweep(target, limit if level is None else level, now)
-    return Swept(broom.files, broom.freed, broom.taken)
+    return SweepResult(broom.files, broom.freed, broom.taken)
 
 
 def clear(root: str) -> None:
@@ -87,7 +87,7 @@ def clear(root: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Broom:
+class _Sweep:
     """One sweep under way."""
 
     def __init__(self, root: str, found: list[Entry]) -> None:
@@ -100,12 +100,12 @@ class _Broom:
 
     def sweep(self, target: str | None, limit: int, now: float) -> None:
         """Removes until no more than `limit` is taken, in the order that `sweep` says."""
-        self._formats_go(limit)
-        self._targets_go(limit, target, now)
-        self._orphans_go(limit, now)
-        self._calls_go(limit, now)
+        self._remove_old_formats(limit)
+        self._remove_targets(limit, target, now)
+        self._remove_orphans(limit, now)
+        self._remove_calls(limit, now)
 
-    def principals_go(self, limit: int, now: float) -> None:
+    def remove_over_principal_limit(self, limit: int, now: float) -> None:
         """Of each principal that has more than `limit` its own calls, with what only they name."""
         units = self._calls()
         naming = Counter(path for unit in units for path in unit.needs)
@@ -121,7 +121,7 @@ class _Broom:
             taken += sum(self._left[path].bytes for path in needed if path in self._left)
             if taken > limit:
                 spare = taken - int(limit * _LEVEL)
-                self._units_go(own, self.taken - spare, naming, now)
+                self._remove_units(own, self.taken - spare, naming, now)
 
     def temporaries(self, now: float) -> None:
         """Removes what was being written when its process ended, in every target."""
@@ -131,7 +131,7 @@ class _Broom:
                     if _is_left_over(file.name, now - status.st_mtime):
                         self._unlink(file.path, room(status.st_size))
 
-    def _formats_go(self, limit: int) -> None:
+    def _remove_old_formats(self, limit: int) -> None:
         """Whole targets in another format."""
         for folder, size in self._foreign.items():
             if self.taken > limit:
@@ -139,7 +139,7 @@ class _Broom:
                 self.taken -= size
                 self.freed += size
 
-    def _targets_go(self, limit: int, own: str | None, now: float) -> None:
+    def _remove_targets(self, limit: int, own: str | None, now: float) -> None:
         """Whole targets that nobody used for a day, the one longest unused first."""
         by_target: dict[str, list[Entry]] = defaultdict(list)
         for entry in self._left.values():
@@ -154,7 +154,7 @@ class _Broom:
                     self._remove(entry)
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _orphans_go(self, limit: int, now: float) -> None:
+    def _remove_orphans(self, limit: int, now: float) -> None:
         """What no call names, the one longest unused first."""
         if self.taken <= limit:
             return
@@ -170,16 +170,18 @@ class _Broom:
             if self.taken > limit:
                 self._remove(entry)
 
-    def _calls_go(self, limit: int, now: float) -> None:
+    def _remove_calls(self, limit: int, now: float) -> None:
         """Calls, with what only they name, and entries of jax's own cache."""
         if self.taken <= limit:
             return
         units = self._calls()
         naming = Counter(path for unit in units for path in unit.needs)
         units += [_Unit(each, 0.0) for each in self._left.values() if each.kind == "xla"]
-        self._units_go(units, limit, naming, now)
+        self._remove_units(units, limit, naming, now)
 
-    def _units_go(self, units: list[_Unit], limit: int, naming: Counter[str], now: float) -> None:
+    def _remove_units(
+        self, units: list[_Unit], limit: int, naming: Counter[str], now: float
+    ) -> None:
         """Units, the one first that is least worth, until no more than `limit` is taken."""
         units.sort(key=lambda unit: (now - unit.entry.used) / max(unit.cost_s, _LEAST_COST_S))
         while units and self.taken > limit:
@@ -223,7 +225,7 @@ def _unit(entry: Entry) -> _Unit:
     """A call that cannot be read needs nothing and costs nothing."""
     try:
         fields = dict(read_header(entry.path).content)
-    except (OSError, Broken, TypeError, ValueError):
+    except (OSError, InvalidRecord, TypeError, ValueError):
         return _Unit(entry, 0.0)
     needs = tuple(
         f"{entry.target}/{kind}/{name.hex()}"

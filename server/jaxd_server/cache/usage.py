@@ -107,7 +107,7 @@ _COARSE_S: Final = 1.0
 _SHARE: Final = 20.0
 
 
-class Taken(NamedTuple):
+class FolderUsage(NamedTuple):
     """What lies in a folder.
 
     Attributes:
@@ -119,7 +119,7 @@ class Taken(NamedTuple):
     files: int = 0
 
 
-class _Seen(NamedTuple):
+class _CachedScan(NamedTuple):
     """A folder as it was found.
 
     Attributes:
@@ -134,7 +134,7 @@ class _Seen(NamedTuple):
     settled: bool
     at: float
     took_s: float
-    taken: Taken
+    taken: FolderUsage
 
 
 class DiskUsage:
@@ -149,36 +149,36 @@ class DiskUsage:
 
     def __init__(self, folder: str | None) -> None:
         self._folders = [f"{folder}/{kind}" for kind in KINDS] if folder else []
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _CachedScan] = {}
         self._lock = threading.Lock()  # guards _seen; others wait and need not look as well
 
-    def now(self) -> Taken:
+    def now(self) -> FolderUsage:
         """How much there is; a little late while much is being written."""
         with self._lock:
-            found = [self._look(folder) for folder in self._folders]
-        return Taken(sum(one.bytes for one in found), sum(one.files for one in found))
+            found = [self._scan(folder) for folder in self._folders]
+        return FolderUsage(sum(one.bytes for one in found), sum(one.files for one in found))
 
-    def _look(self, folder: str) -> Taken:
+    def _scan(self, folder: str) -> FolderUsage:
         try:
             changed_ns = os.stat(folder).st_mtime_ns
         except OSError:  # there is none of the kind
-            return Taken()
+            return FolderUsage()
         seen = self._seen.get(folder)
-        if seen is None or not _is_good(seen, changed_ns):
+        if seen is None or not _is_fresh(seen, changed_ns):
             seen = self._seen[folder] = _scanned(folder, changed_ns)
         return seen.taken
 
 
-def _is_good(seen: _Seen, changed_ns: int) -> bool:
+def _is_fresh(seen: _CachedScan, changed_ns: int) -> bool:
     if seen.settled and seen.changed_ns == changed_ns:
         return True
     return time.monotonic() - seen.at < _SHARE * seen.took_s
 
 
-def _scanned(folder: str, changed_ns: int) -> _Seen:
+def _scanned(folder: str, changed_ns: int) -> _CachedScan:
     started, began = time.monotonic(), time.time()
     sizes = [room(file.st_size) for entry, file in files_in(folder) if entry.name[:1] != "."]
     now = time.monotonic()
     # The clock of a file system has coarse ticks: two changes in one tick look like one.
     settled = began - changed_ns / 1e9 > _COARSE_S
-    return _Seen(changed_ns, settled, now, now - started, Taken(sum(sizes), len(sizes)))
+    return _CachedScan(changed_ns, settled, now, now - started, FolderUsage(sum(sizes), len(sizes)))

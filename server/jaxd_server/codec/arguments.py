@@ -11,12 +11,12 @@ import numpy as np
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import Statics
-from jaxd_protocol.jit.static_leaves import StaticLeaf, close_untraceable
-from jaxd_protocol.pickling.unpack.permission import doors
+from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
+from jaxd_protocol.pickling.unpack.permission import unpickling_gate
 from jaxd_protocol.pickling.unpack.unpickler import unpack
-from jaxd_protocol.pytree import Layout, Leaf, Place, Placement, parse_skeleton, read_scalar
-from jaxd_protocol.pytree.leaves import NOWHERE, dtype_of, numpy_leaf
+from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton, read_scalar
+from jaxd_protocol.pytree.leaves import NO_OFFSET, dtype_of, numpy_leaf
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -35,7 +35,7 @@ def parse_arguments(skeleton: bytes) -> Layout:
     )
 
 
-def build_arguments(layout: Layout, leaves: Sequence[Any], statics: Statics) -> Arguments:
+def build_arguments(layout: Layout, leaves: Sequence[Any], statics: StaticArgs) -> Arguments:
     """The arguments of a call; what jax cannot trace is closed, unless `statics` is strict.
 
     Raises:
@@ -43,7 +43,7 @@ def build_arguments(layout: Layout, leaves: Sequence[Any], statics: Statics) -> 
     """
     arguments: Arguments = layout.build(
         [
-            close_untraceable(value, strict=statics.strict) if leaf.tag == "P" else value
+            wrap_untraceable(value, strict=statics.strict) if leaf.tag == "P" else value
             for leaf, value in zip(layout.leaves, leaves, strict=True)
         ]
     )
@@ -51,7 +51,7 @@ def build_arguments(layout: Layout, leaves: Sequence[Any], statics: Statics) -> 
 
 
 def _named_tuple_class(module: str, name: str, names: tuple[str, ...] | None) -> type:
-    doors.require_open(f"class {module}.{name}")
+    unpickling_gate.require_open(f"class {module}.{name}")
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
@@ -94,7 +94,7 @@ def _structure(node: Any) -> Any:
 _LEAF: Final = jax.tree.structure(0)
 
 
-def read_leaves(placement: Placement, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
+def read_leaves(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
     """The leaves of a call's arguments, arrays as views of the received memory.
 
     What is not in the message is None.
@@ -104,12 +104,12 @@ def read_leaves(placement: Placement, blob: bytes, buffers: Sequence[memoryview]
     """
     placement.check(blob, buffers)
     return [
-        None if place is NOWHERE else read_leaf(leaf, place, blob, buffers)
+        None if place is NO_OFFSET else read_leaf(leaf, place, blob, buffers)
         for leaf, place in zip(placement.leaves, placement.places, strict=True)
     ]
 
 
-def read_leaf(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+def read_leaf(leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memoryview]) -> Any:
     """One of them."""
     tag = leaf.tag
     if tag == "A":
@@ -158,7 +158,7 @@ def _empty(leaf: Leaf, buffers: Iterator[memoryview]) -> Any:
 _ZERO_SCALARS: Final[dict[str, Any]] = {"F": 0.0, "I": 0, "B": False, "C": 0j}
 
 
-def dynamic(arguments: Arguments, statics: Statics) -> Arguments:
+def dynamic(arguments: Arguments, statics: StaticArgs) -> Arguments:
     """The arguments that are traced: what an executable is called with."""
     args, kwargs = arguments
     if not statics:
@@ -170,7 +170,7 @@ def dynamic(arguments: Arguments, statics: Statics) -> Arguments:
     )
 
 
-def jax_arrays(arguments: Arguments, statics: Statics) -> Arguments:
+def jax_arrays(arguments: Arguments, statics: StaticArgs) -> Arguments:
     """The same with jax's arrays for all that is traced, so that jax sees each step of a function.
 
     numpy would divide by zero and go on, and Python would raise an error of its own.
@@ -187,7 +187,7 @@ def jax_arrays(arguments: Arguments, statics: Statics) -> Arguments:
     )
 
 
-def call_order(layout: Layout, statics: Statics) -> tuple[int, ...] | None:
+def call_order(layout: Layout, statics: StaticArgs) -> tuple[int, ...] | None:
     """For each array that an executable takes, its number among the leaves on the wire.
 
     None when that differs from call to call, because a part of the arguments is pickled.
@@ -226,14 +226,14 @@ def donated_leaves(layout: Layout, options: Options, parameters: Sequence[str]) 
     positions = set(nums)
     if names is None:
         names = tuple(name for i, name in enumerate(parameters) if i in positions)
-    args, kwargs = layout.outline([_Numbered(i) for i in range(len(layout.leaves))])
+    args, kwargs = layout.outline([_LeafNumber(i) for i in range(len(layout.leaves))])
     given = tuple(value for i, value in enumerate(args) if i in positions)
     named = {name: value for name, value in kwargs.items() if name in names}
     found = leaves_of((given, named))
-    return frozenset(leaf.number for leaf in found if isinstance(leaf, _Numbered))
+    return frozenset(leaf.number for leaf in found if isinstance(leaf, _LeafNumber))
 
 
-class _Numbered:
+class _LeafNumber:
     """Stands for one leaf."""
 
     def __init__(self, number: int) -> None:

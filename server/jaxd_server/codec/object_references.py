@@ -17,17 +17,17 @@ import numpy as np
 
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.instances import installed_name
-from jaxd_protocol.pickling.unpack.content_ids import id_of
-from jaxd_protocol.pickling.unpack.object_tokens import keep
+from jaxd_protocol.pickling.unpack.content_ids import content_id_of
+from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import is_literal
-from jaxd_protocol.pytree.references import Reference, mark_of
+from jaxd_protocol.pytree.references import Reference, function_mark
 
 _LIMIT: Final = 1000
-_MOST_NAMED: Final = 32
+_MAX_NAMED: Final = 32
 _DATA: Final = frozenset({bool, bytes, complex, dict, float, int, list, set, str, tuple})
 
 
-class Homes:
+class ObjectNumbers:
     """The objects of the functions that were received last. Safe from any thread.
 
     Args:
@@ -42,7 +42,7 @@ class Homes:
 
     def add(self, fingerprint: bytes, objects: Sequence[Any]) -> None:
         """Notes what a function reaches, in the order of its walk."""
-        mark = mark_of(fingerprint)
+        mark = function_mark(fingerprint)
         forgotten: list[Sequence[Any]] = []
         with self._lock:
             if mark in self._arrived:
@@ -70,7 +70,7 @@ class Homes:
         """
         with self._lock:
             places = self._places.get(id(value), {})
-            return tuple(reversed(places.items()))[:_MOST_NAMED]
+            return tuple(reversed(places.items()))[:_MAX_NAMED]
 
     def at(self, places: Iterable[tuple[bytes, int]]) -> Any:
         """The object that `of` named so, here or in another process.
@@ -86,7 +86,7 @@ class Homes:
         raise LookupError("no function is here that reaches it")
 
 
-homes: Final = Homes()
+object_numbers: Final = ObjectNumbers()
 """Those of this process."""
 
 
@@ -96,17 +96,17 @@ Place = tuple[str, tuple[Any, ...]]
 def reference_to(value: Any) -> Reference | None:
     """How the client finds its own object for one of the server's; None when it has none."""
     place = _place_of(value)
-    return None if place is None else Reference(*place, keep(value), about(value))
+    return None if place is None else Reference(*place, keep_object(value), about(value))
 
 
 def opaque(value: Any) -> Reference:
     """A token for an object that no client can have."""
-    return Reference("o", (), keep(value), about(value))
+    return Reference("o", (), keep_object(value), about(value))
 
 
 def class_name(cls: type) -> tuple[str, str, bytes] | None:
     """Module, name and content id of a class; without content id where clients import it."""
-    content = id_of(cls)
+    content = content_id_of(cls)
     if content is not None:
         return cls.__module__, cls.__qualname__, content
     name = installed_name(cls)
@@ -120,10 +120,10 @@ def _place_of(value: Any) -> Place | None:
     installed = installed_name(value)
     if installed is not None and not is_local_module(installed[0]):
         return "i", installed  # a number would be known only to clients of one function
-    places = homes.of(value)
+    places = object_numbers.of(value)
     if places:
         return "n", (places,)
-    content = id_of(value)
+    content = content_id_of(value)
     if content is not None:
         return "c", (content,)
     return _place_by_kind(value)

@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jaxd_protocol.pickling.unpack.object_tokens import promise
+from jaxd_protocol.pickling.unpack.object_tokens import keep_lookup
 from jaxd_protocol.pytree import parse_skeleton
-from jaxd_protocol.pytree.decoder import default_of
+from jaxd_protocol.pytree.decoder import parameter_default
 from jaxd_protocol.pytree.leaves import dtype_of
-from jaxd_protocol.pytree.references import Reference, load_reference, with_tokens
-from jaxd_server.codec.object_references import homes
-from jaxd_server.codec.results import ResultForm
+from jaxd_protocol.pytree.references import Reference, load_reference, replace_tokens
+from jaxd_server.codec.object_references import object_numbers
+from jaxd_server.codec.results import ResultLayout
 
 
-def adopted(form: ResultForm) -> ResultForm:
+def rebind_form(form: ResultLayout) -> ResultLayout:
     """The same form with tokens of this process.
 
     Raises:
@@ -31,7 +31,7 @@ def adopted(form: ResultForm) -> ResultForm:
         return form
     own = _References()
     parse_skeleton(form.skeleton, lambda *_: object, None, own)
-    skeleton = with_tokens(form.skeleton, own.found, _token_of)
+    skeleton = replace_tokens(form.skeleton, own.found, _token_of)
     return replace(form, skeleton=skeleton)
 
 
@@ -59,7 +59,7 @@ def _token_of(reference: Reference) -> bytes:
     if reference.kind == "m":  # a detail with a token in it, which is another one each time
         owner, member = reference.detail
         name = ("m", repr((_token_of(load_reference(owner)), member)))
-    return promise(name, lambda: _find(reference))
+    return keep_lookup(name, lambda: _find(reference))
 
 
 def _find(reference: Reference) -> Any:
@@ -77,9 +77,9 @@ def _find(reference: Reference) -> Any:
     if kind == "m":
         return getattr(_find(load_reference(detail[0])), detail[1])
     if kind == "p":
-        return default_of(_imported(*detail[:2]), detail[2], None)
+        return parameter_default(_imported(*detail[:2]), detail[2], None)
     if kind == "n":
-        return homes.at(detail[0])
+        return object_numbers.at(detail[0])
     raise LookupError(f"a {reference.about} that only the process had that made it")
 
 

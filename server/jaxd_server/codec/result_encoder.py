@@ -8,16 +8,22 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from jaxd_protocol.errors import ResultError
-from jaxd_protocol.pickling.unpack.object_tokens import keep
+from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
-from jaxd_protocol.pytree.decoder import COUNT, default_of
+from jaxd_protocol.pytree.decoder import COUNT, parameter_default
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_protocol.pytree.references import Reference
-from jaxd_server.codec.object_references import about, class_name, homes, opaque, reference_to
+from jaxd_server.codec.object_references import (
+    about,
+    class_name,
+    object_numbers,
+    opaque,
+    reference_to,
+)
 from jaxd_server.jax_compat.arrays import key_spec
 
 
-class Slot:
+class LeafSlot:
     """Stands for leaf number `index` while a result's structure is walked.
 
     Attributes:
@@ -34,11 +40,11 @@ class Slot:
         self.ndim = len(leaf.shape)
 
 
-class _Hole:
+class _LeafPlaceholder:
     """Stands for a leaf of a structure that is itself part of a result."""
 
 
-_HOLE: Final = _Hole()
+_LEAF_PLACEHOLDER: Final = _LeafPlaceholder()
 _NUMBERS: Final = frozenset({bool, int, float, complex})
 
 
@@ -71,12 +77,12 @@ class ResultEncoder(TreeEncoder):
         """Appends a leaf, a node of a class, or a reference to what is no data."""
         import jax
 
-        if type(value) is Slot and value.dtype == jax.dtypes.float0:
+        if type(value) is LeafSlot and value.dtype == jax.dtypes.float0:
             self._skeleton.append(spec_bytes("Z", "float0", tuple(value.shape)))
-        elif type(value) is Slot:
+        elif type(value) is LeafSlot:
             self.order.append(value.index)
             self._skeleton.append(_leaf_spec(self._leaves[value.index]))
-        elif value is _HOLE:
+        elif value is _LEAF_PLACEHOLDER:
             self.static(0)
         elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
             self._named_tuple(value)
@@ -89,7 +95,7 @@ class ResultEncoder(TreeEncoder):
         else:
             self._static_object(value)
 
-    def unusual_keys(self, value: dict[Any, Any]) -> None:
+    def non_literal_keys(self, value: dict[Any, Any]) -> None:
         """Appends a token for a dict that holds no data, else keys that the client finds."""
         if _holds_data(value):
             self._keyed(value)
@@ -108,7 +114,7 @@ class ResultEncoder(TreeEncoder):
     def class_name(self, cls: type) -> bytes:
         """A class with its content id and its numbers, by which clients find their own."""
         name = class_name(cls) or (cls.__module__, cls.__qualname__, b"")
-        return dump_literal((*name, homes.of(cls)) if name[2] else name[:2])
+        return dump_literal((*name, object_numbers.of(cls)) if name[2] else name[:2])
 
     def _refer(self, reference: Reference) -> None:
         self.has_tokens = self.has_tokens or reference.kind == "o"
@@ -117,7 +123,7 @@ class ResultEncoder(TreeEncoder):
     def _static_object(self, value: Any) -> None:
         """Something that came with the structure: the client's own, or a copy, or a token."""
         reference = reference_to(value)
-        if reference is None and (id(value) in self._open or not _has_form(value)):
+        if reference is None and (id(value) in self._open or not _is_encodable(value)):
             reference = opaque(value)
         if reference is None:
             self._object(value)
@@ -127,7 +133,7 @@ class ResultEncoder(TreeEncoder):
     def _object(self, value: Any) -> None:
         """An object by its class and its attributes, or as jax's registry takes it apart."""
         if id(value) in self._open:
-            raise _no_form(value)
+            raise _unencodable(value)
         state = _attributes(value)
         self._open.add(id(value))
         if state is None:
@@ -141,22 +147,22 @@ class ResultEncoder(TreeEncoder):
 
     def _attribute(self, cls: type, name: str, value: Any) -> None:
         """One of an object: clients take a callable default from their own class."""
-        if callable(value) and default_of(cls, name, None) is value:
+        if callable(value) and parameter_default(cls, name, None) is value:
             detail = cls.__module__, cls.__qualname__, name
-            self._refer(Reference("p", detail, keep(value), about(value)))
+            self._refer(Reference("p", detail, keep_object(value), about(value)))
         else:
             self.node(value)
 
     def _structure(self, structure: Any) -> None:
         self._skeleton.append(b"J")
-        self.node(structure.unflatten([_HOLE] * structure.num_leaves))
+        self.node(structure.unflatten([_LEAF_PLACEHOLDER] * structure.num_leaves))
 
     def _registered(self, value: Any) -> None:
         import jax
 
         parts = jax.tree_util.default_registry.flatten_one_level(value)
         if parts is None:
-            raise _no_form(value)
+            raise _unencodable(value)
         children = list(parts[0])
         self._skeleton += (b"G", self.class_name(type(value)))
         self.node(parts[1])
@@ -165,7 +171,7 @@ class ResultEncoder(TreeEncoder):
             self.node(child)
 
 
-def _no_form(value: Any) -> ResultError:
+def _unencodable(value: Any) -> ResultError:
     cls = type(value)
     return ResultError(
         f"the function returned a {cls.__module__}.{cls.__qualname__}, which cannot come home as "
@@ -178,12 +184,12 @@ def _holds_data(value: Any) -> bool:
     import jax
 
     try:
-        return any(type(leaf) in (Slot, _Hole) for leaf in jax.tree.leaves(value))
+        return any(type(leaf) in (LeafSlot, _LeafPlaceholder) for leaf in jax.tree.leaves(value))
     except Exception:  # noqa: BLE001  a user's flattening, or keys that cannot be sorted
         return True
 
 
-def _has_form(value: Any) -> bool:
+def _is_encodable(value: Any) -> bool:
     """Whether an object without data can be made again from its class and its attributes."""
     cls = type(value)
     if callable(value) and not is_dataclass(cls):
@@ -191,7 +197,7 @@ def _has_form(value: Any) -> bool:
     return class_name(cls) is not None and _attributes(value) is not None
 
 
-_STATE_IS_ELSEWHERE: Final = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
+_CUSTOM_STATE_METHODS: Final = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
@@ -200,7 +206,7 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     if getattr(cls.__getstate__, "__module__", "") == "dataclasses":  # frozen, with slots
         return {f.name: getattr(value, f.name) for f in fields(value)}
     own = (name for base in cls.__mro__[:-1] for name in vars(base))
-    if not _STATE_IS_ELSEWHERE.isdisjoint(own):
+    if not _CUSTOM_STATE_METHODS.isdisjoint(own):
         return None
     try:
         _, arguments, state, items, pairs = value.__reduce_ex__(2)

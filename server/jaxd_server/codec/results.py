@@ -15,15 +15,20 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ResultError, ValueDeleted
-from jaxd_protocol.messages.data_locations import EVERYTHING, Stay, form_hash, pack_numbers
-from jaxd_protocol.pytree import Layout, Leaf, Placement, parse_skeleton
+from jaxd_protocol.messages.data_locations import (
+    KEEP_ALL,
+    ResultPolicy,
+    pack_leaf_numbers,
+    shape_hash,
+)
+from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
 from jaxd_protocol.pytree.references import Reference
-from jaxd_server.codec.result_encoder import ResultEncoder, Slot
+from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
 from jaxd_server.jax_compat.arrays import is_key_array, key_data
 
 
 @dataclass(frozen=True, slots=True)
-class ResultForm:
+class ResultLayout:
     """The structure that all results of one executable have, for the wire.
 
     Attributes:
@@ -46,21 +51,21 @@ class ResultForm:
         return _hash_of(self.skeleton)
 
     @classmethod
-    def of(cls, skeleton: bytes, order: Sequence[int], *, is_lasting: bool = True) -> ResultForm:
+    def of(cls, skeleton: bytes, order: Sequence[int], *, is_lasting: bool = True) -> ResultLayout:
         """The form with that skeleton.
 
         Raises:
             ProtocolError: when it is no skeleton.
         """
-        layout = parse_skeleton(skeleton, lambda *_: _AnyTuple, None, _Nothing())
+        layout = parse_skeleton(skeleton, lambda *_: _AnyTuple, None, _NoObjects())
         keys = any(leaf.tag == "K" for leaf in layout.leaves)
         return cls(skeleton, tuple(order), layout, keys, is_lasting)
 
 
-_hash_of: Final = lru_cache(maxsize=1024)(form_hash)
+_hash_of: Final = lru_cache(maxsize=1024)(shape_hash)
 
 
-def result_form(leaves: Sequence[Any], structure: Any) -> ResultForm:
+def result_layout(leaves: Sequence[Any], structure: Any) -> ResultLayout:
     """Walks the structure of a result once.
 
     Args:
@@ -70,7 +75,7 @@ def result_form(leaves: Sequence[Any], structure: Any) -> ResultForm:
     Raises:
         ResultError: when a node of it cannot travel.
     """
-    slots = [Slot(index, leaf) for index, leaf in enumerate(leaves)]
+    slots = [LeafSlot(index, leaf) for index, leaf in enumerate(leaves)]
     encoder = ResultEncoder(leaves)
     try:
         encoder.node(jax.tree.unflatten(structure, slots))
@@ -79,14 +84,14 @@ def result_form(leaves: Sequence[Any], structure: Any) -> ResultForm:
             "the function returned something that is nested too deeply, or holds itself. Return "
             "dicts, lists and tuples of arrays from the function."
         ) from error
-    return ResultForm.of(encoder.skeleton, encoder.order, is_lasting=not encoder.has_tokens)
+    return ResultLayout.of(encoder.skeleton, encoder.order, is_lasting=not encoder.has_tokens)
 
 
 class _AnyTuple:
     """Takes the place of every class when only a layout's places are wanted."""
 
 
-class _Nothing:
+class _NoObjects:
     """Takes the place of a client's own objects, in the same way."""
 
     def getter(
@@ -107,9 +112,9 @@ _PAD: Final = [bytes(n) for n in range(_ROW)]
 
 def pack_result(
     leaves: Sequence[Any],
-    form: ResultForm,
+    form: ResultLayout,
     home: Sequence[int] | None = None,
-    placement: Placement | None = None,
+    placement: BlobLayout | None = None,
 ) -> tuple[bytes, list[memoryview], tuple[int, ...]]:
     """Blob and buffers of a result; waits until the device is done.
 
@@ -127,7 +132,7 @@ def pack_result(
         Exception: what jax raises when the computation failed.
     """
     wanted = range(len(form.order)) if home is None else home
-    data = {number: _here(leaves[form.order[number]]) for number in wanted}
+    data = {number: _numpy_view(leaves[form.order[number]]) for number in wanted}
     gone = tuple(number for number, found in data.items() if found is None)
     if gone:
         there = [n for n in wanted if n not in gone]
@@ -135,7 +140,7 @@ def pack_result(
     return *_packed(data, placement or form.layout.whole), gone
 
 
-def _packed(data: Mapping[int, Any], placement: Placement) -> tuple[bytes, list[memoryview]]:
+def _packed(data: Mapping[int, Any], placement: BlobLayout) -> tuple[bytes, list[memoryview]]:
     blob: list[bytes] = []
     buffers: list[memoryview] = []
     end = 0
@@ -180,13 +185,13 @@ def host_data(array: Any) -> memoryview:
     Raises:
         ValueDeleted: when it was given to a call meanwhile.
     """
-    data = _here(array)
+    data = _numpy_view(array)
     if data is None:
         raise ValueDeleted("an array on the server was donated to a call while it was fetched.")
     return _flat(data)
 
 
-def _here(array: Any) -> Any:
+def _numpy_view(array: Any) -> Any:
     """numpy's view of an array; None when it was given to a call."""
     try:
         return key_data(array) if is_key_array(array) else np.asarray(array)
@@ -201,7 +206,7 @@ def _flat(data: Any) -> memoryview:
     return flat
 
 
-class Staying(NamedTuple):
+class RetainedLeaves(NamedTuple):
     """The leaves of a result that stay on the server.
 
     Attributes:
@@ -217,11 +222,11 @@ class Staying(NamedTuple):
     home: tuple[int, ...]
     away: tuple[int, ...]
     told: bytes
-    placement: Placement
+    placement: BlobLayout
     nbytes: int
 
 
-def staying(layout: Layout, stay: Stay, taken: Sequence[Leaf]) -> Staying:
+def retained_leaves(layout: Layout, stay: ResultPolicy, taken: Sequence[Leaf]) -> RetainedLeaves:
     """What stays of a result.
 
     A leaf that looks like one of the arrays that the call took is most likely what became of that
@@ -231,11 +236,11 @@ def staying(layout: Layout, stay: Stay, taken: Sequence[Leaf]) -> Staying:
     Args:
         layout: of the result.
         stay: what the client wants.
-        taken: what the arrays look like that the call was given; with `EVERYTHING`, those that lay
+        taken: what the arrays look like that the call was given; with `KEEP_ALL`, those that lay
             on the server.
     """
     sizes = [(number, leaf.nbytes) for number, leaf in enumerate(layout.leaves)]
-    everything = stay.above == EVERYTHING
+    everything = stay.above == KEEP_ALL
     is_small = not everything and sum(size for _, size in sizes) <= stay.above
     states = Counter(() if is_small else taken)
     away = []
@@ -250,4 +255,4 @@ def staying(layout: Layout, stay: Stay, taken: Sequence[Leaf]) -> Staying:
     home = tuple(number for number, _ in sizes if number not in set(away))
     placement = layout.without(tuple(away))
     nbytes = sum(size for _, size in kept)
-    return Staying(kept, home, tuple(away), pack_numbers(away), placement, nbytes)
+    return RetainedLeaves(kept, home, tuple(away), pack_leaf_numbers(away), placement, nbytes)

@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ArgumentError
-from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.jit.static_leaves import StaticLeaf, content_of
 from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_server.codec.object_references import class_name
 from jaxd_server.jax_compat.placement import are_several, place_name, place_of
 
 
-def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> Hashable:
+def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs) -> Hashable:
     """Tree structure; shape, dtype and weak type of each leaf; type and value of what is static.
 
     Where there are several devices, also the place of each array that was put somewhere.
@@ -102,7 +102,7 @@ def _static_signature(value: Any) -> Hashable:
     return type(value), value
 
 
-def lasting_signature(args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics) -> bytes:
+def lasting_signature(args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs) -> bytes:
     """Sixteen bytes for a signature that are the same in every process.
 
     Equal for equal contents, where `signature_of` asks the objects whether they are equal.
@@ -130,10 +130,10 @@ def _lasting(value: Any, *, static: bool) -> bytes:
 
 def _lasting_leaf(leaf: Any) -> Any:
     form: Any = _leaf_signature(leaf)
-    return form if len(form) == _FORM else (*form[:_FORM], place_name(form[_FORM]))
+    return form if len(form) == _FORMAT else (*form[:_FORMAT], place_name(form[_FORMAT]))
 
 
-_FORM: Final = 3
+_FORMAT: Final = 3
 """Shape, dtype and weak type; behind them the place of an array that was put somewhere."""
 
 

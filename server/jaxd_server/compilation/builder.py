@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_server.codec.arguments import dynamic, structure_of
-from jaxd_server.codec.rebind_results import adopted
+from jaxd_server.codec.rebind_results import rebind_form
 from jaxd_server.compilation.build_quota import BuildQuota
 from jaxd_server.compilation.compiling.build_request import BuildRequest
-from jaxd_server.compilation.compiling.builds import check_wanted, in_turn
+from jaxd_server.compilation.compiling.builds import build_turn, check_not_abandoned
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction, explained
 from jaxd_server.compilation.compiling.executable import Costs, Executable
-from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.program_source import ProgramSource
-from jaxd_server.jax_compat.lowered_transfer import NotHandedOver
+from jaxd_server.jax_compat.lowered_transfer import NotTransferable
 from jaxd_server.runtime.counters import Counters, Counts
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.user_code.callback_targets import Aims
-from jaxd_server.user_code.jax_callbacks import aiming
+from jaxd_server.user_code.callback_targets import CallbackTargets
+from jaxd_server.user_code.jax_callbacks import redirecting_callbacks
 
 if TYPE_CHECKING:
-    from jaxd_server.compilation.remote_trace.policy import Tracing
+    from jaxd_server.compilation.remote_trace.policy import TracePolicy
 
 
-class Made(NamedTuple):
+class BuildResult(NamedTuple):
     """A new executable, and how it was obtained.
 
     Attributes:
@@ -49,7 +49,7 @@ class Made(NamedTuple):
     obstacle: str | None = None
 
 
-class Maker:
+class ExecutableBuilder:
     """Builds executables. Safe from any thread; its caller sees to it that each is built once.
 
     Args:
@@ -69,8 +69,8 @@ class Maker:
         functions: Functions,
         compiler: Compiler,
         counters: Counters,
-        shelf: Shelf | None = None,
-        tracing: Tracing | None = None,
+        shelf: ProgramCache | None = None,
+        tracing: TracePolicy | None = None,
         quota: BuildQuota | None = None,
     ) -> None:
         self.programs = ProgramSource(compiler, counters, shelf)
@@ -81,7 +81,7 @@ class Maker:
         self._tracing = tracing
         self._quota = quota or BuildQuota()
 
-    def make(self, request: BuildRequest) -> Made:
+    def make(self, request: BuildRequest) -> BuildResult:
         """The executable for a call.
 
         Raises:
@@ -97,7 +97,7 @@ class Maker:
                 request = request._replace(name=name)
             return self._made(request)
 
-    def _made(self, request: BuildRequest) -> Made:
+    def _made(self, request: BuildRequest) -> BuildResult:
         function = request.function
         made = self._loaded(request)
         if made is None:
@@ -107,7 +107,7 @@ class Maker:
             return made
         self._functions.unpack(function, request.source)
         try:
-            with in_turn(self._compiler.room(), function.name):
+            with build_turn(self._compiler.room(), function.name):
                 return self._built(request)
         except JaxdError:
             raise
@@ -119,7 +119,7 @@ class Maker:
 
     def moved(
         self, executable: Executable, function: Function, device: int, own: Counts | None = None
-    ) -> Made | None:
+    ) -> BuildResult | None:
         """The executable for another device; None when it has to be made for that."""
         started = time.monotonic()
         program = self.programs.moved(executable.program, device)
@@ -127,7 +127,7 @@ class Maker:
             return None
         costs = replace(executable.costs, paid_s=time.monotonic() - started)
         self._counters.add(own, executable_loads=1, load_s=costs.paid_s)
-        return Made(
+        return BuildResult(
             executable.on(function.key, device, program, costs), "load", name=executable.kept_as
         )
 
@@ -135,7 +135,7 @@ class Maker:
         """Forgets the program of an executable that does not run; see `ProgramSource.discard`."""
         self.programs.discard(executable.program)
 
-    def _loaded(self, request: BuildRequest) -> Made | None:
+    def _loaded(self, request: BuildRequest) -> BuildResult | None:
         """What an earlier process has left, if it did and if it is sound."""
         function, recorded, name = request.function, request.recorded, request.name
         if self._shelf is None or name is None:
@@ -150,24 +150,24 @@ class Maker:
             return None
         costs = Costs(kept.trace_s, program.compile_s, time.monotonic() - started)
         self._counters.add(executable_loads=1, load_s=costs.paid_s)
-        if function.arrival is not None:  # its client had to be asked, for want of a record
+        if function.unpacked is not None:  # its client had to be asked, for want of a record
             self._shelf.keep_function(function)
         config = function.options.config
-        form = adopted(kept.form)
+        form = rebind_form(kept.form)
         loaded = Executable(function.name, function.key, program, form, config, costs, recorded)
         loaded.device = request.device
         loaded.kept_as = name
         loaded.principal = request.principal
-        return Made(loaded, "load", name=name)
+        return BuildResult(loaded, "load", name=name)
 
-    def _built(self, request: BuildRequest) -> Made:
+    def _built(self, request: BuildRequest) -> BuildResult:
         function, arguments = request.function, request.arguments
         started = time.monotonic()
         structure = structure_of(dynamic(arguments, function.statics))
-        assert function.arrival is not None
-        aims = Aims(function.name, function.arrival.targets, function.arrival.listed)
+        assert function.unpacked is not None
+        aims = CallbackTargets(function.name, function.unpacked.targets, function.unpacked.listed)
         request.emit.begin_trace()
-        with aiming(aims):
+        with redirecting_callbacks(aims):
             lowered = self._compiler.lower(
                 function.traceable,
                 function.name,
@@ -179,25 +179,27 @@ class Maker:
             )
         return self._finish(request, lowered, started)
 
-    def _built_elsewhere(self, request: BuildRequest) -> Made | None:
+    def _built_elsewhere(self, request: BuildRequest) -> BuildResult | None:
         """Has it traced in another process; None when that is not wanted, or not possible."""
         errand = self._tracing.errand(request) if self._tracing else None
         if errand is None:
             return None
-        with in_turn(self._compiler.room(), request.function.name):
+        with build_turn(self._compiler.room(), request.function.name):
             started = time.monotonic()
             lowered = errand.lower()
             if lowered is None:
                 return None
             try:
                 return self._finish(request, lowered, started)
-            except NotHandedOver as error:  # it could not be read here
+            except NotTransferable as error:  # it could not be read here
                 log_event("tracer_refused", function=request.function.name, reason=str(error))
                 return None
 
-    def _finish(self, request: BuildRequest, lowered: LoweredFunction, started: float) -> Made:
+    def _finish(
+        self, request: BuildRequest, lowered: LoweredFunction, started: float
+    ) -> BuildResult:
         """Compiles what nobody has compiled yet, and puts everything together."""
-        check_wanted()
+        check_not_abandoned()
         function, name = request.function, request.name
         obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
         is_kept = name is not None and obstacle is None
@@ -220,4 +222,4 @@ class Maker:
         if self._shelf is not None and name is not None:
             self._shelf.keep(function, name, request.arguments, executable, obstacle)
         request.emit("stage", {"stage": "run", "function": function.name})
-        return Made(executable, "compile", was_compiled, name or b"", obstacle)
+        return BuildResult(executable, "compile", was_compiled, name or b"", obstacle)

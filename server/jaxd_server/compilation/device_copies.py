@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 
 from jaxd_server.compilation.compiling.program import Program, Programs, moved_name
-from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.jax_compat import programs as jax_programs
 from jaxd_server.jax_compat.placement import index_of, moved
 from jaxd_server.runtime.logs import log_event
@@ -19,7 +19,7 @@ class NotMoved(Exception):
     """A program that has to be compiled for the other device; the text says why."""
 
 
-class Mover:
+class ProgramMover:
     """Moves programs. Safe from any thread.
 
     Args:
@@ -27,7 +27,7 @@ class Mover:
         shelf: those on disk; None where nothing is kept.
     """
 
-    def __init__(self, programs: Programs, shelf: Shelf | None) -> None:
+    def __init__(self, programs: Programs, shelf: ProgramCache | None) -> None:
         self._programs = programs
         self._shelf = shelf
 

@@ -74,7 +74,7 @@ def victims(entries: Iterable[Entry], limits: Limits, now: float) -> list[Entry]
     gone: list[Entry] = []
 
     def choose(units: list[_Unit], limit: int) -> None:
-        chosen = _beyond(units, limit, limits.share, now)
+        chosen = _victims_for_limit(units, limit, limits.share, now)
         gone.extend(chosen)
         for one in chosen:
             del left[one.name]
@@ -114,7 +114,7 @@ class _Unit:
         return (now - last_use) / weight(max(one.rebuild_s for one in self.entries))
 
 
-def _beyond(units: list[_Unit], limit: int, share: float, now: float) -> list[Entry]:
+def _victims_for_limit(units: list[_Unit], limit: int, share: float, now: float) -> list[Entry]:
     """What has to go for one limit.
 
     What is too large alone goes first; while it cannot go, the others need not make room for it.

@@ -9,14 +9,14 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.eviction import Entry, Limits
 
-_LEAST_BYTES: Final = 256 << 10
+_MIN_BYTES: Final = 256 << 10
 """What a program takes at least: less than this is not to be seen in the size of a process."""
 
-_LOADING: Final = 0.3
+_LOAD_COST_SHARE: Final = 0.3
 """Seconds that loading takes for each second of tracing and compiling, for a large program."""
 
 
-class Appraisal:
+class EvictionCosts:
     """Makes the entries from which victims of eviction are chosen.
 
     Args:
@@ -65,7 +65,7 @@ class Appraisal:
         if executable.structure is None:  # it came from disk
             return costs.paid_s
         if costs.build_s > 1 and self._is_kept(executable):
-            return executable.program.load_s or costs.build_s * _LOADING
+            return executable.program.load_s or costs.build_s * _LOAD_COST_SHARE
         return costs.build_s
 
 
@@ -80,4 +80,4 @@ def are_within(limits: Limits, executables: Sequence[Executable]) -> bool:
 
 
 def _host_bytes(program: Program) -> int:
-    return max(_LEAST_BYTES, program.host_bytes)
+    return max(_MIN_BYTES, program.host_bytes)

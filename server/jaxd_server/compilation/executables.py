@@ -31,9 +31,9 @@ from jaxd_server.codec.signature import signature_of
 from jaxd_server.compilation.compiling.builds import Builds
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.eviction import Limits, victims
-from jaxd_server.compilation.eviction_costs import Appraisal, are_within
+from jaxd_server.compilation.eviction_costs import EvictionCosts, are_within
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.compilation.plan import SOMEWHERE, Plan, Seat
+from jaxd_server.compilation.plan import ANY_DEVICE, DeviceChoice, Plan
 from jaxd_server.jax_compat.placement import are_several, places_of
 from jaxd_server.runtime.memory import resident_bytes
 from jaxd_server.runtime.reclaimer import Reclaimer
@@ -41,7 +41,7 @@ from jaxd_server.runtime.reclaimer import Reclaimer
 _MOST: Final = 10_000
 
 
-class Kin:
+class DeviceVariants:
     """The keys of each function, for all devices. Thread-safe."""
 
     def __init__(self) -> None:
@@ -87,14 +87,14 @@ class Executables:
         builds: Builds[Any, Executable] | None = None,
     ) -> None:
         self._limits = replace(limits, count=limit)
-        self._appraisal = Appraisal(is_kept, resident)
+        self._appraisal = EvictionCosts(is_kept, resident)
         plans = _PLANS_PER_EXECUTABLE * limit  # they are made again in no time
         self._plans = BoundedDict[tuple[bytes, bytes, int], Plan](plans)
         self._executables: dict[tuple[bytes, Hashable], Executable] = {}
         # What a call has made is in use until that call ends, and it holds its `make` until then.
         self._makers: weakref.WeakValueDictionary[int, Make] = weakref.WeakValueDictionary()
         self._builds: Builds[tuple[bytes, Hashable], Executable] = builds or Builds()
-        self._kin = Kin()
+        self._device_variants = DeviceVariants()
         self._lock = threading.Lock()  # guards these dicts, except for looking up one entry
         self._reclaimer = reclaimer
         reclaimer.register(self)
@@ -125,7 +125,7 @@ class Executables:
         make: Make,
         waiting: Callable[[], None] = lambda: None,
         move: Callable[[Executable], Executable | None] = lambda _: None,
-        seat: Seat = SOMEWHERE,
+        seat: DeviceChoice = ANY_DEVICE,
     ) -> Executable:
         """The executable for these arguments; `make` makes it when there is none.
 
@@ -179,7 +179,9 @@ class Executables:
             )
 
         def find() -> Executable | None:
-            places = itertools.product(self._kin.of(function), range(len(jax.devices())))
+            places = itertools.product(
+                self._device_variants.of(function), range(len(jax.devices()))
+            )
             names = (_name(key, signature, index) for key, index in places)
             return next(filter(None, map(self._executables.get, names)), None)
 

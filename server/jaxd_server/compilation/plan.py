@@ -8,15 +8,15 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.pytree import Layout
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.jax_compat.placement import Places
-from jaxd_server.runtime.threads.cancellation import EVER, Interest
+from jaxd_server.jax_compat.placement import ArrayPlaces
+from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
 
 
-class Elsewhere(Exception):
+class PlacementMismatch(Exception):
     """The arrays of a call are on other devices than those of its plan."""
 
 
-class Seat(NamedTuple):
+class DeviceChoice(NamedTuple):
     """Where a call runs, by the indexes of devices, and who waits for it.
 
     Attributes:
@@ -28,11 +28,11 @@ class Seat(NamedTuple):
 
     device: int = 0
     session: int = 0
-    interest: Interest = EVER
+    interest: CancelToken = NEVER_CANCELLED
     owner: Hashable = None
 
 
-SOMEWHERE: Final = Seat()
+ANY_DEVICE: Final = DeviceChoice()
 """Where there is nothing to choose."""
 
 
@@ -52,7 +52,7 @@ class Plan:
     executable: Executable | None
     order: tuple[int, ...] = ()
     donated: frozenset[int] = frozenset()
-    places: Places = ()
+    places: ArrayPlaces = ()
 
     def arrange(self, leaves: list[Any]) -> list[Any]:
         """The leaves of a call as its executable takes them."""

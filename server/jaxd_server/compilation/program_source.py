@@ -8,9 +8,9 @@ from typing import Any
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.program import Program, Programs
-from jaxd_server.compilation.device_copies import Mover, NotMoved
-from jaxd_server.compilation.disk_cache.programs import Shelf
-from jaxd_server.jax_compat.compilation_cache import bypassed, hits_here
+from jaxd_server.compilation.device_copies import NotMoved, ProgramMover
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.jax_compat.compilation_cache import bypassed, hits_in_thread
 from jaxd_server.runtime.counters import Counters
 
 
@@ -30,12 +30,12 @@ class ProgramSource:
         known: what is in memory.
     """
 
-    def __init__(self, compiler: Compiler, counters: Counters, shelf: Shelf | None) -> None:
+    def __init__(self, compiler: Compiler, counters: Counters, shelf: ProgramCache | None) -> None:
         self.known = Programs()
         self._compiler = compiler
         self._counters = counters
         self._shelf = shelf
-        self._mover = Mover(self.known, shelf)
+        self._mover = ProgramMover(self.known, shelf)
 
     def moved(self, program: Program, device: int) -> Program | None:
         """A program for another device; None when it has to be compiled for that."""
@@ -74,12 +74,12 @@ class ProgramSource:
 
         def compile_it() -> Program:
             compiled.append(None)
-            before = hits_here()
+            before = hits_in_thread()
             with bypassed() if is_kept else nullcontext():
                 program = self._compiler.compile(
                     lowered, function.name, function.options, request.emit, device
                 )
-            program.is_original = hits_here() == before
+            program.is_original = hits_in_thread() == before
             return program
 
         def read_or_compile() -> Program:
@@ -112,7 +112,7 @@ class ProgramSource:
         found = self.known.find(program.id)
         is_replaced = found is not None and found.is_original
         if self._shelf is not None and not is_replaced:
-            self._shelf.suspect_program(program.id)
+            self._shelf.distrust_program(program.id)
 
     def _read(self, id: bytes, device: int) -> Program:  # noqa: A002
         """A program that is on disk."""

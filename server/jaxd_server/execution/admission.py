@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining, WorkerReplaced
-from jaxd_server.runtime.threads.cancellation import EVER, Interest
+from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class AdmittedCall:
     """A call that was admitted.
 
     Attributes:
@@ -30,18 +30,18 @@ class Running:
     is_suspect: bool = False
     place: int = -1
     leaves: list[Callable[[], None]] | None = None
-    interest: Interest = EVER
+    interest: CancelToken = NEVER_CANCELLED
 
     @property
-    def is_left(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether nobody waits for it any more, and its client was told."""
-        return self.interest.is_settled
+        return self.interest.is_client_notified
 
     def row(self) -> dict[str, str | float]:
         """The same for the status page."""
         seconds = round(time.monotonic() - self.started, 3)
         row: dict[str, str | float] = {"function": self.function, "seconds": seconds}
-        if self.interest is EVER:
+        if self.interest is NEVER_CANCELLED:
             return row
         waited_s = self.interest.spent()["waiting"]
         return {**row, "phase": self.interest.phase, "waited_s": round(waited_s, 3)}
@@ -62,9 +62,9 @@ class Admission:
     """
 
     def __init__(self, patience_s: float = PATIENCE_S, alone_s: float = ALONE_S) -> None:
-        self._patience_s = patience_s
+        self._max_wait_s = patience_s
         self._alone_s = alone_s
-        self._running: set[Running] = set()
+        self._running: set[AdmittedCall] = set()
         self._changed = threading.Condition()  # guards all of these
         self._draining = False
         self._replacing = False
@@ -72,7 +72,7 @@ class Admission:
         self._paused = 0  # by how many
         self._suspects: list[object] = []  # the first one runs, or is next
         self._bar_until = 0.0
-        self._on_company: Callable[[], None] | None = None  # of the one that runs alone
+        self._on_concurrent: Callable[[], None] | None = None  # of the one that runs alone
         self._barred = False  # whether anything of this concerns others
 
     @property
@@ -91,16 +91,16 @@ class Admission:
         return bool(self._running) and self._has_waiting()
 
     def _has_waiting(self) -> bool:
-        return not all(one.is_left for one in list(self._running))
+        return not all(one.is_abandoned for one in list(self._running))
 
     def enter(
         self,
         function: str,
         deadline: float | None,
-        interest: Interest = EVER,
+        interest: CancelToken = NEVER_CANCELLED,
         *,
         inside: bool = False,
-    ) -> Running:
+    ) -> AdmittedCall:
         """Admits a call; `leave` ends it.
 
         Args:
@@ -115,7 +115,7 @@ class Admission:
                 done, because until then the new one does not start.
             DeadlineExceeded: when the deadline passed while the call waited its turn.
         """
-        running = Running(function, interest=interest)
+        running = AdmittedCall(function, interest=interest)
         if deadline is not None and running.started > deadline:
             raise _too_late()
         with self._changed:
@@ -129,16 +129,16 @@ class Admission:
         while not self._draining and not inside and (self._suspects or self._paused):
             now = time.monotonic()
             if self._paused:
-                self._sleep(now + self._patience_s, deadline)
+                self._wait_for_change(now + self._max_wait_s, deadline)
             elif now >= self._bar_until:
-                self._has_company()
+                self._has_concurrent()
                 return
             else:
-                self._sleep(self._bar_until, deadline)
+                self._wait_for_change(self._bar_until, deadline)
         if self._draining:
             self._refuse()
 
-    def enter_beside(self, what: str, *, leaves_values: bool = False) -> Running:
+    def enter_beside(self, what: str, *, leaves_values: bool = False) -> AdmittedCall:
         """As `enter`, of what is no call: it waits only during a `pause`.
 
         Args:
@@ -149,7 +149,7 @@ class Admission:
         Raises:
             ServerDraining, WorkerReplaced: as `enter`.
         """
-        running = Running(what)
+        running = AdmittedCall(what)
         with self._changed:
             self._changed.wait_for(lambda: not self._paused or self._draining)
             if leaves_values and self._draining:
@@ -157,7 +157,7 @@ class Admission:
             self._running.add(running)
         return running
 
-    def _sleep(self, until: float, deadline: float | None) -> None:
+    def _wait_for_change(self, until: float, deadline: float | None) -> None:
         """Waits for a change, for so long at most. The lock is held."""
         now = time.monotonic()
         if deadline is not None:
@@ -166,22 +166,22 @@ class Admission:
             until = min(until, deadline)
         self._changed.wait(max(0.001, until - now))
 
-    def _has_company(self) -> None:
+    def _has_concurrent(self) -> None:
         """Others run beside a call that was to be alone. The lock is held."""
         self._barred = self._draining or bool(self._paused)  # unless another one wants to be alone
-        if self._on_company is not None:
-            self._on_company()
-            self._on_company = None
+        if self._on_concurrent is not None:
+            self._on_concurrent()
+            self._on_concurrent = None
 
-    def enter_alone(
+    def enter_exclusive(
         self,
         function: str,
         deadline: float | None,
         on_company: Callable[[], None],
-        interest: Interest = EVER,
+        interest: CancelToken = NEVER_CANCELLED,
         *,
         alone_s: float = 0.0,
-    ) -> tuple[Running, bool]:
+    ) -> tuple[AdmittedCall, bool]:
         """Admits a call that runs while no other does; `leave` ends it.
 
         One such call after the other. Others wait for it, but not for ever: after a few seconds
@@ -203,19 +203,19 @@ class Admission:
         mark = object()
         with self._changed:
             if not self._suspects:
-                self._bar_until = time.monotonic() + self._patience_s
+                self._bar_until = time.monotonic() + self._max_wait_s
             self._suspects.append(mark)
             self._barred = True
             try:
                 is_alone = self._wait_alone(mark, deadline)
             except BaseException:
-                self._over(mark)
+                self._end_exclusive(mark)
                 raise
             alone_s = max(self._alone_s, alone_s) if is_alone else 0.0
             self._bar_until = time.monotonic() + alone_s
-            self._on_company = on_company if is_alone else None
-            leaves = [lambda: self._over(mark)]
-            running = Running(function, is_suspect=True, leaves=leaves, interest=interest)
+            self._on_concurrent = on_company if is_alone else None
+            leaves = [lambda: self._end_exclusive(mark)]
+            running = AdmittedCall(function, is_suspect=True, leaves=leaves, interest=interest)
             self._running.add(running)
         return running, is_alone
 
@@ -226,23 +226,23 @@ class Admission:
                 self._refuse()
             now = time.monotonic()
             if self._paused or self._suspects[0] is not mark:
-                self._sleep(now + self._patience_s, deadline)
+                self._wait_for_change(now + self._max_wait_s, deadline)
             elif not self._running:
                 return True
             elif now >= self._bar_until:
                 return False
             else:
-                self._sleep(self._bar_until, deadline)
+                self._wait_for_change(self._bar_until, deadline)
 
-    def _over(self, mark: object) -> None:
+    def _end_exclusive(self, mark: object) -> None:
         """A call that was to run alone is over, one way or the other. The lock is held."""
         if self._suspects[0] is mark:
-            self._on_company = None
-            self._bar_until = time.monotonic() + self._patience_s  # for the next one
+            self._on_concurrent = None
+            self._bar_until = time.monotonic() + self._max_wait_s  # for the next one
         self._suspects.remove(mark)
-        self._settle()
+        self._notify_waiters()
 
-    def _settle(self) -> None:
+    def _notify_waiters(self) -> None:
         """Something changed that others may wait for. The lock is held."""
         self._barred = self._draining or bool(self._paused or self._suspects)
         self._changed.notify_all()
@@ -260,7 +260,7 @@ class Admission:
             "Repeat the call: a new worker answers at the same address."
         )
 
-    def leave(self, running: Running) -> None:
+    def leave(self, running: AdmittedCall) -> None:
         """Ends an admitted call."""
         with self._changed:
             self._running.discard(running)
@@ -271,7 +271,7 @@ class Admission:
             if self._barred:
                 self._changed.notify_all()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Nobody waits any more for some call that may run on."""
         with self._changed:
             self._changed.notify_all()
@@ -295,7 +295,7 @@ class Admission:
         """Lets calls in again, unless somebody else has paused them as well."""
         with self._changed:
             self._paused -= 1
-            self._settle()
+            self._notify_waiters()
 
     def replace(self, *, is_followed: bool = False) -> None:
         """Refuses new calls from now on in such a way that their clients repeat them.
@@ -307,21 +307,21 @@ class Admission:
         with self._changed:
             self._draining = self._replacing = True
             self._is_followed = is_followed
-            self._settle()
+            self._notify_waiters()
 
     def drain(self) -> None:
         """Refuses new calls from now on and waits until the running ones are done."""
         with self._changed:
             self._draining = True
-            self._settle()
+            self._notify_waiters()
             self._changed.wait_for(lambda: not self._has_waiting())
 
-    def left(self) -> list[Running]:
+    def left(self) -> list[AdmittedCall]:
         """The calls that run although nobody waits for them."""
         if not self._running:
             return []
         with self._changed:
-            return [call for call in self._running if call.is_left]
+            return [call for call in self._running if call.is_abandoned]
 
     def running(self, *, left: bool = False) -> list[dict[str, str | float]]:
         """Of each running call its function, age and waiting time in seconds; the oldest first.
@@ -331,7 +331,7 @@ class Admission:
         """
         with self._changed:
             calls = sorted(self._running, key=lambda call: call.started)
-        return [call.row() for call in calls if call.is_left == left]
+        return [call.row() for call in calls if call.is_abandoned == left]
 
 
 def _too_late() -> DeadlineExceeded:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_protocol.pytree import Layout
 from jaxd_server.codec.arguments import Arguments
-from jaxd_server.compilation.builder import Made, Maker
+from jaxd_server.compilation.builder import BuildResult, ExecutableBuilder
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.compilation.history.build_log import Decisions
+from jaxd_server.compilation.history.build_log import BuildLog
 from jaxd_server.execution.call import Call
-from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.runtime.events import OutputOnce
 
 
-class Commission:
+class BuildJob:
     """The build callbacks of one call for `Executables.obtain`; to be used once.
 
     Args:
@@ -33,22 +33,22 @@ class Commission:
 
     def __init__(
         self,
-        maker: Maker,
-        shortage: Shortage,
-        decisions: Decisions,
+        maker: ExecutableBuilder,
+        shortage: OutOfMemoryHandler,
+        decisions: BuildLog,
         function: Function,
         call: Call,
         arguments: Arguments,
         layout: Layout,
     ) -> None:
-        self._maker = maker
+        self._builder = maker
         self._shortage = shortage
         self._decisions = decisions
         self._function = function
         self._call = call
         self._arguments = arguments
         self._layout = layout
-        self.made: Made | None = None
+        self.made: BuildResult | None = None
 
     def waiting(self) -> None:
         """It is about to be made, here or by another call."""
@@ -58,18 +58,18 @@ class Commission:
         """The executable, from disk or by tracing.
 
         Raises:
-            Exception: as `Maker.make`.
+            Exception: as `ExecutableBuilder.make`.
         """
         function, call = self._function, self._call
         request = self._request()
-        self.made = self._shortage.relieved(lambda: self._maker.make(request))
+        self.made = self._shortage.retried_on_oom(lambda: self._builder.make(request))
         self._decisions.made(function, call.skeleton, self.made, call.emit)
         return self.made.executable
 
     def move(self, one: Executable) -> Executable | None:
         """The executable, of one for another device; None when it has to be made."""
         call = self._call
-        self.made = self._maker.moved(one, self._function, call.device, call.session.counts)
+        self.made = self._builder.moved(one, self._function, call.device, call.session.counts)
         return None if self.made is None else self.made.executable
 
     def _request(self) -> BuildRequest:

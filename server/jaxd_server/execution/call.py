@@ -10,22 +10,22 @@ from jaxd_protocol.base.buffers import inflate
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
-    ABSENT,
-    PACKED,
-    Row,
-    Stay,
-    leaves_of_kinds,
-    unpack_rows,
+    COMPRESSED,
+    NOT_IN_MESSAGE,
+    DataLocation,
+    ResultPolicy,
+    leaves_located_in,
+    unpack_locations,
 )
-from jaxd_protocol.pytree import Layout, Placement
+from jaxd_protocol.pytree import BlobLayout, Layout
 from jaxd_server.codec.arguments import empty_leaves, read_leaves
 from jaxd_server.codec.results import pack_result
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.runtime.counters import Counts
 from jaxd_server.runtime.events import SILENT, Emit
-from jaxd_server.runtime.threads.cancellation import EVER, Interest
-from jaxd_server.values.references import Holdings
+from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
+from jaxd_server.values.references import ReferencedData
 
 Reply = tuple[Any, Sequence[memoryview]]
 """The outcome as plain values, and the buffers beside it."""
@@ -38,7 +38,7 @@ Deliver = Callable[[Sequence[Any], Executable], Reply]
 """Waits for the arrays that an executable returned and makes the reply that carries them."""
 
 
-def deliver_home(leaves: Sequence[Any], executable: Executable) -> Reply:
+def deliver_inline(leaves: Sequence[Any], executable: Executable) -> Reply:
     """The whole result goes back with the reply."""
     blob, buffers, _ = pack_result(leaves, executable.form)
     return (OK, executable.form.skeleton, blob), buffers
@@ -59,11 +59,11 @@ class Client:
     id: str
     principal: str
     device: int = 0
-    met: set[int] = field(default_factory=set)
+    used_executables: set[int] = field(default_factory=set)
     counts: Counts | None = None
 
 
-_NOBODY: Final = Client("", "")
+_NO_SESSION: Final = Client("", "")
 
 
 @dataclass(slots=True)
@@ -107,26 +107,26 @@ class Call:
     may_repeat: bool = True
     number: int = 0
     emit: Emit = SILENT
-    deliver: Deliver = deliver_home
+    deliver: Deliver = deliver_inline
     strict: bool = False
     warm_only: bool = False
     lost: int = 0
     inside: bool = False
     call_back: Callable[..., Any] | None = None
-    session: Client = _NOBODY
+    session: Client = _NO_SESSION
     elsewhere: bytes = b""
-    stay: Stay | None = None
-    holdings: Holdings | None = None
+    stay: ResultPolicy | None = None
+    holdings: ReferencedData | None = None
     layout: Layout | None = None
     given: Mapping[int, int] = field(default_factory=dict)
     given_up: tuple[int, ...] = ()
     not_kept: tuple[int, ...] = ()
     device: int = 0
     inflated: int | JaxdError = 0
-    interest: Interest = EVER
-    _rows: list[Row] | None = field(default=None, repr=False)
+    interest: CancelToken = NEVER_CANCELLED
+    _rows: list[DataLocation] | None = field(default=None, repr=False)
 
-    def rows(self, layout: Layout) -> list[Row]:
+    def rows(self, layout: Layout) -> list[DataLocation]:
         """Where the data lies that is not in the message.
 
         Raises:
@@ -134,16 +134,16 @@ class Call:
             Busy, LimitExceeded: when there is no room for what compressed data becomes.
         """
         if self._rows is None:
-            rows = unpack_rows(self.elsewhere, len(layout.leaves))
+            rows = unpack_locations(self.elsewhere, len(layout.leaves))
             self._check_inflated(rows, layout)
             self._rows = rows
-            if any(row.kind == PACKED for row in rows):
+            if any(row.kind == COMPRESSED for row in rows):
                 self.buffers = self._inflated(layout)
         return self._rows
 
-    def _check_inflated(self, rows: Sequence[Row], layout: Layout) -> None:
+    def _check_inflated(self, rows: Sequence[DataLocation], layout: Layout) -> None:
         """Returns when there is room, and the data is as long as it was announced."""
-        packed = [row for row in rows if row.kind == PACKED]
+        packed = [row for row in rows if row.kind == COMPRESSED]
         if not packed:
             return
         if isinstance(self.inflated, JaxdError):
@@ -157,19 +157,19 @@ class Call:
         found, places = list(self.buffers), self.placement(layout).places
         for row in self._rows or ():
             index = places[row.leaf].buffer
-            if row.kind == PACKED and 0 <= index < len(found):
+            if row.kind == COMPRESSED and 0 <= index < len(found):
                 found[index] = inflate(found[index], layout.leaves[row.leaf].nbytes)
         return found
 
-    def known_rows(self) -> Sequence[Row]:
+    def known_rows(self) -> Sequence[DataLocation]:
         """As `rows`, of a call whose leaves were read."""
         return self._rows or ()
 
-    def placement(self, layout: Layout) -> Placement:
+    def placement(self, layout: Layout) -> BlobLayout:
         """Where the data lies that is in the message."""
         if not self.elsewhere:
             return layout.whole
-        return layout.without(leaves_of_kinds(self.rows(layout), ABSENT))
+        return layout.without(leaves_located_in(self.rows(layout), NOT_IN_MESSAGE))
 
     def leaves(self, layout: Layout, donated: Collection[int] = ()) -> list[Any]:
         """The leaves of its arguments.
@@ -180,7 +180,7 @@ class Call:
 
         Raises:
             ProtocolError: when the data does not fit.
-            JaxdError: when it refers to what is not there; see `Holdings.fill`.
+            JaxdError: when it refers to what is not there; see `ReferencedData.fill`.
         """
         self.layout = layout
         if self.warm_only:

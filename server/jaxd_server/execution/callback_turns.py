@@ -17,16 +17,22 @@ from jaxd_server.execution.call import Call
 from jaxd_server.execution.run import Run
 from jaxd_server.jax_compat.programs import wait_for_effects
 from jaxd_server.user_code.jax_callbacks import calling_back
-from jaxd_server.user_code.output import Voice, forget_caller, give_the_floor, note_caller, speaking
+from jaxd_server.user_code.output import (
+    CallOutput,
+    add_caller,
+    as_default_output,
+    output_to,
+    remove_caller,
+)
 
 
-class Turns:
+class CallbackLock:
     """Serializes runs that call back. Thread-safe."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()  # held by the call whose turn it is
+        self._lock = threading.Lock()  # held by the call whose turn it is
         self._running: tuple[Call, ...] = ()  # that call
-        self._voices: dict[int, Voice] = {}  # of runs that take no turns; each step is atomic
+        self._voices: dict[int, CallOutput] = {}  # of runs that take no turns; each step is atomic
 
     def start(self, run: Run, dispatch: Callable[[Run], None]) -> None:
         """Starts a run that calls Python; one that calls back is over when this returns.
@@ -35,24 +41,26 @@ class Turns:
             DeadlineExceeded: when nobody waits for the call any more before its turn comes.
             Exception: what `dispatch` raises, and what the program does that has no results.
         """
-        voice = Voice(run.call.emit)
+        voice = CallOutput(run.call.emit)
         if run.executable.program.calls_back:
-            with self._of(run.call, voice):
-                note_caller(voice)
+            with self._turn_of(run.call, voice):
+                add_caller(voice)
                 try:
                     dispatch(run)
                     wait_for_effects(run.results)
                 finally:
-                    forget_caller(voice)
+                    remove_caller(voice)
             return None
-        return self._beside_others(run, voice, dispatch)
+        return self._start_concurrent(run, voice, dispatch)
 
-    def _beside_others(self, run: Run, voice: Voice, dispatch: Callable[[Run], None]) -> None:
+    def _start_concurrent(
+        self, run: Run, voice: CallOutput, dispatch: Callable[[Run], None]
+    ) -> None:
         """Starts a program that only computes with Python: it does not wait for its turn."""
         self._voices[id(run)] = voice
-        note_caller(voice)
+        add_caller(voice)
         try:
-            with speaking(voice):
+            with output_to(voice):
                 dispatch(run)
         except BaseException:
             self.end(run)
@@ -62,16 +70,16 @@ class Turns:
         """A run that calls Python is over."""
         voice = self._voices.pop(id(run), None)
         if voice is not None:
-            forget_caller(voice)
+            remove_caller(voice)
 
     @contextmanager
-    def _of(self, call: Call, voice: Voice) -> Iterator[None]:
+    def _turn_of(self, call: Call, voice: CallOutput) -> Iterator[None]:
         """Within it, it is the turn of this call; waits until it is."""
         left_s = -1.0 if call.deadline is None else max(0.0, call.deadline - time.monotonic())
         if call.inside:  # the turn is its own client's, until this call is over
             is_own = any(one.session is call.session for one in self._running)
-            left_s = 0.0 if is_own else _INSIDE_S
-        if not self._turn.acquire(timeout=left_s):
+            left_s = 0.0 if is_own else _NESTED_WAIT_S
+        if not self._lock.acquire(timeout=left_s):
             if call.inside:
                 raise CallbackError(
                     "a function that a program has called back called a persistent function that "
@@ -84,12 +92,12 @@ class Turns:
             )
         self._running = (call,)
         try:
-            with give_the_floor(voice), calling_back(call.call_back):
+            with as_default_output(voice), calling_back(call.call_back):
                 yield
         finally:
             self._running = ()
-            self._turn.release()
+            self._lock.release()
 
 
-_INSIDE_S: Final = 5.0
+_NESTED_WAIT_S: Final = 5.0
 """How long a call from inside of a callback waits for others: it may be waiting for itself."""

@@ -9,15 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.errors import Quarantined, WorkerLost
-from jaxd_server.execution.admission import Admission, Running
+from jaxd_server.execution.admission import Admission, AdmittedCall
 
 if TYPE_CHECKING:
     from jaxd_server.compilation.functions.function import Function
     from jaxd_server.execution.call import Call
-    from jaxd_server.runtime.flight_recorder import BlackBox
+    from jaxd_server.runtime.flight_recorder import FlightRecorder
 
 
-MOST_ALONE_S: Final = 120.0
+MAX_ALONE_S: Final = 120.0
 """Others wait no longer than that, however long it takes until a worker dies of a function."""
 
 _MARGIN: Final = 1.5
@@ -47,7 +47,7 @@ class _Suspect:
     ran_s: float = 0.0
 
 
-class Suspects:
+class CrashSuspects:
     """Decides which calls run alone, and which are refused. Thread-safe.
 
     Args:
@@ -80,7 +80,7 @@ class Suspects:
             ids: key of its function, and the fingerprint when that is known.
         """
         ran_s = max((self._known[id_].ran_s for id_ in ids if id_ in self._known), default=0.0)
-        return min(MOST_ALONE_S, ran_s * _MARGIN + _MARGIN_S) if ran_s else 0.0
+        return min(MAX_ALONE_S, ran_s * _MARGIN + _MARGIN_S) if ran_s else 0.0
 
     def judge(self, *ids: bytes, name: str, lost: int) -> bool:
         """Whether a call has to run alone.
@@ -124,11 +124,11 @@ def _lost(name: str, suspect: _Suspect) -> WorkerLost:
     )
 
 
-class Suspected(Exception):
+class MustRunAlone(Exception):
     """A call that was admitted beside others has to run alone."""
 
 
-class Precautions:
+class CrashGuard:
     """Admits calls whose function may crash the worker. Thread-safe.
 
     Args:
@@ -140,18 +140,18 @@ class Precautions:
     def __init__(
         self,
         admission: Admission,
-        suspects: Suspects | None = None,
-        box: BlackBox | None = None,
+        suspects: CrashSuspects | None = None,
+        box: FlightRecorder | None = None,
     ) -> None:
-        self.suspects = Suspects() if suspects is None else suspects
+        self.suspects = CrashSuspects() if suspects is None else suspects
         self._admission = admission
         self._box = box
 
-    def admit(self, call: Call) -> Running:
+    def admit(self, call: Call) -> AdmittedCall:
         """Admits a call: alone when it was under way while a worker died.
 
         Raises:
-            Quarantined, WorkerLost: see `Suspects.judge`.
+            Quarantined, WorkerLost: see `CrashSuspects.judge`.
             JaxdError: as `Admission.enter`.
         """
         if self.suspects.judge(call.key, name="", lost=call.lost):
@@ -159,10 +159,10 @@ class Precautions:
         running = self._admission.enter(
             "(unknown function)", call.deadline, call.interest, inside=call.inside
         )
-        self.write_down(running, call)
+        self.record(running, call)
         return running
 
-    def admit_alone(self, call: Call) -> Running:
+    def admit_alone(self, call: Call) -> AdmittedCall:
         """Admits a call that runs beside no other, if that is possible without a long wait.
 
         Raises:
@@ -174,9 +174,9 @@ class Precautions:
         def on_company() -> None:
             company.append(None)
             if self._box is not None:
-                self._box.has_company(place)
+                self._box.clear_alone(place)
 
-        running, is_alone = self._admission.enter_alone(
+        running, is_alone = self._admission.enter_exclusive(
             "(unknown function)",
             call.deadline,
             on_company,
@@ -186,16 +186,16 @@ class Precautions:
         if self._box is not None:
             place = self._begin(running, call, is_alone=is_alone)
             if company:
-                self._box.has_company(place)
+                self._box.clear_alone(place)
         return running
 
-    def write_down(self, running: Running, call: Call) -> None:
+    def record(self, running: AdmittedCall, call: Call) -> None:
         """Enters an admitted call, which others run beside, in the box."""
         if self._box is not None and running.place < 0:
             place = self._begin(running, call, is_alone=False)
             self._box.identify(place, b"", running.function)
 
-    def _begin(self, running: Running, call: Call, *, is_alone: bool) -> int:
+    def _begin(self, running: AdmittedCall, call: Call, *, is_alone: bool) -> int:
         assert self._box is not None
         principal, is_repeated = call.session.principal, call.lost > 0
         place = self._box.begin(call.key, principal, is_repeated=is_repeated, is_alone=is_alone)
@@ -203,12 +203,12 @@ class Precautions:
         running.leaves = [*(running.leaves or ()), partial(self._box.end, place)]
         return place
 
-    def examine(self, running: Running, call: Call, function: Function) -> None:
+    def examine(self, running: AdmittedCall, call: Call, function: Function) -> None:
         """Looks at the function of a call that `admit` has returned, once it is known.
 
         Raises:
             Suspected: when the call has to leave, and to be admitted alone.
-            Quarantined, WorkerLost: see `Suspects.judge`.
+            Quarantined, WorkerLost: see `CrashSuspects.judge`.
         """
         fingerprint = function.described.fingerprint
         running.function = function.name
@@ -216,4 +216,4 @@ class Precautions:
             self._box.identify(running.place, fingerprint, function.name)
         suspected = self.suspects.judge(fingerprint, call.key, name=function.name, lost=call.lost)
         if suspected and not running.is_suspect:
-            raise Suspected
+            raise MustRunAlone

@@ -9,7 +9,7 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.execution.call import Reply
-from jaxd_server.execution.memory_room import LargeRuns, Shortage
+from jaxd_server.execution.memory_room import MemoryReservations, OutOfMemoryHandler
 from jaxd_server.execution.nan_search import find_nan
 from jaxd_server.execution.run import Run
 from jaxd_server.jax_compat.programs import is_nan_error, is_out_of_memory, is_runtime_error
@@ -20,7 +20,7 @@ class BrokenProgram(Exception):
     """A program that was read from disk does not run; it was dropped."""
 
 
-class Execution:
+class Executor:
     """Runs programs on the device, once more where memory could be freed. Thread-safe.
 
     Args:
@@ -34,14 +34,14 @@ class Execution:
         self,
         functions: Functions,
         executables: Executables,
-        shortage: Shortage,
+        shortage: OutOfMemoryHandler,
         discard: Callable[[Executable], None],
     ) -> None:
         self._functions = functions
         self._executables = executables
         self._shortage = shortage
         self._discard = discard
-        self._large = LargeRuns(lambda: shortage.spare)
+        self._memory_reservations = MemoryReservations(lambda: shortage.spare)
 
     def dispatch(self, run: Run) -> None:
         """Hands a run to the device.
@@ -53,8 +53,8 @@ class Execution:
         nbytes = run.executable.program.run_bytes
         if not nbytes:
             return self._dispatched(run)
-        with self._large.beside(run, nbytes):
-            self._shortage.foresee(nbytes)
+        with self._memory_reservations.beside(run, nbytes):
+            self._shortage.make_room_for(nbytes)
             return self._dispatched(run)
 
     def _dispatched(self, run: Run) -> None:

@@ -30,7 +30,7 @@ _UNITS = {"bytes": 1, "B": 1, **{f"{u}iB": 1024**n for n, u in enumerate("KMGTP"
 _ADVICE = "Use smaller arguments, split the call, or free what other clients hold."
 
 
-class Shortage:
+class OutOfMemoryHandler:
     """Handles RESOURCE_EXHAUSTED.
 
     Args:
@@ -57,7 +57,7 @@ class Shortage:
         """Bytes of the machine's memory that can be had."""
         return self._spare()
 
-    def relieved(self, do: Callable[[], T]) -> T:
+    def retried_on_oom(self, do: Callable[[], T]) -> T:
         """What `do` returns; when it finds no room, some is made and it is done once more.
 
         Raises:
@@ -72,7 +72,7 @@ class Shortage:
             failure = str(error)  # the error itself holds the frames that failed, and their arrays
         return self.again(do, failure)
 
-    def foresee(self, nbytes: int) -> None:
+    def make_room_for(self, nbytes: int) -> None:
         """Returns when the machine has room for what a call takes, if need be after making some.
 
         Raises:
@@ -90,7 +90,7 @@ class Shortage:
             tried = "That is more than there is, whatever is dropped."
         failure = f"Out of memory allocating {nbytes} bytes; {in_words(self._spare())} are left."
         log_event("out_of_memory", level=logging.WARNING, reason=failure, dropped=dropped)
-        raise self._told(failure, tried)
+        raise self._with_advice(failure, tried)
 
     def again(self, do: Callable[[], T], failure: str = "") -> T:
         """Makes room and does what had none.
@@ -107,7 +107,7 @@ class Shortage:
         capacity = self._capacity()
         if wanted_bytes(failure) > capacity > 0:
             log_event("out_of_memory", level=logging.WARNING, reason=_first_line(failure))
-            raise self._told(failure, "That is more than there is, whatever is dropped.")
+            raise self._with_advice(failure, "That is more than there is, whatever is dropped.")
         dropped = self._reclaimer.reclaim_all()
         log_event(
             "out_of_memory",
@@ -121,9 +121,9 @@ class Shortage:
             if not is_out_of_memory(error):
                 raise
             tried = f"Dropping what was idle (executables: {dropped}) did not help."
-            raise self._told(str(error), tried) from error
+            raise self._with_advice(str(error), tried) from error
 
-    def _told(self, failure: str, tried: str) -> OutOfMemory:
+    def _with_advice(self, failure: str, tried: str) -> OutOfMemory:
         return OutOfMemory(f"{_first_line(failure)} {tried} {self._holders()} {_ADVICE}")
 
     @staticmethod
@@ -143,7 +143,7 @@ def _first_line(text: str) -> str:
     return f"{line}." if line and not line.endswith(".") else line
 
 
-class LargeRuns:
+class MemoryReservations:
     """The reservations of runs in progress. Thread-safe.
 
     What one of them has taken so far nobody knows, so each counts in full until it is done. What
@@ -156,7 +156,7 @@ class LargeRuns:
 
     def __init__(self, spare: Callable[[], int]) -> None:
         self._spare = spare
-        self._under_way: list[_Large] = []
+        self._under_way: list[_Reservation] = []
         self._lock = threading.Lock()  # guards the list
 
     @contextmanager
@@ -167,7 +167,7 @@ class LargeRuns:
             run: what will take the memory.
             nbytes: how much.
         """
-        this = _Large(run, nbytes)
+        this = _Reservation(run, nbytes)
         while (other := self._in_the_way(this)) is not None:
             other.wait()
             self._remove(other)
@@ -179,7 +179,7 @@ class LargeRuns:
         finally:
             this.dispatched.set()
 
-    def _in_the_way(self, this: _Large) -> _Large | None:
+    def _in_the_way(self, this: _Reservation) -> _Reservation | None:
         """The oldest of those beside which `this` does not fit; else it is one of them now."""
         with self._lock:
             self._under_way = [one for one in self._under_way if one.run() is not None]
@@ -190,12 +190,12 @@ class LargeRuns:
             self._under_way.append(this)
             return None
 
-    def _remove(self, one: _Large) -> None:
+    def _remove(self, one: _Reservation) -> None:
         with self._lock, suppress(ValueError):
             self._under_way.remove(one)
 
 
-class _Large:
+class _Reservation:
     """One of them; it does not keep the run, whose arrays somebody may let go of."""
 
     __slots__ = ("calls_python", "dispatched", "nbytes", "run")

@@ -9,8 +9,8 @@ from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from jaxd_server.execution.call import Call
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.runtime.events import SILENT
-from jaxd_server.user_code.jax_callbacks import calling_nobody
-from jaxd_server.user_code.output import Voice, speaking
+from jaxd_server.user_code.jax_callbacks import callbacks_disabled
+from jaxd_server.user_code.output import CallOutput, output_to
 
 
 def find_nan(call: Call, functions: Functions, executables: Executables) -> FloatingPointError:
@@ -35,7 +35,7 @@ def find_nan(call: Call, functions: Functions, executables: Executables) -> Floa
         "but not when it is run step by step: the compiler has put steps together. Look at values "
         "that are nearly too large."
     )
-    with configured(function.options.config), speaking(Voice(SILENT)), calling_nobody():
+    with configured(function.options.config), output_to(CallOutput(SILENT)), callbacks_disabled():
         args, kwargs = jax_arrays(arguments, function.statics)
         try:
             function.traceable(*args, **kwargs)

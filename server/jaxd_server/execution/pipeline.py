@@ -12,37 +12,37 @@ from typing import Any, Protocol
 
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.data_locations import pack_numbers
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.data_locations import pack_leaf_numbers
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_server.codec.arguments import build_arguments, donated_leaves, dynamic, leaves_of
-from jaxd_server.compilation.builder import Made, Maker
+from jaxd_server.compilation.builder import BuildResult, ExecutableBuilder
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.package_skew import refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
-from jaxd_server.compilation.history.build_log import Decisions
-from jaxd_server.compilation.plan import Elsewhere, Plan, Seat
-from jaxd_server.execution.admission import Admission, Running
-from jaxd_server.execution.build_order import Commission
+from jaxd_server.compilation.history.build_log import BuildLog
+from jaxd_server.compilation.plan import DeviceChoice, PlacementMismatch, Plan
+from jaxd_server.execution.admission import Admission, AdmittedCall
+from jaxd_server.execution.build_order import BuildJob
 from jaxd_server.execution.call import Call, Client, Finish, Reply
-from jaxd_server.execution.callback_turns import Turns
-from jaxd_server.execution.crash_guard import Precautions, Suspected
-from jaxd_server.execution.executor import BrokenProgram, Execution
-from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.execution.callback_turns import CallbackLock
+from jaxd_server.execution.crash_guard import CrashGuard, MustRunAlone
+from jaxd_server.execution.executor import BrokenProgram, Executor
+from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.execution.run import Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
-from jaxd_server.runtime.threads.cancellation import EVER
+from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED
 
 
 class PackageWatch(Protocol):
     """Notices that packages have changed since they were imported."""
 
-    def look(self, emit: Emit) -> None:
+    def poll(self, emit: Emit) -> None:
         """Looks whether they are current, and tells whose call notices that they are not."""
 
     def note(self) -> None:
@@ -63,11 +63,11 @@ class Pipeline:
         self,
         functions: Functions,
         executables: Executables,
-        maker: Maker,
+        maker: ExecutableBuilder,
         admission: Admission,
         counters: Counters,
-        shortage: Shortage,
-        shelf: Shelf | None = None,
+        shortage: OutOfMemoryHandler,
+        shelf: ProgramCache | None = None,
         packages: PackageWatch | None = None,
     ) -> None:
         self.functions = functions
@@ -75,13 +75,13 @@ class Pipeline:
         self.admission = admission
         self.counters = counters
         self.shelf = shelf
-        self.decisions = Decisions(shelf)
-        self._maker = maker
+        self.build_log = BuildLog(shelf)
+        self._builder = maker
         self.shortage = shortage
         self._packages = packages
-        self.precautions = Precautions(admission)
-        self._execution = Execution(functions, executables, shortage, maker.discard)
-        self._turns = Turns()
+        self.precautions = CrashGuard(admission)
+        self._executor = Executor(functions, executables, shortage, maker.discard)
+        self._callback_lock = CallbackLock()
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
 
@@ -113,7 +113,7 @@ class Pipeline:
                 if plan is not None and plan.executable is not None and _is_plain(call):
                     return self._warm(call, plan, plan.executable)
                 return self._cold(call)
-            except Elsewhere:
+            except PlacementMismatch:
                 return self._cold(call)
             except BrokenProgram:
                 return self._cold(call)  # which makes it anew, whatever lies on disk
@@ -123,28 +123,28 @@ class Pipeline:
 
     def _failed(self, call: Call, error: BaseException) -> Reply:
         self.counters.add(call.session.counts, calls=1, failed_calls=1)
-        failure = describe_failure(error)
+        failure = encode_failure(error)
         if call.stay is None:
             return (FAILED, failure), ()
         if call.holdings is not None:
             call.holdings.own.fail(call.stay.number, failure)
-        return (FAILED, failure, pack_numbers(call.given_up)), ()
+        return (FAILED, failure, pack_leaf_numbers(call.given_up)), ()
 
-    def gave_up(self, call: Call) -> Reply:
+    def cancelled_reply(self, call: Call) -> Reply:
         """The reply to a call for which nobody waits any more."""
-        failure = describe_failure(call.interest.error or Cancelled("nobody waits for the call."))
-        self.admission.look()
+        failure = encode_failure(call.interest.error or Cancelled("nobody waits for the call."))
+        self.admission.poll()
         if call.stay is None:
             return (FAILED, failure), ()
         if call.holdings is not None:
             call.holdings.own.fail(call.stay.number, failure)
         given = call.given if call.interest.phase == "running" else ()
-        return (FAILED, failure, pack_numbers(tuple(given))), ()
+        return (FAILED, failure, pack_leaf_numbers(tuple(given))), ()
 
     def _too_late(self, run: Run) -> Reply:
         """Of a call that is over when its client has been told that it was given up."""
         run.undo()
-        return self.gave_up(run.call)
+        return self.cancelled_reply(run.call)
 
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
         running = self.admission.enter(
@@ -156,31 +156,31 @@ class Pipeline:
             else:
                 leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
             finish = self._started(Run(call, executable, leaves), running, self._count_hit)
-            executable.starts_in(time.monotonic() - running.started)
+            executable.record_start_time(time.monotonic() - running.started)
             return finish
         except BaseException:
             self.admission.leave(running)
             raise
 
     def _count_hit(self, run: Run, seconds: float) -> None:
-        if run.executable.serial not in run.call.session.met:
-            self._meet(run.call.session, run.executable)
-        ran_s = seconds if run.call.interest is EVER else 0.0  # else counted with others
+        if run.executable.serial not in run.call.session.used_executables:
+            self._count_first_use(run.call.session, run.executable)
+        ran_s = seconds if run.call.interest is NEVER_CANCELLED else 0.0  # else counted with others
         self.counters.hit(ran_s, run.call.session.counts)
 
     def _cold(self, call: Call) -> Finish:
         if self._packages is not None:
-            self._packages.look(call.emit)
+            self._packages.poll(call.emit)
         try:
             try:
                 return self._admitted(call, self.precautions.admit(call))
-            except Suspected:
+            except MustRunAlone:
                 return self._admitted(call, self.precautions.admit_alone(call))
         finally:
             if self._packages is not None:
                 self._packages.note()
 
-    def _admitted(self, call: Call, running: Running) -> Finish:
+    def _admitted(self, call: Call, running: AdmittedCall) -> Finish:
         try:
             try:
                 return self._found(call, running)
@@ -190,7 +190,7 @@ class Pipeline:
             self.admission.leave(running)
             raise
 
-    def _found(self, call: Call, running: Running) -> Finish:
+    def _found(self, call: Call, running: AdmittedCall) -> Finish:
         """Finds or makes the executable, and runs it."""
         function = self._function(call, running)
         call.device = self._devices.of(function.options.device, call.session.device)
@@ -199,8 +199,8 @@ class Pipeline:
         with placed(call.device):
             leaves = call.leaves(layout, donated)
         arguments = build_arguments(layout, leaves, function.statics)
-        order = Commission(
-            self._maker, self.shortage, self.decisions, function, call, arguments, layout
+        order = BuildJob(
+            self._builder, self.shortage, self.build_log, function, call, arguments, layout
         )
         make = order.make  # as long as this is held, what it makes is not dropped
         executable = self.executables.obtain(
@@ -211,10 +211,10 @@ class Pipeline:
             make,
             order.waiting,
             order.move,
-            Seat(call.device, call.session.device, call.interest, call.session.id),
+            DeviceChoice(call.device, call.session.device, call.interest, call.session.id),
         )
         made = order.made
-        self._meet(call.session, executable, made)
+        self._count_first_use(call.session, executable, made)
         if call.warm_only:
             self.admission.leave(running)
             report = self._report(executable, made)
@@ -227,32 +227,36 @@ class Pipeline:
             run, running, lambda *_: self.counters.add(own, calls=1, executable_hits=hits)
         )
 
-    def _started(self, run: Run, running: Running, count: Callable[[Run, float], None]) -> Finish:
+    def _started(
+        self, run: Run, running: AdmittedCall, count: Callable[[Run, float], None]
+    ) -> Finish:
         run.executable.hold()
         try:
             if run.executable.calls_python:
-                self.precautions.write_down(running, run.call)
-                self._turns.start(run, self._execution.dispatch)
+                self.precautions.record(running, run.call)
+                self._callback_lock.start(run, self._executor.dispatch)
             else:
-                self._execution.dispatch(run)
+                self._executor.dispatch(run)
         except BaseException:
             run.executable.release()
             raise
         return lambda: self._finished(run, running, count)
 
-    def _finished(self, run: Run, running: Running, count: Callable[[Run, float], None]) -> Reply:
+    def _finished(
+        self, run: Run, running: AdmittedCall, count: Callable[[Run, float], None]
+    ) -> Reply:
         try:
             try:
-                reply = self._execution.deliver(run)
+                reply = self._executor.deliver(run)
             finally:
                 run.executable.release()
                 self.admission.leave(running)
                 if run.executable.calls_python:
-                    self._turns.end(run)
+                    self._callback_lock.end(run)
             seconds = time.monotonic() - running.started
             run.executable.took(seconds)
             count(run, seconds)
-            return self._too_late(run) if run.call.interest.is_settled else reply
+            return self._too_late(run) if run.call.interest.is_client_notified else reply
         except BrokenProgram:
             return self.start(run.call)()  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
@@ -260,7 +264,7 @@ class Pipeline:
             run.undo()
             return reply
 
-    def _function(self, call: Call, running: Running) -> Function:
+    def _function(self, call: Call, running: AdmittedCall) -> Function:
         function = self.functions.obtain(call.key, call.source)
         self.precautions.examine(running, call, function)
         refuse_or_warn(function.differences, call.emit, strict=call.strict)
@@ -268,12 +272,14 @@ class Pipeline:
             call.emit("warning", {"function": function.name, "text": function.doubt})
         return function
 
-    def _meet(self, session: Client, executable: Executable, made: Made | None = None) -> None:
+    def _count_first_use(
+        self, session: Client, executable: Executable, made: BuildResult | None = None
+    ) -> None:
         """Counts what a client process is spared, the first time that it uses an executable."""
-        if executable.serial in session.met:
+        if executable.serial in session.used_executables:
             return
-        session.met.add(executable.serial)
-        self.decisions.acquaintances.note(session.principal, executable.key)
+        session.used_executables.add(executable.serial)
+        self.build_log.acquaintances.note(session.principal, executable.key)
         if made is None:
             saved = executable.costs.build_s
         elif made.verdict == "load":
@@ -283,7 +289,7 @@ class Pipeline:
         executable.saved_s += saved
         self.counters.add(session.counts, saved_s=saved)
 
-    def _report(self, executable: Executable, made: Made | None) -> Reply:
+    def _report(self, executable: Executable, made: BuildResult | None) -> Reply:
         """What became of a call to warm up, once the program is on disk."""
         if self.shelf is not None:
             self.shelf.flush()
@@ -309,5 +315,5 @@ def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:
     with placed(executable.device):
         leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
     if (plan.places or call.elsewhere) and places_of(leaves) != plan.places:
-        raise Elsewhere
+        raise PlacementMismatch
     return leaves

@@ -14,27 +14,33 @@ from typing import Any, Final
 
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
-    EVERYTHING,
-    NOTHING,
+    KEEP_ALL,
+    KEEP_NONE,
     VALUE,
-    Row,
-    Stay,
-    first_id,
-    leaves_of_kinds,
+    DataLocation,
+    ResultPolicy,
+    first_value_id,
+    leaves_located_in,
     pack_ids,
-    pack_numbers,
+    pack_leaf_numbers,
 )
 from jaxd_protocol.pytree import Leaf
-from jaxd_server.codec.results import ResultForm, Staying, pack_result, staying, wait_for
+from jaxd_server.codec.results import (
+    ResultLayout,
+    RetainedLeaves,
+    pack_result,
+    retained_leaves,
+    wait_for,
+)
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.execution.call import Call, Reply
-from jaxd_server.values.references import Holdings
+from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.value import Value
 
 _NO_EVENT: Final = threading.Event()
 """For runs that take nothing of others that are not done: making an event takes a microsecond."""
 
-_MAX_STAYS: Final = 16
+_MAX_RETAINED: Final = 16
 
 
 class Run:
@@ -55,13 +61,13 @@ class Run:
     __slots__ = (
         "__weakref__",
         "_ids",
-        "_staying",
+        "_retained",
         "call",
+        "consumer",
         "dispatched",
         "executable",
         "leaves",
         "results",
-        "taker",
     )
 
     def __init__(
@@ -75,9 +81,9 @@ class Run:
         self.leaves = leaves
         self._ids: tuple[int, ...] = ()
         self.results: Sequence[Any] = ()
-        self.taker: Run | None = None
+        self.consumer: Run | None = None
         self.dispatched = _NO_EVENT
-        self._staying = self._find_staying()
+        self._retained = self._find_retained()
 
     def dispatch(self) -> None:
         """Starts it; values that it makes and takes are in their place from now on.
@@ -86,7 +92,7 @@ class Run:
             ValuesFull: when there is no room for what is to stay; nothing has happened then.
             Exception: what jax raises.
         """
-        kept, holdings = self._staying, self.call.holdings
+        kept, holdings = self._retained, self.call.holdings
         if kept is None or not kept.kept or holdings is None:
             self._start()
         else:
@@ -95,14 +101,14 @@ class Run:
                 self._keep(kept.kept, holdings)
 
     def _start(self) -> None:
-        self._announce()
+        self._link_producers()
         try:
             self.results = self.executable(self.leaves)
         finally:
             self.dispatched.set()
         self.give_up()
 
-    def _announce(self) -> None:
+    def _link_producers(self) -> None:
         """Registers this run as consumer of results of runs that are not delivered."""
         if self.call.holdings is None:
             return
@@ -113,33 +119,35 @@ class Run:
         for maker in makers:
             if self.dispatched is _NO_EVENT:
                 self.dispatched = threading.Event()
-            maker.taker = self
+            maker.consumer = self
 
-    def _find_staying(self) -> Staying | None:
+    def _find_retained(self) -> RetainedLeaves | None:
         """What stays of the result; found once for all calls that take the same from the server."""
         call, stay = self.call, self.call.stay
         if stay is None:
             return None
-        rows: Sequence[Row] = ()
-        if stay.above == EVERYTHING and call.elsewhere:
+        rows: Sequence[DataLocation] = ()
+        if stay.above == KEEP_ALL and call.elsewhere:
             rows = call.known_rows()
-        taken = leaves_of_kinds(rows, (VALUE,))
+        taken = leaves_located_in(rows, (VALUE,))
         key = (stay.above, stay.home, taken, call.skeleton)
-        found = self.executable.stays.get(key)
+        found = self.executable.retained.get(key)
         if found is None:
-            found = staying(self.executable.form.layout, stay, self._taken_leaves(stay, taken))
-            if len(self.executable.stays) < _MAX_STAYS:
-                self.executable.stays[key] = found
+            found = retained_leaves(
+                self.executable.form.layout, stay, self._taken_leaves(stay, taken)
+            )
+            if len(self.executable.retained) < _MAX_RETAINED:
+                self.executable.retained[key] = found
         return found
 
-    def _taken_leaves(self, stay: Stay, values: Sequence[int]) -> list[Leaf]:
+    def _taken_leaves(self, stay: ResultPolicy, values: Sequence[int]) -> list[Leaf]:
         """What the arrays look like that may be the state of a loop."""
         leaves = self.call.layout.leaves if self.call.layout else ()
-        if stay.above == EVERYTHING:
+        if stay.above == KEEP_ALL:
             return [leaves[number] for number in values]
-        return [] if stay.above == NOTHING else [leaf for leaf in leaves if leaf.tag in "AK"]
+        return [] if stay.above == KEEP_NONE else [leaf for leaf in leaves if leaf.tag in "AK"]
 
-    def _keep(self, kept: Iterable[tuple[int, int]], holdings: Holdings) -> None:
+    def _keep(self, kept: Iterable[tuple[int, int]], holdings: ReferencedData) -> None:
         """Makes values of some results, of which the numbers and bytes are given."""
         stay, form, leaves = (
             self.call.stay,
@@ -147,7 +155,7 @@ class Run:
             self.executable.form.layout.leaves,
         )
         assert stay is not None
-        first, name = first_id(stay.number), self.executable.name
+        first, name = first_value_id(stay.number), self.executable.name
         here, now = weakref.ref(self), time.time()
         made = {
             first + number: Value(
@@ -176,21 +184,21 @@ class Run:
         value, buffers = self._delivered()
         self.leaves = ()  # free from now on, not only when a slow client has read the reply
         if self.call.not_kept:
-            told = value if self._staying else (*value, b"", b"")
+            told = value if self._retained else (*value, b"", b"")
             return (*told, pack_ids(self.call.not_kept)), buffers
         return value, buffers
 
     def _delivered(self) -> Reply:
-        kept = self._staying
+        kept = self._retained
         if kept is None:
             return self.call.deliver(self.results, self.executable)
         form = self.executable.form
         if kept.kept:
             self._wait()
         blob, buffers, gone = pack_result(self.results, form, kept.home, kept.placement)
-        away = pack_numbers(sorted((*kept.away, *gone))) if gone else kept.told
-        given_up = pack_numbers(self.call.given_up)
-        return (OK, self._told(form), blob, given_up, away), buffers
+        away = pack_leaf_numbers(sorted((*kept.away, *gone))) if gone else kept.told
+        given_up = pack_leaf_numbers(self.call.given_up)
+        return (OK, self._result_skeleton(form), blob, given_up, away), buffers
 
     def _wait(self) -> None:
         """Returns when the device is done: only then can what the call has read be used again.
@@ -198,18 +206,18 @@ class Run:
         When a later call has taken all results, it is done when that one is.
         """
         run: Run | None = self
-        while run is not None and not wait_for(run.likely_left()):
-            run = run.taker
+        while run is not None and not wait_for(run.pending_results()):
+            run = run.consumer
             if run is not None:
                 run.dispatched.wait()
 
-    def likely_left(self) -> Iterable[Any]:
+    def pending_results(self) -> Iterable[Any]:
         """What it returns; first what comes home, which no later call takes in a loop."""
         results, order = self.results, self.executable.form.order
-        home = self._staying.home if self._staying and results else ()  # it may have been undone
+        home = self._retained.home if self._retained and results else ()  # it may have been undone
         return itertools.chain((results[order[number]] for number in home), results)
 
-    def _told(self, form: ResultForm) -> bytes:
+    def _result_skeleton(self, form: ResultLayout) -> bytes:
         """The skeleton of the result; nothing when the client expects just this one."""
         stay = self.call.stay
         assert stay is not None

@@ -23,7 +23,7 @@ from jax import monitoring
 from jaxd_server.runtime.logs import log_event
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_ASKED = "/jax/compilation_cache/compile_requests_use_cache"
+_REQUESTED = "/jax/compilation_cache/compile_requests_use_cache"
 _FOUND = "/jax/compilation_cache/cache_hits"
 
 
@@ -69,28 +69,28 @@ def bypassed() -> Iterator[None]:
     Nor does jax make a key for it, or write it for nobody: both take it a tenth of the time that
     compiling takes, in which no other thread runs Python.
     """
-    before, _here.bypassed = _here.bypassed, True
+    before, _thread_state.bypassed = _thread_state.bypassed, True
     try:
         yield
     finally:
-        _here.bypassed = before
+        _thread_state.bypassed = before
 
 
-def hits_here() -> int:
+def hits_in_thread() -> int:
     """How many programs this thread has found in the cache until now.
 
     Such a one cannot be kept as `jax_programs.serialize` does it: XLA writes an executable that it
     has read itself without its code, and says so to nobody but who calls it after a restart.
     """
-    return _here.hits
+    return _thread_state.hits
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     bypassed = False
     hits = 0
 
 
-_here = _Here()
+_thread_state = _ThreadState()
 
 
 def _settings(folder: str) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _replace_jaxs_files(entries: _Entries) -> None:
     if not callable(jaxs.is_cache_used):
         raise TypeError("is_cache_used is something else now.")
     is_used = jaxs.is_cache_used
-    jaxs.is_cache_used = lambda backend: not _here.bypassed and is_used(backend)
+    jaxs.is_cache_used = lambda backend: not _thread_state.bypassed and is_used(backend)
     jaxs.get_file_cache = lambda path: (entries, path)
     jaxs.reset_cache()  # the first compilation had found that there is none
 
@@ -130,7 +130,7 @@ class _Entries:
         record = self._store.read("xla", _name(key))
         if record is None or record.content != key:
             return None
-        _here.hits += 1
+        _thread_state.hits += 1
         return bytes(record.payload)
 
     def put(self, key: str, value: bytes) -> None:
@@ -157,7 +157,7 @@ class Compilations:
     ) -> None:
         self._on_compile = on_compile
         self._on_disk_hit = on_disk_hit
-        self._thread = _OfThread()
+        self._thread = _ThreadHits()
         monitoring.register_event_listener(self._on_event)
         monitoring.register_event_duration_secs_listener(self._on_duration)
 
@@ -169,7 +169,7 @@ class Compilations:
     def _on_event(self, event: str, **_: str | int) -> None:
         # A compilation that another one begins, from Python inside the compiler, ends before the
         # outer one is found or not; so one flag for each thread is enough.
-        if event == _ASKED:
+        if event == _REQUESTED:
             self._thread.found = False
         elif event == _FOUND:
             self._thread.found = True
@@ -178,11 +178,11 @@ class Compilations:
         if event != _COMPILED:
             return
         found, self._thread.found = self._thread.found, False
-        if found and not _here.bypassed:
+        if found and not _thread_state.bypassed:
             self._on_disk_hit()
         else:
             self._on_compile(duration_secs)
 
 
-class _OfThread(threading.local):
+class _ThreadHits(threading.local):
     found = False

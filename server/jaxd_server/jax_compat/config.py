@@ -26,7 +26,7 @@ CONTEXTS: Final[Mapping[str, Callable[[Any], AbstractContextManager[Any]]]] = {
 """jax's own context managers for the settings in `jaxd_protocol.jit.options.CONFIG_DEFAULTS`."""
 
 
-def begin_with_defaults() -> None:
+def set_default_settings() -> None:
     """Sets what clients do not say, whatever the environment of this server says.
 
     A server that was started in the background has the variables of the process that started it,

@@ -24,7 +24,7 @@ class Placed(Protocol):
 
     device: int
     connections: int
-    met: set[int]
+    used_executables: set[int]
 
 
 class Devices:
@@ -83,7 +83,7 @@ class Devices:
             )
         return wanted
 
-    def freest(self, sessions: Iterable[Placed], in_use: Sequence[int]) -> int:
+    def least_used(self, sessions: Iterable[Placed], in_use: Sequence[int]) -> int:
         """The device for one more session: the first of the group that has least to do.
 
         That is the one with the fewest clients that have called something, then the fewest at all,
@@ -100,7 +100,7 @@ class Devices:
             is_here = session.connections > 0
             away[session.device] += not is_here
             present[session.device] += is_here
-            working[session.device] += is_here and bool(session.met)
+            working[session.device] += is_here and bool(session.used_executables)
 
         def load(first: int) -> tuple[int, ...]:
             held = sum(in_use[first : first + self._group])

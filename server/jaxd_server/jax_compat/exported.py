@@ -22,10 +22,10 @@ from jaxd_server.jax_compat.native_calls import CONTRACTS, NativeCall, native_ca
 _DIALECTS: Final = frozenset({"builtin", "chlo", "func", "sdy", "shape", "stablehlo"})
 """Operations of these are computed; of others it is not known."""
 
-_OF_THE_HOST: Final = frozenset({"infeed", "outfeed", "recv", "send"})
+_HOST_OPERATIONS: Final = frozenset({"infeed", "outfeed", "recv", "send"})
 """They wait for somebody who does not come."""
 
-_MOST_KINDS: Final = 1000
+_MAX_KINDS: Final = 1000
 """Ways of calling native code that are looked at in one program: each may take jax 20 ms."""
 
 
@@ -88,14 +88,14 @@ def _is_known(aval: Any) -> bool:
 def _refuse(operations: Sequence[tuple[str, NativeCall | None]], unchecked: frozenset[str]) -> None:
     """Raises `NotPermitted` for operations that are not known to be harmless."""
     kinds = sum(1 for _, call in operations if call is not None and call.target not in unchecked)
-    if kinds > _MOST_KINDS:
+    if kinds > _MAX_KINDS:
         raise NotPermitted(
             f"the exported program calls native code in {kinds} different ways, and this server "
-            f"looks at {_MOST_KINDS} in a program. Make several functions of it."
+            f"looks at {_MAX_KINDS} in a program. Make several functions of it."
         )
     for name, call in operations:
         dialect, _, of_dialect = name.partition(".")
-        if call is None and (dialect not in _DIALECTS or of_dialect in _OF_THE_HOST):
+        if call is None and (dialect not in _DIALECTS or of_dialect in _HOST_OPERATIONS):
             raise NotPermitted(
                 f"the exported program uses {name}, which this server does not run. Leave out "
                 "callbacks, prints and kernels of your own, or use a server that takes code."

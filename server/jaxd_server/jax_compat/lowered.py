@@ -46,7 +46,7 @@ _POINTERS: Final = frozenset({"CustomSPMDPartitioning", "tf.call_tf_function"})
 
 _own_targets: Final[set[str]] = set(_COMPILERS_TARGETS)
 _own_keys: Final = {"threefry2x32", "rbg", "unsafe_rbg"}
-"""Native code, and PRNG implementations. `note_own` adds, before any client's code runs."""
+"""Native code, and PRNG implementations. `register_own_targets` adds, before any client's code runs."""
 
 
 class OutLeaf(NamedTuple):
@@ -65,7 +65,7 @@ class OutLeaf(NamedTuple):
     impl: str | None
 
 
-def note_own() -> None:
+def register_own_targets() -> None:
     """Takes for jax's own what native code and PRNGs are registered now; starts the backend."""
     _own_targets.update(name for name in _targets() if not _holds_pointers(name))
     try:

@@ -22,7 +22,7 @@ from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat.lowered import Obstacle, program_id
 
 
-class NotHandedOver(Exception):
+class NotTransferable(Exception):
     """A lowered program that only the process that lowered it can compile; the text says why."""
 
 
@@ -35,7 +35,7 @@ _PARTS: Final = (
 )
 
 
-def work_in_memory() -> None:
+def disable_disk_cache() -> None:
     """Has jax keep nothing on disk: what a tracer compiles is only what is computed meanwhile."""
     jax.config.update("jax_enable_compilation_cache", False)
 
@@ -50,11 +50,11 @@ def pack_lowered(lowered: jax.stages.Lowered, obstacle: Obstacle | None = None) 
         obstacle: what `program_id` said of it.
 
     Raises:
-        NotHandedOver: when it holds what is only in this process, such as a host callback, or
+        NotTransferable: when it holds what is only in this process, such as a host callback, or
             when this version of jax has moved what has to be written.
     """
     if obstacle is not None:
-        raise NotHandedOver(obstacle)
+        raise NotTransferable(obstacle)
     try:
         lowering: Any = lowered._lowering
         parts = {name: getattr(lowering, name) for name in _PARTS}
@@ -64,7 +64,7 @@ def pack_lowered(lowered: jax.stages.Lowered, obstacle: Obstacle | None = None) 
         pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
         pickler.dump((_bytecode(lowering), parts, lowering.compile_args, leaves, outputs))
     except Exception as error:  # whatever a newer jax raises, and what cannot be pickled
-        raise NotHandedOver(f"{type(error).__name__}: {error}") from error
+        raise NotTransferable(f"{type(error).__name__}: {error}") from error
     return file.getvalue()
 
 
@@ -75,7 +75,7 @@ def unpack_lowered(data: bytes) -> jax.stages.Lowered:
         data: what another process of this server wrote: reading it can run code.
 
     Raises:
-        NotHandedOver: when it cannot be read here.
+        NotTransferable: when it cannot be read here.
     """
     from jax._src.interpreters import pxla
 
@@ -94,25 +94,25 @@ def unpack_lowered(data: bytes) -> jax.stages.Lowered:
         structure = jax.tree.structure([0] * outputs)
         return jax.stages.Lowered(lowering, (leaves, {}), structure, no_kwargs=True)
     except Exception as error:  # whatever a newer jax raises
-        raise NotHandedOver(f"{type(error).__name__}: {error}") from error
+        raise NotTransferable(f"{type(error).__name__}: {error}") from error
 
 
-def sample() -> tuple[bytes, bytes]:
+def sample_program() -> tuple[bytes, bytes]:
     """A small program as it is handed over, and its name: for the other end to try out.
 
     Raises:
-        NotHandedOver: when this version of jax hands none over.
+        NotTransferable: when this version of jax hands none over.
     """
     lowered = jax.jit(lambda a, b: {"sum": a + b, "twice": 2 * a}).lower(1.0, 2)
     name, obstacle = program_id(lowered, Options())
     return pack_lowered(lowered, obstacle), name
 
 
-def understands(data: bytes, name: bytes) -> bool:
+def can_unpack(data: bytes, name: bytes) -> bool:
     """Whether a program that another process packed is the same program here."""
     try:
         return program_id(unpack_lowered(data), Options()) == (name, None)
-    except NotHandedOver:
+    except NotTransferable:
         return False
 
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax import export, lax
 
-_MOST_CHARACTERS: Final = 20_000
+_MAX_CHARACTERS: Final = 20_000
 """In a call that is looked at; those of jax have two thousand."""
 
 _DTYPES: Final = {
@@ -97,7 +97,7 @@ def _names(operation: Any) -> list[str]:
 
 def written_by_jax(call: NativeCall) -> bool:
     """Whether jax writes just this call for operands of these types. Takes milliseconds, once."""
-    if call.target not in CONTRACTS or len(repr(call)) > _MOST_CHARACTERS:
+    if call.target not in CONTRACTS or len(repr(call)) > _MAX_CHARACTERS:
         return False
     return _is_written(call)
 

@@ -25,7 +25,7 @@ from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.lowered import device_ids
 from jaxd_server.jax_compat.programs import Flat, NotSerializable
 
-Places = tuple[tuple[int, Hashable], ...]
+ArrayPlaces = tuple[tuple[int, Hashable], ...]
 """Number and sharding of each of some arrays whose place was decided by somebody."""
 
 
@@ -47,12 +47,12 @@ def index_of(device_id: int) -> int:
 
 # arrays ------------------------------------------------------------------------------------------
 
-_HERE: Final = nullcontext()
+_UNCHANGED: Final = nullcontext()
 
 
 def placed(device: int) -> AbstractContextManager[Any]:
     """Within it, what comes to no device in particular comes to this one, in this thread."""
-    return jax.default_device(_devices()[device]) if device else _HERE
+    return jax.default_device(_devices()[device]) if device else _UNCHANGED
 
 
 def place_of(leaf: Any) -> Hashable | None:
@@ -63,7 +63,7 @@ def place_of(leaf: Any) -> Hashable | None:
     return None
 
 
-def places_of(leaves: Sequence[Any]) -> Places:
+def places_of(leaves: Sequence[Any]) -> ArrayPlaces:
     """Those of some arrays, of what has one."""
     found = ((number, place_of(leaf)) for number, leaf in enumerate(leaves))
     return tuple((number, place) for number, place in found if place is not None)

@@ -22,8 +22,8 @@ from jax.experimental import serialize_executable
 from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat.lowered import (
     device_ids,
-    note_own,
     program_id,
+    register_own_targets,
 )
 from jaxd_server.runtime.logs import log_event
 
@@ -49,7 +49,7 @@ def prepare() -> tuple[str, ...]:
     Returns:
         What cannot be done with this version of jax, of "flat", "keep" and "share"; also logged.
     """
-    note_own()
+    register_own_targets()
     _missing.clear()
     _missing.update(_self_test())
     cannot = tuple(sorted(_missing))

@@ -13,7 +13,7 @@ from functools import partial
 from jaxd_protocol.errors import Busy, JaxdError, LimitExceeded, ProtocolError
 from jaxd_protocol.messages.calls import (
     FAILED,
-    INSIDE,
+    FROM_CALLBACK,
     LOST_AGAIN,
     LOST_ONCE,
     MAY_REPEAT,
@@ -21,24 +21,29 @@ from jaxd_protocol.messages.calls import (
     STRICT,
     WARM,
 )
-from jaxd_protocol.messages.data_locations import Stay, inflated_bytes
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.data_locations import ResultPolicy, decompressed_bytes
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import Frame, Value
 from jaxd_protocol.wire.frames import too_large
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.plan import Plan
 from jaxd_server.execution.call import Call, Finish, Reply
-from jaxd_server.rpc.client_proxy import Asking
-from jaxd_server.rpc.context import Workshop
-from jaxd_server.rpc.flow_control import Share
-from jaxd_server.rpc.inflight_calls import OpenCall, OpenCalls, in_lane, in_phase
-from jaxd_server.rpc.send_queue import Outbox
-from jaxd_server.rpc.session_state import Belongings
+from jaxd_server.rpc.client_proxy import ClientProxy
+from jaxd_server.rpc.context import WorkerContext
+from jaxd_server.rpc.flow_control import ConnectionShare
+from jaxd_server.rpc.inflight_calls import (
+    InflightCall,
+    InflightCalls,
+    answer_in_phase,
+    start_ordered,
+)
+from jaxd_server.rpc.send_queue import SendQueue
+from jaxd_server.rpc.session_state import SessionState
 from jaxd_server.rpc.sessions import Session
-from jaxd_server.runtime.threads.cancellation import Phase
+from jaxd_server.runtime.threads.cancellation import CallPhase
 
 
-class CallDesk:
+class CallScheduler:
     """The calls of one connection. For its reading thread.
 
     Args:
@@ -53,22 +58,22 @@ class CallDesk:
 
     def __init__(
         self,
-        workshop: Workshop,
+        workshop: WorkerContext,
         session: Session,
-        share: Share,
-        own: Belongings,
-        outbox: Outbox,
-        asking: Callable[[int], Asking],
+        share: ConnectionShare,
+        own: SessionState,
+        outbox: SendQueue,
+        asking: Callable[[int], ClientProxy],
         here: Callable[[Callable[[], object]], None],
     ) -> None:
         self._workshop = workshop
         self._session = session
         self._share = share
-        self._own = own
+        self._session_state = own
         self._outbox = outbox
-        self._asking = asking
-        self._here = here
-        self._open = OpenCalls(workshop.terms, outbox.later, outbox.now, share.free)
+        self._client = asking
+        self._run_inline = here
+        self._open = InflightCalls(workshop.terms, outbox.later, outbox.now, share.free)
 
     def cancel(self, number: int) -> None:
         """The client does not wait for that call any more."""
@@ -88,11 +93,11 @@ class CallDesk:
             key, skeleton, blob, timeout_s, flags, stay, elsewhere, drops = args
         except ValueError as error:
             raise ProtocolError("a call does not have the eight values that it should.") from error
-        inflated = self._room_for(inflated_bytes(elsewhere)) if elsewhere else 0
+        inflated = self._reserve(decompressed_bytes(elsewhere)) if elsewhere else 0
         nbytes = self._share.begin()
         try:
-            skeleton = self._own.skeleton(skeleton)
-            source = self._asking(seq)
+            skeleton = self._session_state.skeleton(skeleton)
+            source = self._client(seq)
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             repeatable = bool(flags & MAY_REPEAT)
             call = Call(
@@ -101,13 +106,13 @@ class CallDesk:
             call.strict = bool(flags & STRICT)
             call.warm_only = bool(flags & WARM)
             call.call_back = source.call_back
-            call.inside = bool(flags & INSIDE)
+            call.inside = bool(flags & FROM_CALLBACK)
             call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
             call.session = self._session
-            call.holdings = self._own.holdings
+            call.holdings = self._session_state.holdings
             if stay:
-                call.stay = Stay.from_bytes(stay)
-            self._own.drop(drops)
+                call.stay = ResultPolicy.from_bytes(stay)
+            self._session_state.drop(drops)
             plan = self._workshop.pipeline.plan(key, skeleton, self._session.device)
             warm = self._warm(plan)
             is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
@@ -115,17 +120,17 @@ class CallDesk:
                 call.elsewhere = elsewhere
                 call.inflated = inflated
                 if flags & ON_VALUES:
-                    return self._in_lane(call, plan, warm, nbytes, is_quick)
+                    return self._enqueue_ordered(call, plan, warm, nbytes, is_quick)
             if not is_quick:
-                self._taken_on(call, plan, warm, nbytes)
+                self._submit(call, plan, warm, nbytes)
         except BaseException:
             self._share.end(nbytes)
             raise
         if is_quick:
-            self._here(partial(self._answer, call, plan, nbytes))
+            self._run_inline(partial(self._answer, call, plan, nbytes))
         return None
 
-    def _room_for(self, nbytes: int) -> int | JaxdError:
+    def _reserve(self, nbytes: int) -> int | JaxdError:
         """Has so many bytes admitted as if they had been sent; returns them, or why they are not.
 
         The error is for the call to raise when its turn comes: those on values go in order.
@@ -140,7 +145,7 @@ class CallDesk:
             return error
         return nbytes
 
-    def _in_lane(
+    def _enqueue_ordered(
         self,
         call: Call,
         plan: Plan | None,
@@ -158,25 +163,27 @@ class CallDesk:
 
         is_short = warm is not None and warm.starts_quickly
         if is_quick:  # also when it waits for others, it is not worth being able to give it up
-            here = self._own.is_idle
-            _, go_on = self._own.enter(call.stay, start, send, here=here, is_short=is_short)
-            return self._here(go_on) if here or is_short else go_on()
-        phase: Phase = "waiting" if plan is None or plan.executable is None else "running"
+            here = self._session_state.is_idle
+            _, go_on = self._session_state.enter(
+                call.stay, start, send, here=here, is_short=is_short
+            )
+            return self._run_inline(go_on) if here or is_short else go_on()
+        phase: CallPhase = "waiting" if plan is None or plan.executable is None else "running"
         with self._open.opened(call, nbytes) as one:
             one.is_in_order = True
-            one.settle = partial(self._session.remembered.answer, call.stay.number)
-            begin = partial(in_lane, one, phase, start)
-            is_new, go_on = self._own.enter(
-                call.stay, begin, one.answer_in_lane, here=False, is_short=is_short
+            one.settle = partial(self._session.reply_cache.answer, call.stay.number)
+            begin = partial(start_ordered, one, phase, start)
+            is_new, go_on = self._session_state.enter(
+                call.stay, begin, one.answer_ordered, here=False, is_short=is_short
             )
             if is_new:
-                self._session.in_order[call.stay.number] = one
+                self._session.ordered_calls[call.stay.number] = one
             else:
-                one.settle = _leave  # what it does to values is up to the first
-                first = self._session.in_order.get(call.stay.number)
+                one.settle = _discard_reply  # what it does to values is up to the first
+                first = self._session.ordered_calls.get(call.stay.number)
                 if first is not None:
-                    one.interest.tell(first.cancel)
-            return self._here(go_on) if is_short else go_on()
+                    one.interest.notify(first.cancel)
+            return self._run_inline(go_on) if is_short else go_on()
 
     def _warm(self, plan: Plan | None) -> Executable | None:
         """What runs a call, when there is nothing that it would have to wait for."""
@@ -184,29 +191,29 @@ class CallDesk:
             return None
         return plan.executable
 
-    def _taken_on(
-        self, call: Call, plan: Plan | None, warm: Executable | None, nbytes: int
-    ) -> None:
+    def _submit(self, call: Call, plan: Plan | None, warm: Executable | None, nbytes: int) -> None:
         """Has a call answered by another thread, unless too many wait for one already."""
         backlog, principal = self._workshop.backlog, self._session.principal
         try:
             backlog.enter(principal)
         except Busy as error:
-            refused = (FAILED, describe_failure(error))
+            refused = (FAILED, encode_failure(error))
             reply = refused if call.stay is None else (*refused, b"")
             return self._outbox.later(call.number, (reply, ()), nbytes)
         over = partial(backlog.leave, principal)
         with self._open.opened(call, nbytes, over) as one:
-            return self._elsewhere(one, call, plan, is_warm=warm is not None)
+            return self._in_other_thread(one, call, plan, is_warm=warm is not None)
 
-    def _elsewhere(self, one: OpenCall, call: Call, plan: Plan | None, *, is_warm: bool) -> None:
+    def _in_other_thread(
+        self, one: InflightCall, call: Call, plan: Plan | None, *, is_warm: bool
+    ) -> None:
         """Has another thread answer a call: one of a few when it is warm, else one of its own."""
         work = partial(self._workshop.pipeline.answer, call, plan)
         if not is_warm:  # who waits keeps a thread
-            self._workshop.builders.submit(in_phase, one, "waiting", work)
+            self._workshop.builders.submit(answer_in_phase, one, "waiting", work)
             return
         runners, owner = self._workshop.runners, self._session.id
-        job = partial(in_phase, one, "running", work)
+        job = partial(answer_in_phase, one, "running", work)
         one.withdraw = partial(runners.withdraw, owner, job)
         runners.submit(owner, job)
 
@@ -214,5 +221,5 @@ class CallDesk:
         self._outbox.now(call.number, self._workshop.pipeline.answer(call, plan), nbytes)
 
 
-def _leave(reply: Reply) -> None:
+def _discard_reply(reply: Reply) -> None:
     """Nothing is sent."""

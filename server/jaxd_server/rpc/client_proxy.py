@@ -11,16 +11,16 @@ from typing import Any, Final, Protocol
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import rebuild_failure
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.failures import decode_failure
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.wire import Frame, Value
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.runtime.events import OUTPUT
 from jaxd_server.user_code.callback_messages import pack_callback, read_callback
-from jaxd_server.user_code.callback_targets import Aim
+from jaxd_server.user_code.callback_targets import CallbackTarget
 
 
-class _Peer(Protocol):
+class _ClientConnection(Protocol):
     """A connection on which the client can be asked."""
 
     owner: bytes
@@ -33,17 +33,17 @@ class _Peer(Protocol):
     ) -> tuple[Value, Frame]:
         """The client's answer, however long that takes it."""
 
-    def tell(self, verb: str, *args: Value) -> None:
+    def notify(self, verb: str, *args: Value) -> None:
         """Sends what has no answer, and may be left out."""
 
-    def say(self, verb: str, *args: Value) -> None:
+    def send(self, verb: str, *args: Value) -> None:
         """Sends what has no answer, before the reply and in order."""
 
     def parked(self) -> AbstractContextManager[None]:
         """Within it, the client's other messages are read on."""
 
 
-class Asking:
+class ClientProxy:
     """A source of functions, and a listener to events of one call.
 
     Args:
@@ -56,7 +56,7 @@ class Asking:
 
     __slots__ = ("_connection", "_number", "owner")
 
-    def __init__(self, connection: _Peer, number: int) -> None:
+    def __init__(self, connection: _ClientConnection, number: int) -> None:
         self._connection = connection
         self._number = number
         self.owner = connection.owner
@@ -64,8 +64,8 @@ class Asking:
     def describe(self, key: bytes) -> Described:
         """What a key stands for."""
         (name, options, message), _ = self._connection.ask("describe", key)
-        meaning = Meaning.from_message(message)
-        return Described(meaning.fingerprint, name, Options.from_bytes(options), meaning)
+        manifest = FunctionManifest.from_message(message)
+        return Described(manifest.fingerprint, name, Options.from_bytes(options), manifest)
 
     def code(self, fingerprint: bytes) -> bytes | memoryview:
         """The packed function.
@@ -80,7 +80,7 @@ class Asking:
 
     def call_back(
         self,
-        aim: Aim,
+        aim: CallbackTarget,
         held: Sequence[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -105,19 +105,19 @@ class Asking:
 
     def emit(self, kind: str, content: dict[str, Any]) -> None:
         """Tells the client what becomes of its call, or what the call says."""
-        send = self._connection.say if kind in _SAID else self._connection.tell
+        send = self._connection.send if kind in _ORDERED_EVENTS else self._connection.notify
         send("event", self._number, kind, json.dumps(content))
 
 
-_SAID: Final = OUTPUT | {"compiled"}
+_ORDERED_EVENTS: Final = OUTPUT | {"compiled"}
 """Events that are the user's own: none of them is left out."""
 
 
-QUESTION_S: Final = 120.0
+ANSWER_TIMEOUT_S: Final = 120.0
 """Seconds that a client has to say what its function is; others may be waiting for the same one."""
 
 
-class Questions:
+class PendingQuestions:
     """The unanswered questions of one connection. Thread-safe: each step on the dict is atomic."""
 
     def __init__(self) -> None:
@@ -145,10 +145,10 @@ class Questions:
             if self._closed:
                 raise ConnectionLost("the client went away")
             send()
-            value, frame = question.result(None if patiently else QUESTION_S)
+            value, frame = question.result(None if patiently else ANSWER_TIMEOUT_S)
         except TimeoutError as error:
             raise ConnectionLost(
-                f"the client did not answer within {QUESTION_S:.0f} s what its function is. "
+                f"the client did not answer within {ANSWER_TIMEOUT_S:.0f} s what its function is. "
                 "Call again."
             ) from error
         except EOFError as error:
@@ -156,7 +156,7 @@ class Questions:
         finally:
             del self._open[seq]
         if value[:1] == (FAILED,):
-            raise rebuild_failure(value[1])
+            raise decode_failure(value[1])
         return value, frame
 
     def answer(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:

@@ -13,19 +13,19 @@ from functools import partial
 
 from jaxd_protocol.errors import JaxdError, ProtocolError, ServerDraining
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
-from jaxd_protocol.wire.adaptive_wait import Patience
+from jaxd_protocol.wire.adaptive_wait import AdaptiveWait
 from jaxd_server.execution.call import Reply
-from jaxd_server.rpc.call_scheduler import CallDesk
-from jaxd_server.rpc.client_proxy import Asking, Questions
-from jaxd_server.rpc.context import Workshop
-from jaxd_server.rpc.flow_control import Share
-from jaxd_server.rpc.reader_handoff import Readership
-from jaxd_server.rpc.send_queue import Outbox
+from jaxd_server.rpc.call_scheduler import CallScheduler
+from jaxd_server.rpc.client_proxy import ClientProxy, PendingQuestions
+from jaxd_server.rpc.context import WorkerContext
+from jaxd_server.rpc.flow_control import ConnectionShare
+from jaxd_server.rpc.reader_handoff import ReaderHandoff
+from jaxd_server.rpc.send_queue import SendQueue
 from jaxd_server.rpc.services.admin import INQUIRIES, OPERATIONS
-from jaxd_server.rpc.services.values import VALUE_VERBS, ValueDesk
-from jaxd_server.rpc.session_state import Belongings
+from jaxd_server.rpc.services.values import VALUE_VERBS, ValueService
+from jaxd_server.rpc.session_state import SessionState
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.runtime.logs import log_event
 
@@ -34,41 +34,41 @@ class ServerConnection(BulkConnection):
     """The server's end. Its calls may run in many threads; one thread at a time reads."""
 
     def __init__(
-        self, root: object, stream: BulkStream, workshop: Workshop, session: Session
+        self, root: object, stream: BulkStream, workshop: WorkerContext, session: Session
     ) -> None:
         self._workshop = workshop
         self._session = session
-        self._share = Share(workshop.budget, workshop.slots, session.principal)
+        self._share = ConnectionShare(workshop.budget, workshop.slots, session.principal)
         channel = BulkChannel(stream, workshop.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
         self.owner = os.urandom(16)
-        self._questions = Questions()
-        self._outbox = Outbox(self, self._share, workshop.max_result_bytes)
-        self._own = Belongings(session, workshop.values, workshop.max_shared_bytes)
-        self._values = ValueDesk(
-            self._own.holdings,
+        self._questions = PendingQuestions()
+        self._outbox = SendQueue(self, self._share, workshop.max_result_bytes)
+        self._session_state = SessionState(session, workshop.values, workshop.max_shared_bytes)
+        self._values = ValueService(
+            self._session_state.holdings,
             workshop.pipeline.shortage,
             workshop.max_result_bytes,
             session.device,
         )
-        self._calls = CallDesk(
+        self._calls = CallScheduler(
             workshop,
             session,
             self._share,
-            self._own,
+            self._session_state,
             self._outbox,
-            partial(Asking, self),
-            self._here,
+            partial(ClientProxy, self),
+            self._run_inline,
         )
         self._told: dict[str, Callable[..., None]] = {
             "cancel": self._calls.cancel,
-            "drop": self._own.drop,
-            "unshare": self._own.forget_blocks,
-            "bye": self._own.end_session,
+            "drop": self._session_state.drop,
+            "unshare": self._session_state.forget_blocks,
+            "bye": self._session_state.end_session,
         }
         self._ended = threading.Event()
-        self._patience = Patience(stream.readiness())
-        self._readership = Readership(self._read_one, self._on_end)
+        self._patience = AdaptiveWait(stream.readiness())
+        self._readership = ReaderHandoff(self._read_one, self._on_end)
 
     def serve(self) -> None:
         """Reads and answers until the connection ends; the calling thread is the first reader."""
@@ -93,7 +93,7 @@ class ServerConnection(BulkConnection):
         self._calls.close()
         self._share.close()
         self._questions.close()
-        self._own.close()
+        self._session_state.close()
         self._outbox.close()
         self._ended.set()
 
@@ -109,7 +109,7 @@ class ServerConnection(BulkConnection):
                 seq, partial(self._workshop.operations.answer, verb, args, who)
             )
         if verb == "stages":
-            source = Asking(self, seq)
+            source = ClientProxy(self, seq)
             show = self._workshop.stages.answer
             own = self._session.counts
             return self._on_operation(seq, partial(show, source, args, frame.buffers, own))
@@ -120,9 +120,9 @@ class ServerConnection(BulkConnection):
             self._told[verb](*args)
             return None
         if verb == "share":
-            return self.send_reply(seq, self._own.share_block(frame.descriptors, *args))
+            return self.send_reply(seq, self._session_state.share_block(frame.descriptors, *args))
         if verb == "adopt":
-            return self.send_reply(seq, self._own.holdings.adopt(*args))
+            return self.send_reply(seq, self._session_state.holdings.adopt(*args))
         if verb in ("statistics", "info"):
             return self.send_reply(seq, json.dumps(self._workshop.report(verb, who)))
         if verb == "devices":
@@ -133,7 +133,7 @@ class ServerConnection(BulkConnection):
         """Counts as a call, so that the server does not end before its reply is sent."""
         nbytes = self._share.begin()
         try:
-            self._workshop.builders.submit(self._answer_elsewhere, seq, work, nbytes)
+            self._workshop.builders.submit(self._answer_in_thread, seq, work, nbytes)
         except BaseException:
             self._share.end(nbytes)
             raise
@@ -146,28 +146,28 @@ class ServerConnection(BulkConnection):
         try:
             running = admission.enter_beside(f"({verb})", leaves_values=verb == "put")
         except ServerDraining as error:
-            return (FAILED, describe_failure(error)), ()
+            return (FAILED, encode_failure(error)), ()
         try:
             return self._values.answer(verb, args, buffers)
         finally:
             admission.leave(running)
 
-    def _here(self, run: Callable[[], object]) -> None:
+    def _run_inline(self, run: Callable[[], object]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""
         turn = self._readership.begin_inline()
-        self._workshop.sentry.rouse()
+        self._workshop.sentry.wake()
         run()
         self._readership.end_inline(turn)
         if not self._channel.reader.has_input():
             self._patience.wait()
 
-    def _answer_elsewhere(self, seq: int, work: Callable[[], Reply], nbytes: int) -> None:
+    def _answer_in_thread(self, seq: int, work: Callable[[], Reply], nbytes: int) -> None:
         self._outbox.later(seq, work(), nbytes)
 
     # what the server asks ---------------------------------------------------------------------
 
     def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
-        """The client's answer to `verb`; see `Questions.ask`."""
+        """The client's answer to `verb`; see `PendingQuestions.ask`."""
         seq = next(self.numbers)
         return self._questions.ask(seq, lambda: self.send_request(seq, verb, args))
 
@@ -196,13 +196,13 @@ class ServerConnection(BulkConnection):
         finally:
             self._share.unpark()
 
-    def tell(self, verb: str, *args: Value) -> None:
-        """See `Outbox.tell`."""
-        self._outbox.tell(verb, *args)
+    def notify(self, verb: str, *args: Value) -> None:
+        """See `SendQueue.notify`."""
+        self._outbox.notify(verb, *args)
 
-    def say(self, verb: str, *args: Value) -> None:
-        """See `Outbox.say`."""
-        self._outbox.say(verb, *args)
+    def send(self, verb: str, *args: Value) -> None:
+        """See `SendQueue.send`."""
+        self._outbox.send(verb, *args)
 
     def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
         """The client answered one of our questions."""

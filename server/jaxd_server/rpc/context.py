@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxd_server.execution.pipeline import Pipeline
-from jaxd_server.rpc.flow_control import Backlog, Budget
-from jaxd_server.rpc.inflight_calls import Terms
-from jaxd_server.rpc.reader_handoff import Sentry
-from jaxd_server.rpc.services.admin import Operations
+from jaxd_server.rpc.flow_control import Backlog, CallBudget
+from jaxd_server.rpc.inflight_calls import CallPolicy
+from jaxd_server.rpc.reader_handoff import StallWatchdog
+from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.runtime.counters import Traffic
-from jaxd_server.runtime.threads.executors import FairThreads, FreshThreads
-from jaxd_server.values.store import Values
+from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
+from jaxd_server.values.store import ValueStore
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class WorkerContext:
     """What all connections of a worker share.
 
     Attributes:
@@ -43,20 +43,20 @@ class Workshop:
     """
 
     pipeline: Pipeline
-    operations: Operations
+    operations: AdminService
     stages: Stages
-    runners: FairThreads
-    builders: FreshThreads
-    sentry: Sentry
-    budget: Budget
+    runners: FairThreadPool
+    builders: ThreadPerTask
+    sentry: StallWatchdog
+    budget: CallBudget
     traffic: Traffic
-    values: Values
+    values: ValueStore
     slots: int
     max_frame_bytes: int
     max_result_bytes: int
     max_shared_bytes: int
     report: Callable[[str, str], dict[str, Any]]
     devices: Callable[[Session], dict[str, Any]]
-    terms: Terms
+    terms: CallPolicy
     backlog: Backlog
     max_connections: int

@@ -8,19 +8,19 @@ from typing import Any
 
 from jaxd_protocol.errors import Busy, ConfigurationError
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import finish_greeting, refuse
+from jaxd_protocol.network.handshake import finish_handshake, refuse_client
 from jaxd_protocol.wire import BulkChannel, stream_over
-from jaxd_server.auth.acceptor import Admits, Reception
-from jaxd_server.auth.authenticator import Admitted
-from jaxd_server.auth.connected_accounts import Visitors
+from jaxd_server.auth.acceptor import Acceptor, Authenticates
+from jaxd_server.auth.authenticator import AuthenticatedPeer
+from jaxd_server.auth.connected_accounts import ConnectedAccounts
 from jaxd_server.rpc.connection import ServerConnection
-from jaxd_server.rpc.context import Workshop
-from jaxd_server.rpc.flow_control import Share
+from jaxd_server.rpc.context import WorkerContext
+from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.rpc.stock_client import serve_stock
 
 
-class Endpoint(Reception):
+class Endpoint(Acceptor):
     """Serves the clients of one listener, a thread for each.
 
     Args:
@@ -37,18 +37,18 @@ class Endpoint(Reception):
         self,
         listener: socket.socket,
         address: Address,
-        doorman: Admits,
+        doorman: Authenticates,
         sessions: Sessions,
-        workshop: Workshop,
+        workshop: WorkerContext,
         welcome: Callable[[], dict[str, Any]],
-        visitors: Visitors | None = None,
+        visitors: ConnectedAccounts | None = None,
     ) -> None:
         super().__init__(listener, address, doorman, workshop.max_connections, visitors)
         self._sessions = sessions
         self._workshop = workshop
         self._welcome = welcome
 
-    def _serve_client(self, admitted: Admitted) -> None:
+    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
         if admitted.guest is None:
             return self._serve_stock_client(admitted)
         line = admitted.line
@@ -57,12 +57,12 @@ class Endpoint(Reception):
             self._check_room()
             session = self._sessions.enter(guest.session, admitted.principal, guest.device)
         except (Busy, ConfigurationError) as error:
-            refuse(line, error)
+            refuse_client(line, error)
             raise
         try:
             welcome = {"auth": "none", "session": session.id, **self._welcome()}
             versions = welcome.pop("versions")
-            finish_greeting(line, versions, admitted.proof, welcome)
+            finish_handshake(line, versions, admitted.proof, welcome)
             stream = stream_over(line)
             stream.expect_descriptors()
             ServerConnection(self.service, stream, self._workshop, session).serve()
@@ -78,10 +78,10 @@ class Endpoint(Reception):
                 "server takes (--max-connections). Close some, or connect later."
             )
 
-    def _serve_stock_client(self, admitted: Admitted) -> None:
+    def _serve_stock_client(self, admitted: AuthenticatedPeer) -> None:
         principal = admitted.principal
         workshop = self._workshop
-        share = Share(workshop.budget, workshop.slots, principal)
+        share = ConnectionShare(workshop.budget, workshop.slots, principal)
         stream = stream_over(admitted.line)
         channel = BulkChannel(stream, workshop.max_frame_bytes, share.admit, inflates=True)
         session = self._sessions.enter(None, principal, 0)  # where its calls run

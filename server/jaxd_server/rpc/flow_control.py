@@ -20,13 +20,13 @@ from typing import Final
 
 from jaxd_protocol.errors import Busy, LimitExceeded
 
-_LEAST_UNSENT = 64 << 20
+_MIN_UNSENT = 64 << 20
 
-_PATIENCE_S: Final = 5.0
+_MAX_WAIT_S: Final = 5.0
 """How long compressed data waits for room while nothing of its own connection runs."""
 
 
-class Budget:
+class CallBudget:
     """Bounds open calls, and the bytes of their messages, of all connections. Thread-safe.
 
     Args:
@@ -49,7 +49,7 @@ class Budget:
         self.used_by: Counter[str] = Counter()
         self.connected: Counter[str] = Counter()
         self._share = share
-        self.most_unsent = max(_LEAST_UNSENT, limit // 8)
+        self.most_unsent = max(_MIN_UNSENT, limit // 8)
         self.calls = 0
         self.idle = threading.Event()
         self.idle.set()
@@ -66,7 +66,7 @@ class Budget:
         self.used_by[principal] += nbytes
 
 
-class Share:
+class ConnectionShare:
     """One connection's share of the budget.
 
     Args:
@@ -78,7 +78,7 @@ class Share:
         unsent: bytes of results that its client has not taken yet.
     """
 
-    def __init__(self, budget: Budget, slots: int, principal: str = "") -> None:
+    def __init__(self, budget: CallBudget, slots: int, principal: str = "") -> None:
         self._budget = budget
         self._principal = principal
         self._slots = slots
@@ -124,7 +124,7 @@ class Share:
         with budget.changed:
             budget.changed.wait_for(lambda: self._idle() or fits())
             if not self._parked:  # else the answer to a parked call would wait as well
-                budget.changed.wait_for(fits, _PATIENCE_S)
+                budget.changed.wait_for(fits, _MAX_WAIT_S)
             if not fits():
                 raise Busy(
                     f"there is no room for compressed arrays of {nbytes:,} bytes now: others hold "
@@ -213,8 +213,8 @@ class Share:
         return self._closed or self._active() == 0
 
 
-_SOONEST_S: Final = 0.05
-_LATEST_S: Final = 10.0
+_MIN_RETRY_S: Final = 0.05
+_MAX_RETRY_S: Final = 10.0
 _WEIGHT: Final = 0.1
 """Of the last call, in the mean time from one that is over to the next."""
 
@@ -272,7 +272,7 @@ class Backlog:
     def _busy(self, own: int) -> Busy:
         """With the time that half of what is before it takes, at the pace of late."""
         ahead = max(1, self._count // 2)
-        retry_after_s = min(_LATEST_S, max(_SOONEST_S, ahead * self._pace_s))
+        retry_after_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, ahead * self._pace_s))
         return Busy(
             f"the server is busy: it holds {own:,} calls of this user and {self._count - own:,} of "
             f"others. Repeat the call after {retry_after_s:.2f} s, have fewer in flight, or start "

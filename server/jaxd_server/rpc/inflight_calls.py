@@ -15,7 +15,7 @@ from functools import partial
 from jaxd_protocol.base.timers import Timer
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_server.execution.call import Call, Finish, Reply
-from jaxd_server.runtime.threads.cancellation import Interest, Phase
+from jaxd_server.runtime.threads.cancellation import CallPhase, CancelToken
 from jaxd_server.runtime.timers import process_timers
 
 Send = Callable[[Reply, int], None]
@@ -23,7 +23,7 @@ Send = Callable[[Reply, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CallPolicy:
     """Limits and callbacks for the calls of all connections.
 
     Attributes:
@@ -32,12 +32,12 @@ class Terms:
         ended: told of each call that was answered.
     """
 
-    gave_up: Callable[[Call], Reply]
+    cancelled_reply: Callable[[Call], Reply]
     max_s: float = 0.0
     ended: Callable[[Call], None] = lambda call: None
 
 
-class OpenCall:
+class InflightCall:
     """A call in flight. Thread-safe.
 
     Args:
@@ -62,43 +62,45 @@ class OpenCall:
         self,
         call: Call,
         nbytes: int,
-        terms: Terms,
+        terms: CallPolicy,
         send: Send,
         send_now: Send,
         free: Callable[[int], None],
         over: Callable[[], None],
     ) -> None:
         self.settle: Callable[[Reply], None] = self.answer
-        self.withdraw: Callable[[], bool] = _never
-        self.interest = call.interest = Interest()
+        self.withdraw: Callable[[], bool] = _not_withdrawn
+        self.interest = call.interest = CancelToken()
         self.has_begun = False
         self.is_in_order = False
         self.deliverer = 0
         self._is_too_long = False
         self._call = call
         self._nbytes = nbytes
-        self._terms = terms
+        self._policy = terms
         self._send = send
         self._send_now = send_now
         self._free = free
-        self._over = over
+        self._on_done = over
         self._is_done = False
         self._is_answered = False
         self._timers: list[Timer] = []
         self._lock = threading.Lock()  # guards _is_done and _is_answered
         if call.deadline is not None:
-            self._timers.append(process_timers.at(call.deadline, self._too_late))
-        self.interest.tell(self._given_up)
+            self._timers.append(process_timers.at(call.deadline, self._on_deadline))
+        self.interest.notify(self._on_cancelled)
 
-    def begin(self, phase: Phase) -> Reply | None:
+    def begin(self, phase: CallPhase) -> Reply | None:
         """A thread is about to work on it; the reply when there is nothing to do any more."""
         self.has_begun = True  # first: who gives it up sees this, or we see that somebody has
-        self.withdraw = _never  # which refers to us: what the call holds is freed when it is over
+        self.withdraw = (
+            _not_withdrawn  # which refers to us: what the call holds is freed when it is over
+        )
         self.interest.enter(phase)
         if self.interest.error is not None:
-            return self._terms.gave_up(self._call)
-        if self._terms.max_s:
-            self._timers.append(process_timers.after(self._terms.max_s, self._too_long))
+            return self._policy.cancelled_reply(self._call)
+        if self._policy.max_s:
+            self._timers.append(process_timers.after(self._policy.max_s, self._on_time_limit))
         return None
 
     def done(self) -> None:
@@ -108,7 +110,7 @@ class OpenCall:
             is_late = self._is_answered
         if was_done:
             return
-        self._over()
+        self._on_done()
         if is_late:
             self._free(self._nbytes)
 
@@ -119,11 +121,11 @@ class OpenCall:
                 return
             self._is_answered = True
             nbytes = self._nbytes if self._is_done else 0
-        self.settle, self.withdraw = _leave, _never  # which may refer to us
+        self.settle, self.withdraw = _discard_reply, _not_withdrawn  # which may refer to us
         self.interest.end()
         for timer in self._timers:
             timer.cancel()
-        self._terms.ended(self._call)
+        self._policy.ended(self._call)
         send = self._send_now if threading.get_ident() == self.deliverer else self._send
         send(reply, nbytes)
 
@@ -131,12 +133,12 @@ class OpenCall:
         """Closes the call without an answer."""
         with self._lock:
             self._is_answered = self._is_done = True
-        self._over()
+        self._on_done()
         self.interest.end()
         for timer in self._timers:
             timer.cancel()
 
-    def answer_in_lane(self, reply: Reply) -> None:
+    def answer_ordered(self, reply: Reply) -> None:
         """As `answer`, of a call on values: the reply may be of the first time that it was sent."""
         if not self.has_begun:
             self.done()
@@ -152,9 +154,9 @@ class OpenCall:
         """Its client is gone: if it has not begun, nobody else will want it."""
         if self.withdraw():
             self.done()
-            self.answer(self._terms.gave_up(self._call))
+            self.answer(self._policy.cancelled_reply(self._call))
 
-    def _too_late(self) -> None:
+    def _on_deadline(self) -> None:
         self.interest.give_up(
             DeadlineExceeded(
                 f"the call's timeout_s passed: {self.interest.account()}. Give the call more time, "
@@ -162,40 +164,40 @@ class OpenCall:
             )
         )
 
-    def _too_long(self) -> None:
-        left_s = self._terms.max_s - self.interest.spent()["running"]
+    def _on_time_limit(self) -> None:
+        left_s = self._policy.max_s - self.interest.spent()["running"]
         if left_s > 0:  # it waited, or was built, meanwhile
-            self._timers.append(process_timers.after(left_s, self._too_long))
+            self._timers.append(process_timers.after(left_s, self._on_time_limit))
             return
         self._is_too_long = True
         self.interest.give_up(
             DeadlineExceeded(
-                f"the call ran longer than the {self._terms.max_s:g} s that this server gives one "
+                f"the call ran longer than the {self._policy.max_s:g} s that this server gives one "
                 f"(--max-call-s): {self.interest.account()}. Split it into shorter calls, or use a "
                 "server with another limit."
             )
         )
 
-    def _given_up(self) -> None:
+    def _on_cancelled(self) -> None:
         if self.withdraw():
             self.done()
         if not self.has_begun:  # and its data need not wait for a thread to look at it
             self._call.blob, self._call.buffers = b"", ()
         if self.is_in_order and self.interest.phase == "running" and not self._is_too_long:
             return  # its client hears what it has done to values when it is over
-        self.interest.is_settled = True
-        self.settle(self._terms.gave_up(self._call))
+        self.interest.is_client_notified = True
+        self.settle(self._policy.cancelled_reply(self._call))
 
 
-def _never() -> bool:
+def _not_withdrawn() -> bool:
     return False
 
 
-def _leave(reply: Reply) -> None:
+def _discard_reply(reply: Reply) -> None:
     """It has had one."""
 
 
-class OpenCalls:
+class InflightCalls:
     """Those of one connection, by their numbers. Thread-safe: each step on the dict is atomic.
 
     Args:
@@ -207,16 +209,16 @@ class OpenCalls:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: CallPolicy,
         send: Callable[[int, Reply, int], None],
         send_now: Callable[[int, Reply, int], None],
         free: Callable[[int], None],
     ) -> None:
-        self._terms = terms
+        self._policy = terms
         self._send = send
         self._send_now = send_now
         self._free = free
-        self._open: dict[int, OpenCall] = {}
+        self._open: dict[int, InflightCall] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -224,7 +226,7 @@ class OpenCalls:
     @contextmanager
     def opened(
         self, call: Call, nbytes: int, over: Callable[[], None] = lambda: None
-    ) -> Iterator[OpenCall]:
+    ) -> Iterator[InflightCall]:
         """A call that holds so many bytes; within the block somebody is found to answer it."""
         number = call.number
 
@@ -233,7 +235,7 @@ class OpenCalls:
             send(number, reply, nbytes)
 
         now, later = partial(settled, self._send_now), partial(settled, self._send)
-        one = OpenCall(call, nbytes, self._terms, later, now, self._free, over)
+        one = InflightCall(call, nbytes, self._policy, later, now, self._free, over)
         self._open[number] = one
         try:
             yield one
@@ -248,7 +250,7 @@ class OpenCalls:
         if one is not None:
             one.cancel()
 
-    def close(self) -> list[OpenCall]:
+    def close(self) -> list[InflightCall]:
         """The client is gone: what has not begun is dropped.
 
         Returns:
@@ -259,14 +261,14 @@ class OpenCalls:
         return list(self._open.values())
 
 
-def in_phase(one: OpenCall, phase: Phase, work: Callable[[], Reply]) -> None:
+def answer_in_phase(one: InflightCall, phase: CallPhase, work: Callable[[], Reply]) -> None:
     """Runs a call in this thread and answers it."""
     reply = one.begin(phase) or work()
     one.done()
     one.answer(reply)
 
 
-def in_lane(one: OpenCall, phase: Phase, start: Callable[[], Finish]) -> Finish:
+def start_ordered(one: InflightCall, phase: CallPhase, start: Callable[[], Finish]) -> Finish:
     """Starts a call on values; what finishes it says so."""
     refused = one.begin(phase)
     finish = start() if refused is None else lambda: refused

@@ -20,26 +20,26 @@ from typing import Final, NamedTuple
 
 from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.messages.calls import FAILED, is_failure
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_server.execution.call import Finish, Reply
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
 _MOST: Final = 1024
-MOST_BYTES: Final = 1 << 26
+MAX_BYTES: Final = 1 << 26
 """Of all replies of a session, beside the last one."""
 
-Again = Callable[[], None]
+Rerun = Callable[[], None]
 
-_ANSWERED: Final[Reply] = (
-    (FAILED, describe_failure(ConnectionLost("this call was answered before.")), b""),
+_ALREADY_ANSWERED: Final[Reply] = (
+    (FAILED, encode_failure(ConnectionLost("this call was answered before.")), b""),
     (),
 )
 """What a call gets that lay in a lost connection until its answer had arrived over another one."""
 
-_LET_GO: Final[Reply] = (
+_REPLY_DROPPED: Final[Reply] = (
     (
         FAILED,
-        describe_failure(
+        encode_failure(
             ConnectionLost(
                 "the reply to this call was lost with its connection, and too large to be kept. "
                 "Leave large results on the server: results='auto'."
@@ -52,20 +52,20 @@ _LET_GO: Final[Reply] = (
 """What a call gets that is sent again when its large reply is held no longer."""
 
 
-class Remembered:
+class ReplyCache:
     """The replies to the last calls of a session, by number. Thread-safe."""
 
     def __init__(self) -> None:
         self._replies: dict[int, Reply] = {}
-        self._open: dict[int, list[tuple[Send, Again]]] = {}
+        self._open: dict[int, list[tuple[Send, Rerun]]] = {}
         self._acked = 0
         self._lock = threading.Lock()  # guards all of these
 
     def __len__(self) -> int:
         return len(self._replies)
 
-    def meet(
-        self, number: int, acked: int, send: Send, again: Again = lambda: None
+    def find_or_register(
+        self, number: int, acked: int, send: Send, again: Rerun = lambda: None
     ) -> Callable[[], None] | None:
         """None when a call is new.
 
@@ -81,7 +81,7 @@ class Remembered:
             self._acked = max(acked, self._acked)
             for old in [each for each in self._replies if each < self._acked]:
                 del self._replies[old]
-            reply = _ANSWERED if number < self._acked else self._replies.get(number)
+            reply = _ALREADY_ANSWERED if number < self._acked else self._replies.get(number)
             if reply is None:
                 is_new = number not in self._open
                 self._open.setdefault(number, []).append((send, again))
@@ -94,7 +94,7 @@ class Remembered:
         One that lost its client before it could run is no longer known, or begins anew for who has
         sent it again.
         """
-        again: Again | None = None
+        again: Rerun | None = None
         with self._lock:
             asked = self._open.pop(number, [])
             if _never_ran(reply):
@@ -116,11 +116,11 @@ class Remembered:
             del self._replies[min(self._replies)]
         total = sum(_size(reply) for reply in self._replies.values())
         for number in sorted(self._replies):
-            if total <= MOST_BYTES or number == newest:
+            if total <= MAX_BYTES or number == newest:
                 return
             total -= _size(self._replies[number])
             if _size(self._replies[number]):
-                self._replies[number] = _LET_GO
+                self._replies[number] = _REPLY_DROPPED
 
 
 def _size(reply: Reply) -> int:
@@ -137,7 +137,7 @@ def _nothing() -> None:
     pass
 
 
-AHEAD: Final = 4
+MAX_DISPATCHED: Final = 4
 """Calls of one session that are dispatched and not done."""
 
 _LINGER_S: Final = 0.25
@@ -157,7 +157,7 @@ class _Job(NamedTuple):
     is_short: bool = True
 
 
-class Lane:
+class OrderedCallQueue:
     """Starts calls in order, and sends each reply when its call is done. Thread-safe."""
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class Lane:
             if self._starts or not self._waiting:
                 return None
             if type(self._waiting[0]) is _Call:
-                if self._ahead >= AHEAD:
+                if self._ahead >= MAX_DISPATCHED:
                     return None  # whoever finishes one goes on
                 self._ahead += 1
             self._starts = True

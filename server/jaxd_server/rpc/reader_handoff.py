@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 0.005
+STALL_S = 0.005
 """Longest time for which a call that used to be short may keep a connection from being read."""
 
-_DOZE_S = 0.25
+_IDLE_S = 0.25
 
 
-class Readership:
+class ReaderHandoff:
     """The right to read one connection; exactly one thread has it.
 
     Args:
@@ -61,7 +61,7 @@ class Readership:
     def replace_if_stuck(self, now: float) -> None:
         """Puts a new thread in charge when the present one has been running a call for too long."""
         with self._lock:
-            if self.busy_since is None or now - self.busy_since < PATIENCE_S:
+            if self.busy_since is None or now - self.busy_since < STALL_S:
                 return
             since, self.busy_since = self.busy_since, None
             self._turn += 1
@@ -72,27 +72,27 @@ class Readership:
                 self.busy_since = since
 
 
-class Sentry:
+class StallWatchdog:
     """Replaces readers that are stuck in a call; sleeps while no calls run."""
 
     def __init__(self) -> None:
-        self._watched: set[Readership] = set()
+        self._watched: set[ReaderHandoff] = set()
         self._awake = threading.Event()
-        self._dozing = True
+        self._idle = True
         self._stopped = False
         threading.Thread(target=self._watch, name="jaxd-sentry", daemon=True).start()
 
-    def watch(self, readership: Readership) -> None:
+    def watch(self, readership: ReaderHandoff) -> None:
         """Begins to look after a connection."""
         self._watched.add(readership)
 
-    def unwatch(self, readership: Readership) -> None:
+    def unwatch(self, readership: ReaderHandoff) -> None:
         """Forgets a connection that ended."""
         self._watched.discard(readership)
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Some reading thread is about to run a call: cheap while the sentry is awake anyway."""
-        if self._dozing:
+        if self._idle:
             self._awake.set()
 
     def stop(self) -> None:
@@ -102,19 +102,19 @@ class Sentry:
 
     def _watch(self) -> None:
         while not self._stopped:
-            self._dozing = True
+            self._idle = True
             # a reader marks itself busy before it asks whether we doze: one of us notices
             if not any(readership.busy_since for readership in list(self._watched)):
                 self._awake.wait()
             self._awake.clear()
-            self._dozing = False
-            self._patrol()
+            self._idle = False
+            self._check_all()
 
-    def _patrol(self) -> None:
-        """Looks at every connection once per `PATIENCE_S` until all have been quiet for a while."""
+    def _check_all(self) -> None:
+        """Looks at every connection once per `STALL_S` until all have been quiet for a while."""
         last_busy = time.monotonic()
-        while not self._stopped and time.monotonic() - last_busy < _DOZE_S:
-            time.sleep(PATIENCE_S)
+        while not self._stopped and time.monotonic() - last_busy < _IDLE_S:
+            time.sleep(STALL_S)
             now = time.monotonic()
             for readership in list(self._watched):
                 if readership.busy_since is not None:

@@ -15,24 +15,24 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import InternalError, LimitExceeded
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import BulkConnection, Value
 from jaxd_server.execution.call import Reply
-from jaxd_server.rpc.flow_control import Share
+from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
 MAX_WAITING_EVENTS: Final = 64
 """Messages to one client that wait to be sent; beyond that its events are dropped."""
 
-_MAX_WAITING_WORDS: Final = 256
+_MAX_WAITING_OUTPUT: Final = 256
 """What calls have said and is not sent yet; beyond that they wait before they say more."""
 
-_PATIENCE_S: Final = 30.0
+_MAX_WAIT_S: Final = 30.0
 """How long a call waits for a client that does not read, before what it says is dropped."""
 
 
-class Outbox:
+class SendQueue:
     """Sends replies and events to one client, in order. Thread-safe.
 
     Args:
@@ -41,12 +41,12 @@ class Outbox:
         max_bytes: of a result.
     """
 
-    def __init__(self, connection: BulkConnection, share: Share, max_bytes: int) -> None:
+    def __init__(self, connection: BulkConnection, share: ConnectionShare, max_bytes: int) -> None:
         self._connection = connection
         self._share = share
         self._max_bytes = max_bytes
         self._waiting = SerialExecutor("jaxd-send")
-        self._room_for_words = threading.BoundedSemaphore(_MAX_WAITING_WORDS)
+        self._has_room_for_output = threading.BoundedSemaphore(_MAX_WAITING_OUTPUT)
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -91,11 +91,11 @@ class Outbox:
         except EOFError:
             return  # the client is gone; its reader sees that too
         except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever
-            self._apologise(seq, error)
+            self._send_error(seq, error)
         finally:
             self._share.end(nbytes)
 
-    def _apologise(self, seq: int, error: Exception) -> None:
+    def _send_error(self, seq: int, error: Exception) -> None:
         """Sends an error where the reply could not be sent."""
         if not isinstance(error, LimitExceeded):
             log_event("reply_failed", level=logging.ERROR)
@@ -104,7 +104,7 @@ class Outbox:
                 "please report it."
             )
         with suppress(EOFError):
-            self._connection.send_reply(seq, (FAILED, describe_failure(error)))
+            self._connection.send_reply(seq, (FAILED, encode_failure(error)))
 
     def _over_limit(self, size: int) -> tuple[int, tuple[Any, ...]]:
         error = LimitExceeded(
@@ -112,9 +112,9 @@ class Outbox:
             f"{self._max_bytes:,}. Return less, or start the server with a larger "
             "--max-result-bytes."
         )
-        return FAILED, describe_failure(error)
+        return FAILED, encode_failure(error)
 
-    def tell(self, verb: str, *args: Value) -> None:
+    def notify(self, verb: str, *args: Value) -> None:
         """Sends the client a message that it does not answer, without waiting for it to go out.
 
         Dropped when the client is gone, or too much waits for it already.
@@ -122,18 +122,18 @@ class Outbox:
         if len(self._waiting) < MAX_WAITING_EVENTS:
             self._waiting.put(partial(self._send_message, verb, args))
 
-    def say(self, verb: str, *args: Value) -> None:
+    def send(self, verb: str, *args: Value) -> None:
         """Sends a message that is not answered, behind those before it and before any reply.
 
         Waits while the client has too many before it. Dropped when the client is gone, or does
         not read.
         """
-        if self._is_closed or not self._room_for_words.acquire(timeout=_PATIENCE_S):
+        if self._is_closed or not self._has_room_for_output.acquire(timeout=_MAX_WAIT_S):
             return
 
         def send() -> None:
             self._send_message(verb, args)
-            self._room_for_words.release()
+            self._has_room_for_output.release()
 
         self._waiting.put(send)
 

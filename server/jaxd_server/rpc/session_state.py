@@ -10,23 +10,23 @@ from typing import Any
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import (
-    KNOWN,
-    MOST_NAMED_BYTES,
-    NAMED,
-    PROOF_BYTES,
-    Stay,
+    BLOCK_PROBE_BYTES,
+    DEFINING_SKELETON,
+    INDEXED_SKELETON,
+    MAX_INDEXED_BYTES,
+    ResultPolicy,
     unpack_ids,
 )
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire.frames import Descriptors
 from jaxd_server.execution.call import Finish, Reply
 from jaxd_server.rpc.sessions import Session
-from jaxd_server.values.client_memory import Mappings
-from jaxd_server.values.references import Holdings
-from jaxd_server.values.store import Values
+from jaxd_server.values.client_memory import ClientMemory
+from jaxd_server.values.references import ReferencedData
+from jaxd_server.values.store import ValueStore
 
 
-class Belongings:
+class SessionState:
     """Values and shared blocks of one connection. For its reading thread.
 
     Args:
@@ -38,11 +38,11 @@ class Belongings:
         holdings: what the connection's calls may refer to.
     """
 
-    def __init__(self, session: Session, values: Values, max_shared_bytes: int) -> None:
+    def __init__(self, session: Session, values: ValueStore, max_shared_bytes: int) -> None:
         self._session = session
         self._values = values
-        self._mappings = Mappings(max_shared_bytes)
-        self.holdings = Holdings(values, session.values, self._mappings)
+        self._client_memory = ClientMemory(max_shared_bytes)
+        self.holdings = ReferencedData(values, session.values, self._client_memory)
 
     @property
     def is_idle(self) -> bool:
@@ -51,7 +51,7 @@ class Belongings:
 
     def enter(
         self,
-        stay: Stay,
+        stay: ResultPolicy,
         start: Callable[[], Finish],
         send: Callable[[Reply], None],
         *,
@@ -74,10 +74,10 @@ class Belongings:
         session = self._session
 
         def settle(reply: Reply) -> None:
-            session.remembered.answer(stay.number, reply)
+            session.reply_cache.answer(stay.number, reply)
 
         again = partial(session.lane.put, start, settle, is_short=is_short)
-        known = session.remembered.meet(stay.number, stay.acked, send, again)
+        known = session.reply_cache.find_or_register(stay.number, stay.acked, send, again)
         if known is not None:
             return False, known
         return True, session.lane.enter(start, settle, is_short=is_short, at_once=here)
@@ -92,12 +92,12 @@ class Belongings:
             ProtocolError: when there is none with that number, or it is too long for one.
         """
         known = self._session.skeletons
-        if told.startswith(NAMED) and 2 < len(told) <= MOST_NAMED_BYTES:
+        if told.startswith(DEFINING_SKELETON) and 2 < len(told) <= MAX_INDEXED_BYTES:
             known[told[1]] = told[2:]
             return told[2:]
-        if told.startswith(KNOWN) and len(told) == 2 and told[1] in known:
+        if told.startswith(INDEXED_SKELETON) and len(told) == 2 and told[1] in known:
             return known[told[1]]
-        if told.startswith((KNOWN, NAMED)):
+        if told.startswith((INDEXED_SKELETON, DEFINING_SKELETON)):
             raise ProtocolError("a call has a skeleton that nobody knows.")
         return told
 
@@ -112,15 +112,15 @@ class Belongings:
         if not descriptors:
             return (OK, b"")  # something in between does not pass them on
         try:
-            self._mappings.add(number, nbytes, descriptors.pop(0))
+            self._client_memory.add(number, nbytes, descriptors.pop(0))
         except JaxdError as error:
-            return (FAILED, describe_failure(error))
-        return (OK, bytes(self._mappings.view(number, 0, PROOF_BYTES)))
+            return (FAILED, encode_failure(error))
+        return (OK, bytes(self._client_memory.view(number, 0, BLOCK_PROBE_BYTES)))
 
     def forget_blocks(self, numbers: tuple[int, ...]) -> None:
         """The client has given some blocks back to the system."""
         for number in numbers:
-            self._mappings.remove(number)
+            self._client_memory.remove(number)
 
     def end_session(self) -> None:
         """The client has said that it ends: nobody comes back for what it has here."""
@@ -129,8 +129,8 @@ class Belongings:
     def close(self) -> None:
         """The connection ended: lets go of the client's memory; the values stay the session's."""
         self.holdings.close()
-        self._session.lane.then(self._let_go)  # calls in the lane still read from them
+        self._session.lane.then(self._release_memory)  # calls in the lane still read from them
 
-    def _let_go(self) -> None:
-        self._mappings.close()
+    def _release_memory(self) -> None:
+        self._client_memory.close()
         gc.collect(0)  # jax keeps what a program read until its next call, or until then

@@ -14,13 +14,13 @@ from weakref import WeakValueDictionary, ref
 
 from jaxd_server.execution.call import Client
 from jaxd_server.jax_compat.devices import Devices
-from jaxd_server.rpc.ordered_calls import Lane, Remembered
+from jaxd_server.rpc.ordered_calls import OrderedCallQueue, ReplyCache
 from jaxd_server.runtime.counters import Counts
-from jaxd_server.runtime.threads.cancellation import Interest
-from jaxd_server.values.store import Values
-from jaxd_server.values.value import ValuesOfSession
+from jaxd_server.runtime.threads.cancellation import CancelToken
+from jaxd_server.values.store import ValueStore
+from jaxd_server.values.value import SessionValues
 
-_REPEATED_S: Final = 3.0
+_REPEAT_WINDOW_S: Final = 3.0
 """A client that is back has repeated by then what it still wants."""
 
 
@@ -33,13 +33,13 @@ class Cancellable(Protocol):
     """
 
     is_in_order: bool
-    interest: Interest
+    interest: CancelToken
 
     def cancel(self) -> None:
         """Nobody waits for it."""
 
 
-class UnansweredCalls:
+class InterruptedCalls:
     """The calls of a session that were running when their connection ended. Thread-safe.
 
     Nobody can be sent the reply of such a call, but for one on values, which is kept. A client that
@@ -100,16 +100,18 @@ class Session(Client):
     connections: int = 0
     is_over: bool = False
     left_at: float = field(default_factory=time.monotonic)
-    values: ValuesOfSession = field(init=False)
-    lane: Lane = field(default_factory=Lane)
-    remembered: Remembered = field(default_factory=Remembered)
+    values: SessionValues = field(init=False)
+    lane: OrderedCallQueue = field(default_factory=OrderedCallQueue)
+    reply_cache: ReplyCache = field(default_factory=ReplyCache)
     skeletons: dict[int, bytes] = field(default_factory=dict)
-    unanswered: UnansweredCalls = field(default_factory=UnansweredCalls)
-    in_order: WeakValueDictionary[int, Cancellable] = field(default_factory=WeakValueDictionary)
-    back_at: float = 0.0
+    unanswered: InterruptedCalls = field(default_factory=InterruptedCalls)
+    ordered_calls: WeakValueDictionary[int, Cancellable] = field(
+        default_factory=WeakValueDictionary
+    )
+    resumed_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.values = ValuesOfSession(self.principal)
+        self.values = SessionValues(self.principal)
 
 
 class Sessions:
@@ -126,14 +128,14 @@ class Sessions:
     def __init__(
         self,
         grace_s: float,
-        values: Values | None = None,
+        values: ValueStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         devices: Devices | None = None,
         counts: Callable[[str], Counts | None] = lambda principal: None,
     ) -> None:
         self._grace_s = grace_s
         self._clock = clock
-        self._values = Values() if values is None else values
+        self._values = ValueStore() if values is None else values
         self._sessions: dict[str, Session] = {}
         self._devices = devices
         self._counts = counts
@@ -151,7 +153,7 @@ class Sessions:
         Raises:
             ConfigurationError: when there is no such device.
         """
-        self.look()
+        self.poll()
         devices = self._devices
         if devices is not None:
             devices.of(device, 0)
@@ -162,12 +164,12 @@ class Sessions:
                 session = Session(os.urandom(16).hex(), principal)
                 session.counts = self._counts(principal)
                 if devices is not None and len(devices) > 1:
-                    session.device = devices.freest(self._sessions.values(), in_use)
+                    session.device = devices.least_used(self._sessions.values(), in_use)
                 self._sessions[session.id] = session
             if device is not None:
                 session.device = device
             if not session.connections:
-                session.back_at = self._clock()
+                session.resumed_at = self._clock()
             session.connections += 1
             return session
 
@@ -178,7 +180,7 @@ class Sessions:
             session.left_at = self._left_at = self._clock()
             if for_good or session.is_over:
                 session.left_at = -math.inf
-        self.look()
+        self.poll()
 
     def end_all_of(self, principal: str) -> None:
         """Nobody comes back for what these sessions hold: they end with their connections."""
@@ -187,9 +189,9 @@ class Sessions:
                 if session.principal == principal:
                     session.is_over = True
                     session.left_at = -math.inf
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ends the sessions whose grace period is over; to be called often.
 
         And gives up the calls that clients who are back have not repeated.
@@ -200,19 +202,19 @@ class Sessions:
             over = [s for s in self._sessions.values() if not s.connections and s.left_at < oldest]
             for session in over:
                 del self._sessions[session.id]
-            before = now - _REPEATED_S
+            before = now - _REPEAT_WINDOW_S
             back = [s for s in self._sessions.values() if s.unanswered.calls and s.connections]
         for session in back:
-            if session.back_at < before:
+            if session.resumed_at < before:
                 session.unanswered.cancel_unrepeated(before)
         for session in over:  # behind the lock: what a lane does may take a while
             session.unanswered.cancel()
             session.lane.then(partial(self._values.end, session.values))
-        self._values.look()
+        self._values.poll()
 
     def all(self) -> list[Session]:
         """Those that there are."""
-        self.look()
+        self.poll()
         with self._lock:
             return list(self._sessions.values())
 
@@ -239,6 +241,6 @@ class Sessions:
         return [rows[name] for name in sorted(rows)]
 
     def __len__(self) -> int:
-        self.look()
+        self.poll()
         with self._lock:
             return len(self._sessions)

@@ -19,7 +19,7 @@ from rpyc.core.protocol import Connection
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.pickling.cloudpickle import dumps
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.wire import BulkChannel
@@ -28,7 +28,7 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.execution.call import Call, Reply
 from jaxd_server.execution.pipeline import Pipeline
-from jaxd_server.rpc.flow_control import Share
+from jaxd_server.rpc.flow_control import ConnectionShare
 
 _PICKLED = b"P" + COUNT.pack(0)
 _SKELETON = b"T" + COUNT.pack(2) + _PICKLED + _PICKLED  # (args, kwargs), each one pickle
@@ -37,7 +37,7 @@ _SKELETON = b"T" + COUNT.pack(2) + _PICKLED + _PICKLED  # (args, kwargs), each o
 class _StockConnection(Connection):  # type: ignore[misc]
     def _dispatch_request(self, seq: int, raw_args: Any) -> None:
         """Counts the request as a call until its reply is sent, so that a drain waits for it."""
-        share: Share = self._local_root.share
+        share: ConnectionShare = self._local_root.share
         nbytes = share.begin()
         try:
             super()._dispatch_request(seq, raw_args)
@@ -62,7 +62,7 @@ class _StockConnection(Connection):  # type: ignore[misc]
             self._cleanup()
 
 
-class _Bytes:
+class _SentCode:
     """The client has sent the code with the call."""
 
     def __init__(self, code: bytes) -> None:
@@ -85,7 +85,7 @@ class StockService(rpyc.Service):  # type: ignore[misc]
 
     _protocol = _StockConnection
 
-    def __init__(self, pipeline: Pipeline, share: Share) -> None:
+    def __init__(self, pipeline: Pipeline, share: ConnectionShare) -> None:
         super().__init__()
         self._pipeline = pipeline
         self.share = share
@@ -117,10 +117,10 @@ class StockService(rpyc.Service):  # type: ignore[misc]
             raise TypeError("call takes three values of type bytes, made with cloudpickle.dumps")
         key = function_key(fingerprint_of(function), Options())
         buffers = [memoryview(args), memoryview(kwargs)]
-        call = Call(key, _SKELETON, b"", buffers, _Bytes(function), deliver=_deliver_pickled)
+        call = Call(key, _SKELETON, b"", buffers, _SentCode(function), deliver=_deliver_pickled)
         outcome, _ = self._pipeline.answer(call)
         if outcome[0] == FAILED:
-            raise rebuild_failure(outcome[1])
+            raise decode_failure(outcome[1])
         return bytes(outcome[1])
 
 
@@ -129,7 +129,9 @@ def _deliver_pickled(leaves: Sequence[Any], executable: Executable) -> Reply:
     return (OK, dumps(arrays)), ()
 
 
-def serve_stock(pipeline: Pipeline, share: Share, channel: BulkChannel, principal: str) -> None:
+def serve_stock(
+    pipeline: Pipeline, share: ConnectionShare, channel: BulkChannel, principal: str
+) -> None:
     """Answers one stock client until it leaves.
 
     Raises:

@@ -66,15 +66,15 @@ def die_with_the_parent() -> None:
 _SIGNAL: Final = signal.SIGUSR2
 
 
-def show_stacks_when_asked() -> None:
-    """Has this process write the stacks of its threads to stderr, when `ask_for_stacks` says so.
+def dump_stacks_on_signal() -> None:
+    """Has this process write the stacks of its threads to stderr, when `request_stack_dump` says so.
 
     In C, in a handler of a signal: it needs no interpreter, which somebody may be holding.
     """
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
-def ask_for_stacks(pid: int) -> None:
+def request_stack_dump(pid: int) -> None:
     """Has the worker with this process id write them. It must have got so far as to be ready."""
     with suppress(ProcessLookupError):
         os.kill(pid, _SIGNAL)

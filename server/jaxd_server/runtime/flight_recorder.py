@@ -26,7 +26,7 @@ _RUNNING, _REPEATED = 1, 2
 _NOTHING: Final = bytes(16)
 
 
-class Entry(NamedTuple):
+class FlightEntry(NamedTuple):
     """One call of a worker.
 
     Attributes:
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
         return time.monotonic() - self.started
 
 
-class BlackBox:
+class FlightRecorder:
     """The running calls of one worker, and who owns values there. Thread-safe.
 
     Args:
@@ -66,7 +66,7 @@ class BlackBox:
         self._lock = threading.Lock()  # guards these two, and what is changed in place
 
     @classmethod
-    def create(cls) -> BlackBox:
+    def create(cls) -> FlightRecorder:
         """A new one, for a worker that is about to start.
 
         Raises:
@@ -98,8 +98,8 @@ class BlackBox:
         Args:
             key: as the client names the function.
             principal: whose call it is.
-            is_repeated: see `Entry`.
-            is_alone: see `Entry`.
+            is_repeated: see `FlightEntry`.
+            is_alone: see `FlightEntry`.
         """
         with self._lock:
             if not self._free:
@@ -121,7 +121,7 @@ class BlackBox:
             row = (alone, started, key, fingerprint[:16], length, who, len(name), name)
             _ROW.pack_into(self._memory, at, state, *row)
 
-    def has_company(self, place: int) -> None:
+    def clear_alone(self, place: int) -> None:
         """A call is no longer alone."""
         if place >= 0:
             with self._lock:
@@ -149,7 +149,7 @@ class BlackBox:
 
     # the host's side --------------------------------------------------------------------------
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[FlightEntry]:
         """The calls that are under way, or were when the worker ended; the oldest first."""
         found = []
         for place in range(_SLOTS):
@@ -161,7 +161,7 @@ class BlackBox:
                 text = name[:named].decode("utf-8", "replace") or "(unknown function)"
                 is_repeated = bool(state & _REPEATED)
                 principal = who[:length].decode("utf-8", "replace")
-                found.append(Entry(text, ids, principal, started, is_repeated, bool(alone)))
+                found.append(FlightEntry(text, ids, principal, started, is_repeated, bool(alone)))
         return sorted(found, key=lambda entry: entry.started)
 
     def owners(self) -> frozenset[str]:

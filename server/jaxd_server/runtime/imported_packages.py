@@ -10,9 +10,9 @@ from jaxd_protocol.packages.installed import OWN_PACKAGES
 from jaxd_protocol.packages.packages import (
     Package,
     changed_since_first_seen,
+    describe_change,
     import_root,
     package_of,
-    say_change,
     still_current,
 )
 
@@ -29,7 +29,7 @@ class Change:
 
     def __init__(self, old: Package, new: Package | None) -> None:
         self.package = old.name
-        self.text = say_change(old, new)
+        self.text = describe_change(old, new)
 
 
 class ImportedPackages:

@@ -40,7 +40,7 @@ async def messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]
         return  # a peer that died is at its end
 
 
-class Tether:
+class HostChannel:
     """Answers the host's requests and sends it events; ends when the host ends.
 
     Args:
@@ -67,7 +67,7 @@ class Tether:
         self._lock = threading.Lock()  # one line at a time
         threading.Thread(target=self._listen, name="jaxd-tether", daemon=True).start()
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def notify(self, message: Mapping[str, Any]) -> None:
         """Sends one object; a host that is gone is noticed by the listener."""
         line = json.dumps(message).encode() + b"\n"
         try:
@@ -87,9 +87,9 @@ class Tether:
 
     def _answer(self, message: Mapping[str, Any]) -> None:
         if message.get("ask") == "status":
-            self.tell({"answer": message["id"], "status": dict(self._status())})
+            self.notify({"answer": message["id"], "status": dict(self._status())})
         elif message.get("ask") == "drain":
-            self.tell({"event": "draining"})
+            self.notify({"event": "draining"})
             self._on_drain()
         else:
             self._on_order(message)

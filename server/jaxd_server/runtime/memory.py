@@ -13,7 +13,7 @@ from contextlib import suppress
 from jaxd_server.runtime.timers import process_timers
 
 _DEFAULT_MAX_MAPS = 65530
-_MAPS_OF_A_PROGRAM = 1000
+_MAPS_PER_PROGRAM = 1000
 """Far more than one is known to take: 3 a tiny one, 150 a large one, on a CPU."""
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -94,7 +94,7 @@ class MapGauge:
     def is_high(self) -> bool:
         """Whether there are too many; counts them."""
         spare = self._share - self._pressure()
-        self._unseen = max(0, int(spare * _max_maps() / _MAPS_OF_A_PROGRAM))
+        self._unseen = max(0, int(spare * _max_maps() / _MAPS_PER_PROGRAM))
         return spare < 0
 
 
@@ -104,7 +104,7 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Frees what only the garbage collector finds, too. Holds up every thread, for 0.1 s or so."""
     gc.collect()
     trim()

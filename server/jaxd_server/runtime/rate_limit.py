@@ -11,7 +11,7 @@ from typing import Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 
-_MOST_PLACES: Final = 1024
+_MAX_KEYS: Final = 1024
 """The places that were heard of last; whoever is forgotten begins anew."""
 
 _NETWORK_BITS: Final = 64
@@ -19,13 +19,13 @@ _NETWORK_BITS: Final = 64
 
 
 @dataclass(slots=True)
-class _Level:
+class _Bucket:
     height: float = 0.0
     at: float = 0.0
     passed_over: int = 0
 
 
-class Allowance:
+class RateLimiter:
     """A leaking bucket for each key. Thread-safe and bounded.
 
     Args:
@@ -40,18 +40,18 @@ class Allowance:
         self._at_once = at_once
         self._per_s = per_s
         self._clock = clock
-        self._levels = BoundedDict[str, _Level](_MOST_PLACES)
+        self._buckets = BoundedDict[str, _Bucket](_MAX_KEYS)
         self._lock = threading.Lock()  # guards the levels
 
     def note(self, place: str) -> None:
         """It has happened once more."""
         with self._lock:
-            self._level(place).height += 1.0
+            self._bucket(place).height += 1.0
 
     def wait_s(self, place: str) -> float:
         """Seconds until it may happen there again; 0: it may now."""
         with self._lock:
-            over = self._level(place).height + 1.0 - self._at_once
+            over = self._bucket(place).height + 1.0 - self._at_once
         return max(0.0, over / self._per_s)
 
     def take(self, place: str) -> int | None:
@@ -61,7 +61,7 @@ class Allowance:
             None when it may not.
         """
         with self._lock:
-            level = self._level(place)
+            level = self._bucket(place)
             if level.height + 1.0 > self._at_once:
                 level.passed_over += 1
                 return None
@@ -69,16 +69,16 @@ class Allowance:
             passed_over, level.passed_over = level.passed_over, 0
             return passed_over
 
-    def _level(self, place: str) -> _Level:
+    def _bucket(self, place: str) -> _Bucket:
         """What has not leaked away by now."""
         now = self._clock()
-        level = self._levels[place] = self._levels.get(place) or _Level(at=now)
+        level = self._buckets[place] = self._buckets.get(place) or _Bucket(at=now)
         level.height = max(0.0, level.height - (now - level.at) * self._per_s)
         level.at = now
         return level
 
 
-def place_of(peer: object) -> str:
+def rate_limit_key(peer: object) -> str:
     """What stands for all that one peer could call itself.
 
     Args:
@@ -94,12 +94,12 @@ def place_of(peer: object) -> str:
     return str(address)
 
 
-_AT_ONCE: Final = 200
-_A_SECOND: Final = 20.0
+_BURST: Final = 200
+_RATE_PER_S: Final = 20.0
 """A worker has some ten things to say unasked, in all its life."""
 
 
-class Chatter:
+class MessageRateLimiter:
     """Counts unsolicited messages against a rate.
 
     Args:
@@ -108,12 +108,12 @@ class Chatter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._left = float(_AT_ONCE)
+        self._tokens = float(_BURST)
         self._at = clock()
 
-    def is_too_much(self) -> bool:
+    def is_exceeded(self) -> bool:
         """Counts one message more; whether nobody who means well says so much."""
         now = self._clock()
-        self._left = min(_AT_ONCE, self._left + (now - self._at) * _A_SECOND) - 1
+        self._tokens = min(_BURST, self._tokens + (now - self._at) * _RATE_PER_S) - 1
         self._at = now
-        return self._left < 0
+        return self._tokens < 0

@@ -21,9 +21,15 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.memory import MapGauge, Trimmer, give_back, machine_bytes, resident_bytes
+from jaxd_server.runtime.memory import (
+    MapGauge,
+    Trimmer,
+    machine_bytes,
+    release_memory,
+    resident_bytes,
+)
 
-_LEAST = 8
+_MIN_RECLAIMED = 8
 """Entries that are dropped at a time."""
 
 
@@ -96,7 +102,7 @@ class Reclaimer:
         dropped = sum(pool.shrink() for pool in self._pools)
         is_high = self._gauge.added()
         while is_high:
-            gone = sum(pool.reclaim(max(_LEAST, len(pool) // 16)) for pool in self._pools)
+            gone = sum(pool.reclaim(max(_MIN_RECLAIMED, len(pool) // 16)) for pool in self._pools)
             dropped += gone
             is_high = bool(gone) and self._gauge.is_high()
         if dropped:
@@ -105,7 +111,7 @@ class Reclaimer:
 
     def reclaim_some(self) -> int:
         """Drops an eighth of what is idle; returns how many entries that were."""
-        dropped = sum(pool.reclaim(max(_LEAST, len(pool) // 8)) for pool in self._pools)
+        dropped = sum(pool.reclaim(max(_MIN_RECLAIMED, len(pool) // 8)) for pool in self._pools)
         if dropped:
             self._trimmer.freed()
         return dropped
@@ -116,12 +122,12 @@ class Reclaimer:
         Holds up every thread for a moment: for when a call fails otherwise.
         """
         dropped = sum(pool.reclaim(sys.maxsize) for pool in self._pools)
-        give_back()
+        release_memory()
         return dropped
 
 
-_LOOK_S: Final = 1.0
-_RELIEVED: Final = 0.03
+_POLL_S: Final = 1.0
+_RELIEF_MARGIN: Final = 0.03
 """It is over when use has sunk by so much below the limit, so that it does not come and go."""
 
 _OWN_SHARE: Final = 0.1
@@ -169,7 +175,7 @@ def _read(path: str) -> str:
         return file.read()
 
 
-class Pressure:
+class MemoryPressure:
     """Drops some idle entries whenever memory is short. For one thread.
 
     Args:
@@ -196,19 +202,19 @@ class Pressure:
         self._device = device
         self._own = own
         self._clock = clock
-        self._looked_at = clock()
+        self._polled_at = clock()
         self._is_high = False
         self._dropped = 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Makes some room when there is little; to be called often, looks once a second."""
         now = self._clock()
-        if not self._limit or now - self._looked_at < _LOOK_S:
+        if not self._limit or now - self._polled_at < _POLL_S:
             return
-        self._looked_at = now
+        self._polled_at = now
         host = self._host() if self._own() >= _OWN_SHARE else 0.0
         device = self._device()
-        if max(host, device) >= self._limit - (_RELIEVED if self._is_high else 0.0):
+        if max(host, device) >= self._limit - (_RELIEF_MARGIN if self._is_high else 0.0):
             self._relieve(host, device)
         elif self._is_high:
             log_event("memory_relieved", host=_percent(host), dropped=self._dropped)

@@ -12,13 +12,13 @@ from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
 from jaxd_protocol.fingerprint.client_object import holds_function
 from jaxd_protocol.pytree import dump_literal
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
-from jaxd_server.codec.result_encoder import ResultEncoder, Slot
-from jaxd_server.codec.results import ResultForm, pack_result
-from jaxd_server.user_code.callback_targets import Aim
+from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
+from jaxd_server.codec.results import ResultLayout, pack_result
+from jaxd_server.user_code.callback_targets import CallbackTarget
 
 
 def pack_callback(
-    aim: Aim, held: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    aim: CallbackTarget, held: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[bytes, bytes], list[memoryview]]:
     """Skeleton and blob of ``(aim, held, args, kwargs)``, and the buffers beside them.
 
@@ -36,9 +36,9 @@ def pack_callback(
     slots = []
     for leaf in leaves:
         is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-        slots.append(Slot(len(arrays), leaf) if is_array else leaf)
+        slots.append(LeafSlot(len(arrays), leaf) if is_array else leaf)
         arrays += [leaf] if is_array else []
-    places = tuple(Slot(index, array) for index, array in enumerate(held))
+    places = tuple(LeafSlot(index, array) for index, array in enumerate(held))
     rebuilt = jax.tree.unflatten(structure, slots)
     if holds_function(rebuilt):
         raise CallbackError(
@@ -52,7 +52,7 @@ def pack_callback(
         raise CallbackError(
             f"a function that is to be called back is given something that cannot travel: {error}"
         ) from error
-    form = ResultForm.of(encoder.skeleton, encoder.order)
+    form = ResultLayout.of(encoder.skeleton, encoder.order)
     blob, buffers, _ = pack_result(arrays, form)
     return (form.skeleton, blob), buffers
 

@@ -2,7 +2,7 @@
 
 An executable is shared by all clients whose function has the same key. So it does not hold what
 it calls, but an *aim*: a literal that says which entry it is of the table that both ends make when
-they walk over the function (`Targets`), or of what `callbacks=` lists. The client that runs the
+they walk over the function (`CallbackCandidates`), or of what `callbacks=` lists. The client that runs the
 program looks it up, in its own process, each time, and has nothing else called.
 
     ("given", number)                   what the code gives to be called back
@@ -35,16 +35,22 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType, Modul
 from typing import Any, Final
 
 from jaxd_protocol.errors import CallbackError
-from jaxd_protocol.fingerprint.client_object import Live
-from jaxd_protocol.fingerprint.code.callbacks import Cell, cell_of, code_at
-from jaxd_protocol.fingerprint.model import Entry, Path, Target, Targets, said_name
+from jaxd_protocol.fingerprint.client_object import ClientObject
+from jaxd_protocol.fingerprint.code.callbacks import CellOrigin, cell_origin, code_at
+from jaxd_protocol.fingerprint.model import (
+    CallbackCandidate,
+    CallbackCandidates,
+    CodePath,
+    ListedCallback,
+    callback_name,
+)
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pytree import is_literal
 
-Aim = tuple[Any, ...]
+CallbackTarget = tuple[Any, ...]
 
-_OF_THE_SERVER: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
+_SERVER_PACKAGES: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
 _CONTAINERS: Final = (list, tuple, set, frozenset)
 _missing: Final = object()
 
@@ -53,7 +59,7 @@ _arguments: ContextVar[tuple[tuple[Any, ...], Mapping[str, Any]] | None] = Conte
 )
 
 
-def stays_here(function: Callable[..., Any]) -> bool:
+def runs_on_server(function: Callable[..., Any]) -> bool:
     """Whether a callback does the same on the server: Python's own, jax's own, or a library's.
 
     What they print is shown where the call is. A function that a library offers by a name may know
@@ -61,7 +67,7 @@ def stays_here(function: Callable[..., Any]) -> bool:
     """
     while isinstance(function, functools.partial):
         function = function.func
-    if isinstance(function, Live):
+    if isinstance(function, ClientObject):
         return False
     owner = getattr(function, "__self__", None)
     if isinstance(function, MethodType) or (owner is not None and type(owner) is not ModuleType):
@@ -70,24 +76,26 @@ def stays_here(function: Callable[..., Any]) -> bool:
     if not home or is_local_module(home):
         return not home
     is_named = isinstance(function, FunctionType) and importable_name(function) is not None
-    return home.partition(".")[0] in _OF_THE_SERVER or not is_named
+    return home.partition(".")[0] in _SERVER_PACKAGES or not is_named
 
 
-def noting_arguments(function: Callable[..., Any], targets: Targets) -> Callable[..., Any]:
-    """The function; what it is called with is known to `Aims` where it may be called back."""
+def recording_arguments(
+    function: Callable[..., Any], targets: CallbackCandidates
+) -> Callable[..., Any]:
+    """The function; what it is called with is known to `CallbackTargets` where it may be called back."""
     if not targets.takes_arguments:
         return function
 
     @functools.wraps(function)
     def noting(*args: Any, **kwargs: Any) -> Any:
-        with _noted(args, kwargs):
+        with _recorded(args, kwargs):
             return function(*args, **kwargs)
 
     return noting
 
 
 @contextmanager
-def _noted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+def _recorded(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
     token = _arguments.set((args, kwargs))
     try:
         yield
@@ -95,7 +103,7 @@ def _noted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
         _arguments.reset(token)
 
 
-class Aims:
+class CallbackTargets:
     """Makes the callback targets of one function that is traced.
 
     Args:
@@ -104,12 +112,14 @@ class Aims:
         listed: what `callbacks=` lists.
     """
 
-    def __init__(self, name: str, targets: Targets, listed: Sequence[Entry] = ()) -> None:
+    def __init__(
+        self, name: str, targets: CallbackCandidates, listed: Sequence[ListedCallback] = ()
+    ) -> None:
         self._name = name
         self._targets = targets
         self._listed = listed
 
-    def at(self, function: Callable[..., Any]) -> tuple[Aim, list[Any]]:
+    def at(self, function: Callable[..., Any]) -> tuple[CallbackTarget, list[Any]]:
         """The target that names a function, and the arrays that it refers to.
 
         Raises:
@@ -122,7 +132,7 @@ class Aims:
         """Whether `callbacks=` lists a function."""
         return self._entry(function) is not None
 
-    def _at(self, function: Any, arrays: list[Any]) -> Aim:
+    def _at(self, function: Any, arrays: list[Any]) -> CallbackTarget:
         number = self._entry(function)
         if number is not None:
             return "listed", number
@@ -144,7 +154,7 @@ class Aims:
 
     def _refused(self, function: Any) -> CallbackError:
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
-        what = "a callback" if type(function) is Live else name
+        what = "a callback" if type(function) is ClientObject else name
         return CallbackError(
             f"{self._name} gives {what} to jax.debug.callback or io_callback, which is to run in "
             "the client's process, and its code does not say which function of that process it "
@@ -154,14 +164,14 @@ class Aims:
 
     def _entry(self, function: Any) -> int | None:
         """The number of a function in `callbacks=`."""
-        if type(function) is Live:
+        if type(function) is ClientObject:
             names = [
                 (n, (each.method,) if each.method else ()) for n, each in self._owned(function)
             ]
             return next((n for n, each in names if each == function.names), None)
         if not self._listed or isinstance(function, functools.partial):
             return None
-        name = said_name(function)
+        name = callback_name(function)
         same = [number for number, each in enumerate(self._listed) if each.name == name]
         if len(same) > 1:
             raise CallbackError(
@@ -170,7 +180,7 @@ class Aims:
             )
         return same[0] if same else None
 
-    def _owned(self, live: Live) -> list[tuple[int, Entry]]:
+    def _owned(self, live: ClientObject) -> list[tuple[int, ListedCallback]]:
         if not live.listed:
             return []
         return [(n, each) for n, each in enumerate(self._listed) if each.owner == live.number]
@@ -184,7 +194,7 @@ class Aims:
 
     # data -------------------------------------------------------------------------------------
 
-    def _data(self, value: Any, arrays: list[Any]) -> Aim:
+    def _data(self, value: Any, arrays: list[Any]) -> CallbackTarget:
         kind = type(value)
         if kind in _CONTAINERS:
             return kind.__name__, tuple(self._data(each, arrays) for each in value)
@@ -203,14 +213,16 @@ class Aims:
             arrays.append(value)
             is_jaxs = any(base.__module__.startswith("jax") for base in kind.__mro__)
             return "held" if is_jaxs else "array", len(arrays) - 1
-        what = "an object of the client's" if kind is Live else f"a {kind.__qualname__}"
+        what = "an object of the client's" if kind is ClientObject else f"a {kind.__qualname__}"
         raise CallbackError(
             f"{self._name} gives a function to jax.debug.callback or io_callback that holds "
             f"{what}, which is no data. Have it use a global of its module instead, "
             "or allow it to be called: persistent_call(callbacks=[...])."
         )
 
-    def content(self, value: Any, owner: FunctionType, cell: Cell, arrays: list[Any]) -> Aim:
+    def content(
+        self, value: Any, owner: FunctionType, cell: CellOrigin, arrays: list[Any]
+    ) -> CallbackTarget:
         """What a variable holds: something of the client's own, or data.
 
         Raises:
@@ -232,23 +244,23 @@ class Aims:
 class _Describer:
     """Says what functions hold that are made in place, as the client cannot know it."""
 
-    def __init__(self, aims: Aims, owner: FunctionType, arrays: list[Any]) -> None:
+    def __init__(self, aims: CallbackTargets, owner: FunctionType, arrays: list[Any]) -> None:
         self._aims = aims
         self._owner = owner
         self._arrays = arrays
-        self._open: set[Path] = set()
+        self._open: set[CodePath] = set()
 
-    def said(self, path: Path, function: FunctionType) -> tuple[Any, ...]:
+    def said(self, path: CodePath, function: FunctionType) -> tuple[Any, ...]:
         """Cells, defaults and keywords."""
         codes = code_at(self._owner.__code__, path)
-        cells: list[tuple[str, Aim]] = []
+        cells: list[tuple[str, CallbackTarget]] = []
         for name, cell in zip(codes[-1].co_freevars, function.__closure__ or (), strict=True):
-            known = cell_of(codes, name)
+            known = cell_origin(codes, name)
             if known.kind == "own" or (known.origin is not None and known.origin.kind != "code"):
                 continue  # the client has it
             cells.append((name, self._cell(path, known, cell)))
         defaults, keywords = function.__defaults__, function.__kwdefaults__
-        local = Cell("local", 0, "")
+        local = CellOrigin("local", 0, "")
         return (
             tuple(cells),
             None if defaults is None else tuple(self._content(each, local) for each in defaults),
@@ -257,10 +269,10 @@ class _Describer:
             else tuple((name, self._content(each, local)) for name, each in keywords.items()),
         )
 
-    def _content(self, value: Any, cell: Cell) -> Aim:
+    def _content(self, value: Any, cell: CellOrigin) -> CallbackTarget:
         return self._aims.content(value, self._owner, cell, self._arrays)
 
-    def _cell(self, path: Path, known: Cell, cell: CellType) -> Aim:
+    def _cell(self, path: CodePath, known: CellOrigin, cell: CellType) -> CallbackTarget:
         try:
             value = cell.cell_contents
         except ValueError:
@@ -278,7 +290,7 @@ class _Describer:
 
 
 def _is_array(value: Any) -> bool:
-    if isinstance(value, type | Live):
+    if isinstance(value, type | ClientObject):
         return False
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
@@ -287,16 +299,16 @@ def _is_data(value: Any) -> bool:
     return is_literal(value) or _is_array(value) or type(value) in (*_CONTAINERS, dict)
 
 
-def _is_at(target: Target, function: Any) -> bool:
+def _is_at(target: CallbackCandidate, function: Any) -> bool:
     """Whether a function is what stands in the table."""
-    if type(function) is Live:
+    if type(function) is ClientObject:
         return not function.listed and (target.number, target.names) == (
             function.number,
             function.names,
         )
     if target.module:
         name = f"{target.module}:{'.'.join(target.names)}"
-        return said_name(function) == name or _is_same(
+        return callback_name(function) == name or _is_same(
             _attribute(sys.modules.get(target.module), target.names), function
         )
     return _is_same(_attribute(target.root, target.names), function)
@@ -321,7 +333,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return one.__self__ is other.__self__ and one.__name__ == other.__name__
 
 
-def _is_made_by(owner: FunctionType, path: Path, function: FunctionType) -> bool:
+def _is_made_by(owner: FunctionType, path: CodePath, function: FunctionType) -> bool:
     """Whether a function is made in place there, in the closure that its owner has now."""
     codes = code_at(owner.__code__, path)
     if codes[-1] is not function.__code__:
@@ -331,5 +343,5 @@ def _is_made_by(owner: FunctionType, path: Path, function: FunctionType) -> bool
     return all(
         own[known.name] is cell
         for name, cell in pairs
-        if (known := cell_of(codes, name)).kind == "own" and not known.names
+        if (known := cell_origin(codes, name)).kind == "own" and not known.names
     )

@@ -1,7 +1,7 @@
 """Routes what clients' functions print, warn of and log to the calls that they belong to.
 
 Streams, warnings and loggers are of the whole process. So each of the three has something in its
-way here that asks `current_voice` first; what is the server's own goes where it always went.
+way here that asks `current_output` first; what is the server's own goes where it always went.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import traceback
 import warnings
 from typing import Any, Final, TextIO
 
-from jaxd_server.user_code.output import current_voice
+from jaxd_server.user_code.output import current_output
 
-_JAXS_OWN: Final = ("jax", "jaxlib", "absl")
+_JAX_LOGGERS: Final = ("jax", "jaxlib", "absl")
 """What these log below warnings is about themselves, and much."""
 
 _COMPILES: Final = frozenset(
@@ -25,40 +25,40 @@ _COMPILES: Final = frozenset(
 jax says; it is not kept for others, for whom nothing is compiled."""
 
 
-def hear_user_code() -> None:
+def capture_user_output() -> None:
     """Has what user code says from now on heard by its own client. To be called once."""
     sys.stdout = _Stream("stdout", sys.stdout)
     sys.stderr = _Stream("stderr", sys.stderr)
     warnings.showwarning = _Warnings(warnings.showwarning).show
     logging.captureWarnings(False)
     root = logging.getLogger()
-    root.addHandler(Relay())
+    root.addHandler(CallLogHandler())
     root.setLevel(1)  # which of them are shown, the client's loggers decide
 
 
-def listen_for_warnings() -> None:
+def capture_warnings() -> None:
     """Has all warnings heard in threads that speak for a call, whatever code has set since.
 
     Each client has filters of its own, and warns once of each thing by itself.
     """
     first = warnings.filters[0] if warnings.filters else None
-    if first is None or first[1] is not _any_of_a_call:
+    if first is None or first[1] is not _match_in_call_threads:
         warnings.simplefilter("always")  # which also tells the interpreter that they changed
-        wanted: Any = ("always", _any_of_a_call, Warning, None, 0)
+        wanted: Any = ("always", _match_in_call_threads, Warning, None, 0)
         warnings.filters[:] = [  # type: ignore[index]
             wanted,
-            *(each for each in warnings.filters[1:] if each[1] is not _any_of_a_call),
+            *(each for each in warnings.filters[1:] if each[1] is not _match_in_call_threads),
         ]
 
 
-class _AnyOfACall:
+class _MatchInCallThreads:
     """In the place of a regular expression: fits in all threads that speak for a call."""
 
     def match(self, _: str) -> bool:
-        return current_voice() is not None
+        return current_output() is not None
 
 
-_any_of_a_call: Any = _AnyOfACall()
+_match_in_call_threads: Any = _MatchInCallThreads()
 
 
 class _Stream(io.TextIOBase):
@@ -87,7 +87,7 @@ class _Stream(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        voice = current_voice()
+        voice = current_output()
         if voice is None:
             return self._below.write(text)
         if not isinstance(text, str):
@@ -96,7 +96,7 @@ class _Stream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        voice = current_voice()
+        voice = current_output()
         if voice is None:
             self._below.flush()
         else:
@@ -119,7 +119,7 @@ class _Warnings:
         line: str | None = None,
     ) -> None:
         """In the place of `warnings.showwarning`."""
-        voice = current_voice()
+        voice = current_output()
         if voice is None or file is not None:
             self._before(message, category, filename, lineno, file, line)
             return
@@ -130,21 +130,21 @@ class _Warnings:
             "file": filename,
             "line": lineno,
         }
-        voice.say("warned", content)
+        voice.send("warned", content)
 
 
-class Relay(logging.Handler):
+class CallLogHandler(logging.Handler):
     """Passes log records to the call that logs them; the only handler of the root logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """As of any handler."""
-        voice = current_voice()
+        voice = current_output()
         if voice is None:
             if record.levelno >= logging.WARNING and logging.lastResort is not None:
                 logging.lastResort.handle(record)
             return
         root = record.name.partition(".")[0]
-        if root in _JAXS_OWN and record.levelno < logging.WARNING:
+        if root in _JAX_LOGGERS and record.levelno < logging.WARNING:
             return
         try:
             content = _described(record)
@@ -152,7 +152,7 @@ class Relay(logging.Handler):
             self.handleError(record)
             return
         is_told = record.name in _COMPILES and record.levelno == logging.WARNING
-        voice.say("compiled" if is_told else "logged", content)
+        voice.send("compiled" if is_told else "logged", content)
 
 
 def _described(record: logging.LogRecord) -> dict[str, Any]:

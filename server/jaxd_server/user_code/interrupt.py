@@ -27,8 +27,10 @@ import jaxd_server
 
 T = TypeVar("T")
 
-_CALM_S: Final = 0.002
-_calming = threading.Lock()  # held while threads take turns more slowly than they else do
+_LONG_SWITCH_INTERVAL_S: Final = 0.002
+_switch_interval_lock = (
+    threading.Lock()
+)  # held while threads take turns more slowly than they else do
 
 _PYTHON: Final = ctypes.PyDLL(None)
 """Not `ctypes.pythonapi`, whose functions a user's code may have given other types."""
@@ -72,19 +74,19 @@ class Interruptible:
             result = work()
             self._is_closed = True
             try:
-                self._take_back()
+                self._discard_pending()
             except Interrupted:
                 try:  # noqa: SIM105  a block of `suppress` begins with a call
-                    self._take_back()
+                    self._discard_pending()
                 except Interrupted:
                     pass
         except BaseException:
             self._is_closed = True
             try:
-                self._take_back()
+                self._discard_pending()
             except Interrupted:
                 try:  # noqa: SIM105  a block of `suppress` begins with a call
-                    self._take_back()
+                    self._discard_pending()
                 except Interrupted:
                     pass
             if self.sent:
@@ -94,7 +96,7 @@ class Interruptible:
             raise Interrupted
         return result
 
-    def _take_back(self) -> None:
+    def _discard_pending(self) -> None:
         """Returns when nothing is on its way to this thread; or raises what was.
 
         CPython can take back an exception that was not raised yet, but then looks for it for ever,
@@ -109,7 +111,7 @@ class Interruptible:
     def interrupt(self) -> bool:
         """Raises `Interrupted` in it if it runs; whether it does.
 
-        Not while it is where an exception out of nowhere does harm, see `_is_delicate`: then it is
+        Not while it is where an exception out of nowhere does harm, see `_is_uninterruptible`: then it is
         to be interrupted again later.
         """
         with self._lock:
@@ -117,8 +119,8 @@ class Interruptible:
             try:
                 if self._is_closed:
                     return False
-                with _calm():
-                    if not _is_delicate(self._thread):
+                with _without_thread_switches():
+                    if not _is_uninterruptible(self._thread):
                         self.sent += 1
                         _raise_in(self._thread, Interrupted)
                 return True
@@ -137,11 +139,11 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 
 
 @contextmanager
-def _calm() -> Iterator[None]:
+def _without_thread_switches() -> Iterator[None]:
     """Within it, threads do not take turns so often that one moves on between a look and an act."""
-    with _calming:
+    with _switch_interval_lock:
         usual = sys.getswitchinterval()
-        sys.setswitchinterval(_CALM_S)
+        sys.setswitchinterval(_LONG_SWITCH_INTERVAL_S)
         try:
             time.sleep(0)  # whoever has asked for its turn already takes it now
             yield
@@ -149,7 +151,7 @@ def _calm() -> Iterator[None]:
             sys.setswitchinterval(usual)
 
 
-def _is_delicate(thread: int) -> bool:
+def _is_uninterruptible(thread: int) -> bool:
     """Whether a thread, within its section, is where it must not be interrupted.
 
     A module that is imported would be left half made for everybody. The library takes locks in
@@ -159,7 +161,7 @@ def _is_delicate(thread: int) -> bool:
     on_top = True  # whether only the library has been called from here so far
     while frame is not None and frame.f_code is not _STRETCH:
         name = frame.f_code.co_filename
-        if name.startswith(_DELICATE) or (on_top and name.startswith(_OURS)):
+        if name.startswith(_UNINTERRUPTIBLE) or (on_top and name.startswith(_OURS)):
             return True
         on_top = on_top and name.startswith(_LIBRARY) and "-packages" not in name
         frame = frame.f_back
@@ -167,7 +169,7 @@ def _is_delicate(thread: int) -> bool:
 
 
 _STRETCH: Final = Interruptible.run.__code__
-_DELICATE: Final = (
+_UNINTERRUPTIBLE: Final = (
     "<frozen importlib",
     os.path.dirname(logging.__file__) + os.sep,
     str(threading.__file__),
@@ -178,17 +180,17 @@ _OURS: Final = tuple(
 )
 _LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
 
-_present: ContextVar[Interruptible | None] = ContextVar("interruptible", default=None)
+_current: ContextVar[Interruptible | None] = ContextVar("interruptible", default=None)
 
 
 @contextmanager
 def may_interrupt(one: Interruptible) -> Iterator[None]:
     """Within it, what `run_interruptibly` runs can be interrupted through this one."""
-    token = _present.set(one)
+    token = _current.set(one)
     try:
         yield
     finally:
-        _present.reset(token)
+        _current.reset(token)
 
 
 def run_interruptibly(work: Callable[[], Any]) -> Any:
@@ -198,5 +200,5 @@ def run_interruptibly(work: Callable[[], Any]) -> Any:
         Interrupted: when it was.
         BaseException: what `work` raises.
     """
-    one = _present.get()
+    one = _current.get()
     return work() if one is None else one.run(work)

@@ -19,8 +19,8 @@ from jax._src import callback as jax_callback
 from jax._src import debugging
 
 from jaxd_protocol.errors import CallbackError
-from jaxd_server.user_code.callback_targets import Aim, Aims, stays_here
-from jaxd_server.user_code.output import speaking_for_one
+from jaxd_server.user_code.callback_targets import CallbackTarget, CallbackTargets, runs_on_server
+from jaxd_server.user_code.output import output_to_sole_caller
 
 CallBack = Callable[..., Any]
 """Calls a function in the process of a client, see `Asking.call_back`."""
@@ -28,12 +28,12 @@ CallBack = Callable[..., Any]
 _current: list[CallBack | None] = []
 """That of the client whose program runs. In tests there may be several servers in one process."""
 
-_aims: ContextVar[Aims | None] = ContextVar("aims", default=None)
-_calls_nobody: ContextVar[bool] = ContextVar("calls nobody", default=False)
+_aims: ContextVar[CallbackTargets | None] = ContextVar("aims", default=None)
+_callbacks_are_disabled: ContextVar[bool] = ContextVar("calls nobody", default=False)
 
 
 @contextmanager
-def aiming(aims: Aims) -> Iterator[None]:
+def redirecting_callbacks(aims: CallbackTargets) -> Iterator[None]:
     """Within it, what is traced has its callbacks run in the process of its client."""
     token = _aims.set(aims)
     try:
@@ -43,13 +43,13 @@ def aiming(aims: Aims) -> Iterator[None]:
 
 
 @contextmanager
-def calling_nobody() -> Iterator[None]:
+def callbacks_disabled() -> Iterator[None]:
     """Within it, what is run step by step calls no client: it has been called already."""
-    token = _calls_nobody.set(True)
+    token = _callbacks_are_disabled.set(True)
     try:
         yield
     finally:
-        _calls_nobody.reset(token)
+        _callbacks_are_disabled.reset(token)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def calling_back(call_back: CallBack | None) -> Iterator[None]:
 
 
 def call_client(
-    aim: Aim,
+    aim: CallbackTarget,
     held: Sequence[Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -92,8 +92,8 @@ def call_client(
     return call_back(aim, held, args, kwargs, wants_result=wants_result)
 
 
-def have_clients_called_back() -> None:
-    """Exchanges what programs call back, from now on and where `aiming` is in force."""
+def install_callback_redirection() -> None:
+    """Exchanges what programs call back, from now on and where `redirecting_callbacks` is in force."""
     for primitive, exchange in _EXCHANGES.items():
         if "bind" not in vars(primitive):
             primitive.bind = _Bind(primitive.bind, exchange)
@@ -102,12 +102,14 @@ def have_clients_called_back() -> None:
 class _Bind:
     """In the place of a primitive's `bind`."""
 
-    def __init__(self, bind: Callable[..., Any], exchange: Callable[[Aims, Any], Any]) -> None:
+    def __init__(
+        self, bind: Callable[..., Any], exchange: Callable[[CallbackTargets, Any], Any]
+    ) -> None:
         self._bind = bind
         self._exchange = exchange
 
     def __call__(self, *args: Any, callback: Any, **params: Any) -> Any:
-        if _calls_nobody.get() and self._exchange is not _exchange_pure:
+        if _callbacks_are_disabled.get() and self._exchange is not _exchange_pure:
             return self._not_called()
         aims = _aims.get()
         if aims is not None:
@@ -125,7 +127,7 @@ class _Bind:
         return []
 
 
-class Remote:
+class RemoteCallback:
     """Calls a function of the client that runs the program.
 
     Args:
@@ -134,66 +136,66 @@ class Remote:
         wants_result: whether anybody looks at what it returns.
     """
 
-    def __init__(self, aims: Aims, function: Any, *, wants_result: bool) -> None:
-        self._aim, self._held = aims.at(function)
+    def __init__(self, aims: CallbackTargets, function: Any, *, wants_result: bool) -> None:
+        self._target, self._held = aims.at(function)
         self._wants_result = wants_result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """In a thread of XLA's; see `call_client`."""
-        return call_client(self._aim, self._held, args, kwargs, wants_result=self._wants_result)
+        return call_client(self._target, self._held, args, kwargs, wants_result=self._wants_result)
 
 
-def _exchange_io(aims: Aims, callback: Any) -> Any:
+def _exchange_io(aims: CallbackTargets, callback: Any) -> Any:
     function = callback.callback_func
-    if isinstance(function, Remote) or _stays(aims, function):
+    if isinstance(function, RemoteCallback) or _runs_here(aims, function):
         return callback
-    return type(callback)(Remote(aims, function, wants_result=True), callback.in_tree)
+    return type(callback)(RemoteCallback(aims, function, wants_result=True), callback.in_tree)
 
 
-def _stays(aims: Aims, function: Any) -> bool:
+def _runs_here(aims: CallbackTargets, function: Any) -> bool:
     """Whether a callback runs here."""
-    return stays_here(function) and not aims.lists(function)
+    return runs_on_server(function) and not aims.lists(function)
 
 
-def _exchange_pure(_: Aims, callback: Any) -> Any:
-    if isinstance(callback.callback_func, _Here):
+def _exchange_pure(_: CallbackTargets, callback: Any) -> Any:
+    if isinstance(callback.callback_func, _LocalCallback):
         return callback
-    return type(callback)(_Here(callback.callback_func), callback.in_tree)
+    return type(callback)(_LocalCallback(callback.callback_func), callback.in_tree)
 
 
-class _Here:
+class _LocalCallback:
     """Calls a function here, and has its words go to the call that it can be."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Here) and bool(self._function == other._function)
+        return isinstance(other, _LocalCallback) and bool(self._function == other._function)
 
     def __hash__(self) -> int:
         return hash(self._function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with speaking_for_one():
+        with output_to_sole_caller():
             return self._function(*args, **kwargs)
 
 
-def _exchange_debug(aims: Aims, callback: Any) -> Any:
+def _exchange_debug(aims: CallbackTargets, callback: Any) -> Any:
     """jax closes over function, structure and what is no array among the arguments."""
     if isinstance(callback, _Flat):
         return callback
     held = dict(zip(callback.__code__.co_freevars, callback.__closure__, strict=True))
     function = held["callback"].cell_contents
-    if _stays(aims, function):
+    if _runs_here(aims, function):
         return callback
-    remote = Remote(aims, function, wants_result=False)
+    remote = RemoteCallback(aims, function, wants_result=False)
     return _Flat(remote, held["in_tree"].cell_contents, held["static_args"].cell_contents)
 
 
 class _Flat:
     """Calls with the arguments of a tree, given those of its leaves that are arrays."""
 
-    def __init__(self, function: Remote, structure: Any, others: dict[int, Any]) -> None:
+    def __init__(self, function: RemoteCallback, structure: Any, others: dict[int, Any]) -> None:
         self._function = function
         self._structure = structure
         self._others = others
@@ -207,7 +209,7 @@ class _Flat:
         return ()
 
 
-_EXCHANGES: Final[dict[Any, Callable[[Aims, Any], Any]]] = {
+_EXCHANGES: Final[dict[Any, Callable[[CallbackTargets, Any], Any]]] = {
     jax_callback.io_callback_p: _exchange_io,
     jax_callback.pure_callback_p: _exchange_pure,
     debugging.debug_callback_p: _exchange_debug,

@@ -20,7 +20,7 @@ _MISSING: Final = object()
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
-class _Place(NamedTuple):
+class _AssignableSlot(NamedTuple):
     """Something that can be assigned: a global of a module, or a variable of a closure."""
 
     name: str
@@ -47,7 +47,7 @@ class _Place(NamedTuple):
             self.holder[self.name] = self.before
 
 
-class Captured:
+class MutationGuard:
     """A snapshot of what some objects hold, taken when this is made.
 
     Args:
@@ -61,7 +61,7 @@ class Captured:
             place
             for each in objects
             if isinstance(each, FunctionType)
-            for place in _places_of(each)
+            for place in _slots_of(each)
             if place.name not in ignored
         ]
         self._names = {id(place.before): place.name for place in self._places}
@@ -110,16 +110,18 @@ class Captured:
         return None
 
 
-NOTHING: Final = Captured()
+NO_GUARD: Final = MutationGuard()
 
 
-def _places_of(function: FunctionType) -> Iterator[_Place]:
+def _slots_of(function: FunctionType) -> Iterator[_AssignableSlot]:
     if is_local_module(function.__module__):
         for name in sorted(names_in(function.__code__)):
-            yield _Place(name, function.__globals__, function.__globals__.get(name, _MISSING))
+            yield _AssignableSlot(
+                name, function.__globals__, function.__globals__.get(name, _MISSING)
+            )
         pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in pairs:
-            yield _Place(name, cell, _contents(cell))
+            yield _AssignableSlot(name, cell, _contents(cell))
 
 
 def _contents(cell: CellType) -> Any:

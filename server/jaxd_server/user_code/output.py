@@ -19,7 +19,7 @@ MAX_TEXT: Final = 1 << 16
 """Characters that one event carries at most; longer text is sent as several."""
 
 
-class Voice:
+class CallOutput:
     """The output of one call, as events of that call. Thread-safe; whole lines stay whole.
 
     Args:
@@ -50,7 +50,7 @@ class Voice:
             if rest or stream in self._unflushed:
                 self._print(stream, rest, flush=True)
 
-    def say(self, kind: str, content: dict[str, Any]) -> None:
+    def send(self, kind: str, content: dict[str, Any]) -> None:
         """Sends an event, behind all that was printed before it."""
         with self._lock:
             self.end()
@@ -72,60 +72,60 @@ class Voice:
             self._unflushed.add(stream)
 
 
-_speaks: ContextVar[Voice | None] = ContextVar("speaks", default=None)
-_floor: list[Voice] = []
+_current: ContextVar[CallOutput | None] = ContextVar("speaks", default=None)
+_defaults: list[CallOutput] = []
 """The output of the call that holds the callback lock, if one does."""
 
-_callers: list[Voice] = []
+_callers: list[CallOutput] = []
 """Those of all calls whose programs call Python now."""
 
 
-def current_voice() -> Voice | None:
+def current_output() -> CallOutput | None:
     """The output of the call that this thread works for; None: of no call."""
-    voice = _speaks.get()
-    if voice is None and _floor:
+    voice = _current.get()
+    if voice is None and _defaults:
         try:
-            return _floor[-1]
+            return _defaults[-1]
         except IndexError:  # its turn has just ended
             return None
-    return None if voice is _NOBODY else voice
+    return None if voice is _SERVER_LOG else voice
 
 
 @contextmanager
-def speaking(voice: Voice) -> Iterator[None]:
+def output_to(voice: CallOutput) -> Iterator[None]:
     """Within it, what this thread prints belongs to a call."""
-    token = _speaks.set(voice)
+    token = _current.set(voice)
     try:
         yield
     finally:
-        _speaks.reset(token)
+        _current.reset(token)
         voice.end()
 
 
-_NOBODY: Final = Voice(lambda *_: None)
+_SERVER_LOG: Final = CallOutput(lambda *_: None)
 """Of no call: what is printed so goes to the server's log."""
 
 
 @contextmanager
-def speaking_for_one() -> Iterator[None]:
+def output_to_sole_caller() -> Iterator[None]:
     """Within it, output belongs to the only call that can have caused it; else to the server.
 
     For a callback of a program that does not take turns.
     """
-    if _speaks.get() is not None:
+    if _current.get() is not None:
         yield
         return
     running = list(_callers)
-    with speaking(running[0] if len(running) == 1 else _NOBODY):
+    with output_to(running[0] if len(running) == 1 else _SERVER_LOG):
         yield
 
 
-def note_caller(voice: Voice) -> None:
+def add_caller(voice: CallOutput) -> None:
     """Registers a call whose program calls Python and begins to run."""
     _callers.append(voice)
 
 
-def forget_caller(voice: Voice) -> None:
+def remove_caller(voice: CallOutput) -> None:
     """It has ended."""
     if voice in _callers:
         _callers.remove(voice)
@@ -133,11 +133,11 @@ def forget_caller(voice: Voice) -> None:
 
 
 @contextmanager
-def give_the_floor(voice: Voice) -> Iterator[None]:
+def as_default_output(voice: CallOutput) -> Iterator[None]:
     """Within it, output of threads without a call of their own belongs to this call."""
-    _floor.append(voice)
+    _defaults.append(voice)
     try:
         yield
     finally:
-        _floor.remove(voice)
+        _defaults.remove(voice)
         voice.end()

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd_protocol.errors import ValuesFull
 
 if TYPE_CHECKING:
-    from jaxd_server.values.value import Named, Value, ValuesOfSession
+    from jaxd_server.values.value import NamedValues, SessionValues, Value
 
 
-_SHOWN: Final = 5
+_MAX_SHOWN: Final = 5
 
 
 def holder_rows(
     principal: str,
-    names: Mapping[tuple[str, str], Named],
-    sessions: Iterable[ValuesOfSession],
+    names: Mapping[tuple[str, str], NamedValues],
+    sessions: Iterable[SessionValues],
     used: Mapping[str, int],
     now: float,
 ) -> list[dict[str, Any]]:
@@ -91,14 +91,14 @@ def _others(principal: str, nbytes: int) -> dict[str, Any]:
 
 def largest(rows: Iterable[Mapping[str, Any]]) -> str:
     """The first few rows, in words."""
-    told = [f"{row['what']} {row['bytes'] / _MIB:,.1f} MiB" for row in list(rows)[:_SHOWN]]
+    told = [f"{row['what']} {row['bytes'] / _MIB:,.1f} MiB" for row in list(rows)[:_MAX_SHOWN]]
     return "; ".join(told) or "none"
 
 
 _MIB: Final = 1 << 20
 
 
-class ValueRoom:
+class ValueAccounting:
     """Accounts for bytes of values. Not thread-safe: `ValueStore` holds its lock.
 
     Args:
@@ -115,7 +115,7 @@ class ValueRoom:
         self.limit = limit
         self.used: dict[str, int] = {}
         self.nbytes = 0
-        self._most_of_one = int(limit * share)
+        self._max_per_principal = int(limit * share)
         self._promised: dict[str, int] = {}
 
     def charge(self, principal: str, nbytes: int) -> None:
@@ -130,7 +130,9 @@ class ValueRoom:
     def has(self, principal: str, nbytes: int) -> bool:
         """Whether a principal may have so many bytes more."""
         free = self.limit - self.nbytes - sum(self._promised.values())
-        own = self._most_of_one - self.used.get(principal, 0) - self._promised.get(principal, 0)
+        own = (
+            self._max_per_principal - self.used.get(principal, 0) - self._promised.get(principal, 0)
+        )
         return not self.limit or nbytes <= min(free, own)
 
     def full(self, principal: str, nbytes: int, rows: Iterable[Mapping[str, Any]]) -> ValuesFull:
@@ -146,7 +148,7 @@ class ValueRoom:
         return ValuesFull(
             f"{nbytes / _MIB:,.1f} MiB more have no room on the server: its values take "
             f"{self.nbytes / _MIB:,.1f} of {self.limit / _MIB:,.1f} MiB, yours "
-            f"{self.used.get(principal, 0) / _MIB:,.1f} of {self._most_of_one / _MIB:,.1f} MiB"
+            f"{self.used.get(principal, 0) / _MIB:,.1f} of {self._max_per_principal / _MIB:,.1f} MiB"
             f"{others}. The largest: {largest(rows)}. Let go of arrays that you do not need (del, "
             ".delete(), jaxd.forget), or start the server with a larger --value-bytes."
         )

@@ -16,7 +16,7 @@ MAX_BLOCKS: Final = 512
 """Of one connection; a mapping may keep a file open."""
 
 
-class Mappings:
+class ClientMemory:
     """The blocks that one connection has announced.
 
     The reading thread adds and removes; views may be asked for by any thread. What was removed
@@ -47,7 +47,7 @@ class Mappings:
         try:
             if number in self._blocks:
                 return
-            self._make_sure_of_room(nbytes)
+            self._check_room(nbytes)
             shared_memory.check_sealed(descriptor, nbytes)
             view = shared_memory.map_file(descriptor, nbytes, writable=True)
         except (OSError, ValueError) as error:
@@ -59,7 +59,7 @@ class Mappings:
         self._watch(view)
         self._blocks[number] = view
 
-    def _make_sure_of_room(self, nbytes: int) -> None:
+    def _check_room(self, nbytes: int) -> None:
         ranges = list(self._ranges.values())
         if len(ranges) >= MAX_BLOCKS:
             raise LimitExceeded(

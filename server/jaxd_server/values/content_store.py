@@ -18,7 +18,7 @@ ContentId = tuple[int, int]
 """What `jaxd_protocol.messages.data_locations.content_id` returns."""
 
 
-class Contents:
+class ContentStore:
     """A bounded store: the least recently used array goes first. Thread-safe.
 
     A reclaimer can have it emptied: all of it can be sent again.

@@ -14,24 +14,24 @@ from jaxd_protocol.errors import ArgumentError, ProtocolError, ValuesFull
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
     BLOCK,
-    KEPT,
-    PACKED,
-    STORED,
+    CACHED_AS_VALUE,
+    CACHED_BY_CONTENT,
+    COMPRESSED,
     VALUE,
-    Row,
+    DataLocation,
     content_id,
     unpack_ids,
 )
-from jaxd_protocol.pytree import Layout, Leaf, Place
+from jaxd_protocol.pytree import Layout, Leaf, LeafOffset
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_server.codec.arguments import read_leaf
 from jaxd_server.jax_compat.arrays import exact_array
 from jaxd_server.values.content_store import ContentId
-from jaxd_server.values.store import Values
-from jaxd_server.values.value import Value, ValuesOfSession
+from jaxd_server.values.store import ValueStore
+from jaxd_server.values.value import SessionValues, Value
 
-_IN_BUFFER = Place(buffer=0)
-_SENT = "sent by the client"
+_IN_BUFFER = LeafOffset(buffer=0)
+_SENT_BY_CLIENT = "sent by the client"
 
 
 class Blocks(Protocol):
@@ -44,7 +44,7 @@ class Blocks(Protocol):
         """The same, to be written."""
 
 
-class Filled(NamedTuple):
+class FillResult(NamedTuple):
     """The outcome of `fill`.
 
     Attributes:
@@ -56,7 +56,7 @@ class Filled(NamedTuple):
     given: Mapping[int, int]
 
 
-class Holdings:
+class ReferencedData:
     """Resolves references to the values of a session and the blocks of a connection.
 
     Args:
@@ -65,15 +65,19 @@ class Holdings:
         blocks: those of the connection.
     """
 
-    def __init__(self, values: Values, own: ValuesOfSession, blocks: Blocks) -> None:
+    def __init__(self, values: ValueStore, own: SessionValues, blocks: Blocks) -> None:
         self.values = values
         self.own = own
         self._blocks = blocks
         self._closed = False
 
     def fill(
-        self, rows: Sequence[Row], layout: Layout, leaves: list[Any], donated: Collection[int]
-    ) -> Filled:
+        self,
+        rows: Sequence[DataLocation],
+        layout: Layout,
+        leaves: list[Any],
+        donated: Collection[int],
+    ) -> FillResult:
         """Puts in what a call refers to, and keeps what it brings to be kept.
 
         When this raises, nothing has changed. What is kept stays, whatever becomes of the call.
@@ -98,22 +102,24 @@ class Holdings:
             number, kind, a, b = row
             leaf = layout.leaves[number]
             if kind == VALUE:
-                given |= self._lend(row, layout, leaves, donated)
+                given |= self._fill_values(row, layout, leaves, donated)
             elif kind == BLOCK:
                 view = self._blocks.view(a, b, leaf.nbytes)
                 leaves[number] = read_leaf(leaf, _IN_BUFFER, b"", [view])
-            elif kind != PACKED:  # that was inflated as it was read
-                if kind == STORED:
+            elif kind != COMPRESSED:  # that was inflated as it was read
+                if kind == CACHED_BY_CONTENT:
                     _check_content((a, b), leaf, leaves[number])
-                value = Value(exact_array(leaves[number]), leaf, leaf.nbytes, _SENT, copied=True)
+                value = Value(
+                    exact_array(leaves[number]), leaf, leaf.nbytes, _SENT_BY_CLIENT, copied=True
+                )
                 leaves[number] = copy_of(value.array) if number in donated else value.array
-                if kind == KEPT:
+                if kind == CACHED_AS_VALUE:
                     kept[a] = value
                 else:
                     stored[a, b] = value
         for content, value in stored.items():
             self.values.contents.put(self.own.principal, content, value)
-        return Filled(self._keep(kept) if kept else (), given)
+        return FillResult(self._keep(kept) if kept else (), given)
 
     def _keep(self, kept: Mapping[int, Value]) -> tuple[int, ...]:
         nbytes = sum(value.nbytes for value in kept.values())
@@ -168,14 +174,14 @@ class Holdings:
         """The connection ended: nobody waits for data in the client's memory any more."""
         self._closed = True
 
-    def _refuse_twice(self, rows: Sequence[Row], donated: Collection[int]) -> None:
+    def _refuse_twice(self, rows: Sequence[DataLocation], donated: Collection[int]) -> None:
         """Returns unless a call gives up what it needs once more; jax would not run it either."""
         if not donated:
             return
         spans = sorted((row.a, row.a + row.b) for row in rows if row.kind == VALUE)
         if all(end < start for (_, end), (start, _) in itertools.pairwise(spans)):
             return
-        lent = {leaf: id_ for row in rows if row.kind == VALUE for leaf, id_ in _lent(row)}
+        lent = {leaf: id_ for row in rows if row.kind == VALUE for leaf, id_ in _value_ids(row)}
         times = Counter(lent.values())
         for leaf, id_ in lent.items():
             if leaf in donated and times[id_] > 1:
@@ -187,8 +193,8 @@ class Holdings:
                     "take the other one out of the call."
                 )
 
-    def _lend(
-        self, row: Row, layout: Layout, leaves: list[Any], donated: Collection[int]
+    def _fill_values(
+        self, row: DataLocation, layout: Layout, leaves: list[Any], donated: Collection[int]
     ) -> dict[int, int]:
         """Puts in the values of one row; ids of those that are given for good, by leaf."""
         first, stop = row.leaves.start, row.leaves.stop
@@ -197,7 +203,7 @@ class Holdings:
             raise ProtocolError("a value on the server is not what the call says that it is.")
         leaves[first:stop] = [value.array for value in values]
         given = {}
-        for number, id_ in _lent(row) if donated else ():
+        for number, id_ in _value_ids(row) if donated else ():
             value = values[number - first]
             if number in donated:
                 if value.copied or value.holders > 1:
@@ -207,7 +213,7 @@ class Holdings:
         return given
 
 
-def _lent(row: Row) -> Iterator[tuple[int, int]]:
+def _value_ids(row: DataLocation) -> Iterator[tuple[int, int]]:
     """Leaf and id of each value of which a row speaks."""
     return zip(row.leaves, itertools.count(row.a), strict=False)
 

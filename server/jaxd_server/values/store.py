@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxd_protocol.errors import ValueDeleted
-from jaxd_server.values.accounting import ValueRoom, holder_rows
-from jaxd_server.values.content_store import Contents
-from jaxd_server.values.value import Named, Value, ValuesOfSession
+from jaxd_server.values.accounting import ValueAccounting, holder_rows
+from jaxd_server.values.content_store import ContentStore
+from jaxd_server.values.value import NamedValues, SessionValues, Value
 
 
-class Values:
+class ValueStore:
     """All values of a worker. Thread-safe.
 
     Args:
@@ -36,14 +36,14 @@ class Values:
         limit: int = 0,
         share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
-        contents: Contents | None = None,
+        contents: ContentStore | None = None,
         on_owners: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
-        self.contents = Contents() if contents is None else contents
+        self.contents = ContentStore() if contents is None else contents
         self._clock = clock
-        self._sessions: set[ValuesOfSession] = set()
-        self._names: dict[tuple[str, str], Named] = {}
-        self._room = ValueRoom(limit, share)
+        self._sessions: set[SessionValues] = set()
+        self._names: dict[tuple[str, str], NamedValues] = {}
+        self._room = ValueAccounting(limit, share)
         self._count = 0
         self._count_of: Counter[str] = Counter()
         self._on_owners = on_owners
@@ -69,7 +69,7 @@ class Values:
             nbytes = self._room.used.get(principal, 0)
             return {"values": self._count_of[principal], "value_bytes": nbytes}
 
-    def are_missed(self) -> bool:
+    def has_only_copies(self) -> bool:
         """Whether there is any that its client does not have as well."""
         with self._lock:
             held = (value for owner in self._sessions for value in owner.values.values())
@@ -95,7 +95,7 @@ class Values:
 
     @contextmanager
     def room(
-        self, owner: ValuesOfSession, nbytes: int, given_up: Iterable[int] = (), spare: int = 0
+        self, owner: SessionValues, nbytes: int, given_up: Iterable[int] = (), spare: int = 0
     ) -> Iterator[None]:
         """Room for so many bytes more: nobody else has it, as long as the block runs.
 
@@ -117,7 +117,7 @@ class Values:
                     self._room.promise(owner.principal, -promised)
 
     def _promise(
-        self, owner: ValuesOfSession, nbytes: int, given_up: Iterable[int], spare: int
+        self, owner: SessionValues, nbytes: int, given_up: Iterable[int], spare: int
     ) -> int:
         who = owner.principal
         if not self.limit or nbytes <= 0:
@@ -132,7 +132,7 @@ class Values:
             self._room.promise(who, more)
             return more
 
-    def add(self, owner: ValuesOfSession, values: Mapping[int, Value]) -> None:
+    def add(self, owner: SessionValues, values: Mapping[int, Value]) -> None:
         """Takes values in, without asking for room; not when the session is over."""
         with self._lock:
             if owner.ended or not values:
@@ -146,7 +146,7 @@ class Values:
                 self._own(owner.principal)
         del replaced  # frees memory, and not under the lock
 
-    def drop(self, owner: ValuesOfSession, ids: Iterable[int]) -> None:
+    def drop(self, owner: SessionValues, ids: Iterable[int]) -> None:
         """Lets go of values, of those that are still there."""
         with self._lock:
             gone = self._take_out(owner, ids)
@@ -154,7 +154,7 @@ class Values:
                 self._sessions.discard(owner)
         del gone  # as above
 
-    def end(self, owner: ValuesOfSession) -> None:
+    def end(self, owner: SessionValues) -> None:
         """Lets go of all values of a session, which is over."""
         with self._lock:
             owner.ended = True
@@ -162,7 +162,7 @@ class Values:
             self._sessions.discard(owner)
         del gone  # as above
 
-    def _take_out(self, owner: ValuesOfSession, ids: Iterable[int]) -> list[Value]:
+    def _take_out(self, owner: SessionValues, ids: Iterable[int]) -> list[Value]:
         gone = [v for v in [owner.values.pop(number, None) for number in ids] if v is not None]
         self._let_go(owner.principal, gone)
         return gone
@@ -201,11 +201,11 @@ class Values:
         with self._lock:
             self._hold(principal, values)
             replaced = self._remove(principal, name)
-            self._names[principal, name] = Named(skeleton, tuple(values), until)
+            self._names[principal, name] = NamedValues(skeleton, tuple(values), until)
             self._own(principal)
         del replaced  # as above
 
-    def named(self, principal: str, name: str) -> Named:
+    def named(self, principal: str, name: str) -> NamedValues:
         """What a principal has under a name.
 
         Raises:
@@ -238,12 +238,12 @@ class Values:
         self.contents.forget(principal)
         del gone  # as above
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Forgets the names whose time has passed; to be called often."""
         with self._lock:
             self._forget_expired()
 
-    def _remove(self, principal: str, name: str) -> Named | None:
+    def _remove(self, principal: str, name: str) -> NamedValues | None:
         gone = self._names.pop((principal, name), None)
         if gone is not None:
             self._let_go(principal, gone.values)
@@ -269,7 +269,7 @@ class Values:
         return holder_rows(principal, self._names, self._sessions, self._room.used, self._clock())
 
 
-def _freed(owner: ValuesOfSession, ids: Iterable[int]) -> int:
+def _freed(owner: SessionValues, ids: Iterable[int]) -> int:
     """Bytes that are free when a session lets go of values."""
     found = {number: owner.values.get(number) for number in ids}
     return sum(v.nbytes for v in found.values() if v is not None and v.holders == 1)

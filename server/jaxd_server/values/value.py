@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ValueDeleted
-from jaxd_protocol.messages.data_locations import call_of
+from jaxd_protocol.messages.data_locations import call_number_of
 from jaxd_protocol.messages.failures import Failure, ForwardedFailure
 from jaxd_protocol.pytree import Leaf
 
@@ -43,7 +43,7 @@ class Value:
 
 
 @dataclass(slots=True, eq=False)
-class Named:
+class NamedValues:
     """A tree of values under a name.
 
     Attributes:
@@ -57,7 +57,7 @@ class Named:
     until: float | None
 
 
-class ValuesOfSession:
+class SessionValues:
     """The values of one session. Thread-safe; use it through `Values` where room is taken.
 
     Attributes:
@@ -85,7 +85,7 @@ class ValuesOfSession:
         value = self.values.get(id)
         if value is not None:
             return value
-        failure = self.failures.get(call_of(id))
+        failure = self.failures.get(call_number_of(id))
         if failure is not None:
             raise ForwardedFailure(failure)
         raise ValueDeleted(

@@ -12,7 +12,7 @@ ALIGNMENT = 64
 """XLA's CPU client aliases a numpy buffer only when its address is a multiple of 64 bytes;
 otherwise it copies (25 ms for 64 MB where the alias costs 4 µs)."""
 
-_SMALL = 4096
+_SMALL_BYTES = 4096
 
 
 def allocate(nbytes: int) -> memoryview:
@@ -23,7 +23,7 @@ def allocate(nbytes: int) -> memoryview:
     """
     numpy: Any = sys.modules.get("numpy")
     empty = getattr(numpy, "empty", None)  # None also while another thread imports numpy
-    if nbytes < _SMALL or empty is None:
+    if nbytes < _SMALL_BYTES or empty is None:
         return memoryview(bytearray(nbytes))
     block = empty(nbytes + ALIGNMENT, "u1")
     offset = -block.ctypes.data % ALIGNMENT
@@ -33,13 +33,15 @@ def allocate(nbytes: int) -> memoryview:
 _LEVEL: Final = 1
 """The higher levels take several times as long for a few percent."""
 
-_PIECE: Final = 1 << 18
+_CHUNK_BYTES: Final = 1 << 18
 
 
 def deflate(data: memoryview) -> bytes:
     """The data as a zlib stream. Takes about 15 ms for a megabyte; others can run meanwhile."""
     packer = zlib.compressobj(_LEVEL)
-    parts = [packer.compress(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
+    parts = [
+        packer.compress(data[at : at + _CHUNK_BYTES]) for at in range(0, len(data), _CHUNK_BYTES)
+    ]
     return b"".join((*parts, packer.flush()))
 
 
@@ -55,8 +57,8 @@ def inflate(data: memoryview, nbytes: int) -> memoryview:
     """
     found, end, inflater = allocate(nbytes), 0, zlib.decompressobj()
     try:
-        for at in range(0, len(data), _PIECE):
-            rest: bytes | memoryview = data[at : at + _PIECE]
+        for at in range(0, len(data), _CHUNK_BYTES):
+            rest: bytes | memoryview = data[at : at + _CHUNK_BYTES]
             while rest and end <= nbytes:
                 part = inflater.decompress(rest, nbytes - end + 1)
                 found[end : end + len(part)] = part

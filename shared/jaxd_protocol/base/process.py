@@ -13,41 +13,41 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 
-class Forgetful(Protocol):
+class ForkAware(Protocol):
     """Something that belongs to one process."""
 
     def after_fork(self) -> None:
         """Called in the child: leave what is the parent's alone, and begin anew."""
 
 
-class Inherited(Protocol):
+class ForkShared(Protocol):
     """Something of which the child has a part."""
 
     def on_fork(self) -> None:
         """Called in the parent, before and after: a child has what there is now."""
 
 
-_inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
-_things: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+_fork_shared: weakref.WeakSet[ForkShared] = weakref.WeakSet()
+_fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
-def forget_after_fork(thing: Forgetful) -> None:
+def reset_after_fork(thing: ForkAware) -> None:
     """Has `thing.after_fork` called in every child that this process forks while it is alive."""
-    _things.add(thing)
+    _fork_aware.add(thing)
 
 
-def tell_of_forks(thing: Inherited) -> None:
+def notify_before_forks(thing: ForkShared) -> None:
     """Has `thing.on_fork` called in this process at every fork while it is alive."""
-    _inherited.add(thing)
+    _fork_shared.add(thing)
 
 
 def _in_parent() -> None:
-    for thing in list(_inherited):
+    for thing in list(_fork_shared):
         thing.on_fork()
 
 
 def _in_child() -> None:
-    for thing in list(_things):
+    for thing in list(_fork_aware):
         thing.after_fork()
 
 
@@ -59,7 +59,7 @@ if hasattr(os, "register_at_fork"):
 T = TypeVar("T")
 
 
-class Later(Generic[T]):
+class Lazy(Generic[T]):
     """Gives one object, always the same. From any thread; it holds no lock, as after a fork.
 
     Args:

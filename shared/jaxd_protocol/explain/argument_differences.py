@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from jaxd_protocol.explain.argument_shapes import Argument, Form
+from jaxd_protocol.explain.argument_shapes import Argument, ArgumentShape
 from jaxd_protocol.explain.key_differences import Difference
 
 _MAX_PER_ARGUMENT: Final = 3
@@ -26,12 +26,12 @@ def argument_differences(
             text = f"argument {name}: no longer given (was {was.form})"
             found.append(_difference(name, "removed", str(was.form), "", text))
         elif was is not None and now is not None:
-            found += _of_argument(name, was, now)
+            found += _argument_difference(name, was, now)
     return tuple(found)
 
 
-def _of_argument(name: str, was: Argument, now: Argument) -> list[Difference]:
-    found = list(_of_forms(name, was.form, now.form))
+def _argument_difference(name: str, was: Argument, now: Argument) -> list[Difference]:
+    found = list(_shape_differences(name, was.form, now.form))
     if not found and was.by_name != now.by_name:
         how = ["by name" if argument.by_name else "by position" for argument in (was, now)]
         text = f"argument {name}: given {how[0]} → given {how[1]}"
@@ -43,14 +43,18 @@ def _of_argument(name: str, was: Argument, now: Argument) -> list[Difference]:
     return [_difference(name, "changed", "", "", text)]
 
 
-def _of_forms(path: str, was: Form, now: Form) -> Iterator[Difference]:
+def _shape_differences(path: str, was: ArgumentShape, now: ArgumentShape) -> Iterator[Difference]:
     if was == now:
         return
     if _is_container(was) and was.kind == now.kind:
         old, new = dict(was.children), dict(now.children)
         if list(old) == list(new):
-            found = [each for step in new for each in _of_forms(path + step, old[step], new[step])]
-            yield from found or [_of_static_parts(path, was, now)]
+            found = [
+                each
+                for step in new
+                for each in _shape_differences(path + step, old[step], new[step])
+            ]
+            yield from found or [_static_differences(path, was, now)]
             return
     if was.children or now.children or _is_container(was) or _is_container(now):
         text = f"argument {path}: structure changed ({_structure(was, now)})"
@@ -62,22 +66,22 @@ def _of_forms(path: str, was: Form, now: Form) -> Iterator[Difference]:
     yield _difference(path, "changed", was.text, now.text, text)
 
 
-def _of_static_parts(path: str, was: Form, now: Form) -> Difference:
+def _static_differences(path: str, was: ArgumentShape, now: ArgumentShape) -> Difference:
     values = f"{was.text} → {now.text}" if was.text != now.text else "another object"
     return _difference(path, "changed", was.text, now.text, f"argument {path} (static): {values}")
 
 
-def _is_container(form: Form) -> bool:
+def _is_container(form: ArgumentShape) -> bool:
     return form.kind not in ("leaf", "static")
 
 
-def _noun(form: Form) -> str:
+def _noun(form: ArgumentShape) -> str:
     return (
         "object" if form.text.startswith("an object") else f"value, which begins with {form.text}"
     )
 
 
-def _structure(was: Form, now: Form) -> str:
+def _structure(was: ArgumentShape, now: ArgumentShape) -> str:
     """What is new and what is gone where the keys differ, else what either is."""
     old, new = [step for step, _ in was.children], [step for step, _ in now.children]
     come = [step for step in new if step not in old]

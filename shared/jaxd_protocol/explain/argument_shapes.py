@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.pytree.decoder import Build, Reader
+from jaxd_protocol.pytree.decoder import Build, SkeletonReader
 from jaxd_protocol.pytree.leaves import Leaf
 from jaxd_protocol.pytree.literals import dump_literal
 
@@ -23,7 +23,7 @@ _NO_SKELETON: Final = (
 _SCALARS: Final = {"F": "float", "I": "int", "B": "bool", "C": "complex", "P": "pickled object"}
 
 
-class Form(NamedTuple):
+class ArgumentShape(NamedTuple):
     """One node of a tree. Equal forms are equal to jax as well.
 
     Attributes:
@@ -37,9 +37,9 @@ class Form(NamedTuple):
     kind: str
     text: str = ""
     identity: bytes = b""
-    children: tuple[tuple[str, Form], ...] = ()
+    children: tuple[tuple[str, ArgumentShape], ...] = ()
 
-    def leaves(self, path: str = "") -> Iterator[tuple[str, Form]]:
+    def leaves(self, path: str = "") -> Iterator[tuple[str, ArgumentShape]]:
         """All leaves and static values below, each with the path from here."""
         if self.kind in ("leaf", "static"):
             yield path, self
@@ -61,11 +61,11 @@ class Argument(NamedTuple):
         by_name: whether it was given as a keyword.
     """
 
-    form: Form
+    form: ArgumentShape
     by_name: bool = False
 
 
-def argument_forms(skeleton: bytes, parameters: Sequence[str] = ()) -> dict[str, Argument]:
+def argument_shapes(skeleton: bytes, parameters: Sequence[str] = ()) -> dict[str, Argument]:
     """The arguments of a call by name.
 
     Args:
@@ -76,17 +76,20 @@ def argument_forms(skeleton: bytes, parameters: Sequence[str] = ()) -> dict[str,
     Raises:
         ProtocolError: when it is not the skeleton of a call.
     """
-    reader = _Describer(skeleton, _stand_in, _closed)
+    reader = _ShapeReader(skeleton, _stub_class, _no_unpickling)
     try:
         build = reader.node()
         args, kwargs = build(iter([_leaf(leaf) for leaf in reader.leaves]))
-        if isinstance(args, Form) and isinstance(kwargs, Form):  # a stock client's
-            return {"arguments": Argument(Form("leaf", "pickled objects"))}
+        if isinstance(args, ArgumentShape) and isinstance(
+            kwargs, ArgumentShape
+        ):  # a stock client's
+            return {"arguments": Argument(ArgumentShape("leaf", "pickled objects"))}
         named = {
-            _name(i, parameters): Argument(form) for i, (_, form) in enumerate(_form(args).children)
+            _name(i, parameters): Argument(form)
+            for i, (_, form) in enumerate(_shape(args).children)
         }
         for name, value in kwargs.items():
-            named[str(name)] = Argument(_form(value), by_name=True)
+            named[str(name)] = Argument(_shape(value), by_name=True)
     except (*_NO_SKELETON, AttributeError) as error:
         raise ProtocolError("the skeleton of a call cannot be read.") from error
     return named
@@ -106,53 +109,53 @@ def _name(position: int, parameters: Sequence[str]) -> str:
     return str(position)
 
 
-class _Describer(Reader):
+class _ShapeReader(SkeletonReader):
     """Puts forms in the place of static values; literals and pickles alike stay closed."""
 
     def node(self) -> Build:
         if self.data[self.at : self.at + 1] == b"S":
             self.at += 1
             value = self.literal()
-            return _always(Form("static", shortened(repr(value)), dump_literal(value)))
+            return _constant(ArgumentShape("static", shortened(repr(value)), dump_literal(value)))
         if self.data[self.at : self.at + 1] == b"Q":
             self.at += 1
             digest = hashlib.blake2b(self.packed(), digest_size=8).digest()
-            return _always(Form("static", "an object", digest))
+            return _constant(ArgumentShape("static", "an object", digest))
         if self.data[self.at : self.at + 1] == b"X":
             self.at += 1
             name = self.literal()
-            static: Form = self.node()(iter(()))
-            return _always(static._replace(text=shortened(name)) if name else static)
+            static: ArgumentShape = self.node()(iter(()))
+            return _constant(static._replace(text=shortened(name)) if name else static)
         if self.data[self.at : self.at + 1] == b"V":
             self.at += 1
             outline, content = self.literal()
             self.packed()
             children = [self.node() for _ in range(self.count())]
             return lambda leaves: _object(
-                outline, iter([_form(child(leaves)) for child in children]), content
+                outline, iter([_shape(child(leaves)) for child in children]), content
             )
         return super().node()
 
 
-def _closed(_: bytes) -> Any:
-    """Takes the place of unpickling; never called, since `_Describer` takes such nodes first."""
+def _no_unpickling(_: bytes) -> Any:
+    """Takes the place of unpickling; never called, since `_ShapeReader` takes such nodes first."""
     raise ProtocolError("a pickle was about to be opened only to describe it.")
 
 
-def _always(form: Form) -> Build:
+def _constant(form: ArgumentShape) -> Build:
     return lambda leaves: form
 
 
-def _leaf(leaf: Leaf) -> Form:
+def _leaf(leaf: Leaf) -> ArgumentShape:
     if leaf.tag not in "AK":
-        return Form("leaf", _SCALARS[leaf.tag])
+        return ArgumentShape("leaf", _SCALARS[leaf.tag])
     dimensions = ",".join(map(str, leaf.shape))
     if leaf.tag == "K":
-        return Form("leaf", f"{leaf.impl} keys, {leaf.dtype}[{dimensions}]")
-    return Form("leaf", f"{leaf.dtype}[{dimensions}]" + (" (weak)" if leaf.weak else ""))
+        return ArgumentShape("leaf", f"{leaf.impl} keys, {leaf.dtype}[{dimensions}]")
+    return ArgumentShape("leaf", f"{leaf.dtype}[{dimensions}]" + (" (weak)" if leaf.weak else ""))
 
 
-def _object(outline: Any, leaves: Iterator[Form], content: bytes = b"") -> Form:
+def _object(outline: Any, leaves: Iterator[ArgumentShape], content: bytes = b"") -> ArgumentShape:
     """An object that jax takes apart.
 
     Args:
@@ -166,42 +169,42 @@ def _object(outline: Any, leaves: Iterator[Form], content: bytes = b"") -> Form:
     kind, children, literals = outline
     forms = tuple([(step, _object(child, leaves)) for step, child in children])
     text = shortened(repr(literals)) if literals else ""
-    return Form(kind, text, content or dump_literal(literals), forms)
+    return ArgumentShape(kind, text, content or dump_literal(literals), forms)
 
 
-class _Object:
+class _ObjectStub:
     """Stands for an instance of a class that the skeleton names."""
 
 
-class _Named(NamedTuple):
+class _NamedTupleStub(NamedTuple):
     """Stands for a named tuple: its class, and children by field."""
 
     cls: str
     fields: dict[str, Any]
 
 
-class _NamedTuple:
+class _NamedTupleClassStub:
     """Stands for the class of a named tuple."""
 
     def __init__(self, name: str, fields: Sequence[str]) -> None:
         self._name = name
         self._fields = fields
 
-    def _make(self, children: Sequence[Any]) -> _Named:
-        return _Named(self._name, dict(zip(self._fields, children, strict=True)))
+    def _make(self, children: Sequence[Any]) -> _NamedTupleStub:
+        return _NamedTupleStub(self._name, dict(zip(self._fields, children, strict=True)))
 
 
-def _stand_in(_: str, name: str, fields: tuple[str, ...] | None) -> Any:
+def _stub_class(_: str, name: str, fields: tuple[str, ...] | None) -> Any:
     if fields is None:
-        return type(name, (_Object,), {})
-    return _NamedTuple(name, fields)
+        return type(name, (_ObjectStub,), {})
+    return _NamedTupleClassStub(name, fields)
 
 
-def _form(value: Any) -> Form:
-    if isinstance(value, Form):
+def _shape(value: Any) -> ArgumentShape:
+    if isinstance(value, ArgumentShape):
         return value
     if value is None:
-        return Form("leaf", "None")
+        return ArgumentShape("leaf", "None")
     if isinstance(value, dict):
         kind = "OrderedDict" if isinstance(value, OrderedDict) else "dict"
         pairs = [(f"[{key!r}]", child) for key, child in value.items()]
@@ -209,14 +212,14 @@ def _form(value: Any) -> Form:
         if kind == "dict":
             pairs.sort(key=lambda pair: pair[0])
         return _container(kind, pairs)
-    if isinstance(value, _Named):
+    if isinstance(value, _NamedTupleStub):
         return _container(value.cls, [(f".{name}", each) for name, each in value.fields.items()])
-    if isinstance(value, _Object):
+    if isinstance(value, _ObjectStub):
         attributes = vars(value).items()
         return _container(type(value).__name__, [(f".{name}", each) for name, each in attributes])
     kind = "list" if isinstance(value, list) else "tuple"
     return _container(kind, [(f"[{i}]", child) for i, child in enumerate(value)])
 
 
-def _container(kind: str, children: Sequence[tuple[str, Any]]) -> Form:
-    return Form(kind, children=tuple((step, _form(child)) for step, child in children))
+def _container(kind: str, children: Sequence[tuple[str, Any]]) -> ArgumentShape:
+    return ArgumentShape(kind, children=tuple((step, _shape(child)) for step, child in children))

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
-from jaxd_protocol.jit.transforms import shown
+from jaxd_protocol.jit.transforms import describe_transformations
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.model import Part
 
 
-_CODE: Final = ("function", "class")
-_INSTALLED: Final = ("package", "python")
-_IN_ONE_LINE: Final = 3
+_CODE_KINDS: Final = ("function", "class")
+_INSTALLED_KINDS: Final = ("package", "python")
+_MAX_IN_SUMMARY: Final = 3
 _MAX_LINE: Final = 300
 
 
@@ -64,7 +64,7 @@ def part_differences(before: Sequence[Part], after: Sequence[Part]) -> tuple[Dif
     old, new = _by_name(_helpers(before)), _by_name(_helpers(after))
     changed, added, removed = [], [], []
     for name in {**new, **old}:
-        gone, come = _without_equals(old.get(name, []), new.get(name, []))
+        gone, come = _without_unchanged(old.get(name, []), new.get(name, []))
         both = min(len(gone), len(come))
         changed += [_changed(was, now) for was, now in zip(gone, come, strict=False)]
         added += [_added(part) for part in come[both:]]
@@ -88,7 +88,9 @@ def option_differences(before: Options, after: Options) -> tuple[Difference, ...
             found += _entries("option", dict(was), dict(now))
         elif name == "transformations":
             if was != now:
-                found.append(_transformations(shown(was), shown(now)))
+                found.append(
+                    _transformations(describe_transformations(was), describe_transformations(now))
+                )
         elif was != now or type(was) is not type(now):
             found.append(Difference.of_values("option", name, repr(was), repr(now)))
     return tuple(found)
@@ -103,18 +105,18 @@ def _transformations(before: str, after: str) -> Difference:
 def similarity(one: Sequence[Part], other: Sequence[Part]) -> float:
     """Which share of the parts, other than what is installed, two fingerprints have in common."""
     first, second = (
-        {(part.name, part.digest) for part in parts if part.kind not in _INSTALLED}
+        {(part.name, part.digest) for part in parts if part.kind not in _INSTALLED_KINDS}
         for parts in (one, other)
     )
     union = len(first | second)
     return len(first & second) / union if union else 0.0
 
 
-def in_one_line(differences: Sequence[Difference]) -> str:
+def summarize(differences: Sequence[Difference]) -> str:
     """The first few of them, and how many more there are."""
-    texts = [difference.text for difference in differences[:_IN_ONE_LINE]]
-    if len(differences) > _IN_ONE_LINE:
-        texts.append(f"and {len(differences) - _IN_ONE_LINE} more")
+    texts = [difference.text for difference in differences[:_MAX_IN_SUMMARY]]
+    if len(differences) > _MAX_IN_SUMMARY:
+        texts.append(f"and {len(differences) - _MAX_IN_SUMMARY} more")
     line = " ".join("; ".join(texts).split())
     return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}…"
 
@@ -153,7 +155,7 @@ def _helpers(parts: Sequence[Part]) -> Iterator[Part]:
         yield part._replace(name=f"helper {name}") if index and kind == "function" else part
 
 
-def _without_equals(before: list[Part], after: list[Part]) -> tuple[list[Part], list[Part]]:
+def _without_unchanged(before: list[Part], after: list[Part]) -> tuple[list[Part], list[Part]]:
     left = list(before)
     come = []
     for part in after:
@@ -166,13 +168,13 @@ def _without_equals(before: list[Part], after: list[Part]) -> tuple[list[Part], 
 
 
 def _changed(was: Part, now: Part) -> Difference:
-    place = f" ({now.where})" if now.where and now.kind in _CODE else ""
+    place = f" ({now.where})" if now.where and now.kind in _CODE_KINDS else ""
     differ = was.shown != now.shown and was.shown and now.shown
     if was.kind != now.kind:
-        text = f"{now.name}{place}: was {_what(was)}, is now {_what(now)}"
-    elif now.kind in _CODE:
+        text = f"{now.name}{place}: was {_describe(was)}, is now {_describe(now)}"
+    elif now.kind in _CODE_KINDS:
         text = f"{now.name}{place}: code changed"
-    elif now.kind in _INSTALLED:
+    elif now.kind in _INSTALLED_KINDS:
         text = f"{now.name} " + (
             f"{was.shown} → {now.shown}" if differ else f"{now.shown}: its installed files changed"
         )
@@ -184,7 +186,7 @@ def _changed(was: Part, now: Part) -> Difference:
     return Difference(now.kind, now.name, "changed", was.shown, now.shown, where, text)
 
 
-def _what(part: Part) -> str:
+def _describe(part: Part) -> str:
     return f"{part.kind} {part.shown}".rstrip()
 
 
@@ -203,9 +205,9 @@ def _verb(part: Part) -> str:
 
 
 def _details(part: Part) -> str:
-    if part.kind in _CODE:
+    if part.kind in _CODE_KINDS:
         return f" ({part.where})" if part.where else ""
-    if part.kind in _INSTALLED:
+    if part.kind in _INSTALLED_KINDS:
         return f" {part.shown}".rstrip()
     return f" ({part.shown})" if part.shown else ""
 

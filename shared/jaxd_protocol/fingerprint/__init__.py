@@ -12,23 +12,23 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.archives.current import current_archives
 from jaxd_protocol.fingerprint.guards import Guards as Guards
 from jaxd_protocol.fingerprint.model import Archives
-from jaxd_protocol.fingerprint.model import Entry as Entry
+from jaxd_protocol.fingerprint.model import CallbackList as CallbackList
 from jaxd_protocol.fingerprint.model import Fingerprint as Fingerprint
-from jaxd_protocol.fingerprint.model import Listed as Listed
-from jaxd_protocol.fingerprint.model import Note as Note
+from jaxd_protocol.fingerprint.model import ImpureRead as ImpureRead
+from jaxd_protocol.fingerprint.model import ListedCallback as ListedCallback
 from jaxd_protocol.fingerprint.model import Part as Part
-from jaxd_protocol.fingerprint.model import Reach as Reach
-from jaxd_protocol.fingerprint.model import Unshared as Unshared
-from jaxd_protocol.fingerprint.process_view import Here
-from jaxd_protocol.fingerprint.process_view import World as World
+from jaxd_protocol.fingerprint.model import ReachedObjects as ReachedObjects
+from jaxd_protocol.fingerprint.model import UnsharedObject as UnsharedObject
+from jaxd_protocol.fingerprint.process_view import LocalProcess
+from jaxd_protocol.fingerprint.process_view import ProcessView as ProcessView
 from jaxd_protocol.fingerprint.walk import Walk
-from jaxd_protocol.fingerprint.walk import Walked as Walked
+from jaxd_protocol.fingerprint.walk import WalkResult as WalkResult
 
-_HERE = Here()
+_LOCAL_PROCESS = LocalProcess()
 
-_MAX_IDS = 4096
-_ids = BoundedDict[tuple[int, bytes], tuple[Any, Guards, bytes]](_MAX_IDS)
-_DEEP = 10_000
+_MAX_CONTENT_IDS = 4096
+_content_ids = BoundedDict[tuple[int, bytes], tuple[Any, Guards, bytes]](_MAX_CONTENT_IDS)
+_RECURSION_LIMIT = 10_000
 
 
 class _DeepRecursion:
@@ -47,7 +47,7 @@ class _DeepRecursion:
         with self._lock:
             if not self._inside:
                 self._before = sys.getrecursionlimit()
-                sys.setrecursionlimit(max(self._before, _DEEP))
+                sys.setrecursionlimit(max(self._before, _RECURSION_LIMIT))
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -63,17 +63,17 @@ _deep_recursion = _DeepRecursion()
 def walk(
     value: Any,
     name: str,
-    world: World | None = None,
+    process_view: ProcessView | None = None,
     ignore: Collection[str] = (),
     archives: Archives | None = None,
-    listed: Listed | None = None,
-) -> Walked:
+    listed: CallbackList | None = None,
+) -> WalkResult:
     """Walks over everything that a function, class or object reaches.
 
     Args:
         value: where to begin.
         name: what to call it in messages.
-        world: whom to ask about modules; by default this process.
+        process_view: whom to ask about modules; by default this process.
         ignore: what not to count, as code would write it: ``CONFIG['stream']``.
         archives: the user's packages that count as files; by default all counts by value.
         listed: what `callbacks=` lists.
@@ -87,7 +87,9 @@ def walk(
         with _deep_recursion:
             while True:
                 known = 0 if listed is None else len(listed.counted)
-                found = Walk(HANDLERS, world or _HERE, ignore, archives, listed).run(value, name)
+                found = Walk(
+                    HANDLERS, process_view or _LOCAL_PROCESS, ignore, archives, listed
+                ).run(value, name)
                 if listed is None or len(listed.counted) == known:
                     return found
     except RecursionError as error:
@@ -102,10 +104,10 @@ def content_id(value: Any) -> bytes:
     """
     archives = current_archives()
     content = b"" if archives is None else archives.archive.content
-    known = _ids.get((id(value), content))
+    known = _content_ids.get((id(value), content))
     if known is not None and known[0] is value and known[1].hold():
         return known[2]
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     walked = walk(value, name, archives=archives)
-    _ids[id(value), content] = (value, walked.guards, walked.fingerprint.digest)
+    _content_ids[id(value), content] = (value, walked.guards, walked.fingerprint.digest)
     return walked.fingerprint.digest

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 DIGEST_SIZE: Final = 16
 
-_SMALL: Final = 1 << 62
+_SMALL_INT: Final = 1 << 62
 
 ATOMS: Final = frozenset(
     {str, int, float, bool, type(None), bytes, complex, EllipsisType, NotImplementedType}
@@ -34,7 +34,7 @@ def atom(value: Any) -> bytes | None:
         data = value.encode("utf-8", "surrogatepass")
         return b"s%d:%s" % (len(data), data)
     if kind is int:
-        data = b"%d" % value if -_SMALL < value < _SMALL else hex(value).encode()
+        data = b"%d" % value if -_SMALL_INT < value < _SMALL_INT else hex(value).encode()
         return b"i%d:%s" % (len(data), data)
     if kind is float:
         return b"f" + struct.pack("<d", value)

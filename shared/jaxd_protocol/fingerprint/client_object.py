@@ -10,11 +10,11 @@ from typing import Any, Final, NoReturn
 
 from jaxd_protocol.errors import CallbackError
 
-_OF_OTHERS: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
+_FOREIGN_PACKAGES: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
 """Whose functions, methods and partials are no objects of the user's."""
 
 
-class Live:
+class ClientObject:
     """An object of the client's, or an attribute of one. Holds only its number and names.
 
     Attributes:
@@ -31,10 +31,10 @@ class Live:
         self.names = names
         self.listed = listed
 
-    def __getattr__(self, name: str) -> Live:
+    def __getattr__(self, name: str) -> ClientObject:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Live(self.number, (*self.names, name), self.listed)
+        return ClientObject(self.number, (*self.names, name), self.listed)
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         """Is never of use.
@@ -49,7 +49,7 @@ class Live:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Live, (self.number, self.names, self.listed)
+        return ClientObject, (self.number, self.names, self.listed)
 
 
 def holds_function(value: Any) -> bool:
@@ -62,5 +62,5 @@ def holds_function(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return any(map(holds_function, value))
     home = str(type(value).__module__).partition(".")[0]
-    is_functions = home in _OF_OTHERS or type(value) is Live
+    is_functions = home in _FOREIGN_PACKAGES or type(value) is ClientObject
     return callable(value) and (isinstance(value, type) or is_functions)

@@ -12,7 +12,7 @@ from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.packages.packages import Package
 
 
-class There(NamedTuple):
+class ClientProcess(NamedTuple):
     """The client's process, as reported to a server: it replays what the client decided.
 
     Attributes:

@@ -17,7 +17,7 @@ from jaxd_protocol.fingerprint import functions
 from jaxd_protocol.fingerprint.access import attributes, follow
 from jaxd_protocol.fingerprint.archives import members
 from jaxd_protocol.fingerprint.canonical import constant
-from jaxd_protocol.fingerprint.function_wrapper import BoundFunction, PlainInside
+from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
 from jaxd_protocol.fingerprint.values import classes, containers, modules
 from jaxd_protocol.fingerprint.values.arrays import emit_array
 from jaxd_protocol.fingerprint.values.instances import emit_instance
@@ -29,12 +29,12 @@ Emit = Callable[[Walk, Any], None]
 
 def _emit_root(walk: Walk, value: Any) -> None:
     """Appends what a walk starts from; of an instance only what its `__call__` reads."""
-    value = _plain(value)
+    value = _unbound_wrapper(value)
     if members.emit_archived(walk, value):
         return
-    if type(value) not in _KINDS and not isinstance(value, type):
+    if type(value) not in _EMITTERS and not isinstance(value, type):
         walk.label = f"self {type(value).__name__}"
-        if attributes.emit_called(walk, value):
+        if attributes.emit_callable_object(walk, value):
             return
         walk.label = f"self {type(value).__name__}"
     walk.emit(value)
@@ -43,12 +43,12 @@ def _emit_root(walk: Walk, value: Any) -> None:
 def _emit_object(walk: Walk, value: Any) -> None:
     """Appends anything that is not an atom."""
     if walk.listed is not None and walk.is_listed(value):
-        walk.live(value)
+        walk.callback_only(value)
         return
-    value = _plain(value)
-    emit = _KINDS.get(type(value))
-    if isinstance(value, PlainInside):
-        _persistent(walk, value)
+    value = _unbound_wrapper(value)
+    emit = _EMITTERS.get(type(value))
+    if isinstance(value, FunctionWrapper):
+        _function_wrapper(walk, value)
     elif walk.archives is not None and members.emit_archived(walk, value):
         return
     elif emit is not None:
@@ -61,14 +61,14 @@ def _emit_object(walk: Walk, value: Any) -> None:
         emit_other(walk, value)
 
 
-def _plain(value: Any) -> Any:
+def _unbound_wrapper(value: Any) -> Any:
     """The value; a persistent function on an instance as any method."""
-    if isinstance(value, BoundFunction):
+    if isinstance(value, BoundWrapper):
         return types.MethodType(value.__func__, value.__self__)
     return value
 
 
-def _persistent(walk: Walk, value: PlainInside) -> None:
+def _function_wrapper(walk: Walk, value: FunctionWrapper) -> None:
     """The function, and how it is jitted where it is called; one of an archive is plain there."""
     if value.jit_options is None or members.is_named(walk, value.__wrapped__):
         walk.emit(value.__wrapped__)
@@ -76,10 +76,10 @@ def _persistent(walk: Walk, value: PlainInside) -> None:
         walk.numbered(value, _jitted)
 
 
-def _jitted(walk: Walk, value: PlainInside) -> None:
+def _jitted(walk: Walk, value: FunctionWrapper) -> None:
     walk.tag("jitted")
     walk.emit(value.__wrapped__)
-    walk.emit_below(" (options)", repr(value.jit_options))
+    walk.emit_child(" (options)", repr(value.jit_options))
 
 
 def _code(walk: Walk, value: types.CodeType) -> None:
@@ -96,7 +96,7 @@ def _property(walk: Walk, value: property) -> None:
     walk.tag("property")
     walk.guards.instance(value)
     for item in (value.fget, value.fset, value.fdel):
-        walk.emit_as("", item)
+        walk.emit_labelled("", item)
 
 
 def _wrapper(walk: Walk, value: Any) -> None:
@@ -150,7 +150,7 @@ _DESCRIPTORS: Final = (
     types.ClassMethodDescriptorType,
 )
 
-_KINDS: Final[dict[type, Emit]] = {
+_EMITTERS: Final[dict[type, Emit]] = {
     list: containers.emit_list,
     tuple: containers.emit_tuple,
     dict: containers.emit_dict,

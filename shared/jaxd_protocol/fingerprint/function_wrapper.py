@@ -12,7 +12,7 @@ JitOptions = tuple[tuple[str, Any], ...]
 """Name and value of each option of `jaxd_protocol.jit.options.Options` that is not the default."""
 
 
-class PlainInside:
+class FunctionWrapper:
     """Base of what stands for a function, and is that function inside of another one.
 
     A subclass is pickled as that function, by `jaxd_protocol.jit.nested.nested`.
@@ -30,7 +30,7 @@ class PlainInside:
         return self if instance is None else MethodType(self, instance)  # type: ignore[arg-type]
 
 
-class BoundFunction(partial[Any]):
+class BoundWrapper(partial[Any]):
     """Base of what a persistent function is on an instance, where that has more names than a call.
 
     Looked at, compared and packed it is the bound method of the function that it stands for. A

@@ -12,12 +12,18 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.access import attributes, follow, imports
 from jaxd_protocol.fingerprint.archives import members
 from jaxd_protocol.fingerprint.code.reads import CodeFacts, facts_of
-from jaxd_protocol.fingerprint.unpatched import home_of, place_of, refuse_patched_function
+from jaxd_protocol.fingerprint.unpatched import (
+    globals_module,
+    refuse_patched_function,
+    source_location,
+)
 from jaxd_protocol.fingerprint.values import environment, modules
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.packages.importable import importable_name
 
-_CALLBACKS: Final = frozenset({"pure_callback", "io_callback", "callback", "debug_callback"})
+_CALLBACK_FUNCTIONS: Final = frozenset(
+    {"pure_callback", "io_callback", "callback", "debug_callback"}
+)
 """A function that uses one of these reads clocks and files where it means to."""
 
 
@@ -28,12 +34,12 @@ def code_digest(code: CodeType) -> bytes:
 
 def emit_function(walk: Walk, function: FunctionType) -> None:
     """Appends a function."""
-    home = home_of(function)
+    home = globals_module(function)
     if walk.is_local(home):
         walk.numbered(function, _local_function, function.__qualname__)
         return
     if environment.is_environment(function):
-        environment.refuse(walk)
+        environment.refuse_whole(walk)
     name = importable_name(function)
     if name is not None and not walk.is_local(name[0]):
         refuse_patched_function(function, walk.path)
@@ -46,19 +52,19 @@ def emit_function(walk: Walk, function: FunctionType) -> None:
 def _local_function(walk: Walk, function: FunctionType) -> None:
     code = function.__code__
     facts = facts_of(code)
-    walk.where = place_of(code)
-    walk.quiet = not _CALLBACKS.isdisjoint(code.co_names)
+    walk.where = source_location(code)
+    walk.quiet = not _CALLBACK_FUNCTIONS.isdisjoint(code.co_names)
     walk.tag("function")
     walk.write(facts.digest)
     kind = "lambda" if code.co_name == "<lambda>" else "function"
     walk.part("function", f"{kind} {function.__qualname__}", facts.digest)
     walk.guards.function(function)
-    walk.reach.targets.note(function, facts.gives, is_inner=walk.is_inner)
+    walk.reach.targets.note(function, facts.callbacks_passed, is_inner=walk.is_inner)
     _defaults(walk, function)
     _attributes(walk, function)
     _closure(walk, function, facts)
-    members.emit_hints(walk, function)
-    if members.emit_home(walk, function):
+    members.add_computed_imports(walk, function)
+    if members.emit_defining_module(walk, function):
         return
     for read in facts.reads:
         follow.emit_global(walk, function, read)
@@ -72,12 +78,12 @@ def _defaults(walk: Walk, function: FunctionType) -> None:
     walk.text(len(defaults))
     first = code.co_argcount - len(defaults)
     for name, value in zip(code.co_varnames[first : code.co_argcount], defaults, strict=False):
-        walk.emit_as(f"default {name} of {function.__name__}", value)
+        walk.emit_labelled(f"default {name} of {function.__name__}", value)
     keywords = function.__kwdefaults__ or {}
     walk.text(len(keywords))
     for name in sorted(keywords):
         walk.text(name)
-        walk.emit_as(f"default {name} of {function.__name__}", keywords[name])
+        walk.emit_labelled(f"default {name} of {function.__name__}", keywords[name])
 
 
 def _attributes(walk: Walk, function: FunctionType) -> None:
@@ -86,7 +92,7 @@ def _attributes(walk: Walk, function: FunctionType) -> None:
     walk.text(len(names))
     for name in names:
         walk.text(name)
-        walk.emit_as(f"attribute {function.__name__}.{name}", attributes[name])
+        walk.emit_labelled(f"attribute {function.__name__}.{name}", attributes[name])
 
 
 def _closure(walk: Walk, function: FunctionType, facts: CodeFacts) -> None:
@@ -107,7 +113,7 @@ def _installed_function(walk: Walk, function: FunctionType) -> None:
 
     Its code and globals are the library's, on every machine; what it closes over is not.
     """
-    if home_of(function).partition(".")[0] == "gin":
+    if globals_module(function).partition(".")[0] == "gin":
         raise PackingError(
             f"{walk.path()} is configured by gin, which keeps its bindings where no key can see "
             "them. Give the function what gin binds: functools.partial(f, name=value), or an "
@@ -115,7 +121,7 @@ def _installed_function(walk: Walk, function: FunctionType) -> None:
         )
     walk.tag("installed function")
     walk.text(function.__code__.co_qualname)
-    modules.emit_reference(walk, home_of(function), "")
+    modules.emit_reference(walk, globals_module(function), "")
     walk.guards.function(function)
     _defaults(walk, function)
     _attributes(walk, function)
@@ -123,28 +129,28 @@ def _installed_function(walk: Walk, function: FunctionType) -> None:
         walk.text(name)
         walk.guards.cell(cell)
         try:
-            walk.emit_as(f"closure {name}", cell.cell_contents)
+            walk.emit_labelled(f"closure {name}", cell.cell_contents)
         except ValueError:
             walk.tag("empty")
 
 
 def emit_method(walk: Walk, method: MethodType) -> None:
     """Appends a bound method; of its object only what the method reads, where that is certain."""
-    if _is_of_module(walk, method, method.__name__):
+    if _emit_as_module_function(walk, method, method.__name__):
         return
     walk.tag("method")
     function, instance = method.__func__, method.__self__
     walk.emit(function)
     walk.label = f"self {type(instance).__name__}"
-    uses = attributes.uses_of_first(walk, function)
-    attributes.note_method(walk, function, instance)
+    uses = attributes.uses_of_first_parameter(walk, function)
+    attributes.record_method(walk, function, instance)
     if uses is not None and not isinstance(instance, type):
-        walk.reach.slice_of(type(instance))
-        walk.reach.slice_of(instance)
+        walk.reach.partial_read_of(type(instance))
+        walk.reach.partial_read_of(instance)
         walk.read_by.add((id(instance), id(function)))
         walk.emit_uses(walk.label, instance, uses)
     else:
-        walk.read_whole(instance)
+        walk.mark_read_whole(instance)
         walk.emit(instance)
 
 
@@ -157,11 +163,11 @@ def emit_partial(walk: Walk, value: functools.partial[Any]) -> None:
     names = _parameters(value.func)
     for index, argument in enumerate(value.args):
         name = names[index] if index < len(names) else str(index)
-        walk.emit_as(f"partial {name}", argument)
+        walk.emit_labelled(f"partial {name}", argument)
     walk.text(len(value.keywords))
     for name, argument in value.keywords.items():
         walk.text(name)
-        walk.emit_as(f"partial {name}", argument)
+        walk.emit_labelled(f"partial {name}", argument)
     if vars(value):
         walk.emit(vars(value))
 
@@ -178,13 +184,13 @@ def emit_builtin(walk: Walk, value: BuiltinFunctionType) -> None:
         home = value.__module__ or getattr(owner, "__name__", "builtins")
         walk.reach.installed.append(value)
         modules.emit_reference(walk, home, value.__qualname__)
-    elif not _is_of_module(walk, value, value.__name__):
+    elif not _emit_as_module_function(walk, value, value.__name__):
         walk.tag("bound builtin")
         walk.text(value.__name__)
         walk.emit(owner)
 
 
-def _is_of_module(walk: Walk, bound: Any, name: str) -> bool:
+def _emit_as_module_function(walk: Walk, bound: Any, name: str) -> bool:
     """Appends a method that an installed module offers as a function; False for any other.
 
     Such as `random.random` or `numpy.random.rand`: the object behind it belongs to the module.

@@ -44,7 +44,7 @@ class Guards:
         self._attributes: list[tuple[Any, str, Any]] = []
         self._arrays: dict[int, tuple[Any, Any]] = {}
         self._variables: list[tuple[str, str | None]] = []
-        self._asked: list[tuple[Callable[[], Any], Any]] = []
+        self._answers: list[tuple[Callable[[], Any], Any]] = []
         self._pinned: set[int] = set()
 
     # taken while walking ----------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Guards:
 
     def answer(self, ask: Callable[[], Any], answer: Any) -> None:
         """What a function without arguments returns, compared with `==`."""
-        self._asked.append((ask, answer))
+        self._answers.append((ask, answer))
 
     def pin(self, value: Any) -> None:
         """Changes of this container are not looked at."""
@@ -186,7 +186,7 @@ class Guards:
         for name, text in self._variables:
             if os.environ.get(name) != text:
                 return False
-        return all(_answers(ask, answer) for ask, answer in self._asked)
+        return all(_answers(ask, answer) for ask, answer in self._answers)
 
 
 def _answers(ask: Callable[[], Any], answer: Any) -> bool:

@@ -41,7 +41,7 @@ class Part(NamedTuple):
     where: str = ""
 
 
-class Unshared(NamedTuple):
+class UnsharedObject(NamedTuple):
     """Something without a content that could be hashed.
 
     Attributes:
@@ -55,7 +55,7 @@ class Unshared(NamedTuple):
     reason: str
 
 
-class Note(NamedTuple):
+class ImpureRead(NamedTuple):
     """Something that a traced function reads and that no key can hold.
 
     Attributes:
@@ -125,7 +125,7 @@ assigned, as in ``CONFIG["n"] += 1``."""
 Steps = tuple[Step, ...]
 
 
-class Slice:
+class PartialRead:
     """A container of which only some entries are reached.
 
     Attributes:
@@ -142,11 +142,11 @@ class Slice:
         self.given: dict[str, Any] = {}
 
 
-Path = tuple[int, ...]
+CodePath = tuple[int, ...]
 """The way to a code object inside of another one: a number among the nested ones each time."""
 
 
-Kind = Literal["global", "variable", "module", "code"]
+OriginKind = Literal["global", "variable", "module", "code"]
 
 
 class Origin(NamedTuple):
@@ -160,7 +160,7 @@ class Origin(NamedTuple):
         offset: of the instruction that loads it.
     """
 
-    kind: Kind
+    kind: OriginKind
     name: str
     names: tuple[str, ...] = ()
     offset: int = -1
@@ -170,7 +170,7 @@ class Origin(NamedTuple):
         return self._replace(names=(*self.names, name))
 
 
-class Gives(NamedTuple):
+class CallbackReferences(NamedTuple):
     """What code gives to be called back, nested code included.
 
     Attributes:
@@ -179,10 +179,10 @@ class Gives(NamedTuple):
     """
 
     objects: tuple[Origin, ...] = ()
-    codes: tuple[Path, ...] = ()
+    codes: tuple[CodePath, ...] = ()
 
 
-NOTHING: Final = Gives()
+NO_CALLBACKS: Final = CallbackReferences()
 
 
 def parameters_of(code: CodeType) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ def parameters_of(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
-class Target(NamedTuple):
+class CallbackCandidate(NamedTuple):
     """Something that may be called back.
 
     Attributes:
@@ -206,7 +206,7 @@ class Target(NamedTuple):
     number: int = -1
 
 
-class Targets:
+class CallbackCandidates:
     """What a server may have called back, by number: the same numbers at both ends.
 
     Attributes:
@@ -218,19 +218,21 @@ class Targets:
     """
 
     def __init__(self) -> None:
-        self.objects: list[Target] = []
-        self.codes: list[tuple[FunctionType, Path]] = []
+        self.objects: list[CallbackCandidate] = []
+        self.codes: list[tuple[FunctionType, CodePath]] = []
         self.methods: list[tuple[FunctionType, Any]] = []
         self.root: Any = None
         self.parameters: tuple[Origin, ...] = ()
 
-    def note(self, function: FunctionType, gives: Gives, *, is_inner: bool) -> None:
+    def note(self, function: FunctionType, gives: CallbackReferences, *, is_inner: bool) -> None:
         """Adds what a function gives: of a part of a walk, which has its own numbers, only code."""
         code = function.__code__
         self.codes += [(function, path) for path in gives.codes]
         if is_inner:
             return
-        self.objects += [_target(function, each) for each in gives.objects if _is_here(code, each)]
+        self.objects += [
+            _target(function, each) for each in gives.objects if _is_available(code, each)
+        ]
         if function is self.root:
             names = parameters_of(code)
             self.parameters = tuple(
@@ -259,32 +261,34 @@ class Targets:
             return defaults[at - len(names)]
         return (self.root.__kwdefaults__ or {})[name]
 
-    def note_method(self, function: FunctionType, gives: Gives, instance: object) -> None:
+    def add_method(
+        self, function: FunctionType, gives: CallbackReferences, instance: object
+    ) -> None:
         """Adds what a function gives of its first parameter, and what that is."""
         first = function.__code__.co_varnames[0]
         self.methods.append((function, instance))
         for each in gives.objects:
             if (each.kind, each.name) == ("variable", first):
-                self.objects.append(Target(instance, each.names))
+                self.objects.append(CallbackCandidate(instance, each.names))
 
 
-def _is_here(code: CodeType, origin: Origin) -> bool:
+def _is_available(code: CodeType, origin: Origin) -> bool:
     return origin.kind != "variable" or origin.name in code.co_freevars
 
 
-def _target(function: FunctionType, origin: Origin) -> Target:
+def _target(function: FunctionType, origin: Origin) -> CallbackCandidate:
     if origin.kind == "module":
-        return Target(None, origin.names, origin.name)
+        return CallbackCandidate(None, origin.names, origin.name)
     if origin.kind == "global":
-        return Target(function.__globals__.get(origin.name), origin.names)
+        return CallbackCandidate(function.__globals__.get(origin.name), origin.names)
     at = function.__code__.co_freevars.index(origin.name)
     try:
-        return Target((function.__closure__ or ())[at].cell_contents, origin.names)
+        return CallbackCandidate((function.__closure__ or ())[at].cell_contents, origin.names)
     except ValueError:
-        return Target(None, origin.names)
+        return CallbackCandidate(None, origin.names)
 
 
-class Entry(NamedTuple):
+class ListedCallback(NamedTuple):
     """One of what `callbacks=` lists, as a server knows it.
 
     Attributes:
@@ -298,7 +302,7 @@ class Entry(NamedTuple):
     name: str
 
 
-class Listed:
+class CallbackList:
     """What `callbacks=` lists.
 
     Attributes:
@@ -308,7 +312,7 @@ class Listed:
     """
 
     def __init__(
-        self, callbacks: Sequence[Callable[..., Any]] = (), entries: Sequence[Entry] = ()
+        self, callbacks: Sequence[Callable[..., Any]] = (), entries: Sequence[ListedCallback] = ()
     ) -> None:
         self.callbacks = tuple(callbacks)
         self.counted: set[int] = set()
@@ -318,11 +322,13 @@ class Listed:
         for each in self.entries:
             self._methods.setdefault(each.owner, set()).add(each.method)
 
-    def _entry(self, callback: Any) -> Entry:
-        owner = owner_of(callback)
+    def _entry(self, callback: Any) -> ListedCallback:
+        owner = method_owner(callback)
         of = callback if owner is None else owner
         number = self._owners.setdefault(id(of), len(self._owners))
-        return Entry(number, "" if owner is None else callback.__name__, said_name(callback))
+        return ListedCallback(
+            number, "" if owner is None else callback.__name__, callback_name(callback)
+        )
 
     def number_of(self, value: Any) -> int | None:
         """Which owner a value is, or stands for on a server; None when it is none."""
@@ -336,7 +342,7 @@ class Listed:
         return name in self._methods.get(owner, ())
 
 
-def owner_of(callback: Any) -> Any:
+def method_owner(callback: Any) -> Any:
     """The object whose method it is; None for what is none, or a method of a class."""
     if not isinstance(callback, MethodType | BuiltinFunctionType):
         return None
@@ -344,21 +350,21 @@ def owner_of(callback: Any) -> Any:
     return None if isinstance(owner, ModuleType | type) else owner
 
 
-def said_name(callback: Any) -> str:
+def callback_name(callback: Any) -> str:
     """What a callable is called, with its module: equal in two processes."""
-    owner = owner_of(callback)
+    owner = method_owner(callback)
     if owner is not None:
         return f"{type(owner).__module__}:{type(owner).__qualname__}.{callback.__name__}"
     named = callback if hasattr(callback, "__qualname__") else type(callback)
     return f"{getattr(named, '__module__', None)}:{named.__qualname__}"
 
 
-class Reach:
+class ReachedObjects:
     """All that a walk reached, as the packing needs it.
 
     Attributes:
         slices: by `id`, the local modules, plain objects and dicts that are read only in part.
-        whole: `id` of those that can be read as a whole, whatever `slices` says.
+        whole: `id` of those that can be read as a whole, whatever `partial_reads` says.
         imports: local modules that import statements in reached code name, and their parents.
         sources: those of them that are not imported yet.
         carried: for installed modules by name, values of attributes that the server's own copy of
@@ -377,52 +383,52 @@ class Reach:
     """
 
     def __init__(self, archives: Archives | None = None) -> None:
-        self.slices: dict[int, Slice] = {}
+        self.partial_reads: dict[int, PartialRead] = {}
         self.whole: set[int] = set()
         self.imports: dict[str, ModuleType] = {}
         self.sources: dict[str, Source] = {}
         self.carried: dict[str, dict[str, Any]] = {}
-        self.stand_ins: dict[int, Any] = {}
-        self.untravelable: dict[int, Unshared] = {}
+        self.replacements: dict[int, Any] = {}
+        self.unpicklable: dict[int, UnsharedObject] = {}
         self.numbered: list[Any] = []
         self.objects: list[Any] = []
         self.archives = archives
-        self.live: list[Any] = []
+        self.callback_only: list[Any] = []
         self.installed: list[Any] = []
-        self.targets = Targets()
+        self.targets = CallbackCandidates()
 
-    def absorb(self, part: Reach) -> None:
+    def absorb(self, part: ReachedObjects) -> None:
         """Adds what a part of the walk has reached."""
-        for name, found in part.slices.items():
-            self.slices.setdefault(name, Slice(found.value)).names.update(found.names)
+        for name, found in part.partial_reads.items():
+            self.partial_reads.setdefault(name, PartialRead(found.value)).names.update(found.names)
         self.whole |= part.whole
         self.imports.update(part.imports)
         self.sources.update(part.sources)
         for module, values in part.carried.items():
             self.carried.setdefault(module, {}).update(values)
-        for key, stand_in in part.stand_ins.items():
-            mine: Any = self.stand_ins.setdefault(key, stand_in)
+        for key, stand_in in part.replacements.items():
+            mine: Any = self.replacements.setdefault(key, stand_in)
             if isinstance(mine, dict):
                 mine.update(stand_in)
             elif isinstance(mine, SimpleNamespace):
                 vars(mine).update(vars(stand_in))
-        self.untravelable.update(part.untravelable)
+        self.unpicklable.update(part.unpicklable)
         self.objects += part.numbered  # its numbers are its own
         self.objects += part.objects
         self.installed += part.installed
         self.targets.codes += part.targets.codes  # its objects are known by other numbers
 
-    def slice_of(self, value: Any) -> Slice:
+    def partial_read_of(self, value: Any) -> PartialRead:
         """The note of what is read of a module, object or dict."""
-        found = self.slices.get(id(value))
+        found = self.partial_reads.get(id(value))
         if found is None:
-            found = self.slices[id(value)] = Slice(value)
+            found = self.partial_reads[id(value)] = PartialRead(value)
             self.objects.append(value)  # keeps its id from being used again
         return found
 
     def part_of(self, value: Any) -> set[Any] | None:
         """The names that are read of a module, object or dict; None when it counts whole."""
-        found = self.slices.get(id(value))
+        found = self.partial_reads.get(id(value))
         return None if found is None or id(value) in self.whole else found.names
 
 
@@ -444,5 +450,5 @@ class Fingerprint(NamedTuple):
     packages: Mapping[str, Package]
     local: Mapping[str, bool]
     carried: frozenset[str]
-    unshared: tuple[Unshared, ...]
-    notes: tuple[Note, ...]
+    unshared: tuple[UnsharedObject, ...]
+    notes: tuple[ImpureRead, ...]

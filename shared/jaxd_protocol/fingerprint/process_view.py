@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.fingerprint.model import Source
-from jaxd_protocol.fingerprint.unpatched import is_pristine
+from jaxd_protocol.fingerprint.unpatched import is_unpatched
 from jaxd_protocol.packages.installed import is_local_file, is_local_module
 from jaxd_protocol.packages.packages import Package, package_of
 
@@ -18,7 +18,7 @@ SALT: Final = b"jaxd-1" + MAGIC_NUMBER + bytes([sys.flags.optimize])
 """What is in every digest: this algorithm's version, the bytecode's, and whether asserts count."""
 
 
-class World(Protocol):
+class ProcessView(Protocol):
     """What a walk has to know of the process in which the function was written."""
 
     @property
@@ -41,7 +41,7 @@ class World(Protocol):
         """Whether an installed module's attribute may have another value on the other side."""
 
 
-class Here:
+class LocalProcess:
     """This process."""
 
     salt: bytes = SALT
@@ -51,9 +51,9 @@ class Here:
 
     def is_local(self, module: str) -> bool:
         """Whether a module is the user's own; one that is not imported yet by where it lies."""
-        if module in sys.modules or ("." not in module and not _found(module)):
+        if module in sys.modules or ("." not in module and not _loaded_module(module)):
             return is_local_module(module)
-        origin = _origin(module)
+        origin = _find_file(module)
         return is_local_file(origin) if origin else is_local_module(module.rpartition(".")[0])
 
     def package(self, module: str) -> Package | None:
@@ -69,7 +69,7 @@ class Here:
 
         Kept while its file stays as it is.
         """
-        path = _origin(name)
+        path = _find_file(name)
         if path is None or not path.endswith(".py") or not is_local_file(path):
             return None
         stat = os.stat(path)
@@ -84,21 +84,21 @@ class Here:
 
     def carries(self, module: ModuleType, name: str, value: Any) -> bool:
         """Whether an installed module may have been patched."""
-        return not is_pristine(module, name, value, self.is_local)
+        return not is_unpatched(module, name, value, self.is_local)
 
 
-def _found(module: str) -> bool:
-    return _spec(module) is not None
+def _loaded_module(module: str) -> bool:
+    return _find_spec(module) is not None
 
 
-def _spec(module: str) -> ModuleSpec | None:
+def _find_spec(module: str) -> ModuleSpec | None:
     """What an import of a module would run, found without running anything."""
     path: Any = None
     parent, _, _ = module.rpartition(".")
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)
         if path is None:
-            spec = _spec(parent)
+            spec = _find_spec(parent)
             path = None if spec is None else spec.submodule_search_locations
             if path is None:
                 return None
@@ -109,9 +109,9 @@ def _spec(module: str) -> ModuleSpec | None:
         return None
 
 
-def _origin(module: str) -> str | None:
+def _find_file(module: str) -> str | None:
     """The file that an import of a module would run; of a package without one, a folder."""
-    spec = _spec(module)
+    spec = _find_spec(module)
     if spec is None:
         return None
     if spec.has_location:

@@ -31,11 +31,13 @@ _CONSTANTS: Final = {
     "nan": math.nan,
 }
 
-_LARGE: Final = 1000
+_MAX_PLAIN_ITEMS: Final = 1000
 """Items of a container of plain data that is still looked at."""
 
 
-def is_pristine(module: ModuleType, name: str, value: Any, is_local: Callable[[str], bool]) -> bool:
+def is_unpatched(
+    module: ModuleType, name: str, value: Any, is_local: Callable[[str], bool]
+) -> bool:
     """Whether `value`, found as `name` in an installed module, certainly belongs there.
 
     Args:
@@ -52,7 +54,7 @@ def is_pristine(module: ModuleType, name: str, value: Any, is_local: Callable[[s
         return False
     if isinstance(value, functools.partial | tuple):
         return False  # made at run time
-    for layer in _layers(value):
+    for layer in _unwrapped(value):
         if isinstance(layer, FunctionType) and is_local(layer.__globals__.get("__name__") or ""):
             return False
     own = getattr(value, "__name__", None)
@@ -83,9 +85,9 @@ def is_plain_data(value: Any) -> bool:
     if kind in ATOMS:
         return True
     if kind in (list, tuple, set, frozenset):
-        return len(value) <= _LARGE and all(map(is_plain_data, value))
+        return len(value) <= _MAX_PLAIN_ITEMS and all(map(is_plain_data, value))
     if kind is dict:
-        if len(value) > _LARGE:
+        if len(value) > _MAX_PLAIN_ITEMS:
             return False
         return all(map(is_plain_data, value)) and all(map(is_plain_data, value.values()))
     return False
@@ -96,7 +98,7 @@ def _is_array(value: Any) -> bool:
     return bool(names & {"ndarray", "ArrayImpl"})
 
 
-def _layers(value: Any) -> Iterator[Any]:
+def _unwrapped(value: Any) -> Iterator[Any]:
     """The value, and the functions below decorators such as `jax.jit`."""
     for _ in range(20):
         yield value
@@ -105,7 +107,7 @@ def _layers(value: Any) -> Iterator[Any]:
             return
 
 
-def home_of(function: FunctionType) -> str:
+def globals_module(function: FunctionType) -> str:
     """The module whose globals a function reads.
 
     Its `__module__` may say something else: `functools.wraps` copies that.
@@ -113,7 +115,7 @@ def home_of(function: FunctionType) -> str:
     return str(function.__globals__.get("__name__") or "?")
 
 
-def place_of(code: CodeType) -> str:
+def source_location(code: CodeType) -> str:
     """File and line: ``utils.py:41``."""
     file = code.co_filename.replace("\\", "/").rpartition("/")[2]
     return f"{file}:{code.co_firstlineno}"
@@ -130,11 +132,11 @@ def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> 
         PackingError: the server's function is as it was installed.
     """
     file = function.__code__.co_filename
-    home = getattr(sys.modules.get(home_of(function)), "__file__", None) or file
+    home = getattr(sys.modules.get(globals_module(function)), "__file__", None) or file
     if os.path.isabs(file) and is_local_file(file) and not is_local_file(home):
         raise PackingError(
             f"{path()} uses {function.__module__}.{function.__qualname__}, whose code was "
-            f"replaced by that of {function.__code__.co_qualname} ({place_of(function.__code__)}). "
+            f"replaced by that of {function.__code__.co_qualname} ({source_location(function.__code__)}). "
             "The server has the original. Call your own function instead."
         )
 
@@ -154,7 +156,7 @@ def refuse_patched_class(
     """
     found = ((name, content) for base in cls.__mro__[:-1] for name, content in vars(base).items())
     for name, content in found:
-        homes = {home_of(each) for each in _functions_in(content)} & sys.modules.keys()
+        homes = {globals_module(each) for each in _functions_in(content)} & sys.modules.keys()
         if any(map(is_local, homes)):  # of no module: what a named tuple makes for itself
             raise PackingError(
                 f"{path()} uses {cls.__module__}.{cls.__qualname__}, whose {name} was "
@@ -166,5 +168,5 @@ def refuse_patched_class(
 def _functions_in(content: Any) -> list[FunctionType]:
     """The functions of a class attribute: a method, however it is wrapped, or a property."""
     parts = (content.fget, content.fset, content.fdel) if isinstance(content, property) else ()
-    found: list[Any] = [*parts, *_layers(content)] if not isinstance(content, type) else []
+    found: list[Any] = [*parts, *_unwrapped(content)] if not isinstance(content, type) else []
     return [each for each in found if isinstance(each, FunctionType)]

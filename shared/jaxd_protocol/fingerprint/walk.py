@@ -17,24 +17,24 @@ from jaxd_protocol.fingerprint.canonical import ATOMS, DIGEST_SIZE, atom, digest
 from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.model import (
     Archives,
+    CallbackList,
     Fingerprint,
-    Listed,
-    Note,
+    ImpureRead,
     Part,
-    Reach,
+    ReachedObjects,
     Steps,
-    Unshared,
+    UnsharedObject,
 )
-from jaxd_protocol.fingerprint.process_view import World
+from jaxd_protocol.fingerprint.process_view import ProcessView
 from jaxd_protocol.packages.packages import Package, import_root
 
 MAX_PARTS: Final = 5000
 """So many parts of a fingerprint are named; a function that reaches more is still hashed whole."""
 
-_DEEP: Final = 64
+_MAX_DEPTH: Final = 64
 """Nested tuples deeper than this are taken apart later, instead of on top of each other."""
 
-Body = Callable[["Walk", Any], None]
+EmitContent = Callable[["Walk", Any], None]
 
 
 class CyclicClasses(Exception):
@@ -49,7 +49,7 @@ class CyclicClasses(Exception):
         self.cls = cls
 
 
-class Walked:
+class WalkResult:
     """A finished walk.
 
     Attributes:
@@ -60,7 +60,7 @@ class Walked:
 
     __slots__ = ("fingerprint", "guards", "reach")
 
-    def __init__(self, fingerprint: Fingerprint, reach: Reach, guards: Guards) -> None:
+    def __init__(self, fingerprint: Fingerprint, reach: ReachedObjects, guards: Guards) -> None:
         self.fingerprint = fingerprint
         self.reach = reach
         self.guards = guards
@@ -89,7 +89,7 @@ class Walk:
         world: where modules and packages are asked for.
         archives: the user's packages that count as files; None when all counts by value.
         listed: what `callbacks=` lists.
-        reach, guards: as in `Walked`.
+        reach, guards: as in `WalkResult`.
         label: how the value at hand is read: ``global CONFIG['lr']``.
         where: file and line of the code that reads it.
         line: of the read at hand, where that is known.
@@ -104,21 +104,21 @@ class Walk:
     def __init__(
         self,
         handlers: Handlers,
-        world: World,
+        process_view: ProcessView,
         ignore: Collection[str] = (),
         archives: Archives | None = None,
-        listed: Listed | None = None,
+        listed: CallbackList | None = None,
     ) -> None:
         self._handlers = handlers
-        self.world = world
+        self.process_view = process_view
         self.archives = archives
         self.listed = listed
         self._ignore = frozenset(ignore)
         self.is_inner = False
         self._open_sets: frozenset[int] = frozenset()
-        self._classes: dict[int, Walked] = {}
+        self._classes: dict[int, WalkResult] = {}
         self.open_classes: frozenset[int] = frozenset()
-        self.own_classes: set[int] = set()
+        self.classes_inside: set[int] = set()
         self.read_by: set[tuple[int, int]] = set()
         self.archived: set[str] = set()
         # what is at hand
@@ -129,23 +129,23 @@ class Walk:
         self._trail: tuple[str, ...] = ()
         self._depth = 0
         # what has been written, and is to be
-        self._stream = bytearray(world.salt)
+        self._stream = bytearray(process_view.salt)
         self._numbers: dict[int, int] = {}
-        self._live: dict[int, int] = {}
-        self._stepped: set[int] = set()
-        self._queue: deque[tuple[Body, Any, int, str, str, tuple[str, ...]]] = deque()
+        self._callback_numbers: dict[int, int] = {}
+        self._partly_read: set[int] = set()
+        self._queue: deque[tuple[EmitContent, Any, int, str, str, tuple[str, ...]]] = deque()
         # what has been found beside the digest
-        self.reach = Reach(archives=archives)
+        self.reach = ReachedObjects(archives=archives)
         self.guards = Guards()
         self._parts: dict[tuple[str, str, str], Part] = {}
         self._local: dict[str, bool] = {}
         self._packages: dict[str, Package] = {}
         self._carried: set[str] = set()
-        self._unshared: dict[str, Unshared] = {}
-        self._notes: dict[Note, None] = {}
+        self._unshared: dict[str, UnsharedObject] = {}
+        self._notes: dict[ImpureRead, None] = {}
         self._absorbed: set[int] = set()
 
-    def run(self, value: Any, name: str) -> Walked:
+    def run(self, value: Any, name: str) -> WalkResult:
         """Walks over `value`, which is called `name` in messages."""
         self._trail = (name,)
         if self.listed is not None and not self.is_inner:
@@ -155,14 +155,14 @@ class Walk:
                     self.text(each)
         self.reach.targets.root = value
         self._handlers.root(self, value)
-        self._drain()
+        self._emit_queued()
         if self.archives is not None and not self.is_inner:
             self._handlers.archive(self)
-        self._leave_live()
+        self._replace_callback_only()
         if self._unshared:
             self._stream += os.urandom(DIGEST_SIZE)
         self.guards.settle()
-        return Walked(self._fingerprint(), self.reach, self.guards)
+        return WalkResult(self._fingerprint(), self.reach, self.guards)
 
     def _fingerprint(self) -> Fingerprint:
         return Fingerprint(
@@ -175,7 +175,7 @@ class Walk:
             tuple(self._notes),
         )
 
-    def _drain(self) -> None:
+    def _emit_queued(self) -> None:
         while self._queue:
             body, value, number, self.label, self.where, self._trail = self._queue.popleft()
             self._stream += b"#%d:" % number
@@ -202,21 +202,21 @@ class Walk:
     def emit(self, value: Any) -> None:
         """Appends a value of any type, or the number that it has."""
         data = atom(value) if type(value) in ATOMS else None
-        if self._ignore and self.path_of_label() in self._ignore:
-            self._pass_over(value)
+        if self._ignore and self.label_as_code() in self._ignore:
+            self._emit_ignored(value)
         elif data is not None:
             self._stream += data
-            self.part("value", self.label, data, shown(value))
+            self.part("value", self.label, data, short_repr(value))
         else:
             self._handlers.object(self, value)
 
-    def _pass_over(self, value: Any) -> None:
+    def _emit_ignored(self, value: Any) -> None:
         """Something that the user told us to ignore: it travels, and does not count."""
         self.tag("ignored")
-        reach = self._inner().run(value, self.path_of_label()).reach
+        reach = self._sub_walk().run(value, self.label_as_code()).reach
         self.reach.absorb(reach)
 
-    def emit_as(self, label: str, value: Any) -> None:
+    def emit_labelled(self, label: str, value: Any) -> None:
         """Appends a value that is read in another way than the one at hand."""
         before = self.label
         self.label = label
@@ -225,9 +225,9 @@ class Walk:
         finally:
             self.label = before
 
-    def emit_below(self, step: str, value: Any) -> None:
+    def emit_child(self, step: str, value: Any) -> None:
         """Appends a value inside of the one at hand: `step` is ``.name`` or ``['key']``."""
-        self.emit_as(self.label + step, value)
+        self.emit_labelled(self.label + step, value)
 
     def follow(self, value: Any, steps: Steps) -> None:
         """Appends what the steps from a value lead to; `label` says how the value is read."""
@@ -236,7 +236,7 @@ class Walk:
     def emit_uses(self, label: str, value: Any, uses: Mapping[Steps, int] | None) -> None:
         """Appends what is read of a value, with the line of each read; None: all of it."""
         if uses is None:
-            self.emit_as(label, value)
+            self.emit_labelled(label, value)
             return
         self.text(len(uses))
         for steps, line in uses.items():
@@ -244,7 +244,7 @@ class Walk:
             self.follow(value, steps)
             self.label = before
 
-    def numbered(self, value: Any, body: Body, name: str | None = None) -> None:
+    def numbered(self, value: Any, body: EmitContent, name: str | None = None) -> None:
         """Appends the number of something with an identity; `body` takes it apart, later.
 
         Args:
@@ -260,7 +260,7 @@ class Walk:
             self._queue.append((body, value, number, self.label, self.where, trail))
         self._stream += b"@%d;" % number
 
-    def live(self, value: Any) -> None:
+    def callback_only(self, value: Any) -> None:
         """Appends that something is given to be called back, and nothing of its content."""
         if self.is_inner:
             self.emit(value)  # a class means the same wherever it is
@@ -270,19 +270,19 @@ class Walk:
             return
         owner = None if self.listed is None else self.listed.number_of(value)
         if owner is not None:
-            self._stays(value, owner)
+            self._emit_listed(value, owner)
             return
-        number = self._live.get(id(value))
+        number = self._callback_numbers.get(id(value))
         if number is None:
-            number = self._live[id(value)] = len(self._live)
-            self.reach.live.append(value)
+            number = self._callback_numbers[id(value)] = len(self._callback_numbers)
+            self.reach.callback_only.append(value)
         self._stream += b"!%d;" % number
 
-    def _stays(self, value: Any, owner: int) -> None:
-        from jaxd_protocol.fingerprint.client_object import Live
+    def _emit_listed(self, value: Any, owner: int) -> None:
+        from jaxd_protocol.fingerprint.client_object import ClientObject
 
         self._stream += b"?%d;" % owner
-        self.reach.stand_ins[id(value)] = Live(owner, listed=True)
+        self.reach.replacements[id(value)] = ClientObject(owner, listed=True)
         self.reach.objects.append(value)  # keeps its id from being used again
 
     def is_listed(self, value: Any, steps: Steps = ()) -> bool:
@@ -299,37 +299,38 @@ class Walk:
             return False
         return True
 
-    def read_whole(self, value: Any) -> None:
+    def mark_read_whole(self, value: Any) -> None:
         """A function gets the object itself: it cannot be one that stays with the client."""
         if self.listed is not None and self.listed.number_of(value) is not None:
             self.listed.counted.add(id(value))
 
-    def note_step(self, value: Any) -> None:
+    def mark_partly_read(self, value: Any) -> None:
         """Something is read of this object."""
-        self._stepped.add(id(value))
+        self._partly_read.add(id(value))
 
-    def _leave_live(self) -> None:
+    def _replace_callback_only(self) -> None:
         """What is only given to be called back does not travel."""
         targets = self.reach.targets
         targets.objects = [
-            each._replace(number=self._live.get(id(each.root), -1)) for each in targets.objects
+            each._replace(number=self._callback_numbers.get(id(each.root), -1))
+            for each in targets.objects
         ]
-        if not self.reach.live:
+        if not self.reach.callback_only:
             return
-        from jaxd_protocol.fingerprint.client_object import Live
+        from jaxd_protocol.fingerprint.client_object import ClientObject
 
-        counted = self._numbers.keys() | self._stepped
-        for number, value in enumerate(self.reach.live):
+        counted = self._numbers.keys() | self._partly_read
+        for number, value in enumerate(self.reach.callback_only):
             if id(value) not in counted:
-                self.reach.stand_ins[id(value)] = Live(number)
+                self.reach.replacements[id(value)] = ClientObject(number)
         for each in targets.objects:
-            part = self.reach.slices.get(id(each.root))
+            part = self.reach.partial_reads.get(id(each.root))
             if part is not None and each.number >= 0 and {*each.names[:1]} - part.names:
-                part.given[each.names[0]] = Live(each.number, each.names[:1])
+                part.given[each.names[0]] = ClientObject(each.number, each.names[:1])
 
-    def nested(self, value: Any, body: Body) -> None:
+    def nested(self, value: Any, body: EmitContent) -> None:
         """Appends the content of a value without identity here, or later when it lies too deep."""
-        if self._depth >= _DEEP:
+        if self._depth >= _MAX_DEPTH:
             self.numbered(value, body)
             return
         self._depth += 1
@@ -343,7 +344,9 @@ class Walk:
         if id(items) in self._open_sets:  # an element that leads back to its own set
             return
         alone = self._open_sets | {id(items)}
-        digests = [(self._alone(item, alone), index, item) for index, item in enumerate(items)]
+        digests = [
+            (self._digest_alone(item, alone), index, item) for index, item in enumerate(items)
+        ]
         digests.sort(key=lambda each: each[0])
         self.text(len(digests))
         for content, _, item in digests:
@@ -351,25 +354,25 @@ class Walk:
             if type(item) not in ATOMS:
                 self.emit(item)  # for what it reaches
 
-    def _alone(self, item: Any, open_sets: frozenset[int]) -> bytes:
+    def _digest_alone(self, item: Any, open_sets: frozenset[int]) -> bytes:
         data = atom(item)
         if data is not None:
             return digest(data)
-        inner = self._inner(open_sets)
+        inner = self._sub_walk(open_sets)
         return inner.run(item, self._trail[-1]).fingerprint.digest
 
-    def _inner(self, open_sets: frozenset[int] | None = None) -> Walk:
+    def _sub_walk(self, open_sets: frozenset[int] | None = None) -> Walk:
         """A walk for a part of this one, with numbers of its own."""
-        inner = Walk(self._handlers, self.world, self._ignore, self.archives, self.listed)
+        inner = Walk(self._handlers, self.process_view, self._ignore, self.archives, self.listed)
         inner.is_inner = True
         inner._open_sets = self._open_sets if open_sets is None else open_sets
         inner._classes = self._classes
         inner.open_classes = self.open_classes
-        inner.own_classes |= self.own_classes
+        inner.classes_inside |= self.classes_inside
         inner.archived = self.archived
         return inner
 
-    def walk_class(self, cls: type) -> Walked:
+    def walk_class(self, cls: type) -> WalkResult:
         """What a class means by itself, whoever refers to it.
 
         On a server a class may have come with another function, and with it whatever it refers
@@ -381,9 +384,9 @@ class Walk:
         """
         known = self._classes.get(id(cls))
         if known is None:
-            inner = self._inner()
-            inner.open_classes |= inner.own_classes
-            inner.own_classes = {id(cls)}
+            inner = self._sub_walk()
+            inner.open_classes |= inner.classes_inside
+            inner.classes_inside = {id(cls)}
             known = inner.run(cls, cls.__qualname__)
             self._classes[id(cls)] = known
         return known
@@ -401,13 +404,13 @@ class Walk:
     def unshared(self, value: Any, reason: str) -> None:
         """Appends an object without content: the fingerprint will be like no other."""
         self.tag("unshared")
-        self.untravelable(value, reason)
-        found = self.reach.untravelable[id(value)]
+        self.unpicklable(value, reason)
+        found = self.reach.unpicklable[id(value)]
         self._unshared.setdefault(found.path, found)
 
     # what is found beside the digest ----------------------------------------------------------
 
-    def absorb_once(self, cls: type, part: Walked) -> None:
+    def absorb_once(self, cls: type, part: WalkResult) -> None:
         """Takes over what the walk over a class has found."""
         if id(cls) in self._absorbed:
             return
@@ -442,7 +445,7 @@ class Walk:
             return False
         known = self._local.get(module)
         if known is None:
-            known = self._local[module] = self.world.is_local(module)
+            known = self._local[module] = self.process_view.is_local(module)
         return known
 
     def carry(self, module: str, name: str, value: Any) -> None:
@@ -456,14 +459,14 @@ class Walk:
 
     def path(self) -> str:
         """How the value at hand was reached: ``f → helper → CONFIG['stream']``."""
-        label = self.path_of_label()
+        label = self.label_as_code()
         return " → ".join((*self._trail, label) if label else self._trail)
 
-    def path_of_label(self) -> str:
+    def label_as_code(self) -> str:
         """The value at hand as code would write it: ``CONFIG['lr']``."""
         return self.label.partition(" ")[2] or self.label
 
-    def untravelable(self, value: Any, reason: str) -> None:
+    def unpicklable(self, value: Any, reason: str) -> None:
         """Notes an object that has no content and cannot be packed."""
         kind = type(value)
         name = (
@@ -471,7 +474,7 @@ class Walk:
             if kind.__module__ == "builtins"
             else (f"{kind.__module__}.{kind.__qualname__}")
         )
-        self.reach.untravelable[id(value)] = Unshared(self.path(), name, reason)
+        self.reach.unpicklable[id(value)] = UnsharedObject(self.path(), name, reason)
         self.reach.objects.append(value)  # keeps its id from being used again
 
     def note(self, what: str) -> None:
@@ -479,20 +482,20 @@ class Walk:
         if self.quiet:
             return
         where = f"{self.where.rpartition(':')[0]}:{self.line}" if self.line else self.where
-        self._notes[Note(" → ".join(self._trail), what, where)] = None
+        self._notes[ImpureRead(" → ".join(self._trail), what, where)] = None
 
     def _package_of(self, module: str) -> Package | None:
         """The distribution that an installed module belongs to; None for Python's own."""
         top = import_root(module)
         package = self._packages.get(top)
         if package is None:
-            package = self.world.package(module)
+            package = self.process_view.package(module)
             if package is not None:
                 self._packages[top] = package
         return package
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value in a few characters."""
     try:
         text = repr(value)

@@ -8,9 +8,9 @@ from the functions that make an object again, which run where one arrives.
 from jaxd_protocol.jax_objects.arrays import ArrayContent as ArrayContent
 from jaxd_protocol.jax_objects.arrays import array_content as array_content
 from jaxd_protocol.jax_objects.classes import build_class as build_class
-from jaxd_protocol.jax_objects.names import found_name as found_name
-from jaxd_protocol.jax_objects.parts import Anatomy as Anatomy
-from jaxd_protocol.jax_objects.parts import take_apart as take_apart
+from jaxd_protocol.jax_objects.names import name_of_jax_object as name_of_jax_object
+from jaxd_protocol.jax_objects.parts import ObjectParts as ObjectParts
+from jaxd_protocol.jax_objects.parts import decompose as decompose
 from jaxd_protocol.jax_objects.reducers import reduce_jax as reduce_jax
 from jaxd_protocol.jax_objects.registrations import GENERATED_ATTRIBUTES as GENERATED_ATTRIBUTES
 from jaxd_protocol.jax_objects.registrations import Registration as Registration

@@ -34,7 +34,7 @@ def build_class(
     """
     # Python 3.12's `Generic` has its hook in C. An empty `__orig_bases__` keeps it content.
     whole = {"__orig_bases__": ()} | dict(namespace)
-    with _hooks_lock, _silent_hooks(bases):
+    with _hooks_lock, _disabled_hooks(bases):
         cls: type = _new(meta)(meta, name, bases, whole)
     if "__orig_bases__" not in namespace:
         type.__delattr__(cls, "__orig_bases__")
@@ -62,10 +62,10 @@ def _hook_of(owner: type) -> Any:
 
 
 @contextmanager
-def _silent_hooks(bases: tuple[type, ...]) -> Iterator[None]:
+def _disabled_hooks(bases: tuple[type, ...]) -> Iterator[None]:
     kept = {owner: _hook_of(owner) for owner in _hook_owners(bases)}
     for owner, hook in kept.items():
-        type.__setattr__(owner, "__init_subclass__", _for_other_threads(hook))
+        type.__setattr__(owner, "__init_subclass__", _in_other_threads(hook))
     try:
         yield
     finally:
@@ -73,7 +73,7 @@ def _silent_hooks(bases: tuple[type, ...]) -> Iterator[None]:
             type.__setattr__(owner, "__init_subclass__", hook)
 
 
-def _for_other_threads(hook: Any) -> Any:
+def _in_other_threads(hook: Any) -> Any:
     builder = threading.get_ident()
 
     def instead(cls: type, /, **arguments: Any) -> None:

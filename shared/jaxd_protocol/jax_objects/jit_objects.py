@@ -21,7 +21,7 @@ _PLAIN_OPTIONS = (
     "backend",
 )
 # What `functools.wraps` and jax put on every jitted function; the rest is the user's.
-_ALWAYS_THERE = frozenset(
+_STANDARD_ATTRIBUTES = frozenset(
     {
         "__annotations__",
         "__doc__",
@@ -66,10 +66,10 @@ def jit_options(jitted: Any) -> dict[str, Any]:
 
 def jit_extras(jitted: Any) -> dict[str, Any]:
     """Attributes that were set on the jitted function afterwards."""
-    return {name: value for name, value in vars(jitted).items() if name not in _ALWAYS_THERE}
+    return {name: value for name, value in vars(jitted).items() if name not in _STANDARD_ATTRIBUTES}
 
 
-def jit_again(fun: Callable[..., Any], options: dict[str, Any]) -> Any:
+def make_jit(fun: Callable[..., Any], options: dict[str, Any]) -> Any:
     """A new jitted function; runs where one arrives."""
     import jax
 

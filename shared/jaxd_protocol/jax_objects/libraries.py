@@ -25,7 +25,7 @@ FLAX_HOOKS = {
 """The classes of `flax.nnx`, by module, that register each subclass with flax and jax."""
 
 
-def library_of(cls: type) -> tuple[str, tuple[Any, ...]] | None:
+def library_registration(cls: type) -> tuple[str, tuple[Any, ...]] | None:
     """Which library registers the class, and what it was told; None when none does."""
     equinox = sys.modules.get(_EQUINOX)
     if equinox is not None and cls in equinox._module_info:
@@ -36,12 +36,12 @@ def library_of(cls: type) -> tuple[str, tuple[Any, ...]] | None:
     return None
 
 
-def tell_library(cls: type, library: str, told: tuple[Any, ...]) -> None:
+def register_with_library(cls: type, library: str, told: tuple[Any, ...]) -> None:
     """Registers a class that has arrived as its library does when the class is defined."""
     if library == "equinox":
-        _tell_equinox(cls, *told)
+        _register_with_equinox(cls, *told)
     else:
-        _tell_flax(cls, *told)
+        _register_with_flax(cls, *told)
 
 
 def state_dict_of(cls: type) -> tuple[Any, Any] | None:
@@ -50,13 +50,13 @@ def state_dict_of(cls: type) -> tuple[Any, Any] | None:
     return None if serialization is None else serialization._STATE_DICT_REGISTRY.get(cls)
 
 
-def tell_serialization(cls: type, functions: tuple[Any, Any]) -> None:
+def register_serialization(cls: type, functions: tuple[Any, Any]) -> None:
     """Tells flax how to save and restore instances of a class that has arrived."""
     serialization = importlib.import_module(_SERIALIZATION)
     serialization.register_serialization_state(cls, *functions, override=True)
 
 
-def _tell_equinox(cls: type, has_dataclass_init: bool, is_abstract: bool) -> None:
+def _register_with_equinox(cls: type, has_dataclass_init: bool, is_abstract: bool) -> None:
     import jax
 
     equinox = importlib.import_module(_EQUINOX)
@@ -85,7 +85,7 @@ def _flax_hook(cls: type) -> Any:
     return None
 
 
-def _tell_flax(cls: type, is_pytree: bool | None) -> None:
+def _register_with_flax(cls: type, is_pytree: bool | None) -> None:
     """Runs flax's hook over the finished class, and undoes what it does to the class itself."""
     before = dict(vars(cls))
     # The hook reads annotations, which may name things that this process does not have.

@@ -86,7 +86,7 @@ def kind_of(value: Any) -> str | None:
     return _kinds[cls]
 
 
-def found_name(value: Any) -> tuple[str, str] | None:
+def name_of_jax_object(value: Any) -> tuple[str, str] | None:
     """Module and name of a jax object in an installed package; None when it has none.
 
     First by what it says of itself, then among all that the packages hold which it may be from.

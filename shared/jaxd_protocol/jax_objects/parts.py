@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.jax_objects.jaxprs import closed_jaxpr_parts, jaxpr_parts
 from jaxd_protocol.jax_objects.jit_objects import jit_parts
-from jaxd_protocol.jax_objects.names import found_name, kind_of
+from jaxd_protocol.jax_objects.names import kind_of, name_of_jax_object
 
 
-class Anatomy(NamedTuple):
+class ObjectParts(NamedTuple):
     """A jax object in parts.
 
     Attributes:
@@ -28,32 +28,32 @@ class Anatomy(NamedTuple):
     is_value: bool = False
 
 
-def take_apart(value: Any) -> Anatomy | None:
+def decompose(value: Any) -> ObjectParts | None:
     """The parts of a jax object; None when it is not one that we know.
 
     Arrays are not taken apart here: see `array_content`. What has a name in an installed package
     (`jnp.sin`, a primitive) is that name, as long as the name leads to this very object.
     """
     kind = kind_of(value)
-    if kind is None or kind not in _PARTS:
+    if kind is None or kind not in _PARTS_OF_KIND:
         return None
-    name = found_name(value) if kind in _NAMED else None
+    name = name_of_jax_object(value) if kind in _NAMED_KINDS else None
     if name is not None:
-        return Anatomy(kind, (("module", name[0]), ("name", name[1])))
-    parts = _PARTS[kind](value)
-    return Anatomy(
+        return ObjectParts(kind, (("module", name[0]), ("name", name[1])))
+    parts = _PARTS_OF_KIND[kind](value)
+    return ObjectParts(
         kind,
         tuple(part for part in parts.items() if _is_literal(part[1])),
         tuple(part for part in parts.items() if not _is_literal(part[1])),
-        kind in _VALUES,
+        kind in _VALUE_KINDS,
     )
 
 
-_NAMED = frozenset(
+_NAMED_KINDS = frozenset(
     {"jit", "custom_jvp", "custom_vjp", "custom_vmap", "ufunc", "primitive", "cache"}
 )
 # jax compares these by content, and makes equal ones anew or not as it likes.
-_VALUES = frozenset(
+_VALUE_KINDS = frozenset(
     {
         "abstract array",
         "abstract mesh",
@@ -71,9 +71,9 @@ _VALUES = frozenset(
         "tree structure",
     }
 )
-_LITERALS = (bool, int, float, str, bytes)
+_LITERAL_TYPES = (bool, int, float, str, bytes)
 # Names and texts that `functools.wraps` copies; they decide nothing.
-_COPIED = frozenset(
+_COPIED_ATTRIBUTES = frozenset(
     {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__"}
 )
 
@@ -81,16 +81,16 @@ _COPIED = frozenset(
 def _is_literal(value: Any) -> bool:
     if type(value) is tuple:
         return all(_is_literal(item) for item in value)
-    return value is None or type(value) in _LITERALS
+    return value is None or type(value) in _LITERAL_TYPES
 
 
 def _attributes(*names: str) -> Callable[[Any], dict[str, Any]]:
     return lambda value: {name.strip("_"): getattr(value, name, None) for name in names}
 
 
-def _own_state(value: Any) -> dict[str, Any]:
+def _state_parts(value: Any) -> dict[str, Any]:
     state = vars(value)
-    return {name: state[name] for name in sorted(state) if name not in _COPIED}
+    return {name: state[name] for name in sorted(state) if name not in _COPIED_ATTRIBUTES}
 
 
 def _ufunc_parts(value: Any) -> dict[str, Any]:
@@ -173,13 +173,13 @@ _SHOWN_AS_TEXT = (
     "disabled_safety_checks",
 )
 
-_PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+_PARTS_OF_KIND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "jit": jit_parts,
-    "custom_jvp": _own_state,
-    "custom_vjp": _own_state,
-    "custom_vmap": _own_state,
+    "custom_jvp": _state_parts,
+    "custom_vjp": _state_parts,
+    "custom_vmap": _state_parts,
     "ufunc": _ufunc_parts,
-    "primitive": _own_state,
+    "primitive": _state_parts,
     "cache": _attributes("__wrapped__"),
     "tree structure": _tree_parts,
     "device": _attributes("platform", "id"),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.jax_objects.jit_objects import jit_again, jit_extras, jit_options
-from jaxd_protocol.jax_objects.names import JAX_TYPES, found_name, kind_of
+from jaxd_protocol.jax_objects.jit_objects import jit_extras, jit_options, make_jit
+from jaxd_protocol.jax_objects.names import JAX_TYPES, kind_of, name_of_jax_object
 from jaxd_protocol.packages.importable import find_object
 
 
@@ -27,28 +27,28 @@ def reduce_jax(value: Any) -> Any:
 
 def _by_name_or(other: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def reduce(value: Any) -> Any:
-        name = found_name(value)
+        name = name_of_jax_object(value)
         return other(value) if name is None else (find_object, name)
 
     return reduce
 
 
 def _jit(value: Any) -> Any:
-    made = (jit_again, (value._fun, jit_options(value)))
+    made = (make_jit, (value._fun, jit_options(value)))
     extras = jit_extras(value)
     return (*made, extras, None, None, _set_attributes) if extras else made
 
 
-def _empty_then_state(value: Any) -> Any:
+def _reduce_in_two_steps(value: Any) -> Any:
     """The object before its functions, which may reach it again through their globals."""
-    kept = {name: item for name, item in vars(value).items() if name not in _LEFT_OUT}
-    return _empty, (kind_of(value),), kept, None, None, _set_attributes
+    kept = {name: item for name, item in vars(value).items() if name not in _OMITTED_ATTRIBUTES}
+    return _make_empty, (kind_of(value),), kept, None, None, _set_attributes
 
 
-_LEFT_OUT = frozenset({"__annotations__", "__doc__", "__type_params__"})
+_OMITTED_ATTRIBUTES = frozenset({"__annotations__", "__doc__", "__type_params__"})
 
 
-def _empty(kind: str) -> Any:
+def _make_empty(kind: str) -> Any:
     import jax  # noqa: F401
 
     module, name = JAX_TYPES[kind]
@@ -60,10 +60,10 @@ def _set_attributes(value: Any, state: dict[str, Any]) -> None:
 
 
 def _device(value: Any) -> Any:
-    return _device_here, (value.platform, value.id)
+    return _find_device, (value.platform, value.id)
 
 
-def _device_here(platform: str, index: int) -> Any:
+def _find_device(platform: str, index: int) -> Any:
     import jax
 
     try:
@@ -88,10 +88,10 @@ def _exported(value: Any) -> Any:
             "a jax.export.Exported travels in serialised form, which needs the package "
             "flatbuffers: pip install flatbuffers, on both ends"
         ) from error
-    return _exported_again, (data,)
+    return _load_exported, (data,)
 
 
-def _exported_again(data: bytes) -> Any:
+def _load_exported(data: bytes) -> Any:
     from jax import export
 
     return export.deserialize(bytearray(data))
@@ -109,7 +109,7 @@ def _automatic_layout(_: Any) -> Any:
     return find_object, ("jax.experimental.layout", "Layout.AUTO")
 
 
-def _nothing(_: Any) -> Any:
+def _as_none(_: Any) -> Any:
     return _none, ()
 
 
@@ -132,10 +132,10 @@ def _primitive(value: Any) -> NoReturn:
 
 
 def _cache(value: Any) -> Any:
-    return _cache_again, (value.__wrapped__,)
+    return _make_cache, (value.__wrapped__,)
 
 
-def _cache_again(function: Any) -> Any:
+def _make_cache(function: Any) -> Any:
     import jax  # noqa: F401
 
     return find_object("jax._src.util", "weakref_lru_cache")(function)
@@ -143,17 +143,17 @@ def _cache_again(function: Any) -> Any:
 
 _REDUCERS: dict[str, Callable[[Any], Any]] = {
     "jit": _by_name_or(_jit),
-    "custom_jvp": _by_name_or(_empty_then_state),
-    "custom_vjp": _by_name_or(_empty_then_state),
-    "custom_vmap": _by_name_or(_empty_then_state),
-    "ufunc": _by_name_or(_empty_then_state),
+    "custom_jvp": _by_name_or(_reduce_in_two_steps),
+    "custom_vjp": _by_name_or(_reduce_in_two_steps),
+    "custom_vmap": _by_name_or(_reduce_in_two_steps),
+    "ufunc": _by_name_or(_reduce_in_two_steps),
     "primitive": _by_name_or(_primitive),
     "cache": _by_name_or(_cache),
     "device": _device,
     "exported": _exported,
     "literal array": _literal_array,
     "automatic layout": _automatic_layout,
-    "traceback": _nothing,
+    "traceback": _as_none,
     "lowered": _refuse("a lowered program", "capture the function and let the server lower it"),
     "compiled": _refuse("a compiled program", "capture the function and let the server compile it"),
     "tracer": _refuse("a jax tracer", "pass the value as an argument"),

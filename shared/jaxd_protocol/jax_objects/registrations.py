@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from jaxd_protocol.jax_objects.libraries import (
-    library_of,
+    library_registration,
+    register_serialization,
+    register_with_library,
     state_dict_of,
-    tell_library,
-    tell_serialization,
 )
 from jaxd_protocol.jax_objects.names import attribute
 
@@ -59,7 +59,7 @@ def class_registration(cls: type) -> Registration | None:
     registry = attribute("jax._src.tree_util", "_registry")
     if registry is None:
         return None
-    style = library_of(cls)
+    style = library_registration(cls)
     if style is None and cls in registry:
         entry = registry[cls]
         style = _style(cls, entry.to_iter, entry.from_iter)
@@ -85,9 +85,9 @@ def finish_class(cls: type, registration: Registration | None) -> None:
     if registration.style in _REGISTER:
         _REGISTER[registration.style](cls, *registration.parts)
     elif registration.style != "none":
-        tell_library(cls, registration.style, registration.parts)
+        register_with_library(cls, registration.style, registration.parts)
     if registration.state_dict is not None:
-        tell_serialization(cls, registration.state_dict)
+        register_serialization(cls, registration.state_dict)
 
 
 def _style(cls: type, to_iter: Any, from_iter: Any) -> tuple[str, tuple[Any, ...]]:

@@ -10,17 +10,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jaxd_protocol.fingerprint.function_wrapper import JitOptions, PlainInside
+from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper, JitOptions
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import Statics, statics_of
+from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 
 
 def nested(function: Callable[..., Any], options: JitOptions | None) -> Callable[..., Any]:
     """The function as others call it on the server."""
-    return function if options is None else _Nested(function, options)
+    return function if options is None else _NestedFunction(function, options)
 
 
-class _Nested(PlainInside):
+class _NestedFunction(FunctionWrapper):
     """Made where a persistent function arrives that another one calls."""
 
     def __init__(self, function: Callable[..., Any], options: JitOptions) -> None:
@@ -55,16 +55,16 @@ def call_jitted(
     def inner(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    statics = statics_of(function, given)
+    statics = infer_static_args(function, given)
     if not statics.strict:
-        dynamic, bound = _without_undeclared(inner, statics, args, kwargs)
+        dynamic, bound = _with_implicit_static(inner, statics, args, kwargs)
         if bound is not None:
             return jax.jit(bound)(*dynamic)
     return jax.jit(inner, **given.jit_arguments())(*args, **kwargs)
 
 
-def _without_undeclared(
-    function: Callable[..., Any], statics: Statics, args: tuple[Any, ...], kwargs: dict[str, Any]
+def _with_implicit_static(
+    function: Callable[..., Any], statics: StaticArgs, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Any], Callable[..., Any] | None]:
     """The leaves that jax can trace and the function of them; None where these are all."""
     import jax

@@ -15,7 +15,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import LostUpdateError
 from jaxd_protocol.pickling.names import HERE
 
-GIVEN: Final = "jaxd: the argument"
+SAME_ARGUMENT: Final = "jaxd: the argument"
 """The key of a dict that stands in a result for one of the arguments: `{GIVEN: {0: None}}`."""
 
 
@@ -43,7 +43,7 @@ def variables_of(tree: Any) -> list[Any]:
     return found
 
 
-def without_repeated(tree: Any) -> Any:
+def without_duplicates(tree: Any) -> Any:
     """The tree with a small stand-in for each variable that was there before.
 
     What it stands for is known to `Updating`; an array need not travel, nor be donated, twice.
@@ -91,7 +91,7 @@ class Updating:
     """A function that also returns what became of the variables that it was given.
 
     Calls return `(changes, result, marks)`: new values by the number of their variable, what the
-    function returns, and one None for each argument in it, for which a `GIVEN` stands.
+    function returns, and one None for each argument in it, for which a `SAME_ARGUMENT` stands.
 
     Args:
         function: what is called.
@@ -133,7 +133,7 @@ class Updating:
             LostUpdateError: when it changes what an object is made of, or what it may not.
         """
         args, kwargs = self._tied((args, kwargs))
-        watch = _Watch(args, kwargs)
+        watch = _VariableSnapshot(args, kwargs)
         result = self.function(*args, **kwargs)
         watch.refuse_other_structures(may_replace=not self.same)
         if self.refuses:
@@ -143,7 +143,7 @@ class Updating:
         for number, other in enumerate(self.same):
             if number != other:
                 changes.pop(number, None)
-        result, marks = _marked(result, args, kwargs)
+        result, marks = _mark_arguments(result, args, kwargs)
         return changes, result, marks
 
     def _tied(self, tree: Any) -> Any:
@@ -167,7 +167,7 @@ def refusing_lost_updates(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if loaded_nnx() is None:
             return function(*args, **kwargs)
-        watch = _Watch(args, kwargs)
+        watch = _VariableSnapshot(args, kwargs)
         result = function(*args, **kwargs)
         watch.refuse_other_structures()
         watch.refuse_new_values()
@@ -176,7 +176,7 @@ def refusing_lost_updates(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _Watch:
+class _VariableSnapshot:
     """The variables among some arguments, as they are before the function runs."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -202,7 +202,7 @@ class _Watch:
         return {
             number: value
             for number, value in enumerate(now)
-            if all_of_them or not _are_the_same(value, self._before[number])
+            if all_of_them or not _is_unchanged(value, self._before[number])
         }
 
     def refuse_other_structures(self, *, may_replace: bool = True) -> None:
@@ -246,7 +246,7 @@ class _Watch:
         return f"{which} (a {type(self._arguments[name]).__name__})"
 
 
-def _are_the_same(value: Any, before: list[Any]) -> bool:
+def _is_unchanged(value: Any, before: list[Any]) -> bool:
     import jax
 
     leaves = jax.tree.leaves(value)
@@ -254,8 +254,10 @@ def _are_the_same(value: Any, before: list[Any]) -> bool:
     return len(leaves) == len(before) and all(one is other for one, other in pairs)
 
 
-def _marked(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[None]]:
-    """The result with a `GIVEN` for each nnx object that is one of the arguments itself."""
+def _mark_arguments(
+    result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[None]]:
+    """The result with a `SAME_ARGUMENT` for each nnx object that is one of the arguments itself."""
     import jax
 
     nnx = loaded_nnx()
@@ -268,6 +270,6 @@ def _marked(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         if id(leaf) not in names:
             return leaf
         marks.append(None)
-        return {GIVEN: {names[id(leaf)]: None}}
+        return {SAME_ARGUMENT: {names[id(leaf)]: None}}
 
     return jax.tree.map(mark, result, is_leaf=lambda each: id(each) in names), marks

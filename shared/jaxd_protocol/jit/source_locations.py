@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 
-def without_places() -> AbstractContextManager[Any]:
+def without_source_locations() -> AbstractContextManager[Any]:
     """Within it, what jax lowers does not say where it stood; nothing where jax cannot do that."""
     try:
         from jax._src.config import traceback_in_locations_limit

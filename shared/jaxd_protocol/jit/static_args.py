@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxd_protocol.jit.options import Options
 
 
-class Statics(NamedTuple):
+class StaticArgs(NamedTuple):
     """Static positions and keyword names, and what becomes of other things that are no data.
 
     Attributes:
@@ -43,10 +43,10 @@ class Statics(NamedTuple):
         return frozenset(n + count if n < 0 else n for n in self.positions)
 
 
-NO_STATICS = Statics()
+NO_STATIC_ARGS = StaticArgs()
 
 
-def statics_of(function: Callable[..., Any], options: Options) -> Statics:
+def infer_static_args(function: Callable[..., Any], options: Options) -> StaticArgs:
     """The static arguments of `function` under `options`.
 
     Given only positions, the names follow from the signature, and the other way round. Where
@@ -55,7 +55,7 @@ def statics_of(function: Callable[..., Any], options: Options) -> Statics:
     """
     nums, names, strict = options.static_argnums, options.static_argnames, options.static == "jax"
     if nums is None and names is None:
-        return Statics(strict=True) if strict else NO_STATICS
+        return StaticArgs(strict=True) if strict else NO_STATIC_ARGS
     parameters = _parameters(function)
     if nums is None and parameters is not None:
         nums = tuple(i for i, (name, _) in enumerate(parameters) if name in (names or ()))
@@ -64,7 +64,7 @@ def statics_of(function: Callable[..., Any], options: Options) -> Statics:
         names = tuple(
             name for i, (name, by_name) in enumerate(parameters) if by_name and i in positions
         )
-    return Statics(positions, frozenset(names or ()), strict)
+    return StaticArgs(positions, frozenset(names or ()), strict)
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, bool]] | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_protocol.pytree.literals import plain_number
 
@@ -77,7 +77,7 @@ def content_of(value: Any) -> bytes:
     return b"C" + found.digest
 
 
-def close_untraceable(tree: Any, *, strict: bool) -> Any:
+def wrap_untraceable(tree: Any, *, strict: bool) -> Any:
     """The tree as jax can take it.
 
     Args:
@@ -89,10 +89,10 @@ def close_untraceable(tree: Any, *, strict: bool) -> Any:
     """
     import jax
 
-    return jax.tree.map(lambda leaf: _closed(leaf, strict=strict), tree)
+    return jax.tree.map(lambda leaf: _wrap(leaf, strict=strict), tree)
 
 
-def _closed(leaf: Any, *, strict: bool) -> Any:
+def _wrap(leaf: Any, *, strict: bool) -> Any:
     import jax
     import numpy as np
 
@@ -109,8 +109,8 @@ def _closed(leaf: Any, *, strict: bool) -> Any:
     return StaticLeaf(leaf)
 
 
-def close_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics
+def wrap_untraceable_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """All arguments of a call as jax can take them; those that are declared static stay.
 
@@ -120,7 +120,7 @@ def close_arguments(
     positions = statics.at(len(args))
 
     def closed(value: Any, *, static: bool) -> Any:
-        return value if static else close_untraceable(value, strict=statics.strict)
+        return value if static else wrap_untraceable(value, strict=statics.strict)
 
     return (
         tuple(closed(value, static=i in positions) for i, value in enumerate(args)),
@@ -128,7 +128,7 @@ def close_arguments(
     )
 
 
-def opening(function: Callable[..., Any], statics: Statics) -> Callable[..., Any]:
+def unwrapping_arguments(function: Callable[..., Any], statics: StaticArgs) -> Callable[..., Any]:
     """The function for arguments in which there may be something closed: it gets it open.
 
     Args:
@@ -140,9 +140,9 @@ def opening(function: Callable[..., Any], statics: Statics) -> Callable[..., Any
     def opened(*args: Any, **kwargs: Any) -> Any:
         positions = statics.at(len(args))
         return function(
-            *(value if i in positions else _open(value) for i, value in enumerate(args)),
+            *(value if i in positions else _unwrap(value) for i, value in enumerate(args)),
             **{
-                name: value if name in statics.names else _open(value)
+                name: value if name in statics.names else _unwrap(value)
                 for name, value in kwargs.items()
             },
         )
@@ -150,16 +150,16 @@ def opening(function: Callable[..., Any], statics: Statics) -> Callable[..., Any
     return opened
 
 
-def _open(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     """The value itself where nothing in it is closed."""
     import jax
 
-    if not any(map(_is_closed, jax.tree.leaves(value, is_leaf=_is_closed))):
+    if not any(map(_is_wrapped, jax.tree.leaves(value, is_leaf=_is_wrapped))):
         return value
     return jax.tree.map(
-        lambda leaf: leaf.value if type(leaf) is StaticLeaf else leaf, value, is_leaf=_is_closed
+        lambda leaf: leaf.value if type(leaf) is StaticLeaf else leaf, value, is_leaf=_is_wrapped
     )
 
 
-def _is_closed(value: Any) -> bool:
+def _is_wrapped(value: Any) -> bool:
     return type(value) is StaticLeaf

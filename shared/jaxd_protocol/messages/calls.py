@@ -92,7 +92,7 @@ WARM: Final = 4
 ON_VALUES: Final = 8
 """Flag of a call: it refers to values, so it runs in order with its session's others, and once."""
 
-INSIDE: Final = 16
+FROM_CALLBACK: Final = 16
 """Flag of a call: it is made by something that a program of the same client has called back."""
 
 LOST_ONCE: Final = 32

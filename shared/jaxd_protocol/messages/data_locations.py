@@ -20,51 +20,51 @@ VALUE: Final = 1
 BLOCK: Final = 2
 """The data lies in block `a` of the connection, from byte `b` on."""
 
-KEPT: Final = 3
+CACHED_AS_VALUE: Final = 3
 """The data is here, and becomes value `a` of the session as well."""
 
-STORED: Final = 4
+CACHED_BY_CONTENT: Final = 4
 """The data is here, and is to be held under its content id (`a`, `b`) as well."""
 
-PACKED: Final = 5
+COMPRESSED: Final = 5
 """The data is here, compressed, and `a` bytes long without that."""
 
-ABSENT: Final = frozenset({VALUE, BLOCK})
+NOT_IN_MESSAGE: Final = frozenset({VALUE, BLOCK})
 """The data of leaves of these kinds is not in the message."""
 
-HOME_BYTES: Final = 1 << 16
+INLINE_RESULT_BYTES: Final = 1 << 16
 """Results up to this size are sent back with the reply."""
 
-EVERYTHING: Final = -1
-NOTHING: Final = (1 << 63) - 1
-"""Bounds for `Stay.above`: a leaf of 0 bytes is above the first, and none is above the second."""
+KEEP_ALL: Final = -1
+KEEP_NONE: Final = (1 << 63) - 1
+"""Bounds for `ResultPolicy.above`: a leaf of 0 bytes is above the first, and none is above the second."""
 
-PROOF_BYTES: Final = 16
+BLOCK_PROBE_BYTES: Final = 16
 """What the server reads at the beginning of a block to show that it sees the client's memory."""
 
-KNOWN: Final = b"\0"
-NAMED: Final = b"\1"
+INDEXED_SKELETON: Final = b"\0"
+DEFINING_SKELETON: Final = b"\1"
 """First bytes of what stands for a skeleton that has a number in its session."""
 
-WORTH_A_NAME: Final = 512
+MIN_INDEXED_BYTES: Final = 512
 """Bytes of a skeleton; shorter ones are always sent whole."""
 
-MOST_NAMED_BYTES: Final = 1 << 18
+MAX_INDEXED_BYTES: Final = 1 << 18
 """Longer skeletons get no number: a session keeps up to 256 of them."""
 
 _HASH_BYTES: Final = 8
 _ID_BITS: Final = 20
 
-new_number: Final = itertools.count(1).__next__
+new_call_number: Final = itertools.count(1).__next__
 """A number for a call, never used twice in this process; the ids of its results are made of it."""
 
-_ROW: Final = struct.Struct("!IBQQ")
-_KIND_AT: Final = 4
+_LOCATION: Final = struct.Struct("!IBQQ")
+_KIND_OFFSET: Final = 4
 _CONTENT: Final = struct.Struct("!QQ")
-_STAY: Final = struct.Struct("!QqqQ")
+_POLICY: Final = struct.Struct("!QqqQ")
 
 
-class Row(NamedTuple):
+class DataLocation(NamedTuple):
     """Where the data of one leaf lies, or of several that follow one another.
 
     Attributes:
@@ -84,12 +84,12 @@ class Row(NamedTuple):
         return range(self.leaf, self.leaf + 1 + (self.b if self.kind == VALUE else 0))
 
 
-def leaves_of_kinds(rows: Iterable[Row], kinds: Container[int]) -> tuple[int, ...]:
+def leaves_located_in(rows: Iterable[DataLocation], kinds: Container[int]) -> tuple[int, ...]:
     """The numbers of the leaves whose data lies in one of some kinds of places."""
     return tuple(chain.from_iterable(row.leaves for row in rows if row.kind in kinds))
 
 
-class Stay(NamedTuple):
+class ResultPolicy(NamedTuple):
     """What of a result stays on the server.
 
     Attributes:
@@ -108,11 +108,11 @@ class Stay(NamedTuple):
 
     def to_bytes(self, acked: int = 0, knows: bytes = b"") -> bytes:
         """For the wire; `acked` and `knows` replace those of this one."""
-        fixed = _STAY.pack(self.number, self.above, self.home, acked or self.acked)
+        fixed = _POLICY.pack(self.number, self.above, self.home, acked or self.acked)
         return fixed + (knows or self.knows)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Stay | None:
+    def from_bytes(cls, data: bytes) -> ResultPolicy | None:
         """What `to_bytes` wrote; None when the whole result is in the reply.
 
         Raises:
@@ -120,23 +120,23 @@ class Stay(NamedTuple):
         """
         if not data:
             return None
-        if len(data) not in (_STAY.size, _STAY.size + _HASH_BYTES):
+        if len(data) not in (_POLICY.size, _POLICY.size + _HASH_BYTES):
             raise ProtocolError("a call has an unreadable result policy.")
-        number, above, home, acked = _STAY.unpack_from(data)
-        return cls(number, above, home, acked, data[_STAY.size :])
+        number, above, home, acked = _POLICY.unpack_from(data)
+        return cls(number, above, home, acked, data[_POLICY.size :])
 
 
-def form_hash(skeleton: bytes) -> bytes:
+def shape_hash(skeleton: bytes) -> bytes:
     """A short hash of what a result looks like: 8 bytes of BLAKE2b."""
     return hashlib.blake2b(skeleton, digest_size=_HASH_BYTES).digest()
 
 
-def first_id(number: int) -> int:
+def first_value_id(number: int) -> int:
     """The id of the first result of a call, the others follow."""
     return number << _ID_BITS
 
 
-def call_of(id: int) -> int:  # noqa: A002
+def call_number_of(id: int) -> int:  # noqa: A002
     """The number of the call that has made the value with that id."""
     return id >> _ID_BITS
 
@@ -154,47 +154,47 @@ def content_id(spec: bytes, data: memoryview) -> tuple[int, int]:
     return a, b
 
 
-def known_skeleton(number: int) -> bytes:
+def indexed_skeleton(number: int) -> bytes:
     """Stands for the skeleton with that number, 0 to 255."""
-    return KNOWN + bytes((number,))
+    return INDEXED_SKELETON + bytes((number,))
 
 
-def named_skeleton(number: int, skeleton: bytes) -> bytes:
+def defining_skeleton(number: int, skeleton: bytes) -> bytes:
     """A skeleton that has that number from now on."""
-    return NAMED + bytes((number,)) + skeleton
+    return DEFINING_SKELETON + bytes((number,)) + skeleton
 
 
-def pack_rows(rows: Sequence[Row]) -> bytes:
+def pack_locations(rows: Sequence[DataLocation]) -> bytes:
     """For the wire."""
-    return struct.pack("!" + _ROW.format[1:] * len(rows), *chain.from_iterable(rows))
+    return struct.pack("!" + _LOCATION.format[1:] * len(rows), *chain.from_iterable(rows))
 
 
-def unpack_rows(data: bytes, leaves: int) -> list[Row]:
-    """What `pack_rows` wrote.
+def unpack_locations(data: bytes, leaves: int) -> list[DataLocation]:
+    """What `pack_locations` wrote.
 
     Raises:
         ProtocolError: when it is anything else, or the leaves are not there or not in order.
     """
-    if len(data) % _ROW.size:
+    if len(data) % _LOCATION.size:
         raise ProtocolError("a call has unreadable data locations.")
-    rows = list(map(Row._make, _ROW.iter_unpack(data)))
+    rows = list(map(DataLocation._make, _LOCATION.iter_unpack(data)))
     last = -1
     for row in rows:
         first, last = last, row.leaf + (row.b if row.kind == VALUE else 0)
-        if not first < row.leaf <= last < leaves or not VALUE <= row.kind <= PACKED:
+        if not first < row.leaf <= last < leaves or not VALUE <= row.kind <= COMPRESSED:
             raise ProtocolError("a call has an impossible data location.")
     return rows
 
 
-def inflated_bytes(data: bytes) -> int:
+def decompressed_bytes(data: bytes) -> int:
     """How many bytes a call says that its compressed data has without that, before more is read.
 
     Args:
-        data: what `pack_rows` wrote, or anything else.
+        data: what `pack_locations` wrote, or anything else.
     """
-    if PACKED not in data[_KIND_AT :: _ROW.size] or len(data) % _ROW.size:
+    if COMPRESSED not in data[_KIND_OFFSET :: _LOCATION.size] or len(data) % _LOCATION.size:
         return 0
-    return sum(a for _, kind, a, _ in _ROW.iter_unpack(data) if kind == PACKED)
+    return sum(a for _, kind, a, _ in _LOCATION.iter_unpack(data) if kind == COMPRESSED)
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
@@ -210,14 +210,14 @@ def unpack_ids(data: bytes) -> tuple[int, ...]:
     return struct.unpack(f"!{len(data) // 8}Q", data)
 
 
-def pack_numbers(numbers: Iterable[int]) -> bytes:
+def pack_leaf_numbers(numbers: Iterable[int]) -> bytes:
     """Numbers of leaves, for the wire."""
     found = tuple(numbers)
     return struct.pack(f"!{len(found)}I", *found) if found else b""
 
 
-def unpack_numbers(data: bytes) -> tuple[int, ...]:
-    """What `pack_numbers` wrote; raises `ProtocolError` for anything else."""
+def unpack_leaf_numbers(data: bytes) -> tuple[int, ...]:
+    """What `pack_leaf_numbers` wrote; raises `ProtocolError` for anything else."""
     if len(data) % 4:
         raise ProtocolError("the numbers of leaves cannot be read.")
     return struct.unpack(f"!{len(data) // 4}I", data)

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, ProtocolError, RemoteError
-from jaxd_protocol.messages.tracebacks import frames_of, text_of, traceback_of
+from jaxd_protocol.messages.tracebacks import format_traceback, frames_of, traceback_of
 from jaxd_protocol.packages.installed import content_of
 from jaxd_protocol.pytree import TreeEncoder
 from jaxd_protocol.pytree.literals import dump_literal, load_literal
@@ -25,15 +25,15 @@ links, notes, own, members): frames as in `remote_frames`; links the failure tha
 blob of its attributes, or nothing; members the failures in a group."""
 
 _MAX_TEXT: Final = 1 << 20
-_MAX_LINKS: Final = 8
+_MAX_CAUSES: Final = 8
 _MAX_MEMBERS: Final = 64
-_JAXS: Final = frozenset({"jax", "jaxlib"})
-_RUN: Final = frozenset({"__del__", "__new__", "__repr__", "__str__"})
-_MADE_BY_INIT: Final = frozenset({"JaxRuntimeError"})
+_JAX_PACKAGES: Final = frozenset({"jax", "jaxlib"})
+_CODE_METHODS: Final = frozenset({"__del__", "__new__", "__repr__", "__str__"})
+_NEEDS_INIT: Final = frozenset({"JaxRuntimeError"})
 """Types of jax that cannot be shown without what their `__init__` sets, which does nothing else."""
 
 
-class OwnTypes(Protocol):
+class ExceptionTypes(Protocol):
     """The exception types that a function reaches."""
 
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
@@ -47,7 +47,7 @@ class ForwardedFailure(Exception):
     """An exception of another process of this server, which goes to the client as it is.
 
     Attributes:
-        failure: what `describe_failure` made of it there.
+        failure: what `encode_failure` made of it there.
     """
 
     def __init__(self, failure: Failure) -> None:
@@ -55,7 +55,7 @@ class ForwardedFailure(Exception):
         self.failure = failure
 
 
-def describe_failure(error: BaseException, links: int = _MAX_LINKS) -> Failure:
+def encode_failure(error: BaseException, links: int = _MAX_CAUSES) -> Failure:
     """The exception as plain values, with its whole traceback as text, and its user's as data.
 
     Never raises, whatever an exception of the user's does when it is looked at: somebody waits.
@@ -67,13 +67,13 @@ def describe_failure(error: BaseException, links: int = _MAX_LINKS) -> Failure:
     if isinstance(error, ForwardedFailure):
         return error.failure
     try:
-        return _described(error, links)
+        return _encoded(error, links)
     except BaseException as broken:  # noqa: BLE001  see above
         kind, why = type(error).__qualname__, type(broken).__qualname__
-        return _described(RuntimeError(f"{kind}, which cannot be described: {why}"), 0)
+        return _encoded(RuntimeError(f"{kind}, which cannot be described: {why}"), 0)
 
 
-def _described(error: BaseException, links: int) -> Failure:
+def _encoded(error: BaseException, links: int) -> Failure:
     kind = type(error)
     return (
         kind.__module__,
@@ -81,21 +81,21 @@ def _described(error: BaseException, links: int) -> Failure:
         _message_of(error),
         _args_of(error),
         error.retry_after_s if isinstance(error, Busy) else 0.0,
-        _sendable(text_of(error)[-_MAX_TEXT:]),
+        _escape_surrogates(format_traceback(error)[-_MAX_TEXT:]),
         frames_of(error),
-        _links(error, links),
-        tuple(_sendable(str(note)) for note in getattr(error, "__notes__", ())),
-        _own(error),
-        _members(error, links),
+        _causes(error, links),
+        tuple(_escape_surrogates(str(note)) for note in getattr(error, "__notes__", ())),
+        _user_type(error),
+        _group_members(error, links),
     )
 
 
-def _own(error: BaseException) -> tuple[Any, ...]:
+def _user_type(error: BaseException) -> tuple[Any, ...]:
     """What stands for a type of the user's own, and the attributes that are data."""
     table = sys.modules.get(
         "jaxd_protocol.pickling.unpack.content_ids"
     )  # else no class has arrived in this process
-    content = table.id_of(type(error)) if table is not None else None
+    content = table.content_id_of(type(error)) if table is not None else None
     if content is None:
         return ()
     encoder = _AttributeEncoder()
@@ -135,14 +135,14 @@ class _AttributeEncoder(TreeEncoder):
         self.array(numpy.ascontiguousarray(value).reshape(value.shape))
 
 
-def _members(error: BaseException, links: int) -> tuple[Any, ...]:
+def _group_members(error: BaseException, links: int) -> tuple[Any, ...]:
     """What an exception group holds; nothing where that is too much."""
     if not isinstance(error, ExceptionGroup) or not links or len(error.exceptions) > _MAX_MEMBERS:
         return ()
-    return tuple(describe_failure(each, links - 1) for each in error.exceptions)
+    return tuple(encode_failure(each, links - 1) for each in error.exceptions)
 
 
-def _links(error: BaseException, links: int) -> tuple[Any, ...]:
+def _causes(error: BaseException, links: int) -> tuple[Any, ...]:
     """What led to an exception, as far as it is of the user's own code."""
     kind, before = "cause", error.__cause__
     if before is None and not error.__suppress_context__:
@@ -150,11 +150,11 @@ def _links(error: BaseException, links: int) -> tuple[Any, ...]:
     if before is None or before is error or not links or isinstance(before, ForwardedFailure):
         return ()
     if before.__traceback__ is not None and not frames_of(before):
-        return _links(before, links - 1)
-    return (kind, describe_failure(before, links - 1))
+        return _causes(before, links - 1)
+    return (kind, encode_failure(before, links - 1))
 
 
-def _sendable(text: str) -> str:
+def _escape_surrogates(text: str) -> str:
     """The text with lone surrogates, as paths that are no UTF-8 have them, made visible."""
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -173,20 +173,20 @@ def _args_of(error: BaseException) -> bytes | None:
 
 def _message_of(error: BaseException) -> str:
     try:
-        return _sendable(str(error)[:_MAX_TEXT])
+        return _escape_surrogates(str(error)[:_MAX_TEXT])
     except Exception as broken:  # noqa: BLE001  a user's __str__ may do anything
         return f"<its message cannot be shown: {type(broken).__name__}>"
 
 
-def rebuild_failure(
-    failure: Failure, own: OwnTypes | None = None, *, with_jax: bool = False
+def decode_failure(
+    failure: Failure, own: ExceptionTypes | None = None, *, with_jax: bool = False
 ) -> BaseException:
     """The exception in this process's own type, else `RemoteError`, with the user's frames there.
 
     Where there are none, its note has the whole traceback as text.
 
     Args:
-        failure: what `describe_failure` made of it.
+        failure: what `encode_failure` made of it.
         own: the types of the function that was called; without it, none of the user's own comes.
         with_jax: whether frames of jax are wanted as well.
 
@@ -194,7 +194,7 @@ def rebuild_failure(
         ProtocolError: when the data stands for no exception.
     """
     try:
-        return _whole(failure, own, with_jax=with_jax)
+        return _decoded(failure, own, with_jax=with_jax)
     except ProtocolError:
         raise
     except (AttributeError, IndexError, OverflowError, RecursionError, TypeError, ValueError) as no:
@@ -203,15 +203,15 @@ def rebuild_failure(
         ) from no
 
 
-def _whole(failure: Failure, own: OwnTypes | None, *, with_jax: bool) -> BaseException:
-    members = [_whole(each, own, with_jax=with_jax) for each in (failure[10:11] or ((),))[0]]
+def _decoded(failure: Failure, own: ExceptionTypes | None, *, with_jax: bool) -> BaseException:
+    members = [_decoded(each, own, with_jax=with_jax) for each in (failure[10:11] or ((),))[0]]
     error = _rebuilt(failure, own, members)
     frames, links, notes = failure[6:9] or ((), (), ())
     for note in notes:
         error.add_note(note)
     error.__traceback__ = traceback_of(frames, with_jax=with_jax)
     if links:
-        before = _whole(links[1], own, with_jax=with_jax)
+        before = _decoded(links[1], own, with_jax=with_jax)
         if links[0] == "cause":
             error.__cause__ = before
         else:
@@ -221,17 +221,19 @@ def _whole(failure: Failure, own: OwnTypes | None, *, with_jax: bool) -> BaseExc
     return error
 
 
-def _rebuilt(failure: Failure, own: OwnTypes | None, members: list[BaseException]) -> BaseException:
+def _rebuilt(
+    failure: Failure, own: ExceptionTypes | None, members: list[BaseException]
+) -> BaseException:
     module, name, message, args, retry_after_s = failure[:5]
     if module == errors.__name__ and name in errors.__all__:
-        return _own_error(name, message, retry_after_s)
+        return _jaxd_error(name, message, retry_after_s)
     content, skeleton, blob = (failure[9:10] or ((),))[0] or (b"", b"", b"")
     error = None
     try:
         values = load_literal(args, 0)[0] if args is not None else (message,)
         values = (*values, members) if members else values
         if own is not None and content:
-            error = _users_error(own.exception_type(module, name, content), values)
+            error = _user_error(own.exception_type(module, name, content), values)
             if error is not None and skeleton:
                 vars(error).update(own.attributes(skeleton, blob))
         else:
@@ -244,12 +246,12 @@ def _rebuilt(failure: Failure, own: OwnTypes | None, members: list[BaseException
     return RemoteError(f"{qualified}: {message}", qualified)
 
 
-def _own_error(name: str, message: str, retry_after_s: float) -> BaseException:
+def _jaxd_error(name: str, message: str, retry_after_s: float) -> BaseException:
     kind: type[JaxdError] = getattr(errors, name)
     return Busy(message, retry_after_s) if kind is Busy else kind(message)
 
 
-def _users_error(kind: type | None, values: tuple[Any, ...]) -> BaseException | None:
+def _user_error(kind: type | None, values: tuple[Any, ...]) -> BaseException | None:
     """An instance with these `args`, made without `__init__`, whose parameters are unknown."""
     if kind is None or not issubclass(kind, Exception):
         return None
@@ -267,12 +269,12 @@ def _known_error(
         if _is_exception(kind) and issubclass(kind, SyntaxError):
             values = (message,)  # whoever shows one opens the file that it names
         return kind(*values) if _is_exception(kind) else None
-    kind = content_of(module).get(name) if module.partition(".")[0] in _JAXS else None
+    kind = content_of(module).get(name) if module.partition(".")[0] in _JAX_PACKAGES else None
     if not _is_exception(kind) or kind.__module__ != module:
         return None
-    if name in _MADE_BY_INIT:
+    if name in _NEEDS_INIT:
         return kind(*values)  # type: ignore[no-any-return]
-    return None if has_code(kind, _RUN) else _users_error(kind, values)
+    return None if has_code(kind, _CODE_METHODS) else _user_error(kind, values)
 
 
 def has_code(kind: type, methods: frozenset[str]) -> bool:

@@ -12,16 +12,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.fingerprint.model import Entry, Fingerprint, Listed, Part, Source
+from jaxd_protocol.fingerprint.model import CallbackList, Fingerprint, ListedCallback, Part, Source
 from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.packages.packages import Package
 
 if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.client_view import There
+    from jaxd_protocol.fingerprint.client_view import ClientProcess
 
 
-class Meaning(NamedTuple):
+class FunctionManifest(NamedTuple):
     """A fingerprint with what it was made of and from.
 
     Attributes:
@@ -41,15 +41,15 @@ class Meaning(NamedTuple):
     carried: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
     shared: bool = True
-    callbacks: tuple[Entry, ...] = ()
+    callbacks: tuple[ListedCallback, ...] = ()
 
     @classmethod
     def of(
         cls,
         found: Fingerprint,
         ignored: tuple[str, ...] = (),
-        callbacks: tuple[Entry, ...] = (),
-    ) -> Meaning:
+        callbacks: tuple[ListedCallback, ...] = (),
+    ) -> FunctionManifest:
         """What this process says of a fingerprint that it found."""
         return cls(
             found.digest,
@@ -64,20 +64,24 @@ class Meaning(NamedTuple):
         )
 
     @property
-    def listed(self) -> Listed | None:
+    def listed(self) -> CallbackList | None:
         """What `callbacks=` lists, as a walk on the server takes it; None for nothing."""
-        return Listed(entries=self.callbacks) if self.callbacks else None
+        return CallbackList(entries=self.callbacks) if self.callbacks else None
 
-    def there(self, modules: Mapping[str, ModuleType], sources: Mapping[str, Source]) -> There:
+    def there(
+        self, modules: Mapping[str, ModuleType], sources: Mapping[str, Source]
+    ) -> ClientProcess:
         """The client's process, as a walk on the server sees it.
 
         Args:
             modules: the client's local modules, as they arrived.
             sources: those of them that are not imported yet.
         """
-        from jaxd_protocol.fingerprint.client_view import There  # clients have no use for it
+        from jaxd_protocol.fingerprint.client_view import (
+            ClientProcess,  # clients have no use for it
+        )
 
-        return There(self.salt, self.packages, self.local, self.carried, modules, sources)
+        return ClientProcess(self.salt, self.packages, self.local, self.carried, modules, sources)
 
     def to_message(self) -> tuple[Any, ...]:
         """Plain values for the wire."""
@@ -94,7 +98,7 @@ class Meaning(NamedTuple):
         )
 
     @classmethod
-    def from_message(cls, message: Any) -> Meaning:
+    def from_message(cls, message: Any) -> FunctionManifest:
         """What `to_message` made.
 
         Raises:
@@ -113,7 +117,7 @@ class Meaning(NamedTuple):
                 frozenset(carried),
                 tuple(ignored),
                 shared,
-                tuple(Entry(*entry) for entry in listed),
+                tuple(ListedCallback(*entry) for entry in listed),
             )
         except (TypeError, ValueError) as error:
             raise ProtocolError("what a client says of its function cannot be read.") from error
@@ -138,10 +142,10 @@ class Meaning(NamedTuple):
         )
 
 
-_LENGTH: Final = len(Meaning._fields)
+_LENGTH: Final = len(FunctionManifest._fields)
 
 
-class Description(NamedTuple):
+class FunctionDescriptor(NamedTuple):
     """A function with its options.
 
     Attributes:
@@ -172,7 +176,7 @@ class Description(NamedTuple):
         return self.name, self.fingerprint, options, parts, self.parameters, self.shared
 
     @classmethod
-    def from_message(cls, message: Any) -> Description:
+    def from_message(cls, message: Any) -> FunctionDescriptor:
         """What `to_message` made.
 
         Raises:

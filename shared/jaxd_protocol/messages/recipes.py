@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.pytree.decoder import Reader
+from jaxd_protocol.pytree.decoder import SkeletonReader
 from jaxd_protocol.pytree.layout import Layout
-from jaxd_protocol.pytree.leaves import Placement
+from jaxd_protocol.pytree.leaves import BlobLayout
 
 
 class RecordedCall(NamedTuple):
@@ -35,7 +35,7 @@ class RecordedCall(NamedTuple):
 
     @classmethod
     def of(
-        cls, skeleton: bytes, placement: Placement, buffers: Sequence[memoryview]
+        cls, skeleton: bytes, placement: BlobLayout, buffers: Sequence[memoryview]
     ) -> RecordedCall:
         """That of a call that was made with these buffers."""
         sizes: list[int] = []
@@ -67,7 +67,7 @@ class RecordedCall(NamedTuple):
         """
         pickles = iter(self.pickles)
         found: list[memoryview] = []
-        for size, is_pickle in self._plan():
+        for size, is_pickle in self._buffer_sizes():
             found.append(memoryview(next(pickles) if is_pickle else bytes(size)))
         return found
 
@@ -77,20 +77,20 @@ class RecordedCall(NamedTuple):
         Raises:
             ProtocolError: when they do not.
         """
-        self._plan()
+        self._buffer_sizes()
 
-    def _plan(self) -> list[tuple[int, bool]]:
+    def _buffer_sizes(self) -> list[tuple[int, bool]]:
         """Size of each buffer, and whether it is a pickle."""
         kinds = [
             is_pickle
-            for beside in _pickled_leaves(self.skeleton)
+            for beside in _buffers_of_pickles(self.skeleton)
             for is_pickle in (True, *[False] * beside)
         ]
         plan = list(zip(self.sizes, kinds, strict=False))
         pickled = [size for size, is_pickle in plan if is_pickle]
         fits = len(plan) == len(self.sizes) == len(kinds) and min(self.sizes, default=0) >= 0
         if not fits or pickled != list(map(len, self.pickles)):
-            raise ProtocolError(_MISFIT)
+            raise ProtocolError(_MISMATCH)
         return plan
 
 
@@ -111,7 +111,7 @@ class Recipe(NamedTuple):
     name: str
     key: bytes
     options: bytes
-    meaning: tuple[Any, ...]
+    manifest: tuple[Any, ...]
     code: bytes
     calls: tuple[RecordedCall, ...]
     parameters: tuple[str, ...] = ()
@@ -146,34 +146,34 @@ def load_recipes(messages: Sequence[Any], buffers: Sequence[memoryview]) -> list
 
 
 def _recipe(message: Any, buffers: Iterator[memoryview]) -> Recipe:
-    name, key, options, meaning, calls, parameters = message
+    name, key, options, manifest, calls, parameters = message
     code = bytes(next(buffers))
     read = tuple([_call(skeleton, sizes, buffers) for skeleton, sizes in calls])
-    kinds = (type(name), type(key), type(options), type(meaning), *map(type, parameters))
+    kinds = (type(name), type(key), type(options), type(manifest), *map(type, parameters))
     if kinds != (str, bytes, bytes, tuple, *[str] * len(parameters)):
         raise TypeError("a recipe has other types")
-    return Recipe(name, key, options, meaning, code, read, tuple(parameters))
+    return Recipe(name, key, options, manifest, code, read, tuple(parameters))
 
 
 def _call(skeleton: Any, sizes: Any, buffers: Iterator[memoryview]) -> RecordedCall:
     if type(skeleton) is not bytes or not all(type(size) is int for size in sizes):
         raise TypeError("a recorded call has other types")
-    pickles = tuple([bytes(next(buffers)) for _ in _pickled_leaves(skeleton)])
+    pickles = tuple([bytes(next(buffers)) for _ in _buffers_of_pickles(skeleton)])
     call = RecordedCall(skeleton, tuple(sizes), pickles)
     call.check()
     return call
 
 
-def _pickled_leaves(skeleton: bytes) -> list[int]:
+def _buffers_of_pickles(skeleton: bytes) -> list[int]:
     """For each pickle of a call how many buffers travel beside it; opens none."""
     if b"P" not in skeleton:
         return []
-    reader = Reader(skeleton, lambda *_: object, lambda _: None)
+    reader = SkeletonReader(skeleton, lambda *_: object, lambda _: None)
     try:
         reader.node()
     except (struct.error, LookupError, RecursionError, ValueError) as error:
-        raise ProtocolError(_MISFIT) from error
+        raise ProtocolError(_MISMATCH) from error
     return [leaf.buffers for leaf in reader.leaves if leaf.tag == "P"]
 
 
-_MISFIT = "the data of a recorded call does not fit its skeleton."
+_MISMATCH = "the data of a recorded call does not fit its skeleton."

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.packages.installed import OWN_PACKAGES, content_of
 
-_OURS: Final = frozenset(OWN_PACKAGES)
-_MACHINERY: Final = _OURS | {"concurrent", "threading"}
+_OWN_PACKAGES: Final = frozenset(OWN_PACKAGES)
+_HIDDEN_PACKAGES: Final = _OWN_PACKAGES | {"concurrent", "threading"}
 """What calls a user's function on a server."""
 
-_JAXS: Final = frozenset({"jax", "jaxlib"})
+_JAX_PACKAGES: Final = frozenset({"jax", "jaxlib"})
 _MAX_FRAMES: Final = 200
 _MAX_LINES: Final = 1000
 """Of one statement. Python 3.13 shows each, as many as the other end says."""
@@ -50,10 +50,10 @@ def frames_of(error: BaseException) -> tuple[tuple[Any, ...], ...]:
     None when there are only those of jax and of the server: then it is not the user's code that
     failed.
     """
-    found = [_frame(frame, trace) for frame, trace in _walked(error.__traceback__)]
-    known = _MACHINERY | _JAXS
+    found = [_frame(frame, trace) for frame, trace in _frames_below(error.__traceback__)]
+    known = _HIDDEN_PACKAGES | _JAX_PACKAGES
     first = next((i for i, each in enumerate(found) if _root(each) not in known), len(found))
-    frames = [each for each in found[first:] if _root(each) not in _OURS]
+    frames = [each for each in found[first:] if _root(each) not in _OWN_PACKAGES]
     if len(frames) > _MAX_FRAMES:  # a recursion without end: its beginning and its end say it
         frames = [*frames[: _MAX_FRAMES // 2], *frames[-_MAX_FRAMES // 2 :]]
     return tuple(map(tuple, frames))
@@ -68,15 +68,15 @@ def traceback_of(frames: tuple[Any, ...], *, with_jax: bool) -> TracebackType | 
     """
     wanted = [RemoteFrame(*each) for each in frames[:_MAX_FRAMES]]
     if not with_jax:
-        wanted = [each for each in wanted if _root(each) not in _JAXS]
+        wanted = [each for each in wanted if _root(each) not in _JAX_PACKAGES]
     trace: TracebackType | None = None
     for each in reversed(wanted):
-        made = _made(each)
+        made = _make_frame(each)
         trace = TracebackType(trace, made, made.f_lasti, max(1, each.line))
     return trace
 
 
-def shown_file(file: str) -> str:
+def display_file(file: str) -> str:
     """The name under which a file that the other end names is shown: one that can be opened here.
 
     That is the file of a module, or what lines were read from before, such as a notebook's cell.
@@ -93,22 +93,22 @@ def _files_of_modules() -> Iterator[object]:
         yield content_of(module).get("__file__")
 
 
-def text_of(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """As `traceback.format_exception`, for the other end.
 
     Frames that it has named itself have no lines of source there: else it could read, line by line,
     what it names.
     """
     shown = TracebackException.from_exception(error)
-    _hide_lines(shown, error)
+    _hide_source_lines(shown, error)
     return "".join(shown.format())
 
 
-def _hide_lines(shown: TracebackException, error: BaseException) -> None:
+def _hide_source_lines(shown: TracebackException, error: BaseException) -> None:
     todo = [(shown, error)]  # a chain may be longer than Python recurses
     while todo:
         one, of = todo.pop()
-        _hide_lines_of(one, of)
+        _hide_source_lines_of(one, of)
         pairs = [
             (one.__cause__, of.__cause__),
             (one.__context__, of.__context__),
@@ -117,7 +117,7 @@ def _hide_lines(shown: TracebackException, error: BaseException) -> None:
         todo += [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
-def _hide_lines_of(shown: TracebackException, error: BaseException) -> None:
+def _hide_source_lines_of(shown: TracebackException, error: BaseException) -> None:
     made = [frame.f_globals.get("_Here") is _Here for frame, _ in walk_tb(error.__traceback__)]
     if any(made):
         shown.stack = StackSummary.from_list(
@@ -126,7 +126,7 @@ def _hide_lines_of(shown: TracebackException, error: BaseException) -> None:
         )
 
 
-def _walked(trace: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:
+def _frames_below(trace: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:
     at = trace
     for frame, _ in walk_tb(trace):
         assert at is not None
@@ -160,11 +160,11 @@ class _Here(Exception):
 _PROTOTYPE: Final = compile("raise _Here", "<jaxd>", "exec")
 
 
-def _made(place: RemoteFrame) -> FrameType:
+def _make_frame(place: RemoteFrame) -> FrameType:
     """A frame of code that says that it stands there. It has run, and does nothing."""
     line = max(1, place.line)
     code = _PROTOTYPE.replace(
-        co_filename=shown_file(place.file),
+        co_filename=display_file(place.file),
         co_name=place.name,
         co_qualname=place.name,
         co_firstlineno=line,

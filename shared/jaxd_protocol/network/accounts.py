@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.tokens import config_dir, write_token_file
 
-MOST_ACCOUNTS: Final = 1000
+MAX_ACCOUNTS: Final = 1000
 """In one folder. A server holds each proof against every token, so that none is looked up."""
 
 UNNAMED: Final = "token"
@@ -130,9 +130,9 @@ def add_account(name: str, folder: str, *, replace: bool = False) -> tuple[str, 
     """
     path = _path(name, folder)
     known = {file.name for file in token_files(folder)}
-    if name not in known and len(known) >= MOST_ACCOUNTS:
+    if name not in known and len(known) >= MAX_ACCOUNTS:
         raise ConfigurationError(
-            f"{folder} has {len(known)} accounts, and a server takes {MOST_ACCOUNTS}. Remove some "
+            f"{folder} has {len(known)} accounts, and a server takes {MAX_ACCOUNTS}. Remove some "
             "with `jaxd token --revoke NAME`, or use another folder with --token-dir."
         )
     return path, write_token_file(path, replace=replace and name in known)

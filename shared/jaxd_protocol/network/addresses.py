@@ -10,10 +10,12 @@ from jaxd_protocol.errors import ConfigurationError
 DEFAULT_TCP_PORT = 18861
 """The port that rpyc's own examples use, and the seed of this project with them."""
 
-FORMS: Final = "unix:///absolute/path, tcp://host:port, tls://host:port or ssh://user@host"
+ADDRESS_FORMATS: Final = (
+    "unix:///absolute/path, tcp://host:port, tls://host:port or ssh://user@host"
+)
 
 _PIN: Final = r"sha256=([0-9a-fA-F]{64})"
-_WORD: Final = r"(?!-)[^\s/@:#'\"`$;&<>|(){}]+"
+_HOST_NAME: Final = r"(?!-)[^\s/@:#'\"`$;&<>|(){}]+"
 """A host or user as ssh takes it: one that begins with a dash would be an option of ssh, and other
 signs mean something to a shell, to which a ProxyCommand of the user's hands it."""
 
@@ -79,7 +81,7 @@ class Address(NamedTuple):
         if separator and scheme == "tcp" and rest:
             if mark and more != "insecure=1":
                 raise ConfigurationError(
-                    f"{text!r} has something behind the ? that is not insecure=1; use {FORMS}."
+                    f"{text!r} has something behind the ? that is not insecure=1; use {ADDRESS_FORMATS}."
                 )
             host, port = _host_and_port(text, rest, DEFAULT_TCP_PORT)
             return cls("tcp", host, port, insecure=bool(mark))
@@ -88,7 +90,9 @@ class Address(NamedTuple):
             return cls("unix", path=rest, uid=uid)
         if separator and scheme == "ssh" and rest:
             return cls._parse_ssh(text, rest)._replace(uid=uid)
-        raise ConfigurationError(f"{text!r} is not an address that jaxd knows; use {FORMS}.")
+        raise ConfigurationError(
+            f"{text!r} is not an address that jaxd knows; use {ADDRESS_FORMATS}."
+        )
 
     @classmethod
     def _parse_tls(cls, text: str, rest: str) -> Address:
@@ -107,8 +111,10 @@ class Address(NamedTuple):
         place, slash, path = rest.partition("/")
         user, at, machine = place.rpartition("@")
         host, port = _host_and_port(text, machine, 0)
-        if not re.fullmatch(_WORD, host.replace(":", "")) or (at and not re.fullmatch(_WORD, user)):
-            raise ConfigurationError(f"{text!r} has no usable user or host; use {FORMS}.")
+        if not re.fullmatch(_HOST_NAME, host.replace(":", "")) or (
+            at and not re.fullmatch(_HOST_NAME, user)
+        ):
+            raise ConfigurationError(f"{text!r} has no usable user or host; use {ADDRESS_FORMATS}.")
         return cls("ssh", host, port, slash + path if path else "", user)
 
     @property
@@ -159,7 +165,7 @@ def _uid(text: str, more: str) -> int:
     name, _, number = more.partition("=")
     if name != "uid" or not (number.isascii() and number.isdigit() and int(number) < 1 << 32):
         raise ConfigurationError(
-            f"{text!r} has something else behind the ? than the number of a user; use {FORMS}, "
+            f"{text!r} has something else behind the ? than the number of a user; use {ADDRESS_FORMATS}, "
             "with ?uid=999 where user 999 is the server's."
         )
     return int(number)
@@ -172,5 +178,5 @@ def _host_and_port(text: str, rest: str, default: int) -> tuple[str, int]:
     else:
         host, _, port = rest.partition(":")
     if not host or (port and not (port.isascii() and port.isdigit() and int(port) < 65536)):
-        raise ConfigurationError(f"{text!r} has no usable host or port; use {FORMS}.")
+        raise ConfigurationError(f"{text!r} has no usable host or port; use {ADDRESS_FORMATS}.")
     return host, int(port) if port else default

@@ -22,7 +22,7 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
     Raises:
         ConfigurationError: when one cannot be read, or they do not belong together.
     """
-    context = _only_newest(ssl.PROTOCOL_TLS_SERVER)
+    context = _require_newest_tls(ssl.PROTOCOL_TLS_SERVER)
     # Tickets come behind the handshake, and would wake who waits for a message.
     context.num_tickets = 0
     try:
@@ -51,7 +51,7 @@ def client_context(*, pinned: bool, ca_file: str | None = None) -> ssl.SSLContex
     Raises:
         ConfigurationError: when the file cannot be read.
     """
-    context = _only_newest(ssl.PROTOCOL_TLS_CLIENT)
+    context = _require_newest_tls(ssl.PROTOCOL_TLS_CLIENT)
     if pinned:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -69,7 +69,7 @@ def client_context(*, pinned: bool, ca_file: str | None = None) -> ssl.SSLContex
     return context
 
 
-def _only_newest(protocol: int) -> ssl.SSLContext:
+def _require_newest_tls(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context

@@ -16,7 +16,7 @@ replay the other's, and nothing of the conversation can be altered on the way. T
 first; a server without the token learns nothing that would let it answer. Versions of packages are
 for those who have proved it.
 
-A proof covers the `Channel` as well, so that it is worth nothing on another connection: who relays
+A proof covers the `ChannelBinding` as well, so that it is worth nothing on another connection: who relays
 the whole conversation, and would speak in the middle once it is over, is found out by both ends.
 
 Nobody says a name. A server with several accounts holds the proof against the token of each, so
@@ -45,7 +45,7 @@ from jaxd_protocol.errors import (
     ProtocolError,
     VersionMismatch,
 )
-from jaxd_protocol.network.versions import Peer, check_versions, this_end
+from jaxd_protocol.network.versions import Peer, check_versions, local_peer
 
 if TYPE_CHECKING:
     import socket
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 MAGIC: Final = b"JAXD"
 """As the length of an rpyc frame these bytes would announce 1.2 GB, above any body limit."""
 
-_GONE: Final = suppress(BrokenPipeError, ConnectionResetError)
+_IGNORE_CLOSED: Final = suppress(BrokenPipeError, ConnectionResetError)
 """Around a message to a peer that may refuse it unread: its words are there to be read."""
 
 _LENGTH: Final = struct.Struct("!H")
@@ -66,7 +66,7 @@ _MAX_RETRY_S: Final = 3600.0
 Message = dict[str, Any]
 
 
-class Line(Protocol):
+class ByteStream(Protocol):
     """What a handshake is sent over: a connected socket, with TLS or without."""
 
     def recv(self, count: int, flags: int = 0, /) -> bytes:
@@ -76,7 +76,7 @@ class Line(Protocol):
         """Sends all of them."""
 
 
-class Channel(NamedTuple):
+class ChannelBinding(NamedTuple):
     """The connection under a handshake, as one end knows it.
 
     Each end says what it knows in a message that the proofs cover, and compares what the other
@@ -143,7 +143,7 @@ class Channel(NamedTuple):
         )
 
 
-UNIX: Final = Channel("unix")
+UNIX: Final = ChannelBinding("unix")
 """Where the kernel has told each end who the other is."""
 
 
@@ -172,36 +172,38 @@ def _same(expected: str, proof: object) -> bool:
     return hmac.compare_digest(expected.encode(), str(proof).encode(errors="replace"))
 
 
-def _fresh_nonce() -> str:
+def _new_nonce() -> str:
     """32 random hex digits: no two handshakes are alike, so no proof can be replayed."""
     return os.urandom(16).hex()
 
 
-def send_message(sock: Line, message: Message, transcript: Transcript, before: bytes = b"") -> None:
+def send_message(
+    sock: ByteStream, message: Message, transcript: Transcript, before: bytes = b""
+) -> None:
     """Sends one message and adds it to the transcript; in one piece, with what goes `before` it.
 
     Of two pieces TCP would keep the second back until the first has arrived.
     """
-    sock.sendall(before + _written(message, transcript))
+    sock.sendall(before + _encoded(message, transcript))
 
 
-def _written(message: Message, transcript: Transcript) -> bytes:
+def _encoded(message: Message, transcript: Transcript) -> bytes:
     data = json.dumps(message, separators=(",", ":")).encode()
     transcript.add(data)
     return _LENGTH.pack(len(data)) + data
 
 
-def receive_message(sock: Line, transcript: Transcript) -> Message:
+def receive_message(sock: ByteStream, transcript: Transcript) -> Message:
     """Receives one message and adds it to the transcript.
 
     Raises:
         EOFError: when the peer went away.
         ProtocolError: when it sent something else.
     """
-    (length,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
+    (length,) = _LENGTH.unpack(_receive_exactly(sock, _LENGTH.size))
     if not 0 < length <= _MAX_MESSAGE:
         raise ProtocolError(f"a greeting of {length} bytes is not one of jaxd's.")
-    data = _receive(sock, length)
+    data = _receive_exactly(sock, length)
     transcript.add(data)
     try:
         message = json.loads(data)
@@ -212,7 +214,7 @@ def receive_message(sock: Line, transcript: Transcript) -> Message:
     return message
 
 
-def _receive(sock: Line, count: int) -> bytes:
+def _receive_exactly(sock: ByteStream, count: int) -> bytes:
     data = b""
     while len(data) < count:
         part = sock.recv(count - len(data))
@@ -222,9 +224,9 @@ def _receive(sock: Line, count: int) -> bytes:
     return data
 
 
-def greet_server(
-    sock: Line,
-    channel: Channel,
+def handshake_with_server(
+    sock: ByteStream,
+    channel: ChannelBinding,
     versions: Mapping[str, str],
     token: str | None,
     session: str | None,
@@ -249,13 +251,13 @@ def greet_server(
         ProtocolError: it sent something that is not a greeting.
     """
     said = Transcript()
-    me = this_end(versions)
+    me = local_peer(versions)
     wanted = {} if device is None else {"device": device}
     about = {"versions": dict(me.versions), "session": session, **wanted}
     may_be_open = token is None and (channel.kind == "unix" or channel.insecure)
     hello = {**me.without_versions().to_message(), "channel": channel.said()}
-    hello |= {"nonce": _fresh_nonce(), **(about if may_be_open else {})}
-    with _GONE:  # it may have said why, before it closed
+    hello |= {"nonce": _new_nonce(), **(about if may_be_open else {})}
+    with _IGNORE_CLOSED:  # it may have said why, before it closed
         send_message(sock, hello, said, before=MAGIC)
     welcome = _checked(receive_message(sock, said))
     check_versions(me, Peer.from_message(welcome))
@@ -268,8 +270,8 @@ def greet_server(
         mismatch = channel.mismatch(welcome.get("channel"))
         if mismatch is not None:
             raise AuthenticationFailed(mismatch)
-        written = _written(about, said)
-        with _GONE:
+        written = _encoded(about, said)
+        with _IGNORE_CLOSED:
             send_message(sock, {"proof": said.proof(token, "client")}, said, before=written)
         expected = said.proof(token, "server")
         welcome = _checked(receive_message(sock, said))
@@ -299,18 +301,18 @@ def _checked(message: Message) -> Message:
         return message
     text = str(message.get("text", "the server refused."))
     if error == Busy.__name__:
-        raise Busy(text, _seconds(message.get("retry_after_s")))
+        raise Busy(text, _checked_retry_s(message.get("retry_after_s")))
     known = (AuthenticationFailed, ConfigurationError, VersionMismatch, ProtocolError)
     kinds: dict[str, type[JaxdError]] = {kind.__name__: kind for kind in known}
     raise kinds.get(str(error), NoServer)(text)
 
 
-def _seconds(said: object) -> float:
+def _checked_retry_s(said: object) -> float:
     is_number = isinstance(said, int | float) and 0 <= said <= _MAX_RETRY_S
     return float(said) if is_number else 1.0  # type: ignore[arg-type]
 
 
-class Guest(NamedTuple):
+class ClientIdentity(NamedTuple):
     """A client that passed the handshake.
 
     Attributes:
@@ -328,13 +330,13 @@ class Guest(NamedTuple):
     account: Account | None = None
 
 
-def greet_client(
-    sock: Line,
-    channel: Channel,
+def handshake_with_client(
+    sock: ByteStream,
+    channel: ChannelBinding,
     accounts: Collection[Account],
     principal: str,
-) -> tuple[Guest, Transcript]:
-    """The server's side, after `MAGIC` was read; `finish_greeting` ends it.
+) -> tuple[ClientIdentity, Transcript]:
+    """The server's side, after `MAGIC` was read; `finish_handshake` ends it.
 
     Args:
         sock: accepted, with a timeout that bounds each step.
@@ -352,20 +354,20 @@ def greet_client(
     said = Transcript()
     hello = receive_message(sock, said)
     client = Peer.from_message(hello)
-    me = this_end({}).without_versions()
+    me = local_peer({}).without_versions()
     try:
         check_versions(client, me)
     except VersionMismatch as error:
         send_message(sock, {"error": "VersionMismatch", "text": str(error)}, said)
         raise
     if not accounts:
-        return _guest(client, hello, principal), said
+        return _client_identity(client, hello, principal), said
     mismatch = channel.mismatch(hello.get("channel"))
     if mismatch is not None:
         send_message(sock, {"error": "AuthenticationFailed", "text": mismatch}, said)
         raise ProtocolError(mismatch)  # no token was tried
     welcome = {**me.to_message(), "auth": "token", "channel": channel.said()}
-    send_message(sock, {**welcome, "nonce": _fresh_nonce()}, said)
+    send_message(sock, {**welcome, "nonce": _new_nonce()}, said)
     about = receive_message(sock, said)
     expected = [(said.proof(account.token, "client"), account) for account in accounts]
     proof = receive_message(sock, said).get("proof")
@@ -378,13 +380,13 @@ def greet_client(
         send_message(sock, {"error": "AuthenticationFailed", "text": text}, said)
         raise AuthenticationFailed(text)
     client = Peer.from_message({**hello, "versions": about.get("versions")})
-    return _guest(client, about, proved[0].principal)._replace(account=proved[0]), said
+    return _client_identity(client, about, proved[0].principal)._replace(account=proved[0]), said
 
 
-def _guest(client: Peer, about: Message, principal: str) -> Guest:
+def _client_identity(client: Peer, about: Message, principal: str) -> ClientIdentity:
     """What a client has sent about itself and its session."""
     session, device = about.get("session"), about.get("device")
-    return Guest(
+    return ClientIdentity(
         client,
         session if isinstance(session, str) else None,
         principal,
@@ -397,15 +399,15 @@ def server_proof(account: Account | None, said: Transcript) -> str | None:
     return None if account is None else said.proof(account.token, "server")
 
 
-def finish_greeting(
-    sock: Line, versions: Mapping[str, str], proof: str | None, welcome: Message
+def finish_handshake(
+    sock: ByteStream, versions: Mapping[str, str], proof: str | None, welcome: Message
 ) -> None:
     """Sends the server's last message: its proof where a token was asked for, and `welcome`."""
     proved = {} if proof is None else {"proof": proof}
-    send_message(sock, {**this_end(versions).to_message(), **proved, **welcome}, Transcript())
+    send_message(sock, {**local_peer(versions).to_message(), **proved, **welcome}, Transcript())
 
 
-def refuse(sock: Line, error: Exception) -> None:
+def refuse_client(sock: ByteStream, error: Exception) -> None:
     """Tells a client, in place of a welcome, why it is dropped."""
     message: Message = {"error": type(error).__name__, "text": str(error)}
     if isinstance(error, Busy):

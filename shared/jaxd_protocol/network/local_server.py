@@ -22,12 +22,12 @@ from jaxd_protocol.network.addresses import Address
 def runtime_dir() -> str:
     """The directory for this user's sockets: `$XDG_RUNTIME_DIR/jaxd`, else `/tmp/jaxd-<uid>`.
 
-    Not created here; see `private_directory`.
+    Not created here; see `make_private_directory`.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base and os.path.isdir(base):
         return os.path.join(base, "jaxd")
-    return f"/tmp/jaxd-{_uid()}"  # noqa: S108  made 0700 and checked by private_directory
+    return f"/tmp/jaxd-{_uid()}"  # noqa: S108  made 0700 and checked by make_private_directory
 
 
 def _uid() -> int:
@@ -104,11 +104,11 @@ class LocalServerFiles(NamedTuple):
         return os.path.join(self.directory, "start.lock")
 
 
-def private_directory(path: str) -> str:
+def make_private_directory(path: str) -> str:
     """Makes `path` (and its parent) with mode 0700 and proves that it is ours alone.
 
     Raises:
-        ConfigurationError: when it cannot be made, or as `prove_private`.
+        ConfigurationError: when it cannot be made, or as `check_private`.
     """
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -118,11 +118,11 @@ def private_directory(path: str) -> str:
             f"cannot make the directory {path}: {error.strerror}. Free some room or set "
             "XDG_RUNTIME_DIR to a directory that you own."
         ) from error
-    prove_private(path)
+    check_private(path)
     return path
 
 
-def prove_private(path: str) -> None:
+def check_private(path: str) -> None:
     """Returns when a directory is ours alone, and so is `runtime_dir` where that is its parent.
 
     Raises:
@@ -158,15 +158,15 @@ def control_path(address: Address) -> str:
     return os.path.join(directory, f"tcp-{address.port}.control")
 
 
-def server_runs(path: str) -> bool:
+def is_server_running(path: str) -> bool:
     """Whether a server listens on the Unix socket at `path`.
 
     Its control socket is tried first: a worker, which may be busy, is then not even disturbed.
     """
-    return somebody_answers(control_path(Address.unix(path))) or somebody_answers(path)
+    return has_listener(control_path(Address.unix(path))) or has_listener(path)
 
 
-def somebody_answers(path: str) -> bool:
+def has_listener(path: str) -> bool:
     """Whether a process holds the Unix socket at `path` open, even when it is too busy to accept.
 
     False where there is no file, where its process is gone, and on systems without Unix sockets.

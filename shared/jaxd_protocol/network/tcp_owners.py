@@ -18,10 +18,10 @@ _MAPPED: Final = bytes(10) + b"\xff\xff"
 """What stands before an address of IPv4 among those of IPv6."""
 
 _ESTABLISHED: Final = 1
-_NOBODY_KNOWN: Final = 65534
+_UNKNOWN_UID: Final = 65534
 """What the kernel says of users who have no number in this process's user namespace."""
 
-_ASK: Final = 20  # SOCK_DIAG_BY_FAMILY
+_SOCK_DIAG_BY_FAMILY: Final = 20  # SOCK_DIAG_BY_FAMILY
 _REQUEST_FLAG: Final = 1  # NLM_F_REQUEST
 _SOCK_DIAG: Final = 4  # NETLINK_SOCK_DIAG
 _HEADER: Final = struct.Struct("=IHHII")  # nlmsghdr
@@ -33,21 +33,21 @@ _ANSWER: Final = struct.Struct("!16x BBxx HH16s16s 12x 12x 4s4s")
 """nlmsghdr, then inet_diag_msg: family, state, its ends, device and cookie, queues, user, inode."""
 
 _ANSWER_BYTES: Final = 1 << 13
-_PATIENCE_S: Final = 1.0
+_TIMEOUT_S: Final = 1.0
 
-_TABLES: Final = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
-_MOST_TABLE_BYTES: Final = 1 << 23
+_SOCKET_TABLES: Final = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
+_MAX_TABLE_BYTES: Final = 1 << 23
 """About 50000 sockets; what stands behind them is not looked for."""
 
 
-class _End(NamedTuple):
+class _Endpoint(NamedTuple):
     """One end of a connection: an address of IPv6, or of IPv4 in its place there, and a port."""
 
     address: bytes
     port: int
 
 
-class _Found(NamedTuple):
+class _SocketInfo(NamedTuple):
     """What the kernel tells of a socket."""
 
     state: int
@@ -64,24 +64,24 @@ def owner_of_peer(sock: socket.socket) -> int | None:
         not Linux.
     """
     try:
-        there, here = _end(sock.getpeername()), _end(sock.getsockname())
-        find = _by_netlink if _can_be_asked(here, there) else _by_tables
+        there, here = _endpoint(sock.getpeername()), _endpoint(sock.getsockname())
+        find = _by_netlink if _netlink_knows(here, there) else _by_tables
         found = find(there, here)
     except OSError:
         return None
     if found is None or found.state != _ESTABLISHED or not found.inode:
         return None  # of a socket that no process holds the kernel may say that it is root's
-    return None if found.uid == _NOBODY_KNOWN else found.uid
+    return None if found.uid == _UNKNOWN_UID else found.uid
 
 
-def _end(name: Any) -> _End:
+def _endpoint(name: Any) -> _Endpoint:
     text = str(name[0]).partition("%")[0]
     if ":" in text:
-        return _End(socket.inet_pton(socket.AF_INET6, text), int(name[1]))
-    return _End(_MAPPED + socket.inet_pton(socket.AF_INET, text), int(name[1]))
+        return _Endpoint(socket.inet_pton(socket.AF_INET6, text), int(name[1]))
+    return _Endpoint(_MAPPED + socket.inet_pton(socket.AF_INET, text), int(name[1]))
 
 
-def _can_be_asked(here: _End, there: _End) -> bool:
+def _netlink_knows(here: _Endpoint, there: _Endpoint) -> bool:
     """Whether netlink tells of sockets at all: it has to know of our own."""
     try:
         return _by_netlink(here, there) is not None
@@ -89,7 +89,7 @@ def _can_be_asked(here: _End, there: _End) -> bool:
         return False
 
 
-def _by_netlink(local: _End, remote: _End) -> _Found | None:
+def _by_netlink(local: _Endpoint, remote: _Endpoint) -> _SocketInfo | None:
     """As the kernel answers for the one socket of that connection.
 
     Raises:
@@ -101,48 +101,52 @@ def _by_netlink(local: _End, remote: _End) -> _Found | None:
     # the kernel looks up mapped addresses of IPv4 among all sockets of IPv4
     which = _ENDS.pack(local.port, remote.port, local.address, remote.address) + _ANY_DEVICE
     query = _QUERY.pack(socket.AF_INET6, socket.IPPROTO_TCP, 0, _ANY_STATE) + which
-    request = _HEADER.pack(_HEADER.size + len(query), _ASK, _REQUEST_FLAG, 1, 0) + query
+    request = (
+        _HEADER.pack(_HEADER.size + len(query), _SOCK_DIAG_BY_FAMILY, _REQUEST_FLAG, 1, 0) + query
+    )
     with socket.socket(family, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-        kernel.settimeout(_PATIENCE_S)
+        kernel.settimeout(_TIMEOUT_S)
         kernel.sendto(request, (0, 0))
         answer = kernel.recv(_ANSWER_BYTES)
-    if len(answer) < _ANSWER.size or _HEADER.unpack_from(answer)[1] != _ASK:
+    if len(answer) < _ANSWER.size or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
         return None  # an error: it knows of no such socket
     family, state, port, other_port, address, other, *last = _ANSWER.unpack_from(answer)
     uid, inode = (int.from_bytes(word, sys.byteorder) for word in last)
     ends = _of_family(family, address, port), _of_family(family, other, other_port)
     # where there is no such connection it tells of who listens there
-    return _Found(state, uid, inode) if ends == (local, remote) else None
+    return _SocketInfo(state, uid, inode) if ends == (local, remote) else None
 
 
-def _of_family(family: int, address: bytes, port: int) -> _End:
+def _of_family(family: int, address: bytes, port: int) -> _Endpoint:
     if family == socket.AF_INET:
-        return _End(_MAPPED + address[:4], port)
-    return _End(address, port)
+        return _Endpoint(_MAPPED + address[:4], port)
+    return _Endpoint(address, port)
 
 
-def _by_tables(local: _End, remote: _End) -> _Found | None:
+def _by_tables(local: _Endpoint, remote: _Endpoint) -> _SocketInfo | None:
     """As it stands in the kernel's table of sockets.
 
     Raises:
         OSError: when the table cannot be read.
     """
     ipv4 = local.address.startswith(_MAPPED) and remote.address.startswith(_MAPPED)
-    for path, skipped in ((_TABLES[0], 12), (_TABLES[1], 0)) if ipv4 else ((_TABLES[1], 0),):
-        ends = [_in_table(end, skipped) for end in (local, remote)]
+    for path, skipped in (
+        ((_SOCKET_TABLES[0], 12), (_SOCKET_TABLES[1], 0)) if ipv4 else ((_SOCKET_TABLES[1], 0),)
+    ):
+        ends = [_as_in_table(end, skipped) for end in (local, remote)]
         try:
             with open(path, encoding="ascii") as table:
-                text = table.read(_MOST_TABLE_BYTES)
+                text = table.read(_MAX_TABLE_BYTES)
         except FileNotFoundError:  # a system without IPv6
             continue
         for line in text.splitlines()[1:]:
             fields = line.split()
             if fields[1:3] == ends and len(fields) > 9:
-                return _Found(int(fields[3], 16), int(fields[7]), int(fields[9]))
+                return _SocketInfo(int(fields[3], 16), int(fields[7]), int(fields[9]))
     return None
 
 
-def _in_table(end: _End, skipped: int) -> str:
+def _as_in_table(end: _Endpoint, skipped: int) -> str:
     """As it is written there: words of 32 bits, in the order of this machine's bytes."""
     address = end.address[skipped:]
     words = struct.unpack(f"={len(address) // 4}I", address)

@@ -15,7 +15,7 @@ from jaxd_protocol.errors import ConfigurationError
 
 _MAX_TOKEN_BYTES: Final = 4096
 
-_LEAST_LENGTH: Final = (
+_MIN_LENGTH: Final = (
     (string.digits, 39),
     (string.hexdigits, 32),
     (string.ascii_lowercase, 28),
@@ -31,7 +31,7 @@ _LEAST_LENGTH: Final = (
 Whether it is random nobody can see: `jaxd token` makes one that is.
 """
 
-_LEAST_DIFFERENT: Final = 8
+_MIN_DISTINCT: Final = 8
 """Characters in a token. One of 32 random hex digits has fewer once in 28 million."""
 
 
@@ -90,11 +90,11 @@ def checked_token(token: str, what: str) -> str:
         ConfigurationError: when it is too short for its kind of characters, or has too few
             different ones.
     """
-    least = next(n for kind, n in _LEAST_LENGTH if kind is None or not set(token) - set(kind))
-    if len(token) < least or len(set(token)) < _LEAST_DIFFERENT:
+    least = next(n for kind, n in _MIN_LENGTH if kind is None or not set(token) - set(kind))
+    if len(token) < least or len(set(token)) < _MIN_DISTINCT:
         raise ConfigurationError(
             f"{what} can be guessed: {len(token)} characters, {len(set(token))} of them different, "
-            f"where {least} and {_LEAST_DIFFERENT} are the least for 128 bits. Make a new one with "
+            f"where {least} and {_MIN_DISTINCT} are the least for 128 bits. Make a new one with "
             "`jaxd token`, and use it on both ends."
         )
     return token

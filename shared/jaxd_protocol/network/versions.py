@@ -71,7 +71,7 @@ class Peer(NamedTuple):
             raise ProtocolError("the peer's greeting is not one of jaxd's.") from error
 
 
-def this_end(versions: Mapping[str, str]) -> Peer:
+def local_peer(versions: Mapping[str, str]) -> Peer:
     """This process, with the given package `versions` beside jaxd's own."""
     return Peer(
         PROTOCOL_VERSION,

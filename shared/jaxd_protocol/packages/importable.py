@@ -17,7 +17,7 @@ from jaxd_protocol.packages.installed import is_local_module
 _missing = object()
 # Where an object was found, by its id. A hint: each use looks there again, so a stale entry is
 # harmless. Only objects that a module holds get in, so the table does not grow with calls.
-_hints: dict[int, tuple[str, str]] = {}
+_known_names: dict[int, tuple[str, str]] = {}
 # For each package, how many modules there were when it was indexed, and the places of its objects
 # by id.
 _indexes: dict[str, tuple[int, dict[int, tuple[str, str]]]] = {}
@@ -29,12 +29,12 @@ def importable_name(value: Any) -> tuple[str, str] | None:
     Only installed modules count: what a local module holds travels by value. The module is one
     that is in `sys.modules`, so that `importlib.import_module` can find it on the other end.
     """
-    hint = _hints.get(id(value))
-    if hint is not None and _look(*hint) is value:
+    hint = _known_names.get(id(value))
+    if hint is not None and _look_up(*hint) is value:
         return hint
-    found = _own_name(value)
+    found = _declared_name(value)
     if found is not None:
-        _hints[id(value)] = found
+        _known_names[id(value)] = found
     return found
 
 
@@ -44,7 +44,7 @@ def name_within(package: str, value: Any) -> tuple[str, str] | None:
     For objects that do not know their name. The first call looks at all modules of the package.
     """
     found = _index(package).get(id(value))
-    return found if found is not None and _look(*found) is value else None
+    return found if found is not None and _look_up(*found) is value else None
 
 
 def find_object(module: str, name: str) -> Any:
@@ -64,7 +64,7 @@ def find_object(module: str, name: str) -> Any:
     return found
 
 
-def _own_name(value: Any) -> tuple[str, str] | None:
+def _declared_name(value: Any) -> tuple[str, str] | None:
     module = getattr(value, "__module__", None)
     if not isinstance(module, str):
         return None
@@ -72,7 +72,7 @@ def _own_name(value: Any) -> tuple[str, str] | None:
     if not root or is_local_module(root):
         return None
     for name in _names(value):
-        if _look(root, inner + name) is value:
+        if _look_up(root, inner + name) is value:
             return root, inner + name
     # The types of None, of functions and the like say `builtins`, and are only in `types`.
     return name_within("types", value) if module == "builtins" else None
@@ -93,7 +93,7 @@ def _names(value: Any) -> list[str]:
     return list(dict.fromkeys([*names, *(name.rpartition(".")[2] for name in names)]))
 
 
-def _look(module: str, name: str) -> Any:
+def _look_up(module: str, name: str) -> Any:
     found: Any = sys.modules.get(module, _missing)
     for part in name.split("."):
         try:
@@ -106,11 +106,11 @@ def _look(module: str, name: str) -> Any:
 def _index(package: str) -> dict[int, tuple[str, str]]:
     known = _indexes.get(package)
     if known is None or known[0] != len(sys.modules):
-        known = _indexes[package] = len(sys.modules), _places(package)
+        known = _indexes[package] = len(sys.modules), _locations(package)
     return known[1]
 
 
-def _places(package: str) -> dict[int, tuple[str, str]]:
+def _locations(package: str) -> dict[int, tuple[str, str]]:
     prefix = package + "."
     names = [name for name in sys.modules.copy() if name == package or name.startswith(prefix)]
     places: dict[int, tuple[str, str]] = {}

@@ -13,12 +13,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import NamedTuple
 
 from jaxd_protocol.packages.distributions import (
-    Stamp,
+    FileStamp,
     describe,
     digest_of_files,
     digest_of_record,
+    file_stamp,
     owners,
-    stamp,
 )
 from jaxd_protocol.packages.installed import is_local_file, site_folder
 
@@ -39,16 +39,16 @@ class Package(NamedTuple):
     digest: bytes
 
 
-class _Found(NamedTuple):
+class _FoundPackage(NamedTuple):
     package: Package
     root: str
-    stamps: tuple[Stamp, ...]
+    stamps: tuple[FileStamp, ...]
 
 
-_found: dict[str, _Found] = {}
+_found: dict[str, _FoundPackage] = {}
 """By module: full names as they were asked for, and roots. Changed under `_lock`, read without."""
 
-_described: dict[Stamp, Package] = {}
+_described: dict[FileStamp, Package] = {}
 """By RECORD: what a distribution is, so that its modules share one look at it."""
 
 _lock = threading.Lock()
@@ -80,7 +80,7 @@ def package_of(module: str) -> Package | None:
     if found is not None:
         return found.package
     root = import_root(module)
-    found = _found.get(root) or _look(root)
+    found = _found.get(root) or _find_package(root)
     if found is None:
         return None
     with _lock:
@@ -115,7 +115,7 @@ def changed_since_first_seen() -> list[tuple[Package, Package | None]]:
     for root, found in list(_found.items()):
         if root != found.root or _unchanged(found):
             continue
-        new = _look(root)
+        new = _find_package(root)
         with _lock:
             for name in [name for name, one in _found.items() if one.root == root]:
                 del _found[name]
@@ -127,7 +127,7 @@ def changed_since_first_seen() -> list[tuple[Package, Package | None]]:
     return list(changes.items())
 
 
-def say_change(old: Package, new: Package | None) -> str:
+def describe_change(old: Package, new: Package | None) -> str:
     """What happened to a package on disk, as a sentence without its full stop."""
     if new is None:
         return f"{old.name} {old.version} is no longer installed"
@@ -136,21 +136,21 @@ def say_change(old: Package, new: Package | None) -> str:
     return f"{old.name} was changed from {old.version} to {new.version}"
 
 
-def _unchanged(found: _Found) -> bool:
-    return all(stamp(old.path) == old for old in found.stamps)
+def _unchanged(found: _FoundPackage) -> bool:
+    return all(file_stamp(old.path) == old for old in found.stamps)
 
 
-def _look(root: str) -> _Found | None:
+def _find_package(root: str) -> _FoundPackage | None:
     spec = _spec(root)
     if spec is None or root == "__main__" or root in sys.stdlib_module_names:
         return None
     if _is_namespace(spec):
         folders = [folder + "/" for folder in spec.submodule_search_locations or ()]
-        return _joined(root, [found for each in folders for found in _at(root, each)])
-    return _joined(root, _at(root, spec.origin or "")[:1])
+        return _merged(root, [found for each in folders for found in _package_at(root, each)])
+    return _merged(root, _package_at(root, spec.origin or "")[:1])
 
 
-def _at(root: str, path: str) -> list[_Found]:
+def _package_at(root: str, path: str) -> list[_FoundPackage]:
     """What is known of a file, or a folder (with `/` at its end): the last installed first."""
     site = site_folder(path)
     if site is None or is_local_file(path):
@@ -159,28 +159,28 @@ def _at(root: str, path: str) -> list[_Found]:
     found = []
     for metadata in owners(site, inside):
         if metadata.record is not None:
-            state = stamp(metadata.record)
+            state = file_stamp(metadata.record)
             package = _described.get(state)
             if package is None:
                 package = Package(*describe(metadata), digest_of_record(metadata.record))
                 _described[state] = package
         else:
-            state = stamp(metadata.path)
-            package = Package(*describe(metadata), digest_of_files(_whole(path)))
-        found.append(_Found(package, root, (state,)))
+            state = file_stamp(metadata.path)
+            package = Package(*describe(metadata), digest_of_files(_package_folder(path)))
+        found.append(_FoundPackage(package, root, (state,)))
     if not found and not path.endswith("/"):
-        bare = Package(root, "", digest_of_files(_whole(path)))
-        return [_Found(bare, root, (stamp(path), stamp(site)))]
+        bare = Package(root, "", digest_of_files(_package_folder(path)))
+        return [_FoundPackage(bare, root, (file_stamp(path), file_stamp(site)))]
     return found
 
 
-def _whole(path: str) -> str:
+def _package_folder(path: str) -> str:
     """The folder of a package whose `__init__` was given, else the file itself."""
     folder, name = os.path.split(path)
     return folder if name.startswith("__init__.") else path
 
 
-def _joined(root: str, found: list[_Found]) -> _Found | None:
+def _merged(root: str, found: list[_FoundPackage]) -> _FoundPackage | None:
     if len(found) <= 1:
         return found[0] if found else None
     found.sort()
@@ -190,7 +190,7 @@ def _joined(root: str, found: list[_Found]) -> _Found | None:
         ", ".join(package.version for package in packages),
         b"".join(package.digest for package in packages),
     )
-    return _Found(joined, root, tuple(state for one in found for state in one.stamps))
+    return _FoundPackage(joined, root, tuple(state for one in found for state in one.stamps))
 
 
 def _is_namespace(spec: ModuleSpec | None) -> bool:

@@ -11,19 +11,19 @@ from typing import Any
 
 from jaxd_protocol.errors import PackingError
 
-CodePlace = tuple[str, str, tuple[str, ...], bytes]
+CodeLocation = tuple[str, str, tuple[str, ...], bytes]
 """Module, qualified name, free variables, and a short digest of the instructions."""
 
-_codes: dict[str, dict[str, list[CodeType]]] = {}
+_module_codes: dict[str, dict[str, list[CodeType]]] = {}
 
 
-def place_of_code(module: str, code: CodeType) -> CodePlace | None:
+def locate_code(module: str, code: CodeType) -> CodeLocation | None:
     """Where an installed module has this code; None when it was made at run time."""
     place = (module, code.co_qualname, code.co_freevars, _digest(code))
     return place if code in _candidates(place) else None
 
 
-def find_code(place: CodePlace) -> CodeType:
+def find_code(place: CodeLocation) -> CodeType:
     """The code that this process's own copy of the module has at that place.
 
     Raises:
@@ -41,14 +41,14 @@ def find_code(place: CodePlace) -> CodeType:
     )
 
 
-def _candidates(place: CodePlace) -> list[CodeType]:
+def _candidates(place: CodeLocation) -> list[CodeType]:
     module, name, free, _ = place
-    found = _codes.get(module)
+    found = _module_codes.get(module)
     if found is None:
         found = {}
         for code in _nested(_module_code(module)):
             found.setdefault(code.co_qualname, []).append(code)
-        _codes[module] = found
+        _module_codes[module] = found
     return [code for code in found.get(name, ()) if code.co_freevars == free]
 
 
@@ -75,7 +75,7 @@ def _digest(code: CodeType) -> bytes:
 
 def code_arguments(code: CodeType) -> tuple[Any, ...]:
     """What `CodeType` is called with to make the code again."""
-    arguments: tuple[Any, ...] = unshared(
+    arguments: tuple[Any, ...] = without_shared_objects(
         (
             code.co_argcount,
             code.co_posonlyargcount,
@@ -100,7 +100,7 @@ def code_arguments(code: CodeType) -> tuple[Any, ...]:
     return arguments
 
 
-def unshared(value: Any) -> Any:
+def without_shared_objects(value: Any) -> Any:
     """An equal value whose strings, bytes and tuples are objects of their own.
 
     pickle writes an object that it has met before as a reference. Which equal constants of a code
@@ -109,7 +109,7 @@ def unshared(value: Any) -> Any:
     """
     kind = type(value)
     if kind is tuple:
-        return tuple([unshared(item) for item in value])
+        return tuple([without_shared_objects(item) for item in value])
     if kind is str:
         return str(value.encode("utf-8", "surrogatepass"), "utf-8", "surrogatepass")
     return bytes(bytearray(value)) if kind is bytes else value

@@ -51,7 +51,7 @@ Unpickle = Callable[[bytes], Any]
 Unflatten = Callable[[list[Any]], Any]
 
 
-class Own(Protocol):
+class ObjectResolver(Protocol):
     """What a process has locally of which a peer's tree may be made."""
 
     def getter(
@@ -70,7 +70,7 @@ class Own(Protocol):
         """The structure of a tree, as jax has it."""
 
 
-class NoData(Iterator[Any]):
+class OutlineLeaves(Iterator[Any]):
     """Leaves of which no object can be made: its class may look at them."""
 
     def __init__(self, leaves: Sequence[Any]) -> None:
@@ -80,7 +80,7 @@ class NoData(Iterator[Any]):
         return next(self._leaves)
 
 
-class Reader:
+class SkeletonReader:
     """Walks a skeleton once; `leaves` fills up as `node` goes."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Reader:
         data: bytes,
         find_class: FindClass,
         unpickle: Unpickle | None = None,
-        own: Own | None = None,
+        own: ObjectResolver | None = None,
         open_template: Callable[[bytes], Unflatten] = lambda _: list,
         close: Callable[[Any], Any] = lambda value: value,
     ) -> None:
@@ -184,7 +184,7 @@ class Reader:
         for _ in range(self.count()):
             name = self.literal()
             state[name] = self._within(cls, str(name))
-        return lambda leaves: restore(
+        return lambda leaves: restore_instance(
             cls, {name: child(leaves) for name, child in state.items()}, is_own=is_own
         )
 
@@ -250,7 +250,7 @@ class Reader:
 
         def build(leaves: Iterator[Any]) -> Any:
             found = [child(leaves) for child in children]
-            return found if type(leaves) is NoData else unflatten(found)
+            return found if type(leaves) is OutlineLeaves else unflatten(found)
 
         return build
 
@@ -281,33 +281,33 @@ class Reader:
 
 _CLASS_NAMES: Final = ((str, str), (str, str, bytes), (str, str, bytes, tuple))
 
-_NODES: Final[dict[str, Callable[[Reader, str], Build]]] = {
-    "N": Reader._none,
-    "T": Reader._sequence,
-    "L": Reader._sequence,
-    "D": Reader._mapping,
-    "M": Reader._mapping,
-    "U": Reader._named_tuple,
-    "O": Reader._object,
-    "S": Reader._static,
-    "R": Reader._reference,
-    "G": Reader._registered,
-    "J": Reader._structure,
-    "Q": Reader._pickled_static,
-    "X": Reader._static_leaf,
-    "V": Reader._template,
-    "Z": Reader._without_data,
-    "A": Reader._array,
-    "K": Reader._array,
-    "F": Reader._scalar,
-    "I": Reader._scalar,
-    "B": Reader._scalar,
-    "C": Reader._scalar,
-    "P": Reader._pickled,
+_NODES: Final[dict[str, Callable[[SkeletonReader, str], Build]]] = {
+    "N": SkeletonReader._none,
+    "T": SkeletonReader._sequence,
+    "L": SkeletonReader._sequence,
+    "D": SkeletonReader._mapping,
+    "M": SkeletonReader._mapping,
+    "U": SkeletonReader._named_tuple,
+    "O": SkeletonReader._object,
+    "S": SkeletonReader._static,
+    "R": SkeletonReader._reference,
+    "G": SkeletonReader._registered,
+    "J": SkeletonReader._structure,
+    "Q": SkeletonReader._pickled_static,
+    "X": SkeletonReader._static_leaf,
+    "V": SkeletonReader._template,
+    "Z": SkeletonReader._without_data,
+    "A": SkeletonReader._array,
+    "K": SkeletonReader._array,
+    "F": SkeletonReader._scalar,
+    "I": SkeletonReader._scalar,
+    "B": SkeletonReader._scalar,
+    "C": SkeletonReader._scalar,
+    "P": SkeletonReader._pickled,
 }
 
 
-def default_of(cls: Any, name: str, missing: Any) -> Any:
+def parameter_default(cls: Any, name: str, missing: Any) -> Any:
     """The default of the parameter of that name by which instances of a class are made.
 
     Both ends ask their own class, so that neither takes the other's word for a callable.
@@ -331,7 +331,7 @@ def default_of(cls: Any, name: str, missing: Any) -> Any:
     return parameter.default
 
 
-def restore(cls: Any, state: dict[Any, Any], *, is_own: bool = True) -> Any:
+def restore_instance(cls: Any, state: dict[Any, Any], *, is_own: bool = True) -> Any:
     """An instance with these attributes, made as `pickle` makes one: without `__init__`.
 
     Nothing but `__new__` of the class is run, and not even that unless it is a class of the
@@ -344,7 +344,7 @@ def restore(cls: Any, state: dict[Any, Any], *, is_own: bool = True) -> Any:
             f"the result holds a {cls.__qualname__}, which cannot be made without arguments "
             f"({error}). Return dicts, lists and tuples from the function."
         ) from error
-    own = _own_attributes(instance)
+    own = _attributes_of(instance)
     for name, value in state.items():
         slot = _slot(cls, name)
         if slot is not None:
@@ -356,7 +356,7 @@ def restore(cls: Any, state: dict[Any, Any], *, is_own: bool = True) -> Any:
     return instance
 
 
-def _own_attributes(instance: Any) -> Any:
+def _attributes_of(instance: Any) -> Any:
     try:
         return object.__getattribute__(instance, "__dict__")
     except AttributeError:

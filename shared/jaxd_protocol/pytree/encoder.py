@@ -13,14 +13,21 @@ from typing import Any, ClassVar, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.pytree.decoder import COUNT
-from jaxd_protocol.pytree.leaves import INLINE_BYTES, SCALARS, Leaf, aligned, array_spec, spec_bytes
+from jaxd_protocol.pytree.leaves import (
+    INLINE_BYTES,
+    SCALAR_FORMATS,
+    Leaf,
+    aligned,
+    array_spec,
+    spec_bytes,
+)
 from jaxd_protocol.pytree.literals import dump_literal, is_literal
 
 _INT64: Final = 1 << 63
-_FLOAT: Final = SCALARS[b"F"].pack
-_INT: Final = SCALARS[b"I"].pack
-_BOOL: Final = SCALARS[b"B"].pack
-_COMPLEX: Final = SCALARS[b"C"].pack
+_FLOAT: Final = SCALAR_FORMATS[b"F"].pack
+_INT: Final = SCALAR_FORMATS[b"I"].pack
+_BOOL: Final = SCALAR_FORMATS[b"B"].pack
+_COMPLEX: Final = SCALAR_FORMATS[b"C"].pack
 _PAD: Final = [bytes(n) for n in range(17)]
 
 
@@ -181,14 +188,14 @@ class TreeEncoder:
 
     def _mapping(self, tag: bytes, value: dict[Any, Any]) -> None:
         if not all(map(is_literal, value)):
-            return self.unusual_keys(value)
+            return self.non_literal_keys(value)
         self._skeleton += (tag, COUNT.pack(len(value)))
         for key, child in value.items():
             self._skeleton.append(dump_literal(key))
             self.node(child)
         return None
 
-    def unusual_keys(self, value: dict[Any, Any]) -> None:
+    def non_literal_keys(self, value: dict[Any, Any]) -> None:
         """Appends a mapping whose keys are not all literals."""
         raise TypeError("a mapping's keys must be plain values such as strings or integers")
 

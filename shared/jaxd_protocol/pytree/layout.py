@@ -8,10 +8,18 @@ from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.pytree.decoder import Build, FindClass, NoData, Own, Reader, Unflatten, Unpickle
-from jaxd_protocol.pytree.leaves import Leaf, Placement, place_leaves
+from jaxd_protocol.pytree.decoder import (
+    Build,
+    FindClass,
+    ObjectResolver,
+    OutlineLeaves,
+    SkeletonReader,
+    Unflatten,
+    Unpickle,
+)
+from jaxd_protocol.pytree.leaves import BlobLayout, Leaf, lay_out_leaves
 
-_MAX_PLACEMENTS: Final = 64
+_MAX_LAYOUTS: Final = 64
 
 
 class Layout:
@@ -26,17 +34,17 @@ class Layout:
 
     def __init__(self, leaves: Sequence[Leaf], build: Build) -> None:
         self.leaves = tuple(leaves)
-        self.whole = place_leaves(self.leaves)
-        self._placements = BoundedDict[tuple[int, ...], Placement](_MAX_PLACEMENTS)
+        self.whole = lay_out_leaves(self.leaves)
+        self._placements = BoundedDict[tuple[int, ...], BlobLayout](_MAX_LAYOUTS)
         self._build = build
 
-    def without(self, absent: tuple[int, ...]) -> Placement:
+    def without(self, absent: tuple[int, ...]) -> BlobLayout:
         """Where the data of the other leaves lies when that of some is not in the message."""
         if not absent:
             return self.whole
         found = self._placements.get(absent)
         if found is None:
-            found = self._placements[absent] = place_leaves(self.leaves, frozenset(absent))
+            found = self._placements[absent] = lay_out_leaves(self.leaves, frozenset(absent))
         return found
 
     def build(self, leaves: Sequence[Any]) -> Any:
@@ -51,14 +59,14 @@ class Layout:
 
     def outline(self, leaves: Sequence[Any]) -> Any:
         """As `build`, for values that are no data: objects of classes are lists of their leaves."""
-        return self._build(NoData(leaves))
+        return self._build(OutlineLeaves(leaves))
 
 
 def parse_skeleton(
     skeleton: bytes,
     find_class: FindClass,
     unpickle: Unpickle | None = None,
-    own: Own | None = None,
+    own: ObjectResolver | None = None,
     open_template: Callable[[bytes], Unflatten] = lambda _: list,
     close: Callable[[Any], Any] = lambda value: value,
 ) -> Layout:
@@ -76,7 +84,7 @@ def parse_skeleton(
     Raises:
         ProtocolError: when it is not a skeleton.
     """
-    reader = Reader(_checked(skeleton), find_class, unpickle, own, open_template, close)
+    reader = SkeletonReader(_checked(skeleton), find_class, unpickle, own, open_template, close)
     return _parsed(reader, reader.node)
 
 
@@ -86,7 +94,7 @@ def parse_leaves(skeleton: bytes, count: int) -> Layout:
     Raises:
         ProtocolError: when it is another one.
     """
-    reader = Reader(_checked(skeleton), _no_class)
+    reader = SkeletonReader(_checked(skeleton), _no_class)
 
     def leaves() -> Build:
         reader.at = 1
@@ -96,14 +104,14 @@ def parse_leaves(skeleton: bytes, count: int) -> Layout:
         return lambda values: [build(values) for build in builds]
 
     def leaf() -> Build:
-        if chr(skeleton[reader.at]) not in _LEAVES:
+        if chr(skeleton[reader.at]) not in _LEAF_TAGS:
             raise _no_leaves()
         return reader.node()
 
     return _parsed(reader, leaves)
 
 
-_LEAVES: Final = "AKFIBCZ"
+_LEAF_TAGS: Final = "AKFIBCZ"
 """The tags of leaves that hold data; `Z` is one whose data need not be sent."""
 
 
@@ -124,7 +132,7 @@ def _checked(skeleton: bytes) -> bytes:
     return skeleton
 
 
-def _parsed(reader: Reader, read: Callable[[], Build]) -> Layout:
+def _parsed(reader: SkeletonReader, read: Callable[[], Build]) -> Layout:
     try:
         build = read()
     except (struct.error, IndexError, UnicodeDecodeError, RecursionError, ValueError) as error:

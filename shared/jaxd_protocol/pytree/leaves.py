@@ -19,12 +19,12 @@ from jaxd_protocol.errors import ArgumentError, ProtocolError
 INLINE_BYTES: Final = 4096
 """Arrays up to this size travel inside the message: a buffer of their own would cost more."""
 
-SCALARS: Final = {b"F": struct.Struct("<d"), b"I": struct.Struct("<q"), b"B": struct.Struct("<?"),
+SCALAR_FORMATS: Final = {b"F": struct.Struct("<d"), b"I": struct.Struct("<q"), b"B": struct.Struct("<?"),
                   b"C": struct.Struct("<dd")}  # fmt: skip
-_SCALAR_TAGS: Final = {tag[0]: codec for tag, codec in SCALARS.items()}
+_SCALAR_TAGS: Final = {tag[0]: codec for tag, codec in SCALAR_FORMATS.items()}
 _MAX_RANK: Final = 64  # numpy's own limit
 _MAX_ELEMENTS: Final = 1 << 59  # of 16 bytes each: what numpy can address
-_ROW: Final = 16  # blob items begin at multiples of this: enough for every dtype
+_ALIGNMENT: Final = 16  # blob items begin at multiples of this: enough for every dtype
 
 
 class Leaf(NamedTuple):
@@ -53,7 +53,7 @@ class Leaf(NamedTuple):
         return math.prod(self.shape) * itemsize_of(self.dtype)
 
 
-class Place(NamedTuple):
+class LeafOffset(NamedTuple):
     """Where a leaf's bytes lie: at `offset` of the blob, in buffer number `buffer`, or neither."""
 
     offset: int = -1
@@ -62,21 +62,23 @@ class Place(NamedTuple):
 
 def aligned(offset: int) -> int:
     """The next place in the blob where an item may begin."""
-    return (offset + _ROW - 1) // _ROW * _ROW
+    return (offset + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
 
 
-NOWHERE: Final = Place()
+NO_OFFSET: Final = LeafOffset()
 """The place of a leaf whose data is not in the message."""
 
 
-def data_at(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> memoryview:
+def leaf_data(
+    leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memoryview]
+) -> memoryview:
     """The bytes of an `A` or `K` leaf, which are in the message."""
     if place.buffer >= 0:
         return buffers[place.buffer]
     return memoryview(blob)[place.offset : place.offset + leaf.nbytes]
 
 
-class Placement(NamedTuple):
+class BlobLayout(NamedTuple):
     """Where the data of some leaves lies in a message.
 
     Attributes:
@@ -87,7 +89,7 @@ class Placement(NamedTuple):
     """
 
     leaves: tuple[Leaf, ...]
-    places: tuple[Place, ...]
+    places: tuple[LeafOffset, ...]
     blob_bytes: int
     buffers: int
 
@@ -106,31 +108,31 @@ class Placement(NamedTuple):
                 raise ProtocolError("an array's buffer does not have the array's size.")
 
 
-def place_leaves(leaves: Sequence[Leaf], absent: Collection[int] = ()) -> Placement:
+def lay_out_leaves(leaves: Sequence[Leaf], absent: Collection[int] = ()) -> BlobLayout:
     """Where the data of each leaf lies, of those whose numbers are not among the `absent`."""
-    found: list[Place] = []
+    found: list[LeafOffset] = []
     end = buffer = 0
     for number, leaf in enumerate(leaves):
         if number in absent:
-            found.append(NOWHERE)
+            found.append(NO_OFFSET)
             continue
         if leaf.tag == "P":
-            found.append(Place(buffer=buffer))
+            found.append(LeafOffset(buffer=buffer))
             buffer += 1 + leaf.buffers
             continue
-        size = leaf.nbytes if leaf.tag in "AK" else SCALARS[leaf.tag.encode()].size
+        size = leaf.nbytes if leaf.tag in "AK" else SCALAR_FORMATS[leaf.tag.encode()].size
         if size > INLINE_BYTES:
-            found.append(Place(buffer=buffer))
+            found.append(LeafOffset(buffer=buffer))
             buffer += 1
         else:
-            found.append(Place(offset=aligned(end)))
+            found.append(LeafOffset(offset=aligned(end)))
             end = aligned(end) + size
-    return Placement(tuple(leaves), tuple(found), end, buffer)
+    return BlobLayout(tuple(leaves), tuple(found), end, buffer)
 
 
 def read_scalar(tag: str, blob: bytes, offset: int) -> float | int | bool | complex:
     """The Python number that lies at `offset` of the blob."""
-    values = SCALARS[tag.encode()].unpack_from(blob, offset)
+    values = SCALAR_FORMATS[tag.encode()].unpack_from(blob, offset)
     return complex(*values) if tag == "C" else values[0]
 
 
@@ -226,7 +228,7 @@ def load_spec(data: bytes, at: int) -> tuple[str, tuple[int, ...], bool, int]:
     return name, shape, bool(weak), at + 8 * rank
 
 
-def numpy_leaf(leaf: Leaf, place: Place, blob: bytes, buffers: Sequence[memoryview]) -> Any:
+def numpy_leaf(leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memoryview]) -> Any:
     """The array of an `A` or `K` leaf, as a view: read-only in the blob, writable in a buffer."""
     import numpy
 

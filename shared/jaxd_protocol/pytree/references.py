@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 
-_SHAPES: Final[dict[str, tuple[type, ...]]] = {
+_DETAIL_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "n": (tuple,),
     "c": (bytes,),
     "k": (str, str, bytes),
@@ -65,12 +65,12 @@ def load_reference(value: Any) -> Reference:
     """
     if type(value) is tuple and tuple(map(type, value)) == (str, tuple, bytes, str):
         reference = Reference(*value)
-        if tuple(map(type, reference.detail)) == _SHAPES.get(reference.kind):
+        if tuple(map(type, reference.detail)) == _DETAIL_TYPES.get(reference.kind):
             return reference
     raise ProtocolError("a tree's skeleton has a reference that cannot be read.")
 
 
-def with_tokens(
+def replace_tokens(
     skeleton: bytes, references: Iterable[Reference], token_of: Callable[[Reference], bytes]
 ) -> bytes:
     """The skeleton with other tokens in its references, as another process has them.
@@ -81,21 +81,21 @@ def with_tokens(
         token_of: the token of the other process, as long as the one that it replaces.
     """
     for reference in references:
-        skeleton = _with_token(skeleton, reference, token_of)
+        skeleton = _replace_token(skeleton, reference, token_of)
     return skeleton
 
 
-def _with_token(
+def _replace_token(
     skeleton: bytes, reference: Reference, token_of: Callable[[Reference], bytes]
 ) -> bytes:
     if reference.kind == "m":  # what it is bound to has a token of its own
-        skeleton = _with_token(skeleton, load_reference(reference.detail[0]), token_of)
+        skeleton = _replace_token(skeleton, load_reference(reference.detail[0]), token_of)
     if not reference.token:
         return skeleton
     # Sixteen random bytes: nothing else in a skeleton looks like them.
     return skeleton.replace(reference.token, token_of(reference))
 
 
-def mark_of(fingerprint: bytes) -> bytes:
+def function_mark(fingerprint: bytes) -> bytes:
     """Names a function to those who know it: nobody can call a function by its mark."""
     return hashlib.blake2b(fingerprint, digest_size=16, person=b"jaxd references").digest()

@@ -125,7 +125,7 @@ def _request_prefix(verb: str) -> bytes:
 
 _CALL_PREFIX: Final = _request_prefix("call")
 _LONG_INT: Final = brine.TAG_INT_L1[0]
-_UNREADABLE: Final = (
+_DECODING_ERRORS: Final = (
     TypeError, ValueError, IndexError, AttributeError, struct.error, RecursionError
 )  # fmt: skip
 """What rpyc's brine raises for bytes that are not brine."""
@@ -290,7 +290,7 @@ def _usual_message(frame: Frame) -> tuple[str | None, int, Value] | None:
         if frame.startswith(prefix, end):
             value = brine.load(frame[end + len(prefix) :])
             return (verb, seq, value) if verb is None or type(value) is tuple else None
-    except (*_UNREADABLE, KeyError):
+    except (*_DECODING_ERRORS, KeyError):
         pass
     return None
 
@@ -311,7 +311,7 @@ def _parse(frame: Frame) -> tuple[int, int, Value]:
             consts.MSG_EXCEPTION,
         ):
             return kind, seq, (body if kind != consts.MSG_REQUEST else (body[0], body[1]))
-    except _UNREADABLE:
+    except _DECODING_ERRORS:
         pass
     raise ProtocolError("a message cannot be read: the peer does not speak jaxd.")
 

@@ -24,7 +24,7 @@ _OPTIONS: Final = (
     (getattr(socket, "CMSG_SPACE", int)(4 * MAX_DESCRIPTORS),),
     (_NOT_INHERITABLE,),
 )  # of recvmsg_into, each in a row of one
-_LATEST: Final = "latest"
+_UNSORTED: Final = "latest"
 _MAX_GROUPS: Final = 8
 """Messages whose descriptors may be here before the messages are read; two are usual at most."""
 
@@ -35,12 +35,12 @@ def can_pass(sock: socket.socket) -> bool:
     return is_unix and hasattr(socket, "SCM_RIGHTS") and hasattr(sock, "recvmsg_into")
 
 
-def rights(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
+def ancillary_data(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
     """What `sendmsg` takes to send these along."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
 
 
-class Arrivals:
+class ReceivedDescriptors:
     """Descriptors that have come over one socket, until their messages have been read.
 
     One thread at a time may use it. What is left is closed with the object.
@@ -52,7 +52,7 @@ class Arrivals:
         # Oldest first, one entry for each message with descriptors: what recvmsg_into returned,
         # then the descriptors in it. The kernel never joins those of two messages.
         self._groups: dict[object, Any] = {}
-        self._keep: Callable[[Any], Any] = partial(self._groups.setdefault, _LATEST)
+        self._keep: Callable[[Any], Any] = partial(self._groups.setdefault, _UNSORTED)
 
     def receive_into(
         self, sock: socket.socket, views: list[memoryview], received: list[int]
@@ -64,30 +64,30 @@ class Arrivals:
             ProtocolError: when descriptors come that no message announces.
         """
         groups = self._groups
-        if _LATEST in groups:  # an interrupted thread could not do it
+        if _UNSORTED in groups:  # an interrupted thread could not do it
             self._sort()
         received.extend(map(_FIRST, map(self._keep, map(sock.recvmsg_into, (views,), *_OPTIONS))))
-        _, ancillary, flags, _ = groups[_LATEST]
+        _, ancillary, flags, _ = groups[_UNSORTED]
         if ancillary or flags & _TRUNCATED:
             self._sort()
         else:
-            del groups[_LATEST]
+            del groups[_UNSORTED]
 
     def _sort(self) -> None:
         """Gives what was received last an entry of its own, if there is anything in it."""
         groups = self._groups
-        _, ancillary, flags, _ = groups[_LATEST]
+        _, ancillary, flags, _ = groups[_UNSORTED]
         if not ancillary and not flags & _TRUNCATED:
-            del groups[_LATEST]
+            del groups[_UNSORTED]
             return
         # all in C: no interrupt between taking it out and putting it back
-        groups.update(zip((object(),), map(groups.pop, (_LATEST,)), strict=True))
+        groups.update(zip((object(),), map(groups.pop, (_UNSORTED,)), strict=True))
         if len(groups) > _MAX_GROUPS:
             raise ProtocolError("open files arrive that no message announces.")
 
     def first(self) -> Descriptors:
         """Those of the oldest message; the same ones again until they are dropped."""
-        if _LATEST in self._groups:
+        if _UNSORTED in self._groups:
             self._sort()
         for key, group in self._groups.items():
             if type(group) is tuple:

@@ -14,7 +14,7 @@ from typing import Final
 
 from jaxd_protocol.base.buffers import allocate
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
-from jaxd_protocol.wire.descriptors import Arrivals
+from jaxd_protocol.wire.descriptors import ReceivedDescriptors
 from jaxd_protocol.wire.frames import (
     FLAG_BUFFERS,
     FLAG_COMPRESSED,
@@ -23,24 +23,24 @@ from jaxd_protocol.wire.frames import (
     MAX_BODY_BYTES,
     MAX_BUFFERS,
     MAX_DESCRIPTORS,
+    ByteTransfer,
     Frame,
-    Span,
-    inflate,
+    decompress,
     too_large,
     too_many,
     too_many_descriptors,
 )
 
 _READ_AHEAD: Final = 1 << 16
-_AT_FIRST: Final = 1 << 12
+_INITIAL_BYTES: Final = 1 << 12
 """Enough for a connection that says little; of those there may be thousands."""
 
-_BESIDE: Final = FLAG_BUFFERS | FLAG_DESCRIPTORS
+_ATTACHMENT_FLAGS: Final = FLAG_BUFFERS | FLAG_DESCRIPTORS
 
 ReceiveInto = Callable[[list[memoryview], list[int]], None]
 
 
-class _Ahead:
+class _ReadAhead:
     """Bytes that were received before they were asked for: the first `sum(counts)` of `view`."""
 
     __slots__ = ("counts", "data", "view")
@@ -51,7 +51,7 @@ class _Ahead:
         self.counts = [filled]
 
 
-class _Body(Span):
+class _IncomingBody(ByteTransfer):
     """A body that is too large to be read ahead, while it arrives."""
 
     __slots__ = ("flags", "view")
@@ -62,7 +62,7 @@ class _Body(Span):
         super().__init__([self.view])
 
 
-class _Bulk(Span):
+class _IncomingBuffers(ByteTransfer):
     """The buffers beside a body, while they arrive."""
 
     __slots__ = ("frame",)
@@ -91,7 +91,7 @@ class FrameReader:
         receive_into: ReceiveInto,
         max_frame_bytes: int,
         admit: Callable[[int], None] | None = None,
-        arrivals: Arrivals | None = None,
+        arrivals: ReceivedDescriptors | None = None,
         *,
         inflates: bool = False,
     ) -> None:
@@ -104,10 +104,10 @@ class FrameReader:
         if inflates:
             self._flags.add(FLAG_COMPRESSED)
         if arrivals is not None:
-            self._flags |= {FLAG_DESCRIPTORS, _BESIDE}
+            self._flags |= {FLAG_DESCRIPTORS, _ATTACHMENT_FLAGS}
         # read-ahead, first unconsumed byte in it, and what is being received or is ready
-        self._at: tuple[_Ahead, int, Frame | _Body | _Bulk | None] = (
-            _Ahead(bytearray(min(_AT_FIRST, _READ_AHEAD))),
+        self._at: tuple[_ReadAhead, int, Frame | _IncomingBody | _IncomingBuffers | None] = (
+            _ReadAhead(bytearray(min(_INITIAL_BYTES, _READ_AHEAD))),
             0,
             None,
         )
@@ -126,13 +126,13 @@ class FrameReader:
                 return phase
             if phase is None:
                 self._parse_frame()
-            elif type(phase) is _Body:
+            elif type(phase) is _IncomingBody:
                 self._receive_body(phase)
             else:
                 self._receive_buffers(phase)  # type: ignore[arg-type]
 
     @contextmanager
-    def hurried(self, is_readable: Callable[[], bool]) -> Iterator[None]:
+    def bounded_wait(self, is_readable: Callable[[], bool]) -> Iterator[None]:
         """Within it, `peek` gives up in the middle of a message; the next one goes on there.
 
         Args:
@@ -155,10 +155,10 @@ class FrameReader:
             self._receive_into = receive
 
     @property
-    def span(self) -> Span | None:
+    def transfer(self) -> ByteTransfer | None:
         """What is coming in beside or as a large body, if anything is. From any thread."""
         phase = self._at[2]
-        return phase if isinstance(phase, Span) else None
+        return phase if isinstance(phase, ByteTransfer) else None
 
     def advance(self) -> None:
         """Consumes the message that `peek` returned."""
@@ -192,9 +192,9 @@ class FrameReader:
         if have < needed:
             return self._fill(needed)
         frame = Frame(ahead.view[start + HEADER.size : start + needed - 1])
-        if flags & _BESIDE:
-            return self._open_beside(frame, flags, needed, 0)
-        self._at = (ahead, start + needed, inflate(frame, self._admit) if flags else frame)
+        if flags & _ATTACHMENT_FLAGS:
+            return self._open_attachments(frame, flags, needed, 0)
+        self._at = (ahead, start + needed, decompress(frame, self._admit) if flags else frame)
         return None
 
     def _open_body(self, size: int, flags: int) -> None:
@@ -202,20 +202,20 @@ class FrameReader:
         start += HEADER.size
         if self._admit is not None:
             self._admit(size)
-        body = _Body(size, flags)
+        body = _IncomingBody(size, flags)
         copied = body.fill(ahead.view[start : sum(ahead.counts)])
         self._at = (ahead, start + copied, body)
 
-    def _receive_body(self, body: _Body) -> None:
+    def _receive_body(self, body: _IncomingBody) -> None:
         self._receive(body)
         frame = Frame(body.view[:-1])
-        if body.flags & _BESIDE:
-            return self._open_beside(frame, body.flags, 0, len(frame))
+        if body.flags & _ATTACHMENT_FLAGS:
+            return self._open_attachments(frame, body.flags, 0, len(frame))
         ahead, start, _ = self._at
-        self._at = (ahead, start, inflate(frame, self._admit) if body.flags else frame)
+        self._at = (ahead, start, decompress(frame, self._admit) if body.flags else frame)
         return None
 
-    def _open_beside(self, frame: Frame, flags: int, offset: int, asked: int) -> None:
+    def _open_attachments(self, frame: Frame, flags: int, offset: int, asked: int) -> None:
         """Looks for what is beside the body, `offset` bytes behind `start`.
 
         `asked` bytes of the message have been admitted with its body.
@@ -247,12 +247,14 @@ class FrameReader:
         if have < needed:
             return self._fill(needed)
         sizes = struct.unpack_from(f"!{count}Q", ahead.data, start + offset + 4)
-        bulk = _Bulk(frame, self._take_memory(sizes, len(frame), asked))
+        bulk = _IncomingBuffers(frame, self._allocate_buffers(sizes, len(frame), asked))
         copied = bulk.fill(ahead.view[start + needed : start + have])
         self._at = (ahead, start + needed + copied, bulk)
         return None
 
-    def _take_memory(self, sizes: Sequence[int], body_bytes: int, asked: int) -> list[memoryview]:
+    def _allocate_buffers(
+        self, sizes: Sequence[int], body_bytes: int, asked: int
+    ) -> list[memoryview]:
         """The buffers; `asked` bytes of the message have been admitted with its body."""
         total = sum(sizes) + body_bytes
         if total > self.max_frame_bytes:
@@ -261,26 +263,26 @@ class FrameReader:
             self._admit(total - asked)
         return [allocate(size) for size in sizes]
 
-    def _receive_buffers(self, bulk: _Bulk) -> None:
+    def _receive_buffers(self, bulk: _IncomingBuffers) -> None:
         self._receive(bulk)
         ahead, start, _ = self._at
         self._at = (ahead, start, bulk.frame)
 
-    def _receive(self, span: Span) -> None:
-        while rest := span.rest():
-            self._receive_into(rest, span.counts)
+    def _receive(self, transfer: ByteTransfer) -> None:
+        while rest := transfer.rest():
+            self._receive_into(rest, transfer.counts)
 
     def _fill(self, needed: int) -> None:
         """Receives once, with room for `needed` bytes behind `start`; grows for long tables."""
         ahead, start, phase = self._at
         end = sum(ahead.counts)
         if start == end:
-            ahead = _Ahead(ahead.data)
+            ahead = _ReadAhead(ahead.data)
             self._at = (ahead, 0, phase)
             start = end = 0
         if start + needed > len(ahead.data):
             rest = ahead.view[start:end]
-            ahead = _Ahead(bytearray(max(_READ_AHEAD, needed)), len(rest))
+            ahead = _ReadAhead(bytearray(max(_READ_AHEAD, needed)), len(rest))
             ahead.view[: len(rest)] = rest
             self._at = (ahead, 0, phase)
             end = len(rest)

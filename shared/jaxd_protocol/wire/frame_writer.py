@@ -17,13 +17,13 @@ from jaxd_protocol.wire.frames import (
     MAX_BODY_BYTES,
     MAX_BUFFERS,
     MAX_DESCRIPTORS,
-    Span,
+    ByteTransfer,
     too_large,
     too_many,
     too_many_descriptors,
 )
 
-_JOINED: Final = 1 << 15
+_JOIN_LIMIT_BYTES: Final = 1 << 15
 """Bodies up to 32 kB are joined with their header; a copy is cheaper than a longer vector."""
 
 _STEP_BYTES: Final = 1 << 20
@@ -49,10 +49,10 @@ class FrameWriter:
         self._send_some = send_some
         self._flush = flush
         self._lock = threading.Lock()  # guards the socket's sending side and `_open`
-        self._open: Span | None = None  # the frame that is going out
+        self._open: ByteTransfer | None = None  # the frame that is going out
 
     @property
-    def span(self) -> Span | None:
+    def transfer(self) -> ByteTransfer | None:
         """What is going out, if anything is. From any thread."""
         return self._open
 
@@ -72,7 +72,7 @@ class FrameWriter:
 
         Interrupted by anything else, the message goes out whole or not at all.
         """
-        if not buffers and not descriptors and len(body) < _JOINED:
+        if not buffers and not descriptors and len(body) < _JOIN_LIMIT_BYTES:
             return self._write([memoryview(HEADER.pack(len(body), 0) + body + END)])
         total = len(body) + sum(map(len, buffers))
         if total > self.max_frame_bytes or len(body) > MAX_BODY_BYTES:
@@ -82,44 +82,46 @@ class FrameWriter:
             raise LimitExceeded(too_many(len(buffers)))
         if len(descriptors) > MAX_DESCRIPTORS:
             raise LimitExceeded(too_many_descriptors(len(descriptors)))
-        parts = _parts(body, buffers, len(descriptors))
+        parts = _frame_parts(body, buffers, len(descriptors))
         return self._write([memoryview(part) for part in parts if len(part)], descriptors)
 
     def _write(self, views: list[memoryview], descriptors: Sequence[int] = ()) -> None:
-        span = Span(views, descriptors)
+        transfer = ByteTransfer(views, descriptors)
         try:
             with self._lock:  # no bytecode, so no interrupt, between taking it and the block
                 self._finish()  # what an interrupted thread left comes first
-                self._send(span)
+                self._send(transfer)
         except EOFError:
             raise
         except BaseException:
-            if span.moved and self._open is span:
+            if transfer.moved and self._open is transfer:
                 # its rest has to go out before anything else, also when nothing else is sent;
                 # the interrupted thread should not have to wait for that
                 threading.Thread(target=self._finish_later, name="jaxd-rest", daemon=True).start()
             raise
 
-    def _send(self, span: Span) -> None:
+    def _send(self, transfer: ByteTransfer) -> None:
         """Opens a frame and sends it. Interrupted before its first byte, it is forgotten."""
         try:
-            self._open = span
+            self._open = transfer
             self._finish()
         except BaseException:
-            if not span.moved:
+            if not transfer.moved:
                 self._open = None
             raise
 
     def _finish(self) -> None:
         """Sends what is left of the open frame. The lock is held."""
-        span = self._open
-        if span is None:
+        transfer = self._open
+        if transfer is None:
             return
         # a system call may return only when all is sent: smaller steps show progress
-        while rest := span.rest() if span.total <= _STEP_BYTES else span.next(_STEP_BYTES):
-            self._send_some(rest, span.counts, () if span.counts else span.descriptors)
+        while (
+            rest := transfer.rest() if transfer.total <= _STEP_BYTES else transfer.next(_STEP_BYTES)
+        ):
+            self._send_some(rest, transfer.counts, () if transfer.counts else transfer.descriptors)
         self._flush()
-        self.bytes_sent += span.total
+        self.bytes_sent += transfer.total
         self._open = None
 
     def _finish_later(self) -> None:
@@ -127,7 +129,7 @@ class FrameWriter:
             self._finish()
 
 
-def _parts(
+def _frame_parts(
     body: bytes, buffers: Sequence[memoryview], descriptors: int
 ) -> list[bytes | memoryview]:
     flags = (FLAG_BUFFERS if buffers else 0) | (FLAG_DESCRIPTORS if descriptors else 0)
@@ -138,5 +140,5 @@ def _parts(
     if buffers:
         sizes = map(len, buffers)
         tail += struct.pack(f"!L{len(buffers)}Q", len(buffers), *sizes)
-    small = len(body) < _JOINED
+    small = len(body) < _JOIN_LIMIT_BYTES
     return [head + body + tail, *buffers] if small else [head, body, tail, *buffers]

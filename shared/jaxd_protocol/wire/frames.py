@@ -37,9 +37,9 @@ MAX_BUFFERS: Final = 1 << 16
 MAX_DESCRIPTORS: Final = 64
 """Linux passes up to 253 at once; a receiver has to have room for them before they come."""
 
-_PIECE: Final = 1 << 14
+_CHUNK_BYTES: Final = 1 << 14
 
-MAX_INFLATED_BYTES: Final = 1 << 28
+MAX_DECOMPRESSED_BYTES: Final = 1 << 28
 """A compressed frame of a stock rpyc peer may inflate to 256 MiB, no further."""
 
 
@@ -93,8 +93,8 @@ def too_many_descriptors(count: int) -> str:
     )
 
 
-def inflate(frame: Frame, admit: Callable[[int], None] | None = None) -> Frame:
-    """Decompresses the frame of a stock rpyc peer, but never beyond `MAX_INFLATED_BYTES`.
+def decompress(frame: Frame, admit: Callable[[int], None] | None = None) -> Frame:
+    """Decompresses the frame of a stock rpyc peer, but never beyond `MAX_DECOMPRESSED_BYTES`.
 
     Args:
         frame: a zlib stream.
@@ -104,23 +104,25 @@ def inflate(frame: Frame, admit: Callable[[int], None] | None = None) -> Frame:
         ProtocolError: when the bytes are not a zlib stream.
         LimitExceeded: when they would inflate further.
     """
-    nbytes = _inflated_bytes(frame)
+    nbytes = _decompressed_bytes(frame)
     if admit is not None:
         admit(nbytes)
     return Frame(zlib.decompress(frame, bufsize=max(1, nbytes)))
 
 
-def _inflated_bytes(frame: Frame) -> int:
+def _decompressed_bytes(frame: Frame) -> int:
     """How many bytes it becomes: nothing in it says so, so it is inflated piece by piece."""
     inflater, rest, size = zlib.decompressobj(), bytes(frame), 0
     while not inflater.eof:
         try:
-            part = inflater.decompress(rest, _PIECE)
+            part = inflater.decompress(rest, _CHUNK_BYTES)
         except zlib.error as error:
             raise ProtocolError(f"a compressed frame cannot be read: {error}.") from error
         rest, size = inflater.unconsumed_tail, size + len(part)
-        if size > MAX_INFLATED_BYTES:
-            raise LimitExceeded(f"a compressed frame inflates beyond {MAX_INFLATED_BYTES:,} bytes.")
+        if size > MAX_DECOMPRESSED_BYTES:
+            raise LimitExceeded(
+                f"a compressed frame inflates beyond {MAX_DECOMPRESSED_BYTES:,} bytes."
+            )
         if not (part or rest or inflater.eof):
             raise ProtocolError("a compressed frame cannot be read: its end is missing.")
     return size
@@ -130,7 +132,7 @@ _MAX_VECTORS: Final = 512
 """Pieces per system call: well below IOV_MAX, which is 1024 on Linux."""
 
 
-class Span:
+class ByteTransfer:
     """Pieces of memory to send or fill, and how many of their bytes have been moved.
 
     Attributes:

@@ -18,7 +18,7 @@ from typing import Final
 from rpyc.core.stream import SocketStream
 
 from jaxd_protocol.errors import InternalError, ProtocolError
-from jaxd_protocol.wire.descriptors import Arrivals, can_pass, rights
+from jaxd_protocol.wire.descriptors import ReceivedDescriptors, ancillary_data, can_pass
 
 INTERRUPTIBLE_S: Final = 0.5
 """How long a wait may keep its thread from seeing that it was interrupted."""
@@ -68,7 +68,7 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         super().__init__(sock)
         self._poll: select.poll | None = None
         self.passes_descriptors = can_pass(sock)
-        self.arrivals: Arrivals | None = None
+        self.arrivals: ReceivedDescriptors | None = None
 
     def expect_descriptors(self) -> None:
         """Takes descriptors from now on, where they can be passed: before a channel is made.
@@ -76,7 +76,7 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         Not from the start, because receiving so takes 1 µs longer.
         """
         if self.passes_descriptors:
-            self.arrivals = Arrivals()
+            self.arrivals = ReceivedDescriptors()
 
     def stay_interruptible(self) -> None:
         """Has each wait for the peer end after half a second, in vain, and begin anew.
@@ -167,7 +167,7 @@ class BulkStream(SocketStream):  # type: ignore[misc]
             )
         try:
             if descriptors:
-                sent.extend(map(sock.sendmsg, (views,), (rights(descriptors),)))
+                sent.extend(map(sock.sendmsg, (views,), (ancillary_data(descriptors),)))
             elif len(views) == 1 or not hasattr(sock, "sendmsg"):
                 sent.extend(map(sock.send, views[:1]))
             else:

@@ -22,7 +22,7 @@ _STEP_BYTES: Final = 1 << 18
 _RECORD_BYTES: Final = 1 << 14
 
 
-class _Leaving:
+class _OutgoingBytes:
     """Encrypted bytes on their way out; the first `sum(counts)` of them are gone."""
 
     __slots__ = ("counts", "pieces")
@@ -65,7 +65,7 @@ class TlsSocket:
         )
         self._lock = threading.Lock()  # guards _tls, _encrypted and _torn
         self._torn = False  # whether it is unknown what _tls has done
-        self._leaving = _Leaving()
+        self._outgoing = _OutgoingBytes()
         self._timeout_s: float | None = None
 
     # as a socket, for handshakes ----------------------------------------------------------------
@@ -179,13 +179,13 @@ class TlsSocket:
             OSError: when the connection broke.
         """
         while True:
-            leaving = self._leaving
+            leaving = self._outgoing
             gone = sum(leaving.counts)
             if gone == sum(map(len, leaving.pieces)):
                 with self._lock:
                     if not self._encrypted.pending:
                         return
-                    leaving = self._leaving = _Leaving()
+                    leaving = self._outgoing = _OutgoingBytes()
                     leaving.pieces.extend(map(self._encrypted.read, (-1,)))
                 gone = 0
             rest = memoryview(leaving.pieces[0])[gone:]

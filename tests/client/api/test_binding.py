@@ -7,7 +7,7 @@ from typing import Any
 from jaxd.api.binding import FunctionBinding
 from jaxd.interop.jax_runtime import current_config
 from jaxd.request.call_request import CallSettings
-from jaxd.request.function_snapshot import Identities
+from jaxd.request.function_snapshot import SnapshotCache
 from jaxd_protocol.jit.options import Options
 
 
@@ -23,7 +23,7 @@ def triple(x: Any) -> Any:
 
 def bound(**config: Any) -> FunctionBinding:
     """`double`, with these settings."""
-    snapshots = Identities(double, Options(), ("IGNORED",))
+    snapshots = SnapshotCache(double, Options(), ("IGNORED",))
     return FunctionBinding(double, Options(), lambda: None, CallSettings(config), snapshots)
 
 
@@ -39,5 +39,5 @@ def test_another_function_is_called_in_the_same_way() -> None:
     other = one.with_function(triple, Options(extra_key=1), triple)
     assert (other.function, other.options) == (triple, Options(extra_key=1))
     assert (other.find_caller, other.settings) == (one.find_caller, one.settings)
-    key = Identities(triple, Options(extra_key=1), ("IGNORED",)).spec(one.config()).key
+    key = SnapshotCache(triple, Options(extra_key=1), ("IGNORED",)).spec(one.config()).key
     assert other.snapshots.spec(other.config()).key == key

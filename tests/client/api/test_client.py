@@ -119,7 +119,7 @@ def test_a_pickle_by_handle_is_read_in_another_process(live: LiveServer, client:
     with jaxd.pickle_by_handle(ttl_s=60):
         pickled = pickle.dumps({"x": array, "y": 3})
     assert len(pickled) < 300
-    assert not array.is_here
+    assert not array.is_fetched
     done = live.run(UNPICKLE, pickled.hex())
     assert (done.stdout, done.stderr) == ("RemoteArray False 499500.0 3\n", "")
 

@@ -19,7 +19,7 @@ import pytest
 
 from jaxd import Client, PersistentFunction, connect, persistent_call
 from jaxd.api.method import PersistentMethod
-from jaxd.api.transforms import ByName
+from jaxd.api.transforms import TransformMethods
 from jaxd_protocol.fingerprint import walk
 from tests.end_to_end.counting import BUILT, WARM, costs
 from tests.live_server import LiveServer
@@ -297,5 +297,9 @@ SELFLESS = {
 def test_no_name_of_a_function_loses_the_instance() -> None:
     """A new one has to be added to the method, or to the names that have nothing to do with it."""
     public = {name for name in dir(PersistentFunction) if not name.startswith("_")}
-    own = {name for name in (*vars(PersistentMethod), *vars(ByName)) if not name.startswith("_")}
+    own = {
+        name
+        for name in (*vars(PersistentMethod), *vars(TransformMethods))
+        if not name.startswith("_")
+    }
     assert public == own - {"unbound"} | set(SELFLESS)

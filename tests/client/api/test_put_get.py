@@ -65,7 +65,7 @@ def test_an_empty_tree_is_no_question(client: Client) -> None:
     trees: list[Any] = [{}, [], None, {"x": [None, ()]}]
     for tree in trees:
         assert client.put(tree) == tree
-        assert put_get.bring_home(tree) == tree
+        assert put_get.fetch_tree(tree) == tree
 
 
 def test_names_keep_containers(client: Client) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, persistent_call
-from jaxd.api.why import Why, is_call
+from jaxd.api.why import Why, is_valid_call
 from jaxd.errors import NoServer
 from jaxd_protocol.explain.key_differences import Difference
 from tests.live_server import LiveServer
@@ -108,11 +108,11 @@ def test_no_arguments_are_a_call_where_none_are_needed() -> None:
 
     def does_not(x: Any = 1) -> None: ...
 
-    assert is_call(does_not, (), {})
-    assert is_call(needs, (1,), {})
-    assert is_call(needs, (), {"x": 1})
-    assert not is_call(needs, (), {})
-    assert is_call(type, (), {})  # says nothing of what it needs
+    assert is_valid_call(does_not, (), {})
+    assert is_valid_call(needs, (1,), {})
+    assert is_valid_call(needs, (), {"x": 1})
+    assert not is_valid_call(needs, (), {})
+    assert is_valid_call(type, (), {})  # says nothing of what it needs
 
 
 def test_a_function_is_asked_about_in_its_life(client: Client) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxd.cli import lockfile
-from jaxd.cli.lockfile import prove_writable, read_lockfile, write_lockfile
+from jaxd.cli.lockfile import check_writable, read_lockfile, write_lockfile
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 
@@ -112,7 +112,7 @@ def test_what_fits_its_checksum_but_is_no_recipe_is_refused(
         3,
     ]
     for each in odd:
-        monkeypatch.setattr(lockfile, "_content", lambda _, each=each: each)
+        monkeypatch.setattr(lockfile, "_by_content", lambda _, each=each: each)
         write_lockfile(file, [])
         with pytest.raises(ConfigurationError, match="is damaged"):
             read_lockfile(file)
@@ -131,14 +131,14 @@ def test_a_place_where_nothing_can_be_written_is_told_early(tmp_path: Path) -> N
     """Before the program is run; where it can, nothing is changed."""
     file = tmp_path / "warm.lock"
     file.write_text("old")
-    prove_writable(str(file))
+    check_writable(str(file))
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["warm.lock"]
     folder = tmp_path / "folder"
     folder.mkdir()
     for place in (folder, tmp_path / "no" / "folder"):
         with pytest.raises(ConfigurationError, match="cannot write"):
-            prove_writable(str(place))
+            check_writable(str(place))
         with pytest.raises(ConfigurationError, match="cannot write"):
             write_lockfile(str(place), [])
     assert sorted(os.listdir(tmp_path)) == ["folder", "warm.lock"]

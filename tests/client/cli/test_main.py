@@ -8,13 +8,13 @@ from types import ModuleType
 
 import pytest
 
-from jaxd.cli.__main__ import _OWN as OWN
-from jaxd.cli.__main__ import _WITH_OWN_PARSER, main
+from jaxd.cli.__main__ import _COMMANDS as OWN
+from jaxd.cli.__main__ import _FORWARDED_COMMANDS, main
 from jaxd.cli.commands import cache, serve, token
 from jaxd_protocol import __version__
 from jaxd_protocol.errors import ConfigurationError
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,11 +22,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     said = capsys.readouterr().out
-    for name in (*OWN, *_WITH_OWN_PARSER, "examples:"):
+    for name in (*OWN, *_FORWARDED_COMMANDS, "examples:"):
         assert name in said
 
 
-@pytest.mark.parametrize("name", [*OWN, *_WITH_OWN_PARSER])
+@pytest.mark.parametrize("name", [*OWN, *_FORWARDED_COMMANDS])
 def test_the_page_on_configuration_has_every_command(name: str) -> None:
     """With a row, or several."""
     assert re.search(rf"^\| `jaxd {name}\b", PAGE.read_text(), re.MULTILINE)
@@ -92,7 +92,7 @@ def raising(error: BaseException) -> object:
 def test_a_closed_pipe_is_no_traceback(runtime: Path) -> None:
     """`jaxd … | head` reads what it wants and goes."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "jaxd.cli.__main__", "status", "--json"],
+        [sys.executable, "-P", "-m", "jaxd.cli", "status", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxd.cli.__main__ import main
-from jaxd.cli.query import ask
+from jaxd.cli.query import ask_server
 from tests.client.fake_server import FakeServer
 
 
@@ -30,6 +30,6 @@ def test_an_answer_says_who_gave_it(runtime: Path) -> None:
     """Beside what was asked."""
     server = FakeServer(f"{runtime}/s.sock", values={"holders": []})
     try:
-        assert ask(server.address, "values") == {"server": server.address, "holders": []}
+        assert ask_server(server.address, "values") == {"server": server.address, "holders": []}
     finally:
         server.close()

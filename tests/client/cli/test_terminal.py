@@ -6,7 +6,7 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from jaxd.cli.terminal import Bar
+from jaxd.cli.terminal import BuildBar
 
 if TYPE_CHECKING:
     import pytest
@@ -27,7 +27,7 @@ def terminal_in_place(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def test_it_says_how_many_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is gone in the end."""
     terminal = terminal_in_place(monkeypatch)
-    bar = Bar(2, shown=True)
+    bar = BuildBar(2, shown=True)
     bar.advance()
     bar.advance()
     bar.close()
@@ -39,7 +39,7 @@ def test_it_says_how_many_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failure_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bar goes on below it."""
     terminal = terminal_in_place(monkeypatch)
-    bar = Bar(2, shown=True)
+    bar = BuildBar(2, shown=True)
     bar.advance("f failed")
     assert terminal.getvalue().startswith("\rf failed\n")
     assert terminal.getvalue().endswith("\r[##########..........] 1/2")
@@ -47,7 +47,7 @@ def test_a_failure_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_without_a_terminal_only_failures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     """As plain lines."""
-    bar = Bar(2, shown=False)
+    bar = BuildBar(2, shown=False)
     bar.advance()
     bar.advance("f failed")
     bar.close()
@@ -56,10 +56,10 @@ def test_without_a_terminal_only_failures_are_told(capsys: pytest.CaptureFixture
 
 def test_what_is_under_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """When it takes long; what was built, and why, is not told for each."""
-    monkeypatch.setattr("jaxd.events.progress._QUIET_S", 0.0)
+    monkeypatch.setattr("jaxd.events.progress._SHOW_AFTER_S", 0.0)
     monkeypatch.setattr("jaxd.events.progress._TICK_S", 0.0)
     terminal = terminal_in_place(monkeypatch)
-    bar = Bar(2, shown=True)
+    bar = BuildBar(2, shown=True)
     bar.event("c", 1, "stage", {"stage": "compile", "function": "train_step"})
     assert bar._ticker is not None
     while "] 0/2  compiling train_step … 0 s" not in terminal.getvalue():

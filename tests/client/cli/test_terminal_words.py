@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd.cli.terminal import ago, cut, duration
+from jaxd.cli.terminal import ago, duration, truncate
 
 
 @pytest.mark.parametrize(
@@ -24,5 +24,5 @@ def test_what_never_was() -> None:
 
 def test_long_texts_are_cut() -> None:
     """To one line."""
-    assert cut("a\nb", 5) == "a b"
-    assert cut("abcdef", 5) == "abcd…"
+    assert truncate("a\nb", 5) == "a b"
+    assert truncate("abcdef", 5) == "abcd…"

@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 
 from jaxd import Client, connect
-from jaxd.cli.warm_build import Done, build_all, check_all
+from jaxd.cli.warm_build import BuildOutcome, build_all, check_all
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
-from tests.client.fake_server import Asked, FakeServer, failed, warmed
+from tests.client.fake_server import FakeServer, Request, failed, warm_reply
 
 
 def recipe(name: str, calls: int = 1, skeleton: bytes = b"T\0\0\0\2T\0\0\0\0D\0\0\0\0") -> Recipe:
     """One that was called so often without arguments."""
-    meaning = Meaning(name.encode().ljust(16)).to_message()
+    manifest = FunctionManifest(name.encode().ljust(16)).to_message()
     key = name.encode().ljust(16)
-    return Recipe(name, key, Options().to_bytes(), meaning, b"", (RecordedCall(skeleton),) * calls)
+    return Recipe(name, key, Options().to_bytes(), manifest, b"", (RecordedCall(skeleton),) * calls)
 
 
 @pytest.fixture
 def server(runtime: Path) -> Iterator[FakeServer]:
     """One that the test plays."""
-    server = FakeServer(f"{runtime}/s.sock", call=lambda _: warmed("hit", 0.5))
+    server = FakeServer(f"{runtime}/s.sock", call=lambda _: warm_reply("hit", 0.5))
     yield server
     server.close()
 
@@ -43,7 +43,7 @@ def client(server: FakeServer) -> Iterator[Client]:
 def test_each_call_of_each_function_is_built(client: Client, server: FakeServer) -> None:
     """Whatever is ready already the server knows."""
     done = list(build_all(client, [recipe("f", 3), recipe("g")]))
-    assert sorted(done) == [Done("f()", "hit", 0.5)] * 3 + [Done("g()", "hit", 0.5)]
+    assert sorted(done) == [BuildOutcome("f()", "hit", 0.5)] * 3 + [BuildOutcome("g()", "hit", 0.5)]
     assert len(server.asked) == 4
 
 
@@ -51,9 +51,9 @@ def test_several_are_built_at_the_same_time(client: Client, server: FakeServer) 
     """How many really are is for the server to say."""
     together = threading.Barrier(4)
 
-    def answer(_: Asked) -> object:
+    def answer(_: Request) -> object:
         together.wait(20)
-        return warmed()
+        return warm_reply()
 
     server.answers["call"] = answer
     assert len(list(build_all(client, [recipe("f", 4)]))) == 4
@@ -70,7 +70,7 @@ def test_an_error_is_the_result_of_its_call_alone(client: Client, server: FakeSe
 def test_a_check_asks_and_builds_nothing(client: Client, server: FakeServer) -> None:
     """One answer for each."""
     server.answers["why"] = {"verdict": "compile"}
-    assert list(check_all(client, [recipe("f", 2)])) == [Done("f()", "compile")] * 2
+    assert list(check_all(client, [recipe("f", 2)])) == [BuildOutcome("f()", "compile")] * 2
     assert server.of("call") == []
 
 
@@ -78,11 +78,11 @@ def test_closed_early_it_starts_no_more(client: Client, server: FakeServer) -> N
     """And does not wait for those that are under way."""
     first, end = threading.Event(), threading.Event()
 
-    def answer(_: Asked) -> object:
+    def answer(_: Request) -> object:
         if first.is_set():
             end.wait(20)
         first.set()
-        return warmed()
+        return warm_reply()
 
     server.answers["call"] = answer
     results = build_all(client, [recipe("f", 50)])
@@ -99,4 +99,4 @@ def test_closed_early_it_starts_no_more(client: Client, server: FakeServer) -> N
 def test_arguments_that_cannot_be_read_are_left_out(client: Client, server: FakeServer) -> None:
     """The server will say what is wrong with them."""
     server.answers["why"] = lambda _: (json.dumps({"verdict": "hit"}), ())
-    assert list(check_all(client, [recipe("f", 1, b"garbage")])) == [Done("f", "hit")]
+    assert list(check_all(client, [recipe("f", 1, b"garbage")])) == [BuildOutcome("f", "hit")]

@@ -18,7 +18,7 @@ from jaxd import Client
 from jaxd.connection import call_future
 from jaxd.connection.call_future import CallFuture
 from tests.end_to_end.gates import Gate, in_thread, stop_at, wait_until
-from tests.shared.wire.interrupt import unheard_interrupt
+from tests.shared.wire.interrupt import swallowed_interrupt
 
 
 def test_a_callback_that_blocks_keeps_nobody_waiting(client: Client, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_what_is_done_is_not_cancelled() -> None:
 
 def test_an_event_loop_is_woken_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     """By whoever settles the future: another thread would cost each `await` a switch."""
-    monkeypatch.setattr(call_future, "_thread", None)
+    monkeypatch.setattr(call_future, "_callback_thread", None)
 
     async def awaited() -> int:
         future = CallFuture[int]()
@@ -166,7 +166,7 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait(
 ) -> None:
     """And changes nothing: whoever asks again has the result."""
     future = CallFuture[int]()
-    with unheard_interrupt(threading.Condition.wait), pytest.raises(KeyboardInterrupt):
+    with swallowed_interrupt(threading.Condition.wait), pytest.raises(KeyboardInterrupt):
         method(future)
     future.set_result(1)
     assert future.result() == 1

@@ -20,15 +20,15 @@ from jaxd.connection.settings import Settings
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.certificates import certificate_of, fingerprint_of, server_context
 from jaxd_protocol.wire.tls_socket import TlsSocket
-from jaxd_server.auth.handshake_slots import turn_away
+from jaxd_server.auth.handshake_slots import refuse_busy
 from tests.certificates import Pem, authority, signed
 from tests.live_server import TOKEN, LiveServer
 
 
-class Nobody:
+class NullHandler:
     """Answers nothing."""
 
-    def question(self, verb: str, args: tuple[Any, ...]) -> Any:
+    def answer_request(self, verb: str, args: tuple[Any, ...]) -> Any:
         raise KeyError(verb)
 
     def call_back(self, *_: Any) -> Any:
@@ -42,7 +42,7 @@ class Nobody:
 def test_an_open_connection_answers(live: LiveServer, scheme: str) -> None:
     """And the welcome says what the server takes."""
     address = Address.parse(live.unix if scheme == "unix" else live.tcp)
-    connection, welcome = open_connection(address, Settings(token=TOKEN), None, Nobody())
+    connection, welcome = open_connection(address, Settings(token=TOKEN), None, NullHandler())
     assert connection.alive
     assert welcome["slots"] > 0
     assert welcome["max_frame_bytes"] > 0
@@ -55,7 +55,9 @@ def test_an_open_connection_answers(live: LiveServer, scheme: str) -> None:
 
 def test_sockets_wait_without_end_and_without_delay(live: LiveServer) -> None:
     """No timeout that a busy server would run into, no Nagle, and dead peers are noticed."""
-    connection, _ = open_connection(Address.parse(live.tcp), Settings(token=TOKEN), None, Nobody())
+    connection, _ = open_connection(
+        Address.parse(live.tcp), Settings(token=TOKEN), None, NullHandler()
+    )
     sock = connection._channel.stream.sock
     assert sock.gettimeout() is None
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -129,7 +131,7 @@ def test_a_strange_server(
     hint: str | None,
 ) -> None:
     """Each ends in a typed error, in time."""
-    monkeypatch.setattr(connect, "GREETING_S", 0.2)
+    monkeypatch.setattr(connect, "HANDSHAKE_TIMEOUT_S", 0.2)
     thread = _strange_server(runtime / "s.sock", behave)
     with pytest.raises(error, match=hint):
         probe(Address.unix(f"{runtime}/s.sock"), Settings())
@@ -165,7 +167,7 @@ def serve() -> Iterator[Serve]:
 
 def has_no_room(sock: socket.socket) -> None:
     """Says what a server does that takes nobody now, before TLS is there."""
-    turn_away(sock, None, errors.Busy("full."))
+    refuse_busy(sock, None, errors.Busy("full."))
 
 
 def test_a_server_without_room_says_so_before_tls_is_there(serve: Serve) -> None:

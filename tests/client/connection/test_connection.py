@@ -17,11 +17,11 @@ from jaxd_protocol.errors import (
     ProtocolError,
 )
 from jaxd_protocol.wire import BulkStream
-from tests.client.played_server import Answering, Ends, Server
+from tests.client.played_server import ConnectedPair, RecordingHandler, ScriptedServer
 from tests.end_to_end.gates import in_thread, wait_until
 
 
-def test_a_request_has_its_reply(ends: Ends) -> None:
+def test_a_request_has_its_reply(ends: ConnectedPair) -> None:
     """Values and buffers, both ways."""
     client, server, _ = ends
     waiting = in_thread(client.request, "call", ("a", 1), (memoryview(b"large"),))
@@ -33,7 +33,7 @@ def test_a_request_has_its_reply(ends: Ends) -> None:
     assert [bytes(buffer) for buffer in frame.buffers] == [b"result"]
 
 
-def test_replies_in_any_order_find_their_requests(ends: Ends) -> None:
+def test_replies_in_any_order_find_their_requests(ends: ConnectedPair) -> None:
     """Whoever of the waiting threads reads."""
     client, server, _ = ends
     waiting = [in_thread(client.request, "call", (i,)) for i in range(8)]
@@ -43,7 +43,7 @@ def test_replies_in_any_order_find_their_requests(ends: Ends) -> None:
     assert [each.result(10)[0] for each in waiting] == [i * 10 for i in range(8)]
 
 
-def test_submitted_requests_are_read_without_anybody_waiting(ends: Ends) -> None:
+def test_submitted_requests_are_read_without_anybody_waiting(ends: ConnectedPair) -> None:
     """Their replies go where they were told to."""
     client, server, _ = ends
     found: list[Any] = []
@@ -56,7 +56,7 @@ def test_submitted_requests_are_read_without_anybody_waiting(ends: Ends) -> None
     assert found == [0, 10, 20]
 
 
-def test_a_waiting_thread_and_submitted_requests_together(ends: Ends) -> None:
+def test_a_waiting_thread_and_submitted_requests_together(ends: ConnectedPair) -> None:
     """When the one that waited has its reply, somebody else goes on reading."""
     client, server, _ = ends
     found: list[Any] = []
@@ -70,7 +70,7 @@ def test_a_waiting_thread_and_submitted_requests_together(ends: Ends) -> None:
     wait_until(lambda: found == [2])
 
 
-def test_the_end_of_the_connection_reaches_everybody(ends: Ends) -> None:
+def test_the_end_of_the_connection_reaches_everybody(ends: ConnectedPair) -> None:
     """Those who wait, those who submitted, and whoever comes later."""
     client, server, _ = ends
     found: list[Any] = []
@@ -87,7 +87,7 @@ def test_the_end_of_the_connection_reaches_everybody(ends: Ends) -> None:
         client.request("call", ())
 
 
-def test_sending_into_a_connection_that_has_ended(ends: Ends) -> None:
+def test_sending_into_a_connection_that_has_ended(ends: ConnectedPair) -> None:
     """The sender is told, once, and the connection counts as lost."""
     client, server, _ = ends
     server.shut()
@@ -101,7 +101,7 @@ def test_sending_into_a_connection_that_has_ended(ends: Ends) -> None:
     assert not client.alive
 
 
-def test_a_deadline(ends: Ends) -> None:
+def test_a_deadline(ends: ConnectedPair) -> None:
     """Ends the wait; the late reply is taken out of the way of the next one."""
     client, server, _ = ends
     with pytest.raises(DeadlineExceeded):
@@ -114,7 +114,7 @@ def test_a_deadline(ends: Ends) -> None:
     assert waiting.result(10)[0] == "in time"
 
 
-def test_a_deadline_while_another_thread_reads(ends: Ends) -> None:
+def test_a_deadline_while_another_thread_reads(ends: ConnectedPair) -> None:
     """It is kept by whoever does not read as well."""
     client, server, _ = ends
     reading = in_thread(client.request, "call", ())
@@ -125,7 +125,7 @@ def test_a_deadline_while_another_thread_reads(ends: Ends) -> None:
     assert reading.result(10)[0] == "read"
 
 
-def test_a_message_over_the_limit_is_not_sent(ends: Ends) -> None:
+def test_a_message_over_the_limit_is_not_sent(ends: ConnectedPair) -> None:
     """The connection goes on."""
     client, server, _ = ends
     with pytest.raises(LimitExceeded):
@@ -136,7 +136,7 @@ def test_a_message_over_the_limit_is_not_sent(ends: Ends) -> None:
     assert waiting.result(10)[0] == 1
 
 
-def test_nonsense_from_the_server_is_told_as_such(ends: Ends) -> None:
+def test_nonsense_from_the_server_is_told_as_such(ends: ConnectedPair) -> None:
     """It is no lost connection: repeating the call would not help."""
     client, server, _ = ends
     waiting = in_thread(client.request, "call", ())
@@ -146,7 +146,7 @@ def test_nonsense_from_the_server_is_told_as_such(ends: Ends) -> None:
     assert not client.alive
 
 
-def test_large_messages_both_ways_at_once(ends: Ends) -> None:
+def test_large_messages_both_ways_at_once(ends: ConnectedPair) -> None:
     """While a thread is stuck in sending, replies are taken: neither end waits for the other."""
     client, server, _ = ends
     large = bytes(1 << 23)
@@ -169,8 +169,8 @@ def test_an_unused_connection_can_be_forgotten() -> None:
 
     ours, theirs = socket.socketpair()
     with theirs:
-        client = ClientConnection(BulkStream(ours), 1 << 20, Answering())
-        server = Server(theirs)
+        client = ClientConnection(BulkStream(ours), 1 << 20, RecordingHandler())
+        server = ScriptedServer(theirs)
         done: list[Any] = []
         client.submit("call", (), (), done.append, client.number())
         server.send_reply(server.take()[0], 1)

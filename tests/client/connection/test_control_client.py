@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxd.connection import connect, control_client
-from jaxd.connection.control_client import ask, stop_and_wait
+from jaxd.connection.control_client import send_request, stop_and_wait
 from jaxd_protocol.errors import AuthenticationFailed, ConnectionLost, ProtocolError
 from tests.server.host_process import HostProcess
 
@@ -15,16 +15,16 @@ from tests.server.host_process import HostProcess
 def test_where_nobody_is_there_is_no_reply(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file, or no such sockets on this system."""
     path = str(runtime / "control")
-    assert ask(path, {"ask": "status"}) is None
+    assert send_request(path, {"ask": "status"}) is None
     assert not stop_and_wait(path)
     monkeypatch.delattr(socket, "AF_UNIX")
-    assert ask(path, {"ask": "status"}) is None
+    assert send_request(path, {"ask": "status"}) is None
 
 
 def test_a_host_replies(start_host: Callable[..., HostProcess]) -> None:
     """With one object."""
     host = start_host()
-    status = ask(host.wait_until_ready()["control"], {"ask": "status"})
+    status = send_request(host.wait_until_ready()["control"], {"ask": "status"})
     assert status is not None
     assert status["host"]["pid"] == host.process.pid
 
@@ -51,13 +51,13 @@ def test_a_host_that_says_nothing_is_an_error(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not mistaken for one that is gone."""
-    monkeypatch.setattr(control_client, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(control_client, "_REPLY_TIMEOUT_S", 0.05)
     path = str(runtime / "control")
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(path)
         silent.listen()
         with pytest.raises(ConnectionLost, match=f"{path} but does not reply.*lsof {path}"):
-            ask(path, {"ask": "status"})
+            send_request(path, {"ask": "status"})
 
 
 @pytest.mark.parametrize("reply", [b"hello\n", b"\xff\n", b"[]\n", b"{\n"])
@@ -89,7 +89,7 @@ def test_a_control_socket_of_another_user_is_told_nothing(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        for command in (lambda: ask(path, {"ask": "status"}), lambda: stop_and_wait(path)):
+        for command in (lambda: send_request(path, {"ask": "status"}), lambda: stop_and_wait(path)):
             with pytest.raises(AuthenticationFailed, match=r"\?uid=4321"):
                 command()
             accepted, _ = listener.accept()

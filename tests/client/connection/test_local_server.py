@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 
 from jaxd.connection import local_server
-from jaxd.connection.control_client import ask, stop_and_wait
+from jaxd.connection.control_client import send_request, stop_and_wait
 from jaxd.connection.local_server import start_background
 from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
-from jaxd_protocol.network.local_server import LocalServerFiles, private_directory, somebody_answers
+from jaxd_protocol.network.local_server import (
+    LocalServerFiles,
+    has_listener,
+    make_private_directory,
+)
 from tests.server.host_process import FAKE_HOST
 
 FAKE_SERVER = (sys.executable, "-P", FAKE_HOST)
@@ -32,7 +36,7 @@ def files(runtime: Path) -> Iterator[LocalServerFiles]:
 
 def command_line(files: LocalServerFiles) -> list[str]:
     """The words with which the running server was started."""
-    status = ask(files.control, {"ask": "status"})
+    status = send_request(files.control, {"ask": "status"})
     assert status is not None
     words = Path(f"/proc/{status['host']['pid']}/cmdline").read_text().split("\0")
     return words[words.index("--listen") : -1]
@@ -41,7 +45,7 @@ def command_line(files: LocalServerFiles) -> list[str]:
 def test_a_server_is_ready_when_the_starter_returns(files: LocalServerFiles) -> None:
     """It knows its log, and stops after an idle hour."""
     start_background(files, server_command=FAKE_SERVER)
-    status = ask(files.control, {"ask": "status"})
+    status = send_request(files.control, {"ask": "status"})
     assert status is not None
     assert status["worker_state"] == "ready"
     assert status["host"]["log"] == files.log
@@ -84,7 +88,7 @@ def test_a_server_that_ends_at_its_start_is_quoted(
     files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own words, none of an earlier server, and what to run next."""
-    private_directory(files.directory)
+    make_private_directory(files.directory)
     Path(files.directory).chmod(0o700)
     Path(files.log).write_text("an earlier server wrote this\n")
     monkeypatch.setenv("FAKE_WORKER", "fail")
@@ -99,11 +103,11 @@ def test_a_server_that_never_answers_is_ended(
     files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The starter does not wait for ever, and leaves nothing half started behind."""
-    monkeypatch.setattr(local_server, "_START_PATIENCE_S", 0.05)
+    monkeypatch.setattr(local_server, "_START_TIMEOUT_S", 0.05)
     silent = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(NoServer, match=r"did not answer within .* `jaxd serve`"):
         start_background(files, server_command=silent)
-    assert not somebody_answers(files.socket)
+    assert not has_listener(files.socket)
 
 
 def test_a_worker_that_is_slow_to_start_is_left_to_the_first_call(
@@ -114,20 +118,20 @@ def test_a_worker_that_is_slow_to_start_is_left_to_the_first_call(
     clock.monotonic = lambda: time.monotonic() + clock.ahead
 
     def is_ready(files: LocalServerFiles) -> bool:
-        if somebody_answers(files.socket):
+        if has_listener(files.socket):
             clock.ahead = 3600.0
         return False
 
     monkeypatch.setattr(local_server, "time", clock)
     monkeypatch.setattr(local_server, "_is_ready", is_ready)
     start_background(files, server_command=FAKE_SERVER)
-    assert somebody_answers(files.socket)
+    assert has_listener(files.socket)
 
 
 def test_a_long_log_is_put_aside(files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of a server that is started every day does not fill the disk."""
-    monkeypatch.setattr(local_server, "_KEPT_LOG_BYTES", 10)
-    private_directory(files.directory)
+    monkeypatch.setattr(local_server, "_MAX_LOG_BYTES", 10)
+    make_private_directory(files.directory)
     Path(files.directory).chmod(0o700)
     Path(files.log).write_text("what an earlier server wrote\n")
     start_background(files, server_command=FAKE_SERVER)
@@ -151,7 +155,7 @@ def test_a_full_disk_is_named(files: LocalServerFiles, monkeypatch: pytest.Monke
 
 def test_a_directory_that_is_not_private_is_refused(files: LocalServerFiles) -> None:
     """Nothing is written into it."""
-    private_directory(files.directory)
+    make_private_directory(files.directory)
     Path(files.directory).chmod(0o755)
     with pytest.raises(ConfigurationError, match="chmod 700"):
         start_background(files, server_command=FAKE_SERVER)

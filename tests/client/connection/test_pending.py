@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from jaxd.connection.pending import Pending, twice
+from jaxd.connection.pending import PendingReply, retry_once
 from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.wire import Frame
 
 
 def test_waking_opens_each_gate_once() -> None:
     """A second waking, after an interrupt, has nothing to open."""
-    pending = Pending()
+    pending = PendingReply()
     gates = [threading.Lock(), threading.Lock()]
     for gate in gates:
         gate.acquire()
-        pending.gates.append(gate)
+        pending.waiter_locks.append(gate)
     pending.wake()
     pending.wake()
     assert all(gate.acquire(blocking=False) for gate in gates)
@@ -26,14 +26,14 @@ def test_waking_opens_each_gate_once() -> None:
 
 def test_the_result_is_value_and_frame() -> None:
     """As the reply brought them."""
-    pending = Pending()
+    pending = PendingReply()
     pending.value, pending.frame = 7, Frame(b"")
     assert pending.result() == (7, b"")
 
 
 def test_an_error_takes_the_place_of_the_result() -> None:
     """The same one for everybody who asks."""
-    pending = Pending()
+    pending = PendingReply()
     pending.error = ConnectionLost("gone. Call again.")
     with pytest.raises(ConnectionLost, match="gone"):
         pending.result()
@@ -50,7 +50,7 @@ def asked(*answers: Any) -> tuple[Any, int]:
         return answer
 
     try:
-        return twice(ask), len(left)
+        return retry_once(ask), len(left)
     except Exception as error:  # noqa: BLE001  it is what came of it
         return error, len(left)
 

@@ -13,12 +13,12 @@ import pytest
 from jaxd.connection import server_requests
 from jaxd_protocol.errors import ConnectionLost, JaxdError, PackingError
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import rebuild_failure
-from tests.client.played_server import Answering, Ends
+from jaxd_protocol.messages.failures import decode_failure
+from tests.client.played_server import ConnectedPair, RecordingHandler
 from tests.end_to_end.gates import in_thread, wait_until
 
 
-def test_questions_are_answered_while_a_call_is_open(ends: Ends) -> None:
+def test_questions_are_answered_while_a_call_is_open(ends: ConnectedPair) -> None:
     """With buffers beside the answer."""
     client, server, _ = ends
     waiting = in_thread(client.request, "call", ())
@@ -32,7 +32,7 @@ def test_questions_are_answered_while_a_call_is_open(ends: Ends) -> None:
 
 @pytest.mark.parametrize("error", [KeyError, IndexError, TypeError])
 def test_a_question_that_has_no_answer_ends_the_connection(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    ends: ConnectedPair, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     """The server must not wait for it for ever, whatever is wrong with what it asks."""
 
@@ -40,14 +40,14 @@ def test_a_question_that_has_no_answer_ends_the_connection(
         raise error
 
     client, server, answering = ends
-    monkeypatch.setattr(answering, "question", fail)
+    monkeypatch.setattr(answering, "answer_request", fail)
     waiting = in_thread(client.request, "call", ())
     server.take()
     server.send_request(77, "unheard of", ())
     assert isinstance(waiting.exception(10), ConnectionLost)
 
 
-def test_events_are_passed_on(ends: Ends) -> None:
+def test_events_are_passed_on(ends: ConnectedPair) -> None:
     """By whoever reads, in order, before the reply."""
     client, server, answering = ends
     waiting = in_thread(client.request, "call", ())
@@ -62,7 +62,9 @@ def test_events_are_passed_on(ends: Ends) -> None:
 @pytest.mark.parametrize(
     "event", [(), (1, "stage"), (1, "stage", None), (1, "stage", "[]"), ("1", "stage", "{}")]
 )
-def test_an_event_that_is_none_ends_the_connection(ends: Ends, event: tuple[Any, ...]) -> None:
+def test_an_event_that_is_none_ends_the_connection(
+    ends: ConnectedPair, event: tuple[Any, ...]
+) -> None:
     """With an error of ours for whoever waits."""
     client, server, answering = ends
     waiting = in_thread(client.request, "call", ())
@@ -72,7 +74,7 @@ def test_an_event_that_is_none_ends_the_connection(ends: Ends, event: tuple[Any,
     assert answering.events == []
 
 
-def test_a_function_is_called_back_for_the_call_that_is_open(ends: Ends) -> None:
+def test_a_function_is_called_back_for_the_call_that_is_open(ends: ConnectedPair) -> None:
     """What that was about is known; whatever happens there, the server is told."""
     client, server, _ = ends
     waiting = in_thread(lambda: client.request("call", (), about="a call"))
@@ -82,13 +84,13 @@ def test_a_function_is_called_back_for_the_call_that_is_open(ends: Ends) -> None
         server.dispatch(server._channel.recv())
     (_, answer, beside), (_, (status, failure), _) = server.replies
     assert (answer, beside) == (("a call", seq, "x"), [b"beside"])
-    assert (status, str(rebuild_failure(failure))) == (FAILED, "'no call'")
+    assert (status, str(decode_failure(failure))) == (FAILED, "'no call'")
     server.send_reply(seq, 1)
     waiting.result(10)
 
 
 def test_code_that_cannot_be_packed_is_an_answer(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ends: ConnectedPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call that it is asked for fails with it, and the connection lives on."""
     client, server, answering = ends
@@ -96,18 +98,18 @@ def test_code_that_cannot_be_packed_is_an_answer(
     def refuse(verb: str, args: tuple[Any, ...]) -> Any:
         raise PackingError("not this one")
 
-    monkeypatch.setattr(answering, "question", refuse)
+    monkeypatch.setattr(answering, "answer_request", refuse)
     waiting = in_thread(client.request, "call", ())
     seq, *_ = server.take()
     server.send_request(77, "code", (b"f",))
     server.dispatch(server._channel.recv())
     ((_, (status, failure), _),) = server.replies
-    assert (status, type(rebuild_failure(failure))) == (FAILED, PackingError)
+    assert (status, type(decode_failure(failure))) == (FAILED, PackingError)
     server.send_reply(seq, 1)
     assert waiting.result(10)[0] == 1
 
 
-class Patient(Answering):
+class BlockingHandler(RecordingHandler):
     """Calls back when the test says so; the first one makes a call of its own before."""
 
     def __init__(self) -> None:
@@ -127,15 +129,17 @@ def threads() -> int:
 
 
 @pytest.fixture
-def patient(ends: Ends) -> Iterator[Patient]:
+def patient(ends: ConnectedPair) -> Iterator[BlockingHandler]:
     """In place of who answers; all of its threads have ended afterwards."""
-    answering = ends[0]._answers = Patient()
+    answering = ends[0]._handler = BlockingHandler()
     yield answering
     answering.go_on.set()
     wait_until(lambda: not threads())
 
 
-def test_many_questions_do_not_take_many_threads(ends: Ends, patient: Patient) -> None:
+def test_many_questions_do_not_take_many_threads(
+    ends: ConnectedPair, patient: BlockingHandler
+) -> None:
     """Those that have none wait for one, and all are answered."""
     client, server, _ = ends
     waiting = in_thread(client.request, "call", ())
@@ -152,10 +156,10 @@ def test_many_questions_do_not_take_many_threads(ends: Ends, patient: Patient) -
 
 
 def test_a_server_that_asks_without_end_is_left(
-    ends: Ends, patient: Patient, monkeypatch: pytest.MonkeyPatch
+    ends: ConnectedPair, patient: BlockingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each question takes memory here."""
-    monkeypatch.setattr(server_requests, "_MOST_WAITING", 10)
+    monkeypatch.setattr(server_requests, "_MAX_WAITING", 10)
     client, server, _ = ends
     waiting = in_thread(client.request, "call", ())
     seq, *_ = server.take()
@@ -167,10 +171,10 @@ def test_a_server_that_asks_without_end_is_left(
 
 
 def test_what_is_called_back_may_make_calls_that_call_back(
-    ends: Ends, patient: Patient, monkeypatch: pytest.MonkeyPatch
+    ends: ConnectedPair, patient: BlockingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each open call has room for questions of its own: nobody waits for who waits."""
-    monkeypatch.setattr(server_requests, "_PER_CALL", 1)
+    monkeypatch.setattr(server_requests, "_MAX_THREADS_PER_CALL", 1)
     client, server, _ = ends
     outer = in_thread(client.request, "call", ())
     numbers = [server.take()[0]]

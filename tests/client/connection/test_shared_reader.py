@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from jaxd.connection.pending import Pending
-from jaxd.connection.shared_reader import Attendant, SharedReader
+from jaxd.connection.pending import PendingReply
+from jaxd.connection.shared_reader import BackgroundReader, SharedReader
 from jaxd_protocol.wire import BulkStream
-from tests.client.played_server import Ends
+from tests.client.played_server import ConnectedPair
 from tests.end_to_end.gates import in_thread, wait_until
-from tests.shared.wire.interrupt import unheard_interrupt
+from tests.shared.wire.interrupt import swallowed_interrupt
 
 
-def test_many_may_wait_for_one_reply(ends: Ends) -> None:
+def test_many_may_wait_for_one_reply(ends: ConnectedPair) -> None:
     """All of them see it, whoever reads."""
     client, server, _ = ends
     reading = in_thread(client.request, "call", ())
     seq, *_ = server.take()
-    pending = Pending()
+    pending = PendingReply()
     client.launch("call", (), (), pending, client.number())
     other, *_ = server.take()
     waiting = [in_thread(client.shared_reader.wait, pending, None) for _ in range(6)]
-    wait_until(lambda: len(pending.gates) == 6)
+    wait_until(lambda: len(pending.waiter_locks) == 6)
     server.send_reply(seq, 1)  # the one who read has what it wanted: another one goes on
     assert reading.result(10)[0] == 1
     server.send_reply(other, 2)
@@ -37,23 +37,23 @@ def test_many_may_wait_for_one_reply(ends: Ends) -> None:
 
 
 def test_replies_are_taken_while_a_thread_is_stuck_in_sending(
-    ends: Ends,
+    ends: ConnectedPair,
 ) -> None:
     """Also those that nobody waits for."""
     client, server, _ = ends
     arrived = threading.Event()
-    client.launch("call", (), (), Pending(lambda _: arrived.set()), client.number())
+    client.launch("call", (), (), PendingReply(lambda _: arrived.set()), client.number())
     first, *_ = server.take()
     large = memoryview(bytes(1 << 23))
-    sending = in_thread(lambda: client.launch("call", (), [large], Pending(), client.number()))
+    sending = in_thread(lambda: client.launch("call", (), [large], PendingReply(), client.number()))
     server.send_reply(first, None, [memoryview(bytes(1 << 23))])  # nobody else reads this
     assert arrived.wait(10)
     server.take()
     sending.result(10)
-    assert client.shared_reader._unattended == 0
+    assert client.shared_reader._unawaited == 0
 
 
-def test_a_late_reply_goes_where_it_was_told_to(ends: Ends) -> None:
+def test_a_late_reply_goes_where_it_was_told_to(ends: ConnectedPair) -> None:
     """Its caller has given up waiting."""
     client, server, _ = ends
     late: list[object] = []
@@ -66,22 +66,22 @@ def test_a_late_reply_goes_where_it_was_told_to(ends: Ends) -> None:
     wait_until(lambda: late == ["late"])
 
 
-def test_what_nobody_waits_for_any_more_is_read(ends: Ends) -> None:
+def test_what_nobody_waits_for_any_more_is_read(ends: ConnectedPair) -> None:
     """By the connection's own thread, and counted once."""
     client, server, _ = ends
     arrived = threading.Event()
-    pending, number = Pending(lambda _: arrived.set()), client.number()
+    pending, number = PendingReply(lambda _: arrived.set()), client.number()
     client.launch("call", (), (), pending, number)
     client.leave(number, pending)
     client.leave(number, pending)
     seq, *_ = server.take()
     server.send_reply(seq, 1)
     assert arrived.wait(10)
-    wait_until(lambda: client.shared_reader._unattended == 0)
+    wait_until(lambda: client.shared_reader._unawaited == 0)
 
 
 def test_an_interrupted_launch_may_have_been_sent(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ends: ConnectedPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its reply is read when it comes."""
     client, server, _ = ends
@@ -94,7 +94,7 @@ def test_an_interrupted_launch_may_have_been_sent(
     monkeypatch.setattr(client, "_send", interrupted)
     arrived = threading.Event()
     with pytest.raises(KeyboardInterrupt):
-        client.launch("call", (), (), Pending(lambda _: arrived.set()), client.number())
+        client.launch("call", (), (), PendingReply(lambda _: arrived.set()), client.number())
     seq, *_ = server.take()
     server.send_reply(seq, 1)
     assert arrived.wait(10)
@@ -109,15 +109,15 @@ def test_an_interrupted_launch_may_have_been_sent(
     ],
 )
 def test_an_interrupt_that_no_system_call_hears_of_ends_a_call(
-    ends: Ends, waits_in: Callable[..., object], *, others_read: bool
+    ends: ConnectedPair, waits_in: Callable[..., object], *, others_read: bool
 ) -> None:
     """Whatever it waits for: bytes, bytes until a deadline, or what another thread reads."""
     client, server, _ = ends
     other = in_thread(client.request, "call", ()) if others_read else None
     if other is not None:
-        wait_until(lambda: client.shared_reader._reading)
+        wait_until(lambda: client.shared_reader._is_reading)
     deadline = time.monotonic() + 3600 if waits_in is BulkStream.wait_readable else None
-    with unheard_interrupt(waits_in), pytest.raises(KeyboardInterrupt):
+    with swallowed_interrupt(waits_in), pytest.raises(KeyboardInterrupt):
         client.request("call", (), deadline=deadline)
     for _ in range(1 + others_read):
         server.send_reply(server.take()[0], None)
@@ -135,9 +135,9 @@ class Reader:
         self.alive = True
         self.attended = threading.Semaphore(0)
         reader: Any = self
-        self.attendant = Attendant(reader)
+        self.attendant = BackgroundReader(reader)
 
-    def attend_once(self) -> None:
+    def read_unawaited(self) -> None:
         self.attended.release()
 
 
@@ -159,7 +159,7 @@ def test_it_looks_each_time_that_it_is_wanted() -> None:
     before = threads()
     reader = Reader()
     for _ in range(3):
-        reader.attendant.want()
+        reader.attendant.request_read()
         assert reader.attended.acquire(timeout=10)
     assert len(threads() - before) == 1
     reader.alive = False
@@ -170,7 +170,7 @@ def test_it_ends_when_the_connection_has_ended() -> None:
     """Dismissed, it looks once more and leaves."""
     before = threads()
     reader = Reader()
-    reader.attendant.want()
+    reader.attendant.request_read()
     assert reader.attended.acquire(timeout=10)
     (mine,) = threads() - before
     reader.alive = False
@@ -183,7 +183,7 @@ def test_it_does_not_keep_a_dropped_connection_alive() -> None:
     """Its thread ends when the connection is collected."""
     before = threads()
     reader = Reader()
-    reader.attendant.want()
+    reader.attendant.request_read()
     assert reader.attended.acquire(timeout=10)
     (mine,) = threads() - before
     del reader

@@ -51,9 +51,9 @@ def test_a_folder_of_which_others_dispose_is_not_looked_into(runtime: Path, spoi
     own = runtime / "jaxd" / "environment"
     own.mkdir(parents=True, mode=0o700)
     own.parent.chmod(0o700)
-    assert ssh_relay._is_ours(str(own / "server.sock"))
+    assert ssh_relay._is_trusted(str(own / "server.sock"))
     spoil(own)
-    assert not ssh_relay._is_ours(str(own / "server.sock"))
+    assert not ssh_relay._is_trusted(str(own / "server.sock"))
 
 
 def test_bytes_go_both_ways_until_the_end(listening: socket.socket) -> None:
@@ -116,17 +116,17 @@ def test_the_only_server_that_runs_is_found(runtime: Path, monkeypatch: pytest.M
         with socket.socket(socket.AF_UNIX) as gone:
             gone.bind(str(left / "server.sock"))
         monkeypatch.setattr(
-            ssh_relay, "_folders", lambda: [str(runtime / "none"), str(runtime / "jaxd")]
+            ssh_relay, "_socket_folders", lambda: [str(runtime / "none"), str(runtime / "jaxd")]
         )
         with pytest.raises(LookupError, match="jaxd start"):
-            ssh_relay._only_socket()
+            ssh_relay._find_only_socket()
         one = serve("one")
-        assert ssh_relay._only_socket() == one
+        assert ssh_relay._find_only_socket() == one
         other = serve("other")
         with pytest.raises(LookupError, match=f"name one: {one} {other}"):
-            ssh_relay._only_socket()
+            ssh_relay._find_only_socket()
         os.chmod(os.path.dirname(other), 0o755)  # anybody's socket could lie in there
-        assert ssh_relay._only_socket() == one
+        assert ssh_relay._find_only_socket() == one
 
 
 def test_where_servers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,10 +134,10 @@ def test_where_servers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     uid = os.getuid()
     always = [f"/run/user/{uid}/jaxd", f"/tmp/jaxd-{uid}"]
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    assert ssh_relay._folders() == always
+    assert ssh_relay._socket_folders() == always
     assert runtime_dir() in always
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
-    assert ssh_relay._folders() == [runtime_dir(), *always] == ["/tmp/jaxd", *always]
+    assert ssh_relay._socket_folders() == [runtime_dir(), *always] == ["/tmp/jaxd", *always]
 
 
 def test_nobody_there(runtime: Path) -> None:

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.connection.pending import Pending
-from jaxd.dispatch.async_call import Submission
+from jaxd.connection.pending import PendingReply
+from jaxd.dispatch.async_call import AsyncCall
 from jaxd.remote_values.store import OpenSession
 from jaxd.transfer.shared_memory import shared_pool
 from jaxd_protocol.errors import (
@@ -34,8 +34,8 @@ from jaxd_protocol.errors import (
 )
 from tests.end_to_end.gates import Gate, stop_at, wait_until
 from tests.live_server import LiveServer
-from tests.server.in_process import Shop
-from tests.shared.wire.interrupt import unheard_interrupt
+from tests.server.in_process import InProcessServer
+from tests.shared.wire.interrupt import swallowed_interrupt
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_the_wait_for_a_place(
     assert window is not None
     for _ in range(before):
         window.acquire()
-    with unheard_interrupt(threading.Condition.wait), pytest.raises(KeyboardInterrupt):
+    with swallowed_interrupt(threading.Condition.wait), pytest.raises(KeyboardInterrupt):
         double.submit(1.0)
     for _ in range(before):
         window.release()
@@ -152,9 +152,9 @@ def test_a_future_does_not_keep_the_arrays_of_its_call(client: Client) -> None:
 
 
 @pytest.fixture
-def small_shop() -> Iterator[Shop]:
+def small_shop() -> Iterator[InProcessServer]:
     """A server that takes one call at a time."""
-    shop = Shop(max_calls=2)
+    shop = InProcessServer(max_calls=2)
     yield shop
     shop.close()
 
@@ -180,21 +180,21 @@ def test_who_cannot_have_a_thread_to_come_again_learns_why(
 
 def test_an_interrupt_of_who_tells_of_a_loss_loses_nobody(live: LiveServer) -> None:
     """It is told of once more, and of the others all the same."""
-    told: list[int] = []
+    notified: list[int] = []
 
-    def tell(number: int, pending: Pending) -> None:
-        told.append(number)
-        if told == [1]:
+    def tell(number: int, pending: PendingReply) -> None:
+        notified.append(number)
+        if notified == [1]:
             raise KeyboardInterrupt
 
     with connect(live.unix) as client:
         connection = client.caller.session.connection()
         for number in (1, 2, 3):
-            waiting = Pending(partial(tell, number), attended=True)
-            connection.shared_reader.remember(connection.number(), waiting)
+            waiting = PendingReply(partial(tell, number), needs_reader=True)
+            connection.shared_reader.register(connection.number(), waiting)
         with pytest.raises(KeyboardInterrupt):
             connection.shared_reader.fail_all(ConnectionLost("it was cut."))
-    assert told == [1, 1, 2, 3]
+    assert notified == [1, 1, 2, 3]
     assert not connection.shared_reader.pending
 
 
@@ -221,14 +221,14 @@ def test_what_was_sent_before_an_interrupt_is_cancelled(
 
 def test_of_a_reply_is_told_once(live: LiveServer) -> None:
     """Two threads may both see that the connection has ended."""
-    told: list[Pending] = []
+    notified: list[PendingReply] = []
     with connect(live.unix) as client:
         connection = client.caller.session.connection()
-        number, waiting = connection.number(), Pending(told.append, attended=True)
-        connection.shared_reader.remember(number, waiting)
+        number, waiting = connection.number(), PendingReply(notified.append, needs_reader=True)
+        connection.shared_reader.register(number, waiting)
         connection.shared_reader.finish(number, waiting)
         connection.shared_reader.finish(number, waiting)
-        assert told == [waiting]
+        assert notified == [waiting]
         assert float(client.persistent_call(lambda x: x + 1)(1.0)) == 2.0
 
 
@@ -249,20 +249,20 @@ def test_a_reply_that_cannot_be_read_is_the_error_of_its_call(client: Client, ga
 
 @contextmanager
 def busy(
-    shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[queue.SimpleQueue[int]]:
     """Within it, the server is busy for others; how many blocks are held at each repetition.
 
     They are given back in the end.
     """
     held: queue.SimpleQueue[int] = queue.SimpleQueue()
-    again, of_others = Submission._again, blocks_in_use()
+    again, of_others = AsyncCall._schedule_retry, blocks_in_use()
 
-    def noting(submission: Submission, pause_s: float = 0.0) -> None:
+    def noting(submission: AsyncCall, pause_s: float = 0.0) -> None:
         held.put(len(blocks_in_use() - of_others))
         again(submission, min(pause_s, 0.01))
 
-    monkeypatch.setattr(Submission, "_again", noting)
+    monkeypatch.setattr(AsyncCall, "_schedule_retry", noting)
     running = shop.client().persistent_call(stop_at(gate.path)).submit(1.0)
     with gate.reached():
         yield held
@@ -276,7 +276,7 @@ def blocks_in_use() -> set[int]:
 
 
 def test_a_call_with_arrays_comes_again_to_a_busy_server(
-    small_shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    small_shop: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it was made, however often, with one copy of them."""
     total = small_shop.client().persistent_call(lambda x: x.sum())
@@ -290,7 +290,7 @@ def test_a_call_with_arrays_comes_again_to_a_busy_server(
 
 
 def test_what_a_busy_server_has_not_kept_is_sent_again(
-    small_shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    small_shop: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An array of jax that it was to keep, when it had no time to look at it."""
     total = small_shop.client().persistent_call(lambda x: x.sum())
@@ -304,7 +304,7 @@ def test_what_a_busy_server_has_not_kept_is_sent_again(
 
 
 def test_who_cannot_come_again_learns_why(
-    small_shop: Shop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    small_shop: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing is held for the call any more."""
     client = small_shop.client()
@@ -378,13 +378,13 @@ def test_an_interrupt_before_the_reading_is_handed_on_costs_nothing(
     double = client.persistent_call(lambda x: x * 2)
     double(1.0)
     reader = client.caller.session.connection().shared_reader
-    hand_on = reader._hand_on
+    hand_on = reader._pass_reading_on
 
     def interrupted(leading: bool) -> None:
-        monkeypatch.setattr(reader, "_hand_on", hand_on)
+        monkeypatch.setattr(reader, "_pass_reading_on", hand_on)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reader, "_hand_on", interrupted)
+    monkeypatch.setattr(reader, "_pass_reading_on", interrupted)
     with pytest.raises(KeyboardInterrupt):
         double(2.0)
     with ThreadPoolExecutor(1) as other:

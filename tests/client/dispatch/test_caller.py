@@ -14,7 +14,7 @@ import pytest
 from jaxd import Client, connect, errors
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller, default_caller
-from jaxd.request.function_snapshot import Identity, Spec
+from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.network.addresses import Address
@@ -90,7 +90,7 @@ def test_a_cancelled_future_is_left_alone(client: Client) -> None:
 
 def test_submit_waits_while_too_many_calls_are_in_flight(client: Client, caller: Caller) -> None:
     """As many as the server said when it was connected to."""
-    from jaxd.request.call_request import Encoded
+    from jaxd.request.call_request import CallRequest
 
     limit = client.info()["limits"]["slots"]
     double = client.persistent_call(lambda x: x * 2)
@@ -101,22 +101,22 @@ def test_submit_waits_while_too_many_calls_are_in_flight(client: Client, caller:
         most = max(most, sum(not future.done() for future in futures))
     assert most <= limit + 1
     assert [float(f.result()) for f in futures] == [2.0 * i for i in range(4 * limit)]
-    assert Encoded._fields[0] == "spec"
+    assert CallRequest._fields[0] == "spec"
 
 
 def test_it_answers_what_a_function_is(caller: Caller, client: Client) -> None:
     """For as long as somebody holds the function, and only for functions that it has called."""
-    spec = Spec(Identity(lambda x: x + 1, Options()), Options())
+    spec = FunctionSpec(FunctionSnapshot(lambda x: x + 1, Options()), Options())
     with pytest.raises(KeyError):
-        caller.question("describe", (spec.key,))
+        caller.answer_request("describe", (spec.key,))
     caller.encode(spec, (1.0,), {}, None, "auto")
-    described, _ = caller.question("describe", (spec.key,))
-    assert described == (spec.identity.name, spec.options, spec.identity.meaning.to_message())
-    _, (code,) = caller.question("code", (spec.identity.fingerprint,))
-    assert bytes(code) == spec.identity.code
+    described, _ = caller.answer_request("describe", (spec.key,))
+    assert described == (spec.snapshot.name, spec.options, spec.snapshot.manifest.to_message())
+    _, (code,) = caller.answer_request("code", (spec.snapshot.fingerprint,))
+    assert bytes(code) == spec.snapshot.code
     for verb, argument in (("code", b"unknown"), ("other", b"")):
         with pytest.raises(KeyError):
-            caller.question(verb, (argument,))
+            caller.answer_request(verb, (argument,))
 
 
 def test_equal_settings_share_a_caller() -> None:

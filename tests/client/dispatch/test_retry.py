@@ -5,87 +5,87 @@ from typing import Any
 
 import pytest
 
-from jaxd.connection.pending import Unsent
-from jaxd.dispatch.retry import Losses, Politeness
-from jaxd.request.call_request import Encoded
+from jaxd.connection.pending import NotSent
+from jaxd.dispatch.retry import BusyBackoff, RetryLimits
+from jaxd.request.call_request import CallRequest
 from jaxd_protocol.errors import Busy, ConnectionLost, ServerDraining, WorkerLost
 from jaxd_protocol.messages.calls import FAILED, LOST_AGAIN, LOST_ONCE, OK
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 
 LOST = ConnectionLost("lost")
 
 
-def call() -> Encoded:
+def call() -> CallRequest:
     spec: Any = None
-    return Encoded(spec, b"", b"", (), None, "auto")
+    return CallRequest(spec, b"", b"", (), None, "auto")
 
 
-def marks(call: Encoded) -> int:
+def marks(call: CallRequest) -> int:
     return call.flags & (LOST_ONCE | LOST_AGAIN)
 
 
 def test_a_call_that_was_never_lost_is_as_it_was() -> None:
     """Nothing is said of it."""
     one = call()
-    assert Losses("f").repeated(one, (1, 7)) is one
+    assert RetryLimits("f").prepare_retry(one, (1, 7)) is one
     assert marks(one) == 0
 
 
 def test_the_next_worker_is_told_what_the_last_one_may_have_died_of() -> None:
     """And whether that was so once or again."""
-    losses = Losses("f")
-    losses.note(LOST, (1, 7))
-    once = losses.repeated(call(), (2, 8))
+    retry_limits = RetryLimits("f")
+    retry_limits.note(LOST, (1, 7))
+    once = retry_limits.prepare_retry(call(), (2, 8))
     assert marks(once) == LOST_ONCE
-    assert losses.repeated(once, (2, 8)) is once
-    losses.note(LOST, (2, 8))
-    assert marks(losses.repeated(once, (3, 9))) == LOST_ONCE | LOST_AGAIN
+    assert retry_limits.prepare_retry(once, (2, 8)) is once
+    retry_limits.note(LOST, (2, 8))
+    assert marks(retry_limits.prepare_retry(once, (3, 9))) == LOST_ONCE | LOST_AGAIN
 
 
 def test_a_worker_that_lives_is_suspected_of_nothing() -> None:
     """When only the connection was lost, the call is repeated once, as any other."""
-    losses = Losses("step")
-    losses.note(LOST, (1, 7))
-    assert marks(losses.repeated(call(), (1, 7))) == 0
-    losses.note(LOST, (1, 7))
+    retry_limits = RetryLimits("step")
+    retry_limits.note(LOST, (1, 7))
+    assert marks(retry_limits.prepare_retry(call(), (1, 7))) == 0
+    retry_limits.note(LOST, (1, 7))
     with pytest.raises(ConnectionLost, match=r"step was under way, and again.*See the server's"):
-        losses.repeated(call(), (1, 7))
+        retry_limits.prepare_retry(call(), (1, 7))
 
 
 def test_what_was_not_sent_was_not_begun() -> None:
     """No worker can have died of it; it is sent again, but not for ever."""
-    losses = Losses("step")
+    retry_limits = RetryLimits("step")
     for _ in range(15):
-        losses.note(Unsent("lost"), (1, 7))
-        assert marks(losses.repeated(call(), (2, 8))) == 0
+        retry_limits.note(NotSent("lost"), (1, 7))
+        assert marks(retry_limits.prepare_retry(call(), (2, 8))) == 0
     with pytest.raises(ConnectionLost, match="16 times while step was being sent"):
-        losses.note(LOST, None)
+        retry_limits.note(LOST, None)
 
 
 def test_somewhen_it_is_enough() -> None:
     """Though the server never said that the call is at fault."""
-    losses = Losses("step")
+    retry_limits = RetryLimits("step")
     for number in range(16):
-        losses.note(LOST, (number, 7))
-        losses.repeated(call(), (number + 1, 7))
-    losses.note(LOST, (16, 7))
+        retry_limits.note(LOST, (number, 7))
+        retry_limits.prepare_retry(call(), (number + 1, 7))
+    retry_limits.note(LOST, (16, 7))
     with pytest.raises(WorkerLost, match=r"17 workers.*step.*JAXD_INLINE=1"):
-        losses.repeated(call(), (17, 7))
+        retry_limits.prepare_retry(call(), (17, 7))
 
 
-BUSY = (FAILED, describe_failure(Busy("full.", retry_after_s=0.2)))
+BUSY = (FAILED, encode_failure(Busy("full.", retry_after_s=0.2)))
 
 
 def test_callers_come_again_at_different_moments() -> None:
     """Around the time that the server said."""
-    pauses = [Politeness(None).pause_s(BUSY) or 0.0 for _ in range(100)]
+    pauses = [BusyBackoff(None).pause_s(BUSY) or 0.0 for _ in range(100)]
     assert 0.1 <= min(pauses) < 0.15
     assert 0.25 < max(pauses) <= 0.3
 
 
 def test_each_time_later_than_the_last() -> None:
     """Everybody may have been told the same; but not for ever later."""
-    politeness = Politeness(None)
+    politeness = BusyBackoff(None)
     pauses = [politeness.pause_s(BUSY) or 0.0 for _ in range(6)]
     assert max(pauses[:1]) < min(pauses[2:])
     assert max(pauses) <= 8 * 0.3
@@ -93,12 +93,12 @@ def test_each_time_later_than_the_last() -> None:
 
 def test_nobody_comes_again_too_late() -> None:
     """After its deadline the caller is told."""
-    assert Politeness(time.monotonic() + 0.05).pause_s(BUSY) is None
-    assert Politeness(time.monotonic() + 5.0).pause_s(BUSY) is not None
+    assert BusyBackoff(time.monotonic() + 0.05).pause_s(BUSY) is None
+    assert BusyBackoff(time.monotonic() + 5.0).pause_s(BUSY) is not None
 
 
 def test_only_a_busy_server_is_asked_again() -> None:
     """Anything else is the caller's to know."""
-    politeness = Politeness(None)
+    politeness = BusyBackoff(None)
     assert politeness.pause_s((OK, b"", b"")) is None
-    assert politeness.pause_s((FAILED, describe_failure(ServerDraining("stops.")))) is None
+    assert politeness.pause_s((FAILED, encode_failure(ServerDraining("stops.")))) is None

@@ -59,19 +59,19 @@ def test_no_thread_outlives_its_connection_or_its_session(session: Session) -> N
 def test_messages_about_another_session_are_of_no_use(session: Session) -> None:
     """Nobody is there to whom they mean anything."""
     old = session.values()
-    assert session.tell(old, "drop", b"")
+    assert session.notify(old, "drop", b"")
     session.connection().shut()
     session.id = None
     session.connection()
     assert session.values() is not old
-    assert not session.tell(old, "drop", b"")
+    assert not session.notify(old, "drop", b"")
 
 
 def test_without_a_connection_nothing_is_told_and_none_is_made(session: Session) -> None:
     """It may be that the process ends."""
     values = session.values()
     session.close()
-    assert session.tell(values, "drop", b"")
+    assert session.notify(values, "drop", b"")
     assert not session.connected
 
 
@@ -86,7 +86,7 @@ def test_a_handshake_that_breaks_off_is_tried_again(
             raise ProtocolError("it broke off") from EOFError()
         return connect(self)
 
-    monkeypatch.setattr(Session, "_connect", breaks_off)
+    monkeypatch.setattr(Session, "_connect_session", breaks_off)
     with pytest.raises(ProtocolError):
         session.connection()
     fails[:] = [False]
@@ -113,7 +113,7 @@ def test_a_server_without_room_is_asked_again(
             raise Busy("full.", 0.01)
         return connect(self)
 
-    monkeypatch.setattr(Session, "_connect", is_busy)
+    monkeypatch.setattr(Session, "_connect_session", is_busy)
     assert session.connection().alive
     session.connection().shut()
     left[0] = 10**9
@@ -130,7 +130,7 @@ def test_what_is_no_server_is_said_to_be_none(
     def another(self: Session) -> Any:
         raise ProtocolError("the peer's greeting is not JSON.") from ValueError("no JSON")
 
-    monkeypatch.setattr(Session, "_connect", another)
+    monkeypatch.setattr(Session, "_connect_session", another)
     with pytest.raises(ProtocolError, match="not JSON"):
         session.connection()
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, persistent_call
-from jaxd.dispatch.warm import Recorded, Warmed, recipes_since, start_of_recipes, warm
+from jaxd.dispatch.warm import RecordedFunction, Warmed, recipe_mark, recipes_since, warm
 from jaxd_protocol.errors import ConnectionLost, NoServer, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import MAY_REPEAT, STRICT, WARM
-from jaxd_protocol.messages.function_manifest import Description, Meaning
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor, FunctionManifest
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall, dump_recipes
 from jaxd_protocol.pytree import parse_skeleton
-from tests.client.fake_server import Asked, FakeServer, failed, warmed
+from tests.client.fake_server import FakeServer, Request, failed, warm_reply
 
 Start = Callable[..., tuple[FakeServer, Client]]
 
@@ -59,8 +59,8 @@ def start(runtime: Path) -> Iterator[Start]:
 def test_a_function_is_warmed_for_specs(start: Start) -> None:
     """By a call that brings no data, with the key and skeleton of a real one."""
 
-    def answer(asked: Asked) -> Any:
-        return warmed("load", 0.25) if asked.args[4] & WARM else failed(KeyError("called"))
+    def answer(asked: Request) -> Any:
+        return warm_reply("load", 0.25) if asked.args[4] & WARM else failed(KeyError("called"))
 
     server, client = start(call=answer)
     scale = client.persistent_call(lambda x, n=1: x * n, static_argnames="n", strict=True)
@@ -76,7 +76,7 @@ def test_a_function_is_warmed_for_specs(start: Start) -> None:
 
 def test_what_is_pickled_travels(start: Start) -> None:
     """With zeros where specs are, and nothing of other arguments."""
-    server, client = start(call=lambda _: warmed())
+    server, client = start(call=lambda _: warm_reply())
     client.persistent_call(lambda x, pair: x).warm(Spec(3000), {frozenset(): Spec(5)})
     (asked,) = server.asked
     (_, leaf) = parse_skeleton(asked.args[1], lambda *_: tuple, lambda _: None).leaves
@@ -87,10 +87,10 @@ def test_what_is_pickled_travels(start: Start) -> None:
 def test_the_server_may_ask_for_the_code(start: Start) -> None:
     """As during any call."""
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: Request) -> Any:
         (name, options, message), _ = asked.ask("describe", asked.args[0])
-        _, (code,) = asked.ask("code", Meaning.from_message(message).fingerprint)
-        return warmed(seconds=float(bool(name and options and code)))
+        _, (code,) = asked.ask("code", FunctionManifest.from_message(message).fingerprint)
+        return warm_reply(seconds=float(bool(name and options and code)))
 
     _, client = start(call=answer)
     assert client.persistent_call(lambda x: x).warm(Spec(1)).seconds == 1.0
@@ -113,7 +113,7 @@ def test_a_connection_that_ends_twice_is_given_up(start: Start) -> None:
 
 def test_what_the_function_reads_is_pinned_by_warming(start: Start) -> None:
     """A call that follows has the key that was warmed, as if it were the second call."""
-    server, client = start(call=lambda _: warmed())
+    server, client = start(call=lambda _: warm_reply())
     large = np.zeros(1 << 18)  # too large to be looked at before each call
     function = client.persistent_call(lambda x: x + large)
     function.warm(Spec(4))
@@ -126,7 +126,7 @@ def test_what_the_function_reads_is_pinned_by_warming(start: Start) -> None:
 
 def test_clear_forgets_every_key_of_the_function(start: Start) -> None:
     """Under each configuration that it was used with here."""
-    server, client = start(call=lambda _: warmed(), forget={"executables": 2})
+    server, client = start(call=lambda _: warm_reply(), forget={"executables": 2})
     function = client.persistent_call(lambda x: x)
     function.warm(Spec(1))
     assert function.clear() == 2
@@ -167,8 +167,8 @@ OPTIONS = Options().to_bytes()
 
 def recipe(*calls: RecordedCall) -> Recipe:
     """One of a function that there is not."""
-    meaning = Meaning(b"f" * 16).to_message()
-    return Recipe("step", b"k" * 16, OPTIONS, meaning, b"packed", calls, ("x",))
+    manifest = FunctionManifest(b"f" * 16).to_message()
+    return Recipe("step", b"k" * 16, OPTIONS, manifest, b"packed", calls, ("x",))
 
 
 def test_recipes_are_those_since_a_mark(start: Start) -> None:
@@ -177,14 +177,14 @@ def test_recipes_are_those_since_a_mark(start: Start) -> None:
 
     left_out = [{"name": "f", "key": "00", "reason": "not shared"}]
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: Request) -> Any:
         if asked.args == ("",):
             return (json.dumps({"mark": "here"}),), ()
         messages, buffers = dump_recipes(made)
         return (json.dumps({"mark": "later", "left_out": left_out}), *messages), buffers
 
     server, client = start(recipes=answer)
-    mark = start_of_recipes(client.caller)
+    mark = recipe_mark(client.caller)
     assert recipes_since(client.caller, mark) == (made, left_out)
     assert [asked.args for asked in server.asked] == [("",), ("here",)]
 
@@ -200,14 +200,14 @@ def test_a_recipe_is_warmed_without_its_function(start: Start) -> None:
     """The server gets name, options, meaning and code from it, and zeros for arrays."""
     call = RecordedCall(b"P\0\0\0\1", (3, 8), (b"abc",))
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: Request) -> Any:
         described, _ = asked.ask("describe", asked.args[0])
-        assert described == ("step", OPTIONS, recipe().meaning)
+        assert described == ("step", OPTIONS, recipe().manifest)
         assert asked.ask("code", b"f" * 16) == ((), [b"packed"])
-        return warmed("hit", 0.5)
+        return warm_reply("hit", 0.5)
 
     server, client = start(call=answer)
-    recorded = Recorded(recipe(call))
+    recorded = RecordedFunction(recipe(call))
     assert warm(client.caller, recorded.call(client.caller, call)) == Warmed("hit", 0.5)
     (asked,) = server.asked
     flags = MAY_REPEAT | WARM
@@ -219,13 +219,15 @@ def test_a_recipe_is_asked_about_without_its_function(start: Start) -> None:
     """Nothing is built."""
     call = RecordedCall(b"P\0\0\0\1", (3, 8), (b"abc",))
     server, client = start(why={"verdict": "load"})
-    assert Recorded(recipe(call)).verdict(client.caller, call) == "load"
+    assert RecordedFunction(recipe(call)).verdict(client.caller, call) == "load"
     (asked,) = server.asked
     assert asked.args[:2] == (b"k" * 16, call.skeleton)
-    described = Description.from_message(asked.args[2])
+    described = FunctionDescriptor.from_message(asked.args[2])
     assert (described.fingerprint, described.parameters) == (b"f" * 16, ("x",))
 
 
 def test_a_recipe_is_not_unpacked_here() -> None:
     """Its code is another's, and this process runs none of it."""
-    assert Recorded(recipe()._replace(code=b"cos\nsystem\n(S'x'\ntR.")).code.startswith(b"cos")
+    assert RecordedFunction(recipe()._replace(code=b"cos\nsystem\n(S'x'\ntR.")).code.startswith(
+        b"cos"
+    )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd.events.callbacks import Table, refuse_functions
+from jaxd.events.callbacks import CallbackTable, check_no_functions
 from jaxd_protocol.errors import CallbackError, ProtocolError
 from jaxd_protocol.fingerprint import walk
 
@@ -64,9 +64,11 @@ def gives(x: Any, cb: Any = None) -> None:
     jax.debug.callback(lambda v: cb.items.append(v), x)  # noqa: PLW0108  it holds the argument
 
 
-def table(function: Any = gives, listed: Any = (), arguments: Any = ((0, box), {})) -> Table:
+def table(
+    function: Any = gives, listed: Any = (), arguments: Any = ((0, box), {})
+) -> CallbackTable:
     """What may be called in a call of it."""
-    return Table(walk(function, "f").reach.targets, listed, arguments)
+    return CallbackTable(walk(function, "f").reach.targets, listed, arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +115,7 @@ def test_a_method_has_its_object() -> None:
     """That which the walk has met."""
     targets = walk(box.run, "run").reach.targets
     aim = ("made", 0, (("self", ("self", 0)),), None, None)
-    Table(targets).function_at(aim, ())(7)
+    CallbackTable(targets).function_at(aim, ())(7)
     assert box.items == [7]
 
 
@@ -159,7 +161,7 @@ AIMS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("aim", AIMS, ids=str)
+@pytest.mark.parametrize("callback_target", AIMS, ids=str)
 def test_a_server_cannot_aim_at_anything_else(aim: Any) -> None:
     """It names what is in the table, and nothing that lies behind."""
     with pytest.raises(ProtocolError, match="does not give to be called back"):
@@ -208,9 +210,9 @@ def test_a_module_is_not_imported_for_a_server(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("value", [note, [note], {"k": (1, [len])}, Box, (({},), {"k": box.put})])
 def test_nothing_that_can_be_called_is_an_argument(value: Any) -> None:
     """What is called back could call it."""
-    refuse_functions([1, np.ones(2), "text", {"k": None}])
+    check_no_functions([1, np.ones(2), "text", {"k": None}])
     with pytest.raises(ProtocolError, match="gives a function"):
-        refuse_functions(value)
+        check_no_functions(value)
 
 
 class Network:
@@ -222,4 +224,4 @@ class Network:
 
 def test_objects_that_can_be_called_are_arguments() -> None:
     """A program may give its callback a model."""
-    refuse_functions(((Network(), {"model": Network()}), {}))
+    check_no_functions(((Network(), {"model": Network()}), {}))

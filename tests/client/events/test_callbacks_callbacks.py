@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import jax
 import pytest
 
-from jaxd.connection.server_requests import NothingGiven
-from jaxd.events.callbacks import Callbacks
+from jaxd.connection.server_requests import NoCallbackExpected
+from jaxd.events.callbacks import CallbackRunner
 from jaxd_protocol.errors import CalledBack, ConnectionLost, ProtocolError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pytree import dump_literal
@@ -40,7 +40,7 @@ class Call:
         self.targets = walk(_gives, "f").reach.targets
         self._read: tuple[Any, ...] = (dump_literal(aim), (), args, {})
 
-    def travelling(self) -> Any:
+    def pickling_context(self) -> Any:
         """Nothing has to be prepared."""
         return threading.Lock()
 
@@ -55,20 +55,20 @@ FAIL, APPEND = ("given", 0), ("given", 1)
 def test_it_is_noted_that_a_call_has_called_back() -> None:
     """So that it is not repeated."""
     found.clear()
-    callbacks, call = Callbacks(), Call(APPEND, 3)
-    callbacks.refuse_again(CONNECTION, 1, "f")
+    callbacks, call = CallbackRunner(), Call(APPEND, 3)
+    callbacks.check_repeatable(CONNECTION, 1, "f")
     callbacks.run(CONNECTION, call, None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
     assert found == [3]
-    callbacks.refuse_again(CONNECTION, 2, "f")
+    callbacks.check_repeatable(CONNECTION, 2, "f")
     with pytest.raises(CalledBack, match="f was running, after it had called back") as caught:
-        callbacks.refuse_again(CONNECTION, 1, "f")
+        callbacks.check_repeatable(CONNECTION, 1, "f")
     assert isinstance(caught.value, ConnectionLost)
     assert not caught.value.may_repeat
 
 
 def test_what_a_function_raises_is_the_cause() -> None:
     """Of whatever becomes of the call; other failures are not concerned."""
-    callbacks, failure = Callbacks(), ("builtins", "RuntimeError", "m", None, 0.0, "text")
+    callbacks, failure = CallbackRunner(), ("builtins", "RuntimeError", "m", None, 0.0, "text")
     with pytest.raises(KeyError, match="of the user's"):
         callbacks.run(CONNECTION, Call(FAIL), None, (1, b"", b"", 1), ())  # type: ignore[arg-type]
     call: Any = Call(None)
@@ -81,7 +81,7 @@ def test_what_a_function_raises_is_the_cause() -> None:
 def test_a_question_that_is_none_calls_nothing() -> None:
     """Of a server that speaks otherwise."""
     with pytest.raises(ProtocolError, match="calls back in a way"):
-        Callbacks().run(CONNECTION, Call(FAIL), None, (1, "", b"", 1), ())  # type: ignore[arg-type]
+        CallbackRunner().run(CONNECTION, Call(FAIL), None, (1, "", b"", 1), ())  # type: ignore[arg-type]
 
 
 def test_a_question_that_cannot_be_read_calls_nothing() -> None:
@@ -96,15 +96,15 @@ def test_a_question_that_cannot_be_read_calls_nothing() -> None:
         call = Call(APPEND)
         call._read = read
         with pytest.raises(ProtocolError):
-            Callbacks().run(CONNECTION, call, None, (1, b"", b"", 1), ())  # type: ignore[arg-type]
+            CallbackRunner().run(CONNECTION, call, None, (1, b"", b"", 1), ())  # type: ignore[arg-type]
 
 
 def test_nothing_is_looked_at_where_nothing_is_given() -> None:
     """It is not noted either: the call has called nothing."""
-    callbacks, call = Callbacks(), Call(APPEND, calls_back=False)
-    with pytest.raises(NothingGiven, match="f, which gives none"):
+    callbacks, call = CallbackRunner(), Call(APPEND, calls_back=False)
+    with pytest.raises(NoCallbackExpected, match="f, which gives none"):
         callbacks.run(CONNECTION, call, None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
-    callbacks.refuse_again(CONNECTION, 1, "f")
+    callbacks.check_repeatable(CONNECTION, 1, "f")
 
 
 @pytest.mark.parametrize("argument", [_fail, [print], {"k": KeyError}], ids=["one", "in", "class"])
@@ -112,5 +112,5 @@ def test_no_function_is_given_to_what_is_called(argument: Any) -> None:
     """It could call it."""
     found.clear()
     with pytest.raises(ProtocolError, match="gives a function"):
-        Callbacks().run(CONNECTION, Call(APPEND, argument), None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
+        CallbackRunner().run(CONNECTION, Call(APPEND, argument), None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
     assert not found

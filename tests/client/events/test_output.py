@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from jaxd.events.output import HeardBefore, Hearing
+from jaxd.events.output import OutputPrinter, ReplayFilter
 from jaxd.events.progress import Progress
-from jaxd.events.warnings import Notices
+from jaxd.events.warnings import WarningQueue
 
 CALL = object()
 
 
 @pytest.fixture
-def notices() -> Notices:
+def notices() -> WarningQueue:
     """What waits for the thread of the call."""
-    return Notices()
+    return WarningQueue()
 
 
 @pytest.fixture
-def hearing(notices: Notices) -> Hearing:
+def hearing(notices: WarningQueue) -> OutputPrinter:
     """Of one server."""
-    return Hearing(notices, Progress())
+    return OutputPrinter(notices, Progress())
 
 
 def printed(text: str, **more: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def warned(text: str, line: int = 3, **more: Any) -> dict[str, Any]:
 
 
 def test_what_a_stream_cannot_encode_is_said_all_the_same(
-    hearing: Hearing, monkeypatch: pytest.MonkeyPatch
+    hearing: OutputPrinter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the way in which Python itself does it on stderr."""
     data = io.BytesIO()
@@ -51,7 +51,9 @@ def test_what_a_stream_cannot_encode_is_said_all_the_same(
     assert data.getvalue() == b"s\\xfc\\xdf\nand on\n"
 
 
-def test_a_broken_stream_harms_nobody(hearing: Hearing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_stream_harms_nobody(
+    hearing: OutputPrinter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who reads the connection goes on; a process without stdout prints nowhere."""
     hearing_of = hearing.event
 
@@ -65,7 +67,7 @@ def test_a_broken_stream_harms_nobody(hearing: Hearing, monkeypatch: pytest.Monk
     hearing_of(CALL, 1, "print", printed("a\n"))
 
 
-def test_a_warning_is_shown_once_for_each_place(hearing: Hearing) -> None:
+def test_a_warning_is_shown_once_for_each_place(hearing: OutputPrinter) -> None:
     """As Python's default filter does it."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("default")
@@ -78,7 +80,7 @@ def test_a_warning_is_shown_once_for_each_place(hearing: Hearing) -> None:
 
 
 def test_a_category_that_is_not_here_counts_as_the_nearest_of_pythons_own(
-    hearing: Hearing,
+    hearing: OutputPrinter,
 ) -> None:
     """So that filters for that still fit."""
     with warnings.catch_warnings(record=True) as seen:
@@ -101,7 +103,7 @@ class Named(UserWarning):
     """One that filters know by its class."""
 
 
-def test_a_category_that_runs_code_is_not_made(hearing: Hearing) -> None:
+def test_a_category_that_runs_code_is_not_made(hearing: OutputPrinter) -> None:
     """A server chooses the class; the nearest of Python's own takes its place."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -112,7 +114,7 @@ def test_a_category_that_runs_code_is_not_made(hearing: Hearing) -> None:
 
 
 def test_a_warning_that_is_an_error_is_raised_where_the_call_is(
-    hearing: Hearing, notices: Notices
+    hearing: OutputPrinter, notices: WarningQueue
 ) -> None:
     """And not where it is read."""
     with warnings.catch_warnings():
@@ -131,7 +133,7 @@ def logged(text: str, level: int = logging.INFO) -> dict[str, Any]:
 
 
 def test_levels_are_those_of_this_process(
-    hearing: Hearing, caplog: pytest.LogCaptureFixture
+    hearing: OutputPrinter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A percent sign in a message is only that."""
     caplog.set_level(logging.INFO, "of_a_user")
@@ -143,7 +145,7 @@ def test_levels_are_those_of_this_process(
 
 
 def test_what_jax_compiles_is_logged_for_who_wants_to_know(
-    hearing: Hearing, notices: Notices, caplog: pytest.LogCaptureFixture
+    hearing: OutputPrinter, notices: WarningQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the thread of the call, for which alone it may be set."""
     import jax
@@ -157,7 +159,7 @@ def test_what_jax_compiles_is_logged_for_who_wants_to_know(
 
 
 def test_a_file_that_a_server_names_is_not_opened(
-    hearing: Hearing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hearing: OutputPrinter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither for a warning, as Python shows it by default, nor for a record of the log."""
     path = tmp_path / "diary.txt"
@@ -182,7 +184,7 @@ def test_a_file_that_a_server_names_is_not_opened(
 
 
 def test_a_line_of_a_file_of_this_process_is_shown(
-    hearing: Hearing, monkeypatch: pytest.MonkeyPatch
+    hearing: OutputPrinter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with any warning."""
     said: list[str] = []
@@ -195,7 +197,7 @@ def test_a_line_of_a_file_of_this_process_is_shown(
     assert said == [f"{__file__}:1: UserWarning: slow\n  from __future__ import annotations\n"]
 
 
-def test_what_is_remembered_of_files_is_bounded(hearing: Hearing) -> None:
+def test_what_is_remembered_of_files_is_bounded(hearing: OutputPrinter) -> None:
     """A server may name as many as it likes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -204,7 +206,7 @@ def test_what_is_remembered_of_files_is_bounded(hearing: Hearing) -> None:
     assert len(hearing._registries) <= 1000
 
 
-def test_loggers_are_bounded(hearing: Hearing) -> None:
+def test_loggers_are_bounded(hearing: OutputPrinter) -> None:
     """Those that a server names first are made, the rest is logged by the root."""
     before = len(logging.root.manager.loggerDict)
     for number in range(400):
@@ -215,26 +217,26 @@ def test_loggers_are_bounded(hearing: Hearing) -> None:
 FIRST, SECOND, CALL = object(), object(), object()
 
 
-def says(heard: HeardBefore, connection: object, number: int, *texts: str) -> list[str]:
+def says(heard: ReplayFilter, connection: object, number: int, *texts: str) -> list[str]:
     """Those of the texts that are new."""
-    return [text for text in texts if not heard.was_said(connection, number, ("print", text))]
+    return [text for text in texts if not heard.is_repeat(connection, number, ("print", text))]
 
 
 def test_what_a_lost_call_has_said_is_not_said_again() -> None:
     """As often as it was said, in whatever order; what comes then is new."""
-    heard = HeardBefore()
+    heard = ReplayFilter()
     assert says(heard, FIRST, 1, "a", "b", "a") == ["a", "b", "a"]
-    waiting = [heard.is_waiting]
+    waiting = [heard.has_lost_calls]
     heard.lost(CALL, FIRST, 1)
-    waiting.append(heard.is_waiting)
+    waiting.append(heard.has_lost_calls)
     heard.again(CALL, SECOND, 7)
-    assert [*waiting, heard.is_waiting] == [False, True, False]
+    assert [*waiting, heard.has_lost_calls] == [False, True, False]
     assert says(heard, SECOND, 7, "b", "a", "a", "a", "c") == ["a", "c"]
 
 
 def test_it_may_be_lost_once_more() -> None:
     """All that it has said counts, whether it was said for the first time or not."""
-    heard = HeardBefore()
+    heard = ReplayFilter()
     says(heard, FIRST, 1, "a")
     heard.lost(CALL, FIRST, 1)
     heard.again(CALL, SECOND, 1)
@@ -246,25 +248,25 @@ def test_it_may_be_lost_once_more() -> None:
 
 def test_other_calls_say_what_they_like() -> None:
     """Of the same function, over the same connection, and after a loss of one that said nothing."""
-    heard = HeardBefore()
+    heard = ReplayFilter()
     says(heard, FIRST, 1, "a")
     heard.lost(CALL, FIRST, 1)
     heard.again(object(), SECOND, 1)
     assert says(heard, SECOND, 1, "a") == ["a"]
     heard.lost(object(), FIRST, 5)
     heard.again(CALL, SECOND, 2)
-    assert not heard.is_waiting
+    assert not heard.has_lost_calls
     assert says(heard, SECOND, 2, "a") == []
 
 
 def test_a_call_may_be_made_again_as_another_one() -> None:
     """One that says of itself how often it was lost."""
-    heard, other = HeardBefore(), object()
-    heard.goes_on_as(CALL, other)
+    heard, other = ReplayFilter(), object()
+    heard.transfer_to_retry(CALL, other)
     says(heard, FIRST, 1, "a")
     heard.lost(CALL, FIRST, 1)
-    heard.goes_on_as(CALL, CALL)
-    heard.goes_on_as(CALL, other)
+    heard.transfer_to_retry(CALL, CALL)
+    heard.transfer_to_retry(CALL, other)
     heard.again(CALL, SECOND, 1)
     heard.again(other, SECOND, 2)
     assert says(heard, SECOND, 1, "a") == ["a"]
@@ -273,13 +275,13 @@ def test_a_call_may_be_made_again_as_another_one() -> None:
 
 def test_it_keeps_the_last_calls() -> None:
     """However many there are."""
-    heard = HeardBefore()
+    heard = ReplayFilter()
     for number in range(1000):
         says(heard, FIRST, number, "a")
         heard.lost(object(), FIRST, number)
-    assert len(heard._lost) <= 64
+    assert len(heard._lost_outputs) <= 64
     for number in range(1000):
         says(heard, SECOND, number, "a")
-    assert len(heard._said) <= 64
+    assert len(heard._outputs) <= 64
     heard.after_fork()
-    assert not heard.is_waiting
+    assert not heard.has_lost_calls

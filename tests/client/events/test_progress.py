@@ -29,7 +29,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Stands in for stderr; calls count as long at once."""
     found = Terminal()
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=found))
-    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
+    monkeypatch.setattr(progress, "_SHOW_AFTER_S", 0.0)
     monkeypatch.setattr(progress, "_TICK_S", 0.001)
     return found
 
@@ -77,7 +77,7 @@ def test_a_long_build_ends_in_its_reason(terminal: Terminal) -> None:
 
 def test_a_short_call_is_not_mentioned(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written before a second has passed, and nothing at the end either."""
-    monkeypatch.setattr(progress, "_QUIET_S", 1e9)
+    monkeypatch.setattr(progress, "_SHOW_AFTER_S", 1e9)
     shown = Progress()
     shown.event("connection", 1, "stage", stage("trace"))
     ticker = shown._ticker
@@ -213,7 +213,7 @@ class Link:
     def __init__(self, word: str = "sending", moved: int = 0, total: int = 1) -> None:
         self.now: tuple[str, int, int] | None = (word, moved, total)
 
-    def transferring(self) -> tuple[str, int, int] | None:
+    def transfer_progress(self) -> tuple[str, int, int] | None:
         return self.now
 
 
@@ -262,7 +262,7 @@ def test_a_short_transfer_is_not_mentioned(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor one where nobody looks; nothing runs on behind either of them."""
-    monkeypatch.setattr(progress, "_QUIET_S", 60.0)
+    monkeypatch.setattr(progress, "_SHOW_AFTER_S", 60.0)
     shown, link = Progress(), Link()
     shown.transfer(link)
     link.now = None
@@ -295,6 +295,6 @@ def test_something_else_that_is_written_makes_the_line_go_first(terminal: Termin
     shown = Progress()
     shown.event("connection", 1, "stage", stage("trace"))
     wait_until(lambda: "tracing step" in terminal.getvalue())
-    shown.make_way()
+    shown.clear_line()
     assert re.search(r"\r +\r$", terminal.getvalue())
     shown.finish("connection", 1)

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from jaxd.errors import SkewWarning
-from jaxd.events.warnings import Notices
+from jaxd.events.warnings import WarningQueue
 
 if TYPE_CHECKING:
     import pytest
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CONNECTION = object()
 
 
-def said(notices: Notices, number: int = 1) -> list[str]:
+def said(notices: WarningQueue, number: int = 1) -> list[str]:
     """What is warned of at the end of a call."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -25,14 +25,16 @@ def said(notices: Notices, number: int = 1) -> list[str]:
     return [str(one.message) for one in seen]
 
 
-def hear(notices: Notices, text: str, number: int = 1, function: str = "f", of: str = "p") -> None:
+def hear(
+    notices: WarningQueue, text: str, number: int = 1, function: str = "f", of: str = "p"
+) -> None:
     """The server says something."""
     notices.event(CONNECTION, number, {"function": function, "package": of, "text": text})
 
 
 def test_a_call_warns_of_what_is_its_own() -> None:
     """At its end and not when it is heard."""
-    notices = Notices()
+    notices = WarningQueue()
     hear(notices, "one", number=1)
     hear(notices, "two", number=2, function="g")
     assert notices.waiting
@@ -43,7 +45,7 @@ def test_a_call_warns_of_what_is_its_own() -> None:
 
 def test_each_thing_is_said_once() -> None:
     """For each function and package."""
-    notices = Notices()
+    notices = WarningQueue()
     for number in range(3):
         hear(notices, "f uses p", number)
         hear(notices, "g uses p", number, function="g")
@@ -57,7 +59,7 @@ def test_what_nearly_all_functions_need_is_said_once_for_all(
     module = ModuleType("jaxlib")
     module.__version__ = "1"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jaxlib", module)
-    notices = Notices()
+    notices = WarningQueue()
     notices.compare({"jaxlib": "2", "numpy": sys.modules["numpy"].__version__, "jaxd": "0"})
     notices.compare({"jaxlib": "2"})
     assert said(notices) == [
@@ -71,14 +73,14 @@ def test_what_nearly_all_functions_need_is_said_once_for_all(
 def test_what_is_not_loaded_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is imported to find out."""
     monkeypatch.delitem(sys.modules, "jaxlib", raising=False)
-    notices = Notices()
+    notices = WarningQueue()
     notices.compare({"jaxlib": "2"})
     assert not notices.waiting
 
 
 def test_calls_that_were_given_up_are_forgotten() -> None:
     """Nobody takes what is said of them."""
-    notices = Notices()
+    notices = WarningQueue()
     for number in range(1000):
         hear(notices, str(number), number)
     assert said(notices, 0) == []
@@ -87,7 +89,7 @@ def test_calls_that_were_given_up_are_forgotten() -> None:
 
 def test_a_fork_begins_afresh() -> None:
     """The parent's calls are none of the child's."""
-    notices = Notices()
+    notices = WarningQueue()
     hear(notices, "something")
     notices.after_fork()
     assert not notices.waiting

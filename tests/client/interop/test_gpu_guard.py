@@ -11,7 +11,7 @@ import jaxd
 from jaxd.connection import connect
 from jaxd.errors import SharedDeviceWarning
 from jaxd.interop import gpu_guard, jax_runtime
-from jaxd.interop.gpu_guard import keep_off
+from jaxd.interop.gpu_guard import keep_jax_off_gpu
 from jaxd_protocol.base.machine import machine_id
 from tests.client.interop.test_jax_runtime import in_a_fresh_process
 from tests.live_server import LiveServer
@@ -45,7 +45,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_before_jax_has_started_it_is_told_to_use_the_cpu(chosen: list[str]) -> None:
     """And nobody has to be warned."""
-    assert keep_off(GPU_HERE) is None
+    assert keep_jax_off_gpu(GPU_HERE) is None
     assert chosen == ["cpu"]
 
 
@@ -60,7 +60,7 @@ def test_nothing_is_done_where_there_is_nothing_to_keep_off(
     if "visible_devices" in difference:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setattr(gpu_guard, "started_platform", lambda: "gpu")
-    assert keep_off(GPU_HERE | difference) is None
+    assert keep_jax_off_gpu(GPU_HERE | difference) is None
     assert chosen == []
 
 
@@ -69,7 +69,7 @@ def test_the_same_visible_devices_are_nobodys_choice(
 ) -> None:
     """A batch system gives both processes the same."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert keep_off(GPU_HERE | {"visible_devices": "0"}) is None
+    assert keep_jax_off_gpu(GPU_HERE | {"visible_devices": "0"}) is None
     assert chosen == ["cpu"]
 
 
@@ -79,7 +79,7 @@ def test_who_says_what_jax_is_to_use_is_obeyed(
     """Also when that is the server's GPU."""
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setattr(gpu_guard, "started_platform", lambda: "gpu")
-    assert keep_off(GPU_HERE) is None
+    assert keep_jax_off_gpu(GPU_HERE) is None
     assert chosen == []
 
 
@@ -88,12 +88,12 @@ def test_when_it_is_too_late_that_is_said(
 ) -> None:
     """With what to do about it; jax that runs on the CPU is in nobody's way."""
     monkeypatch.setattr(gpu_guard, "started_platform", lambda: "gpu")
-    said = keep_off(GPU_HERE)
+    said = keep_jax_off_gpu(GPU_HERE)
     assert said is not None
     assert "JAX_PLATFORMS=cpu" in said
     assert chosen == []
     monkeypatch.setattr(gpu_guard, "started_platform", lambda: "cpu")
-    assert keep_off(GPU_HERE) is None
+    assert keep_jax_off_gpu(GPU_HERE) is None
 
 
 def test_jax_that_is_imported_later_uses_the_cpu_too() -> None:
@@ -101,7 +101,7 @@ def test_jax_that_is_imported_later_uses_the_cpu_too() -> None:
     program = (
         PRELUDE
         + """
-keep_off(GPU_HERE), keep_off(GPU_HERE)
+keep_jax_off_gpu(GPU_HERE), keep_jax_off_gpu(GPU_HERE)
 assert "jax" not in sys.modules
 finders = [one for one in sys.meta_path if type(one).__name__ == "_JaxFinder"]
 import importlib.util
@@ -127,10 +127,10 @@ def test_jax_that_is_imported_already_uses_the_cpu_unless_it_was_told() -> None:
 import jax
 from jaxd.interop.jax_runtime import started_platform
 before = started_platform()
-keep_off(GPU_HERE)
+keep_jax_off_gpu(GPU_HERE)
 first = jax.config.jax_platforms
 jax.config.update("jax_platforms", "tpu,cpu")
-keep_off(GPU_HERE)
+keep_jax_off_gpu(GPU_HERE)
 print(json.dumps([before, first, jax.config.jax_platforms]))
 """
     )
@@ -159,7 +159,7 @@ def test_a_connection_looks(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -
         return "it is taken"
 
     monkeypatch.setattr(connect, "open_connection", open_connection)
-    monkeypatch.setattr(gpu_guard, "keep_off", look)
+    monkeypatch.setattr(gpu_guard, "keep_jax_off_gpu", look)
     with jaxd.connect(live.unix) as client:
         add = client.persistent_call(lambda x: x + 1)
         with pytest.warns(SharedDeviceWarning, match="it is taken") as seen:

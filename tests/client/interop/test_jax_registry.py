@@ -24,7 +24,7 @@ from jaxd.interop.jax_registry import (
 )
 from jaxd.interop.remote_array import RemoteArray
 from jaxd_protocol.errors import ResultError
-from tests.client.fake_keeper import FakeKeeper, alone
+from tests.client.fake_keeper import FakeKeeper, single_array
 
 
 @jax.tree_util.register_pytree_node_class
@@ -204,7 +204,7 @@ def test_what_it_says_of_itself_is_what_the_array_says(keeper: FakeKeeper) -> No
         ours = keeper.keep(value)
         found = (ours.aval, ours.sharding, jax.typeof(ours), ours._committed)
         assert keeper.moved == 0
-        theirs = alone(keeper, ours.id, ours.leaf).fetch()
+        theirs = single_array(keeper, ours.id, ours.leaf).fetch()
         assert found == (theirs.aval, theirs.sharding, jax.typeof(theirs), theirs._committed)
         keeper.moved = 0
     assert key_dtype("rbg") == jax.random.key(0, impl="rbg").dtype

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from jaxd.interop.jax_runtime import (
+    check_untransferred_settings,
     current_config,
     encode_jax,
     loaded_jax,
-    refuse_settings_that_stay,
     to_jax,
     to_jax_keys,
 )
@@ -128,12 +128,12 @@ def test_keys_keep_their_implementation(impl: str) -> None:
 def test_a_setting_that_no_server_has_is_refused(name: str) -> None:
     """The results would be others than jax's own, without a word."""
     other = {"jax_random_seed_offset": 1, "jax_legacy_prng_key": "warn"}.get(name, True)
-    refuse_settings_that_stay()
+    check_untransferred_settings()
     before = getattr(jax.config, name)
     jax.config.update(name, other)
     try:
         with pytest.raises(ConfigurationError, match=f"{name} is .*JAXD_INLINE=1"):
-            refuse_settings_that_stay()
+            check_untransferred_settings()
     finally:
         jax.config.update(name, before)
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from jaxd import PRNGKeys
-from jaxd.interop.remote_array import by_handle
+from jaxd.interop.remote_array import handle_reducer
 from jaxd_protocol.errors import ValueDeleted
 from tests.client.array_operations import ANY, JAX, NUMPY, Operation
 from tests.client.fake_keeper import FakeKeeper
@@ -38,7 +38,7 @@ def keeper() -> FakeKeeper:
 @pytest.fixture
 def without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process seems not to have imported jax."""
-    for module in ("remote_array", "arrays_here"):
+    for module in ("interop.remote_array", "interop.native"):
         monkeypatch.setattr(f"jaxd.{module}.loaded_jax", lambda: None)
 
 
@@ -368,11 +368,11 @@ def test_a_pickle_holds_the_array(keeper: FakeKeeper) -> None:
 def test_a_pickle_by_handle_moves_nothing(keeper: FakeKeeper) -> None:
     """Where someone says what to write in place of the array."""
     array = keeper.keep(MATRIX)
-    token = by_handle.set(lambda one: (operator.neg, (one.id + 5,)))
+    token = handle_reducer.set(lambda one: (operator.neg, (one.id + 5,)))
     try:
         assert pickle.loads(pickle.dumps(array)) == -5
     finally:
-        by_handle.reset(token)
+        handle_reducer.reset(token)
     assert keeper.moved == 0
 
 
@@ -380,7 +380,7 @@ def test_a_pickle_by_handle_moves_nothing(keeper: FakeKeeper) -> None:
 
 PRELUDE = """
 import struct, sys
-from jaxd.interop.result_batch import Origin
+from jaxd.interop.result_batch import ResultBatch
 from jaxd.interop.remote_array import RemoteArray
 from jaxd_protocol.pytree import Leaf
 
@@ -393,7 +393,7 @@ class Keeper:
 def keep(shape, *numbers):
     keeper = Keeper()
     keeper.data = struct.pack(f"<{len(numbers)}f", *numbers)
-    return RemoteArray.kind()(Origin(keeper, 1, [Leaf("A", "float32", shape)]), 0)
+    return RemoteArray.kind()(ResultBatch(keeper, 1, [Leaf("A", "float32", shape)]), 0)
 """
 
 

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from jaxd.interop.remote_array import RemoteArray
-from jaxd.interop.result_batch import DELETED, Origin, Stretch, rows_of
+from jaxd.interop.result_batch import DELETED, HandleRange, ResultBatch, range_locations
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
-from jaxd_protocol.jit.static_args import NO_STATICS
-from jaxd_protocol.messages.data_locations import VALUE, Row
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
+from jaxd_protocol.messages.data_locations import VALUE, DataLocation
 from jaxd_protocol.pytree import Leaf
 from tests.client.fake_keeper import FakeKeeper
 
@@ -25,31 +25,48 @@ LEAVES = [Leaf("A", "float32", (n,)) for n in range(9)]
 
 def arrays(keeper: FakeKeeper, first: int = 100) -> list[RemoteArray]:
     """The arrays of one call that returned nine."""
-    origin = Origin(keeper, first, LEAVES)
+    origin = ResultBatch(keeper, first, LEAVES)
     return [RemoteArray.kind()(origin, number) for number in range(9)]
 
 
-def rows(keeper: FakeKeeper, *args: Any) -> list[Row]:
+def rows(keeper: FakeKeeper, *args: Any) -> list[DataLocation]:
     """How a call with these arguments says where its data lies."""
-    return rows_of(encode_arguments(args, {}, NO_STATICS, {}, keeper).values)
+    return range_locations(encode_arguments(args, {}, NO_STATIC_ARGS, {}, keeper).values)
 
 
 def test_what_stays_together_is_said_at_once() -> None:
     """However it is spread over the arguments, as long as nothing comes in between."""
     keeper = FakeKeeper()
     one = arrays(keeper)
-    assert rows(keeper, {"a": one[0], "b": tuple(one[1:8])}, one[8]) == [Row(0, VALUE, 100, 8)]
-    assert rows(keeper, one[:2], 1.0, one[2:]) == [Row(0, VALUE, 100, 1), Row(3, VALUE, 102, 6)]
+    assert rows(keeper, {"a": one[0], "b": tuple(one[1:8])}, one[8]) == [
+        DataLocation(0, VALUE, 100, 8)
+    ]
+    assert rows(keeper, one[:2], 1.0, one[2:]) == [
+        DataLocation(0, VALUE, 100, 1),
+        DataLocation(3, VALUE, 102, 6),
+    ]
 
 
 def test_what_does_not_follow_is_said_by_itself() -> None:
     """Another order, a gap, the same array twice, and arrays of another call with the next ids."""
     keeper = FakeKeeper()
     one, other = arrays(keeper), arrays(keeper, 109)
-    assert rows(keeper, one[1], one[0]) == [Row(0, VALUE, 101), Row(1, VALUE, 100)]
-    assert rows(keeper, one[0], one[2]) == [Row(0, VALUE, 100), Row(1, VALUE, 102)]
-    assert rows(keeper, one[3], one[3]) == [Row(0, VALUE, 103), Row(1, VALUE, 103)]
-    assert rows(keeper, one[8], other[0]) == [Row(0, VALUE, 108), Row(1, VALUE, 109)]
+    assert rows(keeper, one[1], one[0]) == [
+        DataLocation(0, VALUE, 101),
+        DataLocation(1, VALUE, 100),
+    ]
+    assert rows(keeper, one[0], one[2]) == [
+        DataLocation(0, VALUE, 100),
+        DataLocation(1, VALUE, 102),
+    ]
+    assert rows(keeper, one[3], one[3]) == [
+        DataLocation(0, VALUE, 103),
+        DataLocation(1, VALUE, 103),
+    ]
+    assert rows(keeper, one[8], other[0]) == [
+        DataLocation(0, VALUE, 108),
+        DataLocation(1, VALUE, 109),
+    ]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -82,12 +99,12 @@ def states(keeper: FakeKeeper) -> Iterator[tuple[Any, ...]]:
 
 def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once where it is what a call returned, in its order; otherwise one by one."""
-    keeper, at_once = FakeKeeper(), ArgumentEncoder._as_returned
+    keeper, at_once = FakeKeeper(), ArgumentEncoder._consecutive_results
 
     def encoded(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        found = encode_arguments(args, {}, NO_STATICS, {}, keeper)
+        found = encode_arguments(args, {}, NO_STATIC_ARGS, {}, keeper)
         arrays = [stretch.arrays for stretch in found.values]
-        return found.skeleton, found.blob, found.owners, rows_of(found.values), arrays
+        return found.skeleton, found.blob, found.owners, range_locations(found.values), arrays
 
     seen: list[bool] = []
 
@@ -96,9 +113,9 @@ def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.Monke
         return seen[-1]
 
     cases = list(states(keeper))
-    monkeypatch.setattr(ArgumentEncoder, "_as_returned", noting)
+    monkeypatch.setattr(ArgumentEncoder, "_consecutive_results", noting)
     found = list(map(encoded, cases))
-    monkeypatch.setattr(ArgumentEncoder, "_as_returned", lambda *_: False)
+    monkeypatch.setattr(ArgumentEncoder, "_consecutive_results", lambda *_: False)
     assert found == list(map(encoded, cases))
     assert seen == [True] * 5 + [False] * 9
 
@@ -110,27 +127,29 @@ def test_each_array_goes_when_nobody_holds_it() -> None:
     del one[4]
     one[0].delete()
     assert keeper.told == [("drop", 104), ("drop", 100)]
-    assert one[0].origin.gone == {0: DELETED}
+    assert one[0].origin.unusable == {0: DELETED}
     one.clear()
     assert sorted(keeper.told) == [("drop", 100 + number) for number in range(9)]
 
 
 def test_some_of_a_stretch_are_given_away() -> None:
     """By the numbers that they have as leaves of the call."""
-    origin = Origin(FakeKeeper(), 100, LEAVES)
-    stretch = Stretch(3, origin, 5, [RemoteArray.kind()(origin, number) for number in (5, 6, 7)])
-    stretch.give((2, 4, 5, 6), "step")
-    assert origin.gone == {6: "step", 7: "step"}
+    origin = ResultBatch(FakeKeeper(), 100, LEAVES)
+    stretch = HandleRange(
+        3, origin, 5, [RemoteArray.kind()(origin, number) for number in (5, 6, 7)]
+    )
+    stretch.mark_donated((2, 4, 5, 6), "step")
+    assert origin.unusable == {6: "step", 7: "step"}
     stretch.give_back((4, 9))
-    assert origin.gone == {7: "step"}
+    assert origin.unusable == {7: "step"}
     stretch.settle((5,))
-    assert origin.settled == {7}
+    assert origin.released == {7}
 
 
 def test_arrays_are_doubtful_when_one_is_gone_or_their_call_has_failed() -> None:
     """Only then they are looked at one by one."""
     flights = [None, SimpleNamespace(error=None), SimpleNamespace(error=ValueError())]
-    origins = [Origin(FakeKeeper(), 0, LEAVES, flight) for flight in flights]
-    assert [origin.is_doubtful for origin in origins] == [False, False, True]
-    origins[0].gone[1] = DELETED
-    assert origins[0].is_doubtful
+    origins = [ResultBatch(FakeKeeper(), 0, LEAVES, flight) for flight in flights]
+    assert [origin.has_unusable for origin in origins] == [False, False, True]
+    origins[0].unusable[1] = DELETED
+    assert origins[0].has_unusable

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxd.remote_values.lost import gone, naming
+from jaxd.remote_values.lost import values_lost_error, with_array_names
 from jaxd_protocol.errors import ConnectionLost, ValuesDied, ValuesLost, WorkerLost
 
 
@@ -15,7 +15,7 @@ def array(*shape: int, dtype: str = "float32") -> Any:
 
 def test_a_worker_that_died_is_another_thing_than_a_session_that_was_given_up() -> None:
     """Who restores a state needs to know one type, who counts crashes another."""
-    died, left = gone(with_worker=True), gone(with_worker=False)
+    died, left = values_lost_error(with_worker=True), values_lost_error(with_worker=False)
     assert isinstance(died, ValuesDied)
     assert isinstance(died, ValuesLost | WorkerLost)
     assert not died.may_repeat
@@ -27,7 +27,7 @@ def test_a_worker_that_died_is_another_thing_than_a_session_that_was_given_up() 
 def test_the_message_names_what_was_needed() -> None:
     """By kind, the most frequent ones first, and ends in what to do."""
     arrays = [array(4), *[array(2, 3)] * 3, *(array(n, dtype="int8") for n in range(4))]
-    error = naming(gone(with_worker=True), arrays, "train_step")
+    error = with_array_names(values_lost_error(with_worker=True), arrays, "train_step")
     assert isinstance(error, ValuesDied)
     text = str(error)
     assert "died with its worker; train_step needs 8 of them: 3 of float32[2,3], " in text
@@ -38,20 +38,26 @@ def test_the_message_names_what_was_needed() -> None:
 @pytest.mark.parametrize("with_worker", [True, False])
 def test_one_array(with_worker: bool) -> None:
     """A scalar has brackets with nothing in between."""
-    text = str(naming(gone(with_worker=with_worker), [array()], "this process"))
+    text = str(
+        with_array_names(values_lost_error(with_worker=with_worker), [array()], "this process")
+    )
     assert "; this process needs 1 of them: float32[]. Make them" in text
 
 
 def test_who_needed_them_before_is_not_named() -> None:
     """An error that is raised again at the next touch says what this touch needs."""
-    once = naming(gone(with_worker=True), [array(4)], "this process")
-    twice = naming(once, [array(2)], "double")
-    assert str(twice) == str(naming(gone(with_worker=True), [array(2)], "double"))
+    once = with_array_names(values_lost_error(with_worker=True), [array(4)], "this process")
+    twice = with_array_names(once, [array(2)], "double")
+    assert str(twice) == str(
+        with_array_names(values_lost_error(with_worker=True), [array(2)], "double")
+    )
 
 
 def test_other_advice_is_kept() -> None:
     """What to do depends on why they are gone."""
-    error = naming(ValuesLost("these arrays are the parent's. Bring them home first."), [array()])
+    error = with_array_names(
+        ValuesLost("these arrays are the parent's. Bring them home first."), [array()]
+    )
     assert str(error) == (
         "these arrays are the parent's; this process needs 1 of them: float32[]. "
         "Bring them home first."

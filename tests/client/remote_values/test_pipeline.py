@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from jaxd.connection.pending import Pending
+from jaxd.connection.pending import PendingReply
 from jaxd.interop.remote_array import RemoteArray
-from jaxd.interop.result_batch import Origin, Stretch
-from jaxd.remote_values.pipeline import _ATTEMPTS, AHEAD, Flight, Flights
-from jaxd.request.call_request import Encoded
-from jaxd.transfer.routing import Load
+from jaxd.interop.result_batch import HandleRange, ResultBatch
+from jaxd.remote_values.pipeline import _MAX_ATTEMPTS, MAX_IN_FLIGHT, CallPipeline, PipelinedCall
+from jaxd.request.call_request import CallRequest
+from jaxd.transfer.routing import CallTransfer
 from jaxd_protocol.errors import (
     ConnectionLost,
     LimitExceeded,
@@ -23,8 +23,14 @@ from jaxd_protocol.errors import (
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.data_locations import BLOCK, Row, Stay, pack_ids, pack_numbers
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.data_locations import (
+    BLOCK,
+    DataLocation,
+    ResultPolicy,
+    pack_ids,
+    pack_leaf_numbers,
+)
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.wire import Frame
 from tests.client.fake_keeper import FakeKeeper
@@ -43,7 +49,7 @@ class Connection:
         self.cancelled: list[int] = []
         self.refuses: Exception | None = None
         self.interrupts = False
-        self.waiting: list[Pending] = []
+        self.waiting: list[PendingReply] = []
         self.looks: Callable[[], object] = lambda: None
         self._numbers = iter(range(1, 1000))
 
@@ -56,12 +62,12 @@ class Connection:
         verb: str,
         args: tuple[Any, ...],
         buffers: Sequence[memoryview],
-        pending: Pending,
+        pending: PendingReply,
         number: int,
     ) -> None:
         if self.refuses is not None:
             raise self.refuses
-        stay = Stay.from_bytes(args[5])
+        stay = ResultPolicy.from_bytes(args[5])
         assert stay is not None
         self.sent.append((stay.number, stay.acked, args[7]))
         self.data.append([bytes(one) for one in buffers])
@@ -69,10 +75,10 @@ class Connection:
         if self.interrupts:
             raise KeyboardInterrupt
 
-    def take_what_is_here(self) -> None:
+    def read_available(self) -> None:
         pass
 
-    def leave(self, number: int, pending: Pending) -> None:
+    def leave(self, number: int, pending: PendingReply) -> None:
         self.left.append(number)
 
     def cancel(self, number: int) -> None:
@@ -94,7 +100,7 @@ class Connection:
             assert pending.then is not None
             pending.then(pending)
 
-    def wait(self, pending: Pending, deadline: float | None) -> None:
+    def wait(self, pending: PendingReply, deadline: float | None) -> None:
         wait_until(lambda: pending.done)
 
 
@@ -106,17 +112,18 @@ class Server:
         self.gone: Exception | None = None
         self.drops = b""
         routes: Any = SimpleNamespace(
-            load=lambda call, *_, **__: Load(call.rows, call.buffers), announce=lambda *_: True
+            load=lambda call, *_, **__: CallTransfer(call.rows, call.buffers),
+            announce=lambda *_: True,
         )
         connect: Any = self.connect
-        self.put_back: list[bytes] = []
+        self.requeue: list[bytes] = []
         self.retried = 0
         drops: Any = SimpleNamespace(
-            take=lambda: self.drops, put_back=self.put_back.append, retry=self.retry
+            take=lambda: self.drops, put_back=self.requeue.append, retry=self.retry
         )
         self.routes = routes
         sent_before: Any = None
-        self.flights = Flights(connect, routes, drops, sent_before, lambda *_: None)
+        self.flights = CallPipeline(connect, routes, drops, sent_before, lambda *_: None)
 
     def retry(self) -> None:
         self.retried += 1
@@ -128,10 +135,10 @@ class Server:
             self.connections.append(Connection())
         return self.connections[-1]
 
-    def launch(self, ended: Any = None) -> Flight:
-        spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step", reader=None))
-        call = Encoded(spec, b"s", b"", (), None, "auto", stay=Stay(1, -1, 64))
-        flight = Flight(call, None, (), ended)
+    def launch(self, ended: Any = None) -> PipelinedCall:
+        spec: Any = SimpleNamespace(key=b"k", snapshot=SimpleNamespace(name="step", reader=None))
+        call = CallRequest(spec, b"s", b"", (), None, "auto", stay=ResultPolicy(1, -1, 64))
+        flight = PipelinedCall(call, None, (), ended)
         self.flights.launch(flight)
         return flight
 
@@ -150,7 +157,7 @@ def numbers(connection: Connection) -> list[int]:
 def test_a_call_that_is_being_sent_is_not_one_that_was_lost(server: Server) -> None:
     """Whoever has something to tell the server looks at any time, and would wait for it."""
     seen: list[bool] = []
-    server.connections[0].looks = lambda: seen.append(server.flights.has_stranded())
+    server.connections[0].looks = lambda: seen.append(server.flights.has_unsent_calls())
     server.launch()
     assert seen == [False]
 
@@ -172,7 +179,7 @@ def test_a_call_that_is_sent_again_counts_as_lost_until_it_goes_out(server: Serv
     server.connections[0].lose()
 
     def announce(*_: Any) -> bool:
-        seen.append(server.flights.has_stranded())
+        seen.append(server.flights.has_unsent_calls())
         return True
 
     server.routes.announce = announce
@@ -212,14 +219,14 @@ def test_each_says_up_to_where_replies_have_come(server: Server) -> None:
 def test_only_so_many_are_on_their_way(server: Server) -> None:
     """The next one waits for the first."""
     connection = server.connections[0]
-    for _ in range(AHEAD):
+    for _ in range(MAX_IN_FLIGHT):
         server.launch()
     waiting = in_thread(server.launch)
-    assert len(connection.sent) == AHEAD
+    assert len(connection.sent) == MAX_IN_FLIGHT
     assert not waiting.done()
     connection.reply()
     waiting.result(10)
-    assert len(connection.sent) == AHEAD + 1
+    assert len(connection.sent) == MAX_IN_FLIGHT + 1
 
 
 def test_what_was_lost_is_sent_again_first(server: Server) -> None:
@@ -247,7 +254,7 @@ def test_who_waits_sends_again(server: Server) -> None:
 
 def test_what_nobody_waits_for_is_sent_again_too(server: Server) -> None:
     """Somebody wants to know when it is done; or that there is no server any more."""
-    ended: list[Flight] = []
+    ended: list[PipelinedCall] = []
     flight = server.launch(ended.append)
     server.connections[0].lose()
     wait_until(lambda: len(server.connections) == 2 and bool(server.connections[1].waiting))
@@ -260,13 +267,13 @@ def test_what_nobody_waits_for_is_sent_again_too(server: Server) -> None:
 def test_what_loses_every_connection_is_given_up(server: Server) -> None:
     """Something in between may be what ends it."""
     flight = server.launch()
-    for _ in range(_ATTEMPTS - 1):
+    for _ in range(_MAX_ATTEMPTS - 1):
         server.connections[-1].lose()
-        server.flights._recover()
+        server.flights._resend_lost()
     server.connections[-1].lose()
     server.flights.wait(flight)
     assert isinstance(flight.error, ConnectionLost)
-    assert len(server.connections) == _ATTEMPTS + 1
+    assert len(server.connections) == _MAX_ATTEMPTS + 1
 
 
 def test_a_call_that_cannot_be_sent_is_none(server: Server) -> None:
@@ -275,7 +282,7 @@ def test_a_call_that_cannot_be_sent_is_none(server: Server) -> None:
     server.connections[0].refuses = LimitExceeded("too large. Send less.")
     with pytest.raises(LimitExceeded):
         server.launch()
-    assert server.put_back == [pack_ids([4])]
+    assert server.requeue == [pack_ids([4])]
     server.connections[0].refuses = None
     flight = server.launch()
     assert server.connections[0].sent[-1][1] == flight.number
@@ -313,7 +320,7 @@ def test_when_the_session_is_gone_so_are_its_calls(server: Server) -> None:
 
 def test_one_that_nobody_waits_for_any_more(server: Server) -> None:
     """The server hears of it; the end is told; it is not sent again when its connection is lost."""
-    ended: list[Flight] = []
+    ended: list[PipelinedCall] = []
     kept, lost = server.launch(), server.launch()
     server.flights.abandon(kept, ended.append)
     assert server.connections[0].cancelled == [kept.request]
@@ -337,9 +344,9 @@ def test_a_reply_that_is_none_ends_only_its_call(server: Server, value: Any) -> 
 
 def test_who_is_told_of_an_end_may_make_calls(server: Server) -> None:
     """From any thread: the lock is free by then."""
-    told: list[Flight] = []
+    told: list[PipelinedCall] = []
 
-    def ended(flight: Flight) -> None:
+    def ended(flight: PipelinedCall) -> None:
         told.append(in_thread(server.launch).result(10))
 
     server.launch(ended)
@@ -349,16 +356,16 @@ def test_who_is_told_of_an_end_may_make_calls(server: Server) -> None:
 
 def test_an_interrupted_call_may_have_been_sent(server: Server) -> None:
     """It is not sent again; what it has made goes when its reply comes."""
-    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step", reader=None))
-    call = Encoded(spec, b"s", b"", (), None, "auto", stay=Stay(1, -1, 64))
+    spec: Any = SimpleNamespace(key=b"k", snapshot=SimpleNamespace(name="step", reader=None))
+    call = CallRequest(spec, b"s", b"", (), None, "auto", stay=ResultPolicy(1, -1, 64))
     for has_reply in (True, False):
         connection = server.connections[-1]
         connection.interrupts = True
-        flight = Flight(call, None)
+        flight = PipelinedCall(call, None)
         with pytest.raises(KeyboardInterrupt):
             server.flights.launch(flight)
         connection.interrupts = False
-        ended: list[Flight] = []
+        ended: list[PipelinedCall] = []
         server.flights.abandon(flight, ended.append)
         assert not ended
         assert not server.flights._open
@@ -375,39 +382,41 @@ def test_a_loaded_call_never_reads_its_callers_arrays_again(server: Server) -> N
     """They may have changed: another load is one of the copies."""
     block: Any = SimpleNamespace(number=3, view=memoryview(bytearray(8)), release=lambda: None)
 
-    def load(call: Encoded, *_: Any, **__: Any) -> Load:
+    def load(call: CallRequest, *_: Any, **__: Any) -> CallTransfer:
         block.view[:4] = call.buffers[0]
-        rows = [Row(0, BLOCK, 3, 0)]
-        return Load(rows, call.buffers[1:], [(block, 0)])
+        rows = [DataLocation(0, BLOCK, 3, 0)]
+        return CallTransfer(rows, call.buffers[1:], [(block, 0)])
 
     server.routes.load = load
     server.routes.announce = lambda *_: True
-    spec: Any = SimpleNamespace(key=b"k", identity=SimpleNamespace(name="step", reader=None))
+    spec: Any = SimpleNamespace(key=b"k", snapshot=SimpleNamespace(name="step", reader=None))
     arrays = [bytearray([1] * 4), bytearray([2] * 4)]
     buffers = [memoryview(each) for each in arrays]
-    call = Encoded(spec, b"s", b"", buffers, None, "auto", owners=(0, 1), stay=Stay(1, -1, 64))
-    flight = Flight(call, None, is_copied=True)
+    call = CallRequest(
+        spec, b"s", b"", buffers, None, "auto", owners=(0, 1), stay=ResultPolicy(1, -1, 64)
+    )
+    flight = PipelinedCall(call, None, is_copied=True)
     server.flights.launch(flight)
     for each in arrays:
         each[:] = bytes([9] * 4)
-    server.routes.load = lambda call, *_, **__: Load((), call.buffers)
+    server.routes.load = lambda call, *_, **__: CallTransfer((), call.buffers)
     server.routes.announce = lambda *_: False
     server.connections[0].lose()
-    server.flights._recover()
+    server.flights._resend_lost()
     assert server.connections[1].data == [[bytes([1] * 4), bytes([2] * 4)]]
 
 
-def flight(*donated: int, **more: Any) -> tuple[Flight, list[RemoteArray]]:
+def flight(*donated: int, **more: Any) -> tuple[PipelinedCall, list[RemoteArray]]:
     """A call on three arrays of two origins, and these."""
     keeper, leaf = FakeKeeper(), Leaf("A", "float32", ())
-    one, other = Origin(keeper, 10, [leaf] * 9), Origin(keeper, 20, [leaf])
+    one, other = ResultBatch(keeper, 10, [leaf] * 9), ResultBatch(keeper, 20, [leaf])
     kind = RemoteArray.kind()
     arrays = [kind(one, 4), kind(one, 5), kind(other, 0)]
-    values = [Stretch(0, one, 4, arrays[:2]), Stretch(2, other, 0, arrays[2:])]
-    spec: Any = SimpleNamespace(identity=SimpleNamespace(name="step", reader=None))
-    stay = Stay(7, -1, 1 << 16)
-    call = Encoded(spec, b"s", b"b", (), None, "auto", values=values, stay=stay)
-    return Flight(call, None, donated, **more), arrays
+    values = [HandleRange(0, one, 4, arrays[:2]), HandleRange(2, other, 0, arrays[2:])]
+    spec: Any = SimpleNamespace(snapshot=SimpleNamespace(name="step", reader=None))
+    stay = ResultPolicy(7, -1, 1 << 16)
+    call = CallRequest(spec, b"s", b"b", (), None, "auto", values=values, stay=stay)
+    return PipelinedCall(call, None, donated, **more), arrays
 
 
 def takers(arrays: list[RemoteArray]) -> list[str | None]:
@@ -417,12 +426,12 @@ def takers(arrays: list[RemoteArray]) -> list[str | None]:
 
 def succeeded(*given_up: int) -> tuple[Any, ...]:
     """The reply of a call that went well."""
-    return (OK, b"skeleton", b"", pack_numbers(given_up), b"")
+    return (OK, b"skeleton", b"", pack_leaf_numbers(given_up), b"")
 
 
 def failed(*given_up: int) -> tuple[Any, ...]:
     """The reply of a call that did not."""
-    return (FAILED, describe_failure(ArithmeticError("no")), pack_numbers(given_up))
+    return (FAILED, encode_failure(ArithmeticError("no")), pack_leaf_numbers(given_up))
 
 
 def test_what_is_known_to_be_taken_is_dead_at_once() -> None:
@@ -450,7 +459,7 @@ def test_a_failure_may_say_nothing_of_what_was_taken() -> None:
 def test_a_worker_that_gives_way_takes_along_what_the_call_needs() -> None:
     """To repeat it would be of no use: the next one has not got these arrays."""
     one, arrays = flight(1)
-    one.settle((FAILED, describe_failure(WorkerReplaced("repeat it")), b""), ())
+    one.settle((FAILED, encode_failure(WorkerReplaced("repeat it")), b""), ())
     assert isinstance(one.error, ValuesDied)
     assert "step needs 3 of them" in str(one.error)
     assert takers(arrays) == [None] * 3
@@ -492,7 +501,7 @@ def test_what_was_not_made_does_not_come_back_to_life() -> None:
     assert takers(arrays) == [None, "step", None]
 
 
-class Counted:
+class CountingTransfer:
     """Stands for data on its way."""
 
     def __init__(self) -> None:
@@ -505,7 +514,7 @@ class Counted:
 
 def test_its_data_is_let_go_once() -> None:
     """Whatever takes its place, and whenever that comes."""
-    loads: Any = [Counted() for _ in range(3)]
+    loads: Any = [CountingTransfer() for _ in range(3)]
     one, _ = flight()
     for load in loads[:2]:
         one.carry(load, one.call)
@@ -518,7 +527,7 @@ def test_its_data_is_let_go_once() -> None:
 def test_a_call_that_was_not_made_gives_back_only_what_was_its_own() -> None:
     """Another one has taken an array in the meantime."""
     one, arrays = flight(1)
-    arrays[0].origin.gone[4] = "other"
+    arrays[0].origin.unusable[4] = "other"
     one.refuse(ConnectionError("gone"))
     assert takers(arrays) == ["other", None, None]
     assert isinstance(one.error, ConnectionError)
@@ -526,12 +535,12 @@ def test_a_call_that_was_not_made_gives_back_only_what_was_its_own() -> None:
 
 def test_its_end_is_told_once_and_its_arrays_are_let_go() -> None:
     """Though two threads may settle it."""
-    ended: list[Flight] = []
+    ended: list[PipelinedCall] = []
     one, _ = flight(ended=ended.append)
     one.settle(succeeded(), ())
     one.settle(succeeded(), ())
-    one.tell()
-    one.tell()
+    one.notify()
+    one.notify()
     assert ended == [one]
     assert one.done
     assert not one.call.values
@@ -550,8 +559,8 @@ def test_another_structure_than_before_is_an_error() -> None:
 def test_numbers_grow_in_the_order_of_sending() -> None:
     """Whichever was encoded first."""
     first, second = flight()[0], flight()[0]
-    second.renumber()
-    first.renumber()
+    second.assign_number()
+    first.assign_number()
     assert second.number < first.number
     assert first.call.stay is not None
     assert first.call.stay.number == first.number

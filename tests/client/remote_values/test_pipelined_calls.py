@@ -10,43 +10,43 @@ import pytest
 
 import jaxd
 from jaxd import Client
-from jaxd.remote_values.pipelined_calls import Shapes, stay_for
+from jaxd.remote_values.pipelined_calls import SkeletonTable, result_policy_for
 from jaxd_protocol.errors import LimitExceeded, ProtocolError, ResultError
 from jaxd_protocol.messages.data_locations import (
-    EVERYTHING,
-    HOME_BYTES,
-    MOST_NAMED_BYTES,
-    NOTHING,
-    WORTH_A_NAME,
+    INLINE_RESULT_BYTES,
+    KEEP_ALL,
+    KEEP_NONE,
+    MAX_INDEXED_BYTES,
+    MIN_INDEXED_BYTES,
     unpack_ids,
 )
-from jaxd_server.rpc.session_state import Belongings
+from jaxd_server.rpc.session_state import SessionState
 from jaxd_server.rpc.sessions import Session
-from jaxd_server.values.store import Values
+from jaxd_server.values.store import ValueStore
 from tests.end_to_end.gates import wait_until
 
 
 @pytest.mark.parametrize(
     ("results", "on_values", "expected"),
     [
-        ("remote", False, (EVERYTHING, -1)),
-        ("remote", True, (EVERYTHING, -1)),
-        ("auto", False, (HOME_BYTES, HOME_BYTES)),
-        ("auto", True, (EVERYTHING, HOME_BYTES)),
-        ("numpy", True, (NOTHING, NOTHING)),
-        ("jax", True, (NOTHING, NOTHING)),
+        ("remote", False, (KEEP_ALL, -1)),
+        ("remote", True, (KEEP_ALL, -1)),
+        ("auto", False, (INLINE_RESULT_BYTES, INLINE_RESULT_BYTES)),
+        ("auto", True, (KEEP_ALL, INLINE_RESULT_BYTES)),
+        ("numpy", True, (KEEP_NONE, KEEP_NONE)),
+        ("jax", True, (KEEP_NONE, KEEP_NONE)),
     ],
 )
 def test_what_stays(results: Any, on_values: bool, expected: tuple[int, int]) -> None:
     """By the form in which results are wanted, and whether there are values among the arguments."""
-    stay = stay_for(results, on_values=on_values)
+    stay = result_policy_for(results, on_values=on_values)
     assert stay is not None
     assert (stay.above, stay.home) == expected
 
 
 def test_a_call_that_knows_nothing_of_values_says_nothing_of_them() -> None:
     """All of its result comes home, as it always did."""
-    assert stay_for("numpy", on_values=False) is None
+    assert result_policy_for("numpy", on_values=False) is None
 
 
 def test_forms_are_told_apart_by_what_lies_on_the_server(client: Client) -> None:
@@ -55,10 +55,10 @@ def test_forms_are_told_apart_by_what_lies_on_the_server(client: Client) -> None
     x, y = np.ones(1 << 15, np.float32), client.put(np.ones(1 << 15, np.float32))
     add(x, y)
     calls = client.caller.session.values().calls
-    assert len(calls._forms) == 1
+    assert len(calls._result_shapes) == 1
     add(client.put(x), y)
-    assert len(calls._forms) == 2
-    assert {given_up for _, given_up, _ in calls._forms.values()} == {(), (0,)}
+    assert len(calls._result_shapes) == 2
+    assert {given_up for _, given_up, _ in calls._result_shapes.values()} == {(), (0,)}
 
 
 def test_waiting_for_all_raises_what_the_first_one_raised(client: Client) -> None:
@@ -75,7 +75,7 @@ def test_after_another_structure_than_before_the_next_call_is_right(client: Clie
     x = client.put(np.ones(1 << 15, np.float32))
     jaxd.wait((one(x), two(x)))
     wait_until(lambda: client.statistics().values == before)
-    forms = client.caller.session.values().calls._forms
+    forms = client.caller.session.values().calls._result_shapes
     first, second = forms
     forms[second] = forms[first]  # as if it had returned one array before
     with pytest.raises(ResultError, match="Call it again"):
@@ -104,7 +104,7 @@ def test_a_result_belongs_to_the_session_in_which_it_was_made(client: Client) ->
 def test_what_a_message_could_not_tell_is_told_by_another(client: Client) -> None:
     """A call that is refused takes nothing with it."""
     values = client.caller.session.values()
-    values.drops._is_awake = True  # its thread leaves it to the calls
+    values.drops._is_woken = True  # its thread leaves it to the calls
     values.drop(7)
     large = np.ones(1 << 20)
     connection = client.caller.session.connection()
@@ -116,17 +116,17 @@ def test_what_a_message_could_not_tell_is_told_by_another(client: Client) -> Non
     assert 7 in unpack_ids(values.drops.take())
 
 
-LONG = b"T" * WORTH_A_NAME
+LONG = b"T" * MIN_INDEXED_BYTES
 
 
-def server() -> Belongings:
+def server() -> SessionState:
     """The end that is told."""
-    return Belongings(Session("1", "ann"), Values(), 0)
+    return SessionState(Session("1", "ann"), ValueStore(), 0)
 
 
 def test_a_skeleton_is_said_until_it_was_heard() -> None:
     """The server reads the same in either case."""
-    shapes, own = Shapes(), server()
+    shapes, own = SkeletonTable(), server()
     first, second = shapes.told(LONG), shapes.told(LONG)
     assert [own.skeleton(told) for told in (first, second)] == [LONG, LONG]
     assert len(first) > len(LONG)
@@ -138,13 +138,13 @@ def test_a_skeleton_is_said_until_it_was_heard() -> None:
 
 def test_short_ones_are_said() -> None:
     """They are not worth a name, and the server needs none for them."""
-    assert Shapes().told(LONG[1:]) == LONG[1:]
+    assert SkeletonTable().told(LONG[1:]) == LONG[1:]
     assert server().skeleton(LONG[1:]) == LONG[1:]
 
 
 def test_no_name_is_given_twice() -> None:
     """When there are no more, skeletons are said as they are."""
-    shapes, own = Shapes(), server()
+    shapes, own = SkeletonTable(), server()
     skeletons = [LONG + bytes([n % 256, n // 256]) for n in range(300)]
     told = [shapes.told(skeleton) for skeleton in skeletons]
     for each in told:
@@ -156,7 +156,7 @@ def test_no_name_is_given_twice() -> None:
     assert [own.skeleton(each) for each in again] == skeletons
 
 
-@pytest.mark.parametrize("told", [b"\0\7", b"\0", b"\1", b"\1" + bytes(MOST_NAMED_BYTES)])
+@pytest.mark.parametrize("told", [b"\0\7", b"\0", b"\1", b"\1" + bytes(MAX_INDEXED_BYTES)])
 def test_a_name_that_nobody_has_is_refused(told: Any) -> None:
     """The connection is of no use any more."""
     with pytest.raises(ProtocolError, match="nobody knows"):
@@ -165,7 +165,7 @@ def test_a_name_that_nobody_has_is_refused(told: Any) -> None:
 
 def test_the_child_of_a_fork_begins_anew() -> None:
     """It has a session of its own."""
-    shapes = Shapes()
+    shapes = SkeletonTable()
     shapes.heard(shapes.told(LONG))
     shapes.after_fork()
     assert len(shapes.told(LONG)) > 2

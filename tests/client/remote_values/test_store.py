@@ -11,7 +11,7 @@ import pytest
 from jaxd import Client
 from jaxd.errors import ConnectionLost, ProtocolError, ValuesLost
 from jaxd.remote_values.store import specs_in
-from jaxd_protocol.messages.data_locations import first_id, pack_ids, unpack_ids
+from jaxd_protocol.messages.data_locations import first_value_id, pack_ids, unpack_ids
 from jaxd_protocol.pytree import Leaf, TreeEncoder
 from tests.end_to_end.gates import wait_until
 
@@ -29,7 +29,7 @@ def test_what_goes_while_there_is_no_connection_is_kept_in_mind(client: Client) 
     """For the next call."""
     values = client.caller.session.values()
     client.close()
-    assert values._tell(pack_ids([5, 6]))
+    assert values._send_releases(pack_ids([5, 6]))
     assert unpack_ids(values.drops.take()) == (5, 6)
 
 
@@ -38,13 +38,13 @@ def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client)
     values = client.caller.session.values()
     values.drops.start()
     client.close()
-    assert values._tell(pack_ids([5, 6]))
+    assert values._send_releases(pack_ids([5, 6]))
     client.caller.session.connection()
-    wait_until(lambda: not values.drops._gone)
+    wait_until(lambda: not values.drops._pending)
     answers = iter([True, False, False])
-    values._has_to_wait = lambda: next(answers)  # type: ignore[method-assign]
-    assert values._tell(pack_ids([7]))
-    wait_until(lambda: not values.drops._gone)
+    values._must_defer = lambda: next(answers)  # type: ignore[method-assign]
+    assert values._send_releases(pack_ids([7]))
+    wait_until(lambda: not values.drops._pending)
 
 
 def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:
@@ -64,7 +64,7 @@ def test_several_come_home_with_one_message(client: Client) -> None:
     before = client.caller.session.connection().number()
     client.get(arrays)
     assert client.caller.session.connection().number() - before <= 2
-    assert all(array.is_here for array in arrays)
+    assert all(array.is_fetched for array in arrays)
 
 
 def test_what_is_touched_brings_what_is_small_and_came_with_it(client: Client) -> None:
@@ -94,7 +94,7 @@ def test_what_is_made_for_nobody_goes(
 ) -> None:
     """Whoever asked for it was interrupted."""
     there = client.put(np.zeros(1 << 18, np.float32), name="interrupted")
-    answers = len(client.caller.session.values().drops._told)
+    answers = len(client.caller.session.values().drops._sent)
     connection = client.caller.session.connection()
 
     def interrupted(*_: Any) -> None:
@@ -105,7 +105,7 @@ def test_what_is_made_for_nobody_goes(
     monkeypatch.setattr(connection.shared_reader, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(client, there)
-    wait_until(lambda: len(client.caller.session.values().drops._told) > answers)
+    wait_until(lambda: len(client.caller.session.values().drops._sent) > answers)
     wait_until(lambda: client.statistics().values == before)
     client.forget("interrupted")
 
@@ -120,7 +120,7 @@ def test_what_is_put_again_is_not_what_was_put_before(
     def lost(verb: str, args: Any, *rest: Any, **more: Any) -> Any:
         monkeypatch.undo()
         connection.request(verb, args, *rest, **more)
-        ids.append(first_id(args[0]))
+        ids.append(first_value_id(args[0]))
         raise ConnectionLost("gone")
 
     before = client.statistics().values

@@ -18,12 +18,12 @@ import pytest
 from jaxd import LazyArray, PRNGKeys
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.errors import ArgumentError, PackingError
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from jaxd_protocol.pytree import parse_skeleton, read_scalar
 from jaxd_protocol.pytree.leaves import numpy_leaf
 
-STRICT = Statics(strict=True)
+STRICT = StaticArgs(strict=True)
 
 
 class Kind(Enum):
@@ -54,12 +54,12 @@ class Pair:
     b: Any
 
 
-def encode(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> Any:
+def encode(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> Any:
     """Skeleton, blob and buffers."""
     return encode_arguments(args, kwargs, statics, {})[:3]
 
 
-def arrived(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> Any:
+def arrived(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> Any:
     """Arguments as a server reads them."""
     skeleton, blob, buffers = encode(*args, statics=statics, **kwargs)
     layout = parse_skeleton(skeleton, lambda module, name, fields: tuple, unpack)
@@ -214,7 +214,7 @@ def test_large_arrays_inside_pickled_objects_are_not_copied() -> None:
 def test_a_class_that_was_met_is_remembered() -> None:
     """So that a result can come back as its instance."""
     classes: dict[tuple[str, str], type] = {}
-    encode_arguments((Pair(1.0, 2.0),), {}, NO_STATICS, classes)
+    encode_arguments((Pair(1.0, 2.0),), {}, NO_STATIC_ARGS, classes)
     assert classes[Pair.__module__, "Pair"] is Pair
 
 
@@ -287,7 +287,7 @@ def test_other_types_have_another_skeleton(one: Any, other: Any) -> None:
 
 def test_static_arguments_are_part_of_the_skeleton() -> None:
     """By position and by name, with type and value; the others are not."""
-    statics = Statics(frozenset({1}), frozenset({"mode"}))
+    statics = StaticArgs(frozenset({1}), frozenset({"mode"}))
 
     def skeleton(*args: Any, **kwargs: Any) -> bytes:
         found: bytes = encode(*args, statics=statics, **kwargs)[0]
@@ -304,7 +304,7 @@ def test_static_arguments_are_part_of_the_skeleton() -> None:
 )
 def test_static_arguments_arrive_with_their_values(value: Any) -> None:
     """Plain ones as data, others pickled."""
-    args, _ = arrived(1.0, value, statics=Statics(frozenset({1})))
+    args, _ = arrived(1.0, value, statics=StaticArgs(frozenset({1})))
     assert args[0] == 1.0
     assert repr(args[1]) == repr(value)
 
@@ -395,7 +395,7 @@ def test_no_numpy_is_imported_for_arguments_without_arrays() -> None:
     program = (
         "import json, sys; from jaxd.request.arguments import encode_arguments\n"
         "from jaxd_protocol.jit.static_args import NO_STATICS\n"
-        "encode_arguments((1.0, [2, {'a': None}], 'text'), {}, NO_STATICS, {})\n"
+        "encode_arguments((1.0, [2, {'a': None}], 'text'), {}, NO_STATIC_ARGS, {})\n"
         "print(json.dumps('numpy' in sys.modules))"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -21,7 +21,7 @@ from jaxd import LazyArray, PRNGKeys
 from jaxd.request.arguments import encode_arguments
 from jaxd.request.array_specs import encode_specs, is_spec
 from jaxd_protocol.errors import ArgumentError, TracerError
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 
 LARGE = np.ones((100, 30), np.float32)
@@ -55,12 +55,12 @@ def spec_of(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
 
 
-def called(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> bytes:
+def called(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> bytes:
     """The skeleton of a call."""
     return encode_arguments(args, kwargs, statics, {})[0]
 
 
-def warmed(*args: Any, statics: Statics = NO_STATICS, **kwargs: Any) -> bytes:
+def warmed(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> bytes:
     """The skeleton of what is warmed."""
     return encode_specs(args, kwargs, statics, {})[0]
 
@@ -98,13 +98,13 @@ def test_specs_have_the_skeleton_of_the_call(name: str) -> None:
 @pytest.mark.parametrize("name", TREES)
 def test_only_what_is_pickled_has_data(name: str) -> None:
     """Also when arrays are given."""
-    _, buffers = encode_specs(TREES[name], {}, NO_STATICS, {})
+    _, buffers = encode_specs(TREES[name], {}, NO_STATIC_ARGS, {})
     assert bool(buffers) == (name in PICKLED)
 
 
 def test_static_arguments_are_given_as_values() -> None:
     """By position and by name."""
-    statics = Statics(frozenset({1}), frozenset({"mode"}))
+    statics = StaticArgs(frozenset({1}), frozenset({"mode"}))
     spec = Spec((3,), np.float32)
     array = np.ones(3, np.float32)
     for size in (3, Point(1, 2)):
@@ -135,7 +135,7 @@ def test_zeros_stand_in_pickled_objects_where_specs_are() -> None:
     """Shapes, dtypes, weak types and implementations stay; the object's own data too."""
     rest = {"key": spec_of(jax.random.key(0, impl="rbg")), "n": 3, "s": np.float16(2)}
     specs = Pair([Spec((2,), "int8"), spec_of(jnp.asarray(1.0))], rest)
-    (first, *beside) = encode_specs(({frozenset(): specs},), {}, NO_STATICS, {})[1]
+    (first, *beside) = encode_specs(({frozenset(): specs},), {}, NO_STATIC_ARGS, {})[1]
     found = unpack(first, beside)[frozenset()]
     (array, weak), rest = found.a, found.b
     assert (array.tolist(), array.dtype) == ([0, 0], np.int8)
@@ -204,7 +204,7 @@ def test_neither_numpy_nor_jax_is_imported() -> None:
         "from jaxd_protocol.jit.static_args import NO_STATICS\n"
         "class Spec:\n"
         "    shape, dtype = (2, 3), 'bfloat16'\n"
-        "skeleton, _ = encode_specs((1.0, [Spec()]), {}, NO_STATICS, {})\n"
+        "skeleton, _ = encode_specs((1.0, [Spec()]), {}, NO_STATIC_ARGS, {})\n"
         "print(json.dumps([skeleton.hex(), 'numpy' in sys.modules, 'jax' in sys.modules]))"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

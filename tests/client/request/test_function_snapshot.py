@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd.request.function_snapshot import Identity, Spec
+from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
 from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.pickling.unpack.unpickler import unpack_function
@@ -18,7 +18,7 @@ from jaxd_protocol.pickling.unpack.unpickler import unpack_function
 
 def fingerprint(function: Any) -> bytes:
     """That of the function, with no options."""
-    return Identity(function, Options()).fingerprint
+    return FunctionSnapshot(function, Options()).fingerprint
 
 
 def make(scale: Any) -> Any:
@@ -71,10 +71,10 @@ def test_a_changed_helper_is_another_function() -> None:
 )
 def test_options_are_part_of_the_key_and_not_of_the_fingerprint(options: Options) -> None:
     """The same code under other options is sent once and compiled twice."""
-    plain, other = Identity(make(2.0), Options()), Identity(make(2.0), options)
+    plain, other = FunctionSnapshot(make(2.0), Options()), FunctionSnapshot(make(2.0), options)
     assert plain.fingerprint == other.fingerprint
-    assert Spec(plain, Options()).key != Spec(other, options).key
-    assert Spec(other, options).key == Spec(plain, options).key
+    assert FunctionSpec(plain, Options()).key != FunctionSpec(other, options).key
+    assert FunctionSpec(other, options).key == FunctionSpec(plain, options).key
 
 
 def test_it_has_the_name_that_people_know() -> None:
@@ -85,9 +85,9 @@ def test_it_has_the_name_that_people_know() -> None:
         def __call__(self, x: Any) -> Any:
             return x
 
-    assert Identity(make, Options()).name == "make"
-    assert Identity(functools.partial(make, 1), Options()).name == "partial"
-    assert Identity(Model(), Options()).name.endswith("Model")
+    assert FunctionSnapshot(make, Options()).name == "make"
+    assert FunctionSnapshot(functools.partial(make, 1), Options()).name == "partial"
+    assert FunctionSnapshot(Model(), Options()).name.endswith("Model")
 
 
 def test_static_arguments_are_found_by_position_and_name() -> None:
@@ -96,9 +96,9 @@ def test_static_arguments_are_found_by_position_and_name() -> None:
     def function(x: Any, mode: str, *, flag: bool = False) -> Any:
         return x
 
-    found = Identity(function, Options(static_argnames=("mode", "flag"))).statics
+    found = FunctionSnapshot(function, Options(static_argnames=("mode", "flag"))).statics
     assert (found.positions, found.names) == (frozenset({1}), frozenset({"mode", "flag"}))
-    assert not Identity(function, Options()).statics
+    assert not FunctionSnapshot(function, Options()).statics
 
 
 def test_a_lock_counts_as_such() -> None:
@@ -108,10 +108,10 @@ def test_a_lock_counts_as_such() -> None:
     def holds(x: Any) -> Any:
         return lock, x
 
-    before = Identity(holds, Options())
+    before = FunctionSnapshot(holds, Options())
     lock = other
     assert other.acquire()
-    assert Identity(holds, Options()).fingerprint == before.fingerprint
+    assert FunctionSnapshot(holds, Options()).fingerprint == before.fingerprint
     assert before.found.unshared == ()
     assert before.code
 
@@ -124,20 +124,20 @@ def test_what_has_no_content_is_named() -> None:
     def draws(x: Any) -> Any:
         return numbers, x
 
-    identity = Identity(draws, Options())
-    (found,) = identity.found.unshared
+    snapshot = FunctionSnapshot(draws, Options())
+    (found,) = snapshot.found.unshared
     assert found.path.endswith("draws → numbers")
     assert found.type_name == "generator"
-    assert identity.fingerprint != Identity(draws, Options()).fingerprint
-    assert not identity.meaning.shared
+    assert snapshot.fingerprint != FunctionSnapshot(draws, Options()).fingerprint
+    assert not snapshot.manifest.shared
 
 
 def test_what_has_no_content_is_warned_of() -> None:
     """In the line that is asked for, with what to do about it."""
     numbers = (number for number in [1.0])
-    identity = Identity(lambda x: (numbers, x), Options())
+    snapshot = FunctionSnapshot(lambda x: (numbers, x), Options())
     with pytest.warns(UnsharedWarning, match=r"generator.*ignore='numbers'.*extra_key=") as heard:
-        identity.warn()
+        snapshot.warn()
     assert heard[0].filename == __file__
 
 
@@ -147,11 +147,11 @@ def test_a_read_that_no_key_can_hold_is_warned_of() -> None:
     def stamped(x: Any) -> Any:
         return x + time.time()
 
-    identity = Identity(stamped, Options())
+    snapshot = FunctionSnapshot(stamped, Options())
     with pytest.warns(TracedReadWarning, match=r"stamped reads the clock \(time.time\)") as heard:
-        identity.warn()
+        snapshot.warn()
     assert heard[0].filename == __file__
-    assert identity.meaning.shared
+    assert snapshot.manifest.shared
 
 
 def test_what_can_be_neither_in_a_key_nor_carried_is_refused() -> None:
@@ -161,7 +161,7 @@ def test_what_can_be_neither_in_a_key_nor_carried_is_refused() -> None:
         return dict(os.environ), x
 
     with pytest.raises(PackingError, match=r"reads.*reads the environment"):
-        Identity(reads, Options())
+        FunctionSnapshot(reads, Options())
 
 
 def test_it_says_when_it_does_not_hold_any_more() -> None:
@@ -171,10 +171,10 @@ def test_it_says_when_it_does_not_hold_any_more() -> None:
     def scaled(x: Any) -> Any:
         return x * scale
 
-    identity = Identity(scaled, Options())
-    assert identity.guards.hold()
+    snapshot = FunctionSnapshot(scaled, Options())
+    assert snapshot.guards.hold()
     scale = 3.0
-    assert not identity.guards.hold()
+    assert not snapshot.guards.hold()
 
 
 def test_what_is_ignored_is_not_in_the_fingerprint() -> None:
@@ -184,7 +184,7 @@ def test_what_is_ignored_is_not_in_the_fingerprint() -> None:
         def stamped(x: Any) -> Any:
             return x, stamp
 
-        return Identity(stamped, Options(), ("stamp",)).fingerprint
+        return FunctionSnapshot(stamped, Options(), ("stamp",)).fingerprint
 
     assert fingerprint_with("monday") == fingerprint_with("tuesday")
 
@@ -192,8 +192,8 @@ def test_what_is_ignored_is_not_in_the_fingerprint() -> None:
 def test_a_change_of_what_is_pinned_is_not_looked_for() -> None:
     """An array of more than a megabyte: reading it before each call would take too long."""
     small, large = np.zeros(1 << 10), np.zeros(1 << 20)
-    assert Identity(lambda x: x + small, Options()).guards.complete
-    pinned = Identity(lambda x: x + large, Options())
+    assert FunctionSnapshot(lambda x: x + small, Options()).guards.complete
+    pinned = FunctionSnapshot(lambda x: x + large, Options())
     assert not pinned.guards.complete
     large[0] = 1.0
     assert pinned.guards.hold()
@@ -201,7 +201,7 @@ def test_a_change_of_what_is_pinned_is_not_looked_for() -> None:
 
 def test_the_code_is_packed_when_it_is_asked_for_and_once() -> None:
     """A call of a function that the server knows needs none of it."""
-    identity = Identity(make(2.0), Options())
-    assert identity._packed is None
-    assert identity.code is identity.code
-    assert unpack_function(identity.code).function(3.0) == 6.0
+    snapshot = FunctionSnapshot(make(2.0), Options())
+    assert snapshot._packed is None
+    assert snapshot.code is snapshot.code
+    assert unpack_function(snapshot.code).function(3.0) == 6.0

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd.request.function_snapshot import Identities, Spec
-from jaxd.request.package_changes import upgrades
+from jaxd.request.function_snapshot import FunctionSpec, SnapshotCache
+from jaxd.request.package_changes import package_changes
 from jaxd_protocol import fingerprint
 from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
 from jaxd_protocol.fingerprint import walk
@@ -22,12 +22,12 @@ X64 = {"jax_enable_x64": True}
 X32 = {"jax_enable_x64": False}
 
 
-def identities(made: Any, *ignored: str) -> Identities:
+def identities(made: Any, *ignored: str) -> SnapshotCache:
     """Those of a function without options."""
-    return Identities(made, Options(), ignored)
+    return SnapshotCache(made, Options(), ignored)
 
 
-def settled(found: Identities, skeleton: bytes) -> Spec:
+def settled(found: SnapshotCache, skeleton: bytes) -> FunctionSpec:
     """What stands for a call with these arguments."""
     return found.settle(found.spec(X32), skeleton, X32)
 
@@ -59,7 +59,7 @@ def test_as_long_as_nothing_changes_it_is_looked_at_once(walks: list[Any]) -> No
     one, again, other = (found.spec(config) for config in (X32, X32, X64))
     assert one is again
     assert one.key != other.key
-    assert one.identity is other.identity
+    assert one.snapshot is other.snapshot
     assert len(walks) == 1
 
 
@@ -91,7 +91,7 @@ def test_an_upgrade_of_a_package_is_looked_at(
     """Once for each; keys name what is installed."""
     found = identities(function("return x"))
     found.spec(X32)
-    monkeypatch.setattr(upgrades, "count", upgrades.count + 1)
+    monkeypatch.setattr(package_changes, "count", package_changes.count + 1)
     found.spec(X32)
     found.spec(X32)
     assert len(walks) == 2
@@ -175,9 +175,9 @@ def test_pinned_signatures_are_kept_where_the_function_is_the_same() -> None:
     memo: dict[Any, Any] = {}
     made = function(f"y = RATES\n{MEMO}", M=memo, RATES=[1])
     found = identities(made)
-    pinned = settled(found, b"one").identity
+    pinned = settled(found, b"one").snapshot
     made.__globals__["RATES"] = [1]
-    assert settled(found, b"one").identity is pinned
+    assert settled(found, b"one").snapshot is pinned
 
 
 def test_each_configuration_of_a_pinned_signature_has_a_key() -> None:
@@ -185,7 +185,7 @@ def test_each_configuration_of_a_pinned_signature_has_a_key() -> None:
     found = identities(function(MEMO, M={}))
     specs = [found.settle(found.spec(config), b"one", config) for config in (X32, X64)]
     assert specs[0].key != specs[1].key
-    assert specs[0].identity is specs[1].identity
+    assert specs[0].snapshot is specs[1].snapshot
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from jaxd.request.implicit_static import (
+    check_not_array_like,
+    check_not_masked,
     is_code,
     is_plain_object,
     name_of,
-    refuse_array_like,
-    refuse_masked,
 )
 from jaxd_protocol.errors import ArgumentError
 
@@ -90,18 +90,18 @@ def test_arrays_of_others_are_refused() -> None:
     """One that says how jax can have it with jax's own error."""
     for value in (Foreign(), Typed()):
         with pytest.raises(ArgumentError, match=r"numpy\.asarray"):
-            refuse_array_like(value)
+            check_not_array_like(value)
     with pytest.raises(ValueError, match="__jax_array__"):
-        refuse_array_like(Convertible())
+        check_not_array_like(Convertible())
     for other in ("text", Setting(1), jnp.float32, Typed, Foreign, np.sin, len):
-        refuse_array_like(other)
+        check_not_array_like(other)
 
 
 def test_masked_arrays_are_refused() -> None:
     """jax would lose the mask."""
-    refuse_masked(np.ones(3))
+    check_not_masked(np.ones(3))
     with pytest.raises(ValueError, match="masked arrays are not supported"):
-        refuse_masked(np.ma.array([1.0], mask=[True]))
+        check_not_masked(np.ma.array([1.0], mask=[True]))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxd.request import package_changes as module
-from jaxd.request.package_changes import Upgrades
+from jaxd.request.package_changes import PackageChanges
 from jaxd_protocol.base import process
 from jaxd_protocol.errors import SkewWarning
 from jaxd_protocol.packages.packages import Package
@@ -25,7 +25,7 @@ class Disk:
         self.looked = 0
         self.now = 100.0
 
-    def look(self) -> list[Any]:
+    def poll(self) -> list[Any]:
         """What has changed since the last look."""
         self.looked += 1
         found, self.changes = self.changes, []
@@ -36,21 +36,21 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """In place of the real one, with a clock that stands still."""
     disk = Disk()
-    monkeypatch.setattr(module, "changed_since_first_seen", disk.look)
+    monkeypatch.setattr(module, "changed_since_first_seen", disk.poll)
     monkeypatch.setattr("jaxd.request.package_changes.time.monotonic", lambda: disk.now)
     return disk
 
 
-def call(upgrades: Upgrades, disk: Disk) -> int:
+def call(upgrades: PackageChanges, disk: Disk) -> int:
     """What a call of a persistent function does; the count that it sees."""
-    if disk.now >= upgrades.next_look_s:
-        upgrades.look()
+    if disk.now >= upgrades.next_poll_s:
+        upgrades.poll()
     return upgrades.count
 
 
 def test_it_says_when_to_look_again(disk: Disk) -> None:
     """Once a second: a call takes microseconds."""
-    upgrades = Upgrades()
+    upgrades = PackageChanges()
     for step_s in (0.0, 0.5, 0.4, 0.2, 0.1):
         disk.now += step_s
         assert call(upgrades, disk) == 0
@@ -59,7 +59,7 @@ def test_it_says_when_to_look_again(disk: Disk) -> None:
 
 def test_each_change_counts_and_is_warned_of_once(disk: Disk) -> None:
     """In the line that calls; keys are made anew then."""
-    upgrades = Upgrades()
+    upgrades = PackageChanges()
     disk.changes = [(OLD, NEW)]
     with pytest.warns(SkewWarning, match=r"optax was changed from 1\.0 to 1\.1 while") as heard:
         assert call(upgrades, disk) == 1
@@ -71,16 +71,16 @@ def test_each_change_counts_and_is_warned_of_once(disk: Disk) -> None:
 
 def test_a_warning_that_is_an_error_is_counted_all_the_same(disk: Disk) -> None:
     """The next call goes on with what is there now."""
-    upgrades = Upgrades()
+    upgrades = PackageChanges()
     disk.changes = [(OLD, None)]
     with pytest.raises(SkewWarning):
-        upgrades.look()
+        upgrades.poll()
     assert upgrades.count == 1
 
 
 def test_many_threads_look_for_one_another(disk: Disk) -> None:
     """All of them see the same count in the end."""
-    upgrades = Upgrades()
+    upgrades = PackageChanges()
     at_once(8, lambda index: call(upgrades, disk))
     assert upgrades.count == 0
     assert 1 <= disk.looked <= 8
@@ -88,10 +88,10 @@ def test_many_threads_look_for_one_another(disk: Disk) -> None:
 
 def test_the_child_of_a_fork_can_look(disk: Disk) -> None:
     """Also when another thread of the parent was looking as it forked."""
-    upgrades = Upgrades()
+    upgrades = PackageChanges()
     thread = threading.Thread(target=upgrades._lock.acquire)
     thread.start()
     thread.join()
     process._in_child()
-    upgrades.look()
+    upgrades.poll()
     assert upgrades.count == 0

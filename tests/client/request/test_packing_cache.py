@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxd.request import packing_cache
-from jaxd.request.packing_cache import is_made_in_c, pack_once, watch
+from jaxd.request.packing_cache import guard_content, is_implemented_in_c, pack_cached
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.pickling.unpack.unpickler import unpack
-from tests.client.packings import note_packings
+from tests.client.packings import record_packings
 from tests.ids import stable_id
 
 RATE = SimpleNamespace(value=1)
@@ -43,13 +43,13 @@ class Scale:
 @pytest.fixture
 def packings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was packed, in order."""
-    return note_packings(monkeypatch, packing_cache, "_kept")
+    return record_packings(monkeypatch, packing_cache, "_pickle_cache")
 
 
 @pytest.mark.parametrize("value", [scaled, Colour.RED, Setting(), Setting, {"a"}], ids=stable_id)
 def test_what_has_not_changed_is_packed_once(packings: list[Any], value: Any) -> None:
     """Functions, classes, members and instances alike."""
-    one, other = (pack_once(value, "it") for _ in range(2))
+    one, other = (pack_cached(value, "it") for _ in range(2))
     assert one is other
     assert len(packings) == 1
 
@@ -57,28 +57,28 @@ def test_what_has_not_changed_is_packed_once(packings: list[Any], value: Any) ->
 def test_a_change_is_noticed(packings: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an attribute, deep inside, and of what a function reads."""
     setting = Setting()
-    first = pack_once(setting, "it")
+    first = pack_cached(setting, "it")
     setting.width = 2
-    second = pack_once(setting, "it")
+    second = pack_cached(setting, "it")
     setting.more["a"] = 1
-    third = pack_once(setting, "it")
+    third = pack_cached(setting, "it")
     assert len({bytes(first), bytes(second), bytes(third)}) == len(packings) == 3
     assert unpack(third).more == {"a": 1}
     small = SimpleNamespace(data=np.zeros(3))
-    pack_once(small, "it")
+    pack_cached(small, "it")
     small.data[1] = 7.0
-    assert unpack(pack_once(small, "it")).data[1] == 7.0
-    pack_once(scaled, "it")
+    assert unpack(pack_cached(small, "it")).data[1] == 7.0
+    pack_cached(scaled, "it")
     monkeypatch.setattr(RATE, "value", 2)
-    assert unpack(pack_once(scaled, "it"))(3) == 6
+    assert unpack(pack_cached(scaled, "it"))(3) == 6
 
 
 def test_an_object_that_can_be_called_is_watched_whole(packings: list[Any]) -> None:
     """Others may read of it what its own call does not."""
     scale = Scale(1, 2)
-    pack_once(scale, "it")
+    pack_cached(scale, "it")
     scale.unread = 3
-    assert unpack(pack_once(scale, "it")).unread == 3
+    assert unpack(pack_cached(scale, "it")).unread == 3
     assert len(packings) == 2
 
 
@@ -87,7 +87,7 @@ def test_what_nobody_watches_is_packed_each_time(packings: list[Any]) -> None:
     array = SimpleNamespace(data=np.zeros(1 << 15))
     large = Setting(more={"text": "x" * 100_000})
     for value in (array, array, large, large):
-        pack_once(value, "it")
+        pack_cached(value, "it")
     assert len(packings) == 4
 
 
@@ -95,22 +95,24 @@ def test_what_cannot_travel_is_an_error_each_time() -> None:
     """With the name that it was given."""
     for _ in range(2):
         with pytest.raises(PackingError, match="my thing"):
-            pack_once((n for n in range(2)), "my thing")
+            pack_cached((n for n in range(2)), "my thing")
 
 
 def test_what_is_watched_has_a_content() -> None:
     """Equal for equal objects; none for what has none."""
-    one, other, third = (watch(value, "it") for value in (Setting(1), Setting(1), Setting(2)))
+    one, other, third = (
+        guard_content(value, "it") for value in (Setting(1), Setting(1), Setting(2))
+    )
     assert one is not None
     assert other is not None
     assert third is not None
     assert one.content == other.content != third.content
     assert one.guards.hold()
-    assert watch((n for n in range(2)), "it") is None
+    assert guard_content((n for n in range(2)), "it") is None
 
 
 def test_classes_made_in_c() -> None:
     """Their instances may change unseen."""
-    assert is_made_in_c(dict)
-    assert is_made_in_c(type(np.random.default_rng()))
-    assert not is_made_in_c(Setting)
+    assert is_implemented_in_c(dict)
+    assert is_implemented_in_c(type(np.random.default_rng()))
+    assert not is_implemented_in_c(Setting)

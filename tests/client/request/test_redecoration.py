@@ -10,7 +10,7 @@ import pytest
 
 from jaxd import Client
 from jaxd.request import redecoration
-from jaxd.request.redecoration import MANY, Redecorations
+from jaxd.request.redecoration import WARN_AFTER, RedecorationCounter
 from jaxd_protocol.base import process
 from jaxd_protocol.errors import CompileAdvice
 
@@ -22,8 +22,8 @@ def step(x: Any) -> Any:
 
 def test_the_sixteenth_time_is_told_and_the_next_is_not() -> None:
     """With the place, and what to do."""
-    counted = Redecorations()
-    for _ in range(MANY - 1):
+    counted = RedecorationCounter()
+    for _ in range(WARN_AFTER - 1):
         counted.note(step, b"key")
     with pytest.warns(CompileAdvice, match=r"step \(test_redecoration.py:\d+\) was made persist"):
         counted.note(step, b"key")
@@ -32,23 +32,23 @@ def test_the_sixteenth_time_is_told_and_the_next_is_not() -> None:
 
 def test_different_functions_are_not_counted_together() -> None:
     """Nor those that have no code of their own."""
-    counted = Redecorations()
-    for number in range(2 * MANY):
+    counted = RedecorationCounter()
+    for number in range(2 * WARN_AFTER):
         counted.note(step, str(number).encode())
         counted.note(print, b"key")
 
 
 def test_it_remembers_the_last_ones_only() -> None:
     """A process that makes functions for days does not grow."""
-    counted = Redecorations()
-    for number in range(redecoration._LIMIT + 100):
+    counted = RedecorationCounter()
+    for number in range(redecoration._MAX_PLACES + 100):
         counted.note(step, str(number).encode())
-    assert len(counted._counts) == redecoration._LIMIT
+    assert len(counted._counts) == redecoration._MAX_PLACES
 
 
 def test_the_child_of_a_fork_does_not_wait_for_its_parent() -> None:
     """A lock that a thread of the parent held is not its own."""
-    counted = Redecorations()
+    counted = RedecorationCounter()
     counted._lock.acquire()
     process._in_child()
     counted.note(step, b"key")
@@ -68,11 +68,11 @@ def test_a_loop_that_decorates_is_told_so(
         return x + number
 
     once = client.persistent_call(add)
-    for _ in range(2 * MANY):
+    for _ in range(2 * WARN_AFTER):
         use(once)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        for _ in range(MANY):
+        for _ in range(WARN_AFTER):
             use(client.persistent_call(add))
     (warning,) = heard
     assert warning.category is CompileAdvice

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from jaxd.request.stacklevel import users_level
+from jaxd.request.stacklevel import user_stacklevel
 
 
 def of_ours(depth: int) -> Callable[[], None]:
     """A function of our own package, so many calls deep, that warns."""
-    names = {"__name__": "jaxd.somewhere", "warnings": warnings, "users_level": users_level}
+    names = {"__name__": "jaxd.somewhere", "warnings": warnings, "users_level": user_stacklevel}
     exec(
         "def warn(depth):\n"
         "    if depth:\n"

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.interop.result_batch import rows_of
+from jaxd.interop.result_batch import range_locations
 from jaxd.request import templates
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.errors import ArgumentError, PackingError, TracerError
-from jaxd_protocol.explain.argument_shapes import argument_forms
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics
+from jaxd_protocol.explain.argument_shapes import argument_shapes
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pytree import Leaf, parse_skeleton
-from tests.client.fake_keeper import FakeKeeper, alone
-from tests.client.packings import note_packings
+from tests.client.fake_keeper import FakeKeeper, single_array
+from tests.client.packings import record_packings
 
 SCALE = 2.0
 
@@ -88,13 +88,13 @@ def apply(x: Any, by: float = 1.0) -> Any:
 
 def skeleton(*args: Any) -> bytes:
     """What says which program a call needs."""
-    return encode_arguments(args, {}, NO_STATICS, {})[0]
+    return encode_arguments(args, {}, NO_STATIC_ARGS, {})[0]
 
 
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """All that is packed from now on."""
-    return note_packings(monkeypatch, templates, "_templates")
+    return record_packings(monkeypatch, templates, "_templates")
 
 
 # what is sent -------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_leaves_are_leaves_of_the_call() -> None:
     """In jax's order, as they would be in a dict; only the rest is packed."""
     large = np.ones(5000, np.float32)
     state = State({"b": large, "a": [1.5, None, jnp.ones(3)]}, "mean")
-    sent, _, buffers = encode_arguments((state,), {}, NO_STATICS, {})[:3]
+    sent, _, buffers = encode_arguments((state,), {}, NO_STATIC_ARGS, {})[:3]
     layout = parse_skeleton(sent, lambda *_: tuple, bytes)
     assert [(leaf.tag, leaf.shape) for leaf in layout.leaves] == [
         ("F", ()),
@@ -119,16 +119,16 @@ def test_leaves_are_leaves_of_the_call() -> None:
 def test_the_class_is_remembered_in_each_call() -> None:
     """So that a result can come back as its instance, also of another function."""
     for _ in range(2):
-        met: dict[Any, Any] = {}
-        encode_arguments((State(1.0, helper),), {}, NO_STATICS, met)
-        assert met[__name__, "State"] is State
-        assert helper in met.values()
+        known_objects: dict[Any, Any] = {}
+        encode_arguments((State(1.0, helper),), {}, NO_STATIC_ARGS, known_objects)
+        assert known_objects[__name__, "State"] is State
+        assert helper in known_objects.values()
 
 
 def test_people_are_told_of_its_leaves_and_its_plain_static_values() -> None:
     """By the names that they have in it."""
     state = State(Point(np.ones(2, np.float32), {"k": 1}), ("mean", 3))
-    form = argument_forms(skeleton(state))["0"].form
+    form = argument_shapes(skeleton(state))["0"].form
     assert str(form) == "State of 1"
     assert [(path, str(leaf)) for path, leaf in form.leaves()] == [
         (".w.x", "float32[2]"),
@@ -149,7 +149,7 @@ def test_a_class_by_which_jax_names_no_children_has_numbered_ones() -> None:
         def tree_unflatten(cls, aux: Any, children: Any) -> Any:
             return cls()
 
-    ((path, _),) = argument_forms(skeleton([Box()]))["0"].form.leaves()
+    ((path, _),) = argument_shapes(skeleton([Box()]))["0"].form.leaves()
     assert path == "[0][<flat index 0>]"
 
 
@@ -157,7 +157,7 @@ def test_what_jax_takes_for_a_leaf_is_static() -> None:
     """By its content; under jax's own rule it is pickled, and the server says why not."""
     leaves = parse_skeleton(skeleton(Setting(3)), lambda *_: tuple, bytes).leaves
     assert leaves == ()
-    strict = encode_arguments((Setting(3),), {}, Statics(strict=True), {}).skeleton
+    strict = encode_arguments((Setting(3),), {}, StaticArgs(strict=True), {}).skeleton
     leaves = parse_skeleton(strict, lambda *_: tuple, bytes).leaves
     assert [leaf.tag for leaf in leaves] == ["P"]
 
@@ -176,7 +176,7 @@ def test_a_process_without_jax_pickles() -> None:
         "from jaxd.request.arguments import encode_arguments\n"
         "from jaxd_protocol.jit.static_args import NO_STATICS\n"
         "class Point(NamedTuple):\n    x: float\n"
-        "buffers = encode_arguments((Point(1.0),), {}, NO_STATICS, {})[2]\n"
+        "buffers = encode_arguments((Point(1.0),), {}, NO_STATIC_ARGS, {})[2]\n"
         "print(json.dumps([len(buffers), 'jax' in sys.modules]))"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -191,7 +191,7 @@ def test_a_function_among_its_leaves_is_refused_by_the_rule_of_jax() -> None:
     """As anywhere else in the arguments; the message says what to do."""
     state = State({"activation": helper})
     with pytest.raises(ArgumentError, match="static_argnames"):
-        encode_arguments((state,), {}, Statics(strict=True), {})
+        encode_arguments((state,), {}, StaticArgs(strict=True), {})
     assert skeleton(state) == skeleton(State({"activation": helper}))
 
 
@@ -435,9 +435,9 @@ def test_many_versions_of_what_is_static_are_packed_once_each(packed: list[Any])
 def test_arrays_on_the_server_are_leaves_like_any_others() -> None:
     """They do not move, and the skeleton is that of the arrays."""
     keeper = FakeKeeper()
-    kept = alone(keeper, 7, Leaf("A", "float32", (3,)))
+    kept = single_array(keeper, 7, Leaf("A", "float32", (3,)))
     state = State({"a": 1.0, "b": kept})
-    encoded = encode_arguments((state, kept), {}, NO_STATICS, {}, keeper)
-    assert [(row.leaf, row.a) for row in rows_of(encoded.values)] == [(1, 7), (2, 7)]
+    encoded = encode_arguments((state, kept), {}, NO_STATIC_ARGS, {}, keeper)
+    assert [(row.leaf, row.a) for row in range_locations(encoded.values)] == [(1, 7), (2, 7)]
     array = np.ones(3, np.float32)
     assert encoded.skeleton == skeleton(State({"a": 2.0, "b": array}), array)

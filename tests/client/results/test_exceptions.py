@@ -7,9 +7,9 @@ import jax
 import pytest
 
 from jaxd.results import exceptions
-from jaxd.results.exceptions import raised_by
+from jaxd.results.exceptions import exception_of
 from jaxd_protocol.errors import ArgumentError
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 
 READER: Any = None
 STEP = ("step", READER, "tcp://host:1")
@@ -24,13 +24,13 @@ def failure(error: Exception) -> Any:
 
     with pytest.raises(type(error)) as caught:
         fail()
-    return describe_failure(caught.value)
+    return encode_failure(caught.value)
 
 
 def test_a_note_names_call_and_server() -> None:
     """Of errors of the user's own, not of ours, which say by themselves what to do."""
-    assert raised_by(failure(KeyError("a")), *STEP).__notes__ == [NOTE]
-    own = raised_by(failure(ArgumentError("a")), *STEP)
+    assert exception_of(failure(KeyError("a")), *STEP).__notes__ == [NOTE]
+    own = exception_of(failure(ArgumentError("a")), *STEP)
     assert not hasattr(own, "__notes__")
 
 
@@ -46,10 +46,10 @@ def test_jaxs_frames_are_shown_where_jax_shows_them() -> None:
         jax.config.update("jax_traceback_filtering", "off")
         with pytest.raises(TypeError) as caught:
             fail()
-        found = describe_failure(caught.value)
+        found = encode_failure(caught.value)
         for setting in ("off", "auto"):
             jax.config.update("jax_traceback_filtering", setting)
-            error = raised_by(found, *STEP)
+            error = exception_of(found, *STEP)
             names = [f.f_globals["__name__"] for f, _ in traceback.walk_tb(error.__traceback__)]
             counts.append(sum(name.startswith("jax.") for name in names))
             assert names[0] == __name__

@@ -13,11 +13,11 @@ import ml_dtypes  # noqa: F401  as in a process that has jax
 import numpy as np
 import pytest
 
-from jaxd.results.local_objects import OwnObjects, RemoteObject
+from jaxd.results.local_objects import LocalObjects, RemoteObject
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.pickling.unpack.object_tokens import keep
+from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.references import Reference
 
@@ -57,18 +57,18 @@ N_CLASS = ("n", (((MARK, 2),),), b"", "")
 
 
 @pytest.fixture
-def own() -> OwnObjects:
-    return OwnObjects("step", MARK, OBJECTS, ("optax",), installed=(np.float32, list, eval))
+def own() -> LocalObjects:
+    return LocalObjects("step", MARK, OBJECTS, ("optax",), installed=(np.float32, list, eval))
 
 
-def get(own: OwnObjects, kind: str, *detail: Any, token: bytes = b"token") -> Any:
+def get(own: LocalObjects, kind: str, *detail: Any, token: bytes = b"token") -> Any:
     return own.getter(Reference(kind, detail, token, "it"))()
 
 
-def test_an_object_by_its_number(own: OwnObjects) -> None:
+def test_an_object_by_its_number(own: LocalObjects) -> None:
     """In the walk over the function itself, or over another one that shares it."""
     assert get(own, "n", ((b"?", 7), (MARK, 0))) is helper
-    other = OwnObjects("other", b"o" * 16, [MODEL, os.system])
+    other = LocalObjects("other", b"o" * 16, [MODEL, os.system])
     assert get(own, "n", ((b"o" * 16, 0),)) is MODEL
     assert type(get(own, "n", ((b"o" * 16, 1),))) is RemoteObject
     del other
@@ -77,13 +77,13 @@ def test_an_object_by_its_number(own: OwnObjects) -> None:
 
 
 @pytest.mark.parametrize("places", [((MARK, 6),), ((MARK, -1),), (1,), ((MARK, "0"),), ((MARK,),)])
-def test_numbers_that_cannot_be(own: OwnObjects, places: Any) -> None:
+def test_numbers_that_cannot_be(own: LocalObjects, places: Any) -> None:
     """Are no numbers of this function."""
     with pytest.raises(ProtocolError):
         get(own, "n", places)
 
 
-def test_a_method_by_its_owner(own: OwnObjects) -> None:
+def test_a_method_by_its_owner(own: LocalObjects) -> None:
     """Looked up without running anything."""
     assert get(own, "m", N_MODEL, "apply") == MODEL.apply
     assert get(own, "m", N_CLASS, "build") == Model.build
@@ -93,7 +93,7 @@ def test_a_method_by_its_owner(own: OwnObjects) -> None:
         get(own, "m", ("n", 5), "apply")
 
 
-def test_classes_and_members(own: OwnObjects) -> None:
+def test_classes_and_members(own: LocalObjects) -> None:
     """Of the user's own by content; others by name, where the function's code has that name."""
     content = content_id(Color)
     assert get(own, "k", __name__, "Color", content) is Color
@@ -128,7 +128,7 @@ def test_classes_and_members(own: OwnObjects) -> None:
     ],
 )
 def test_what_the_function_does_not_deal_with_is_not_handed_out(
-    own: OwnObjects, module: str, name: str
+    own: LocalObjects, module: str, name: str
 ) -> None:
     """A caller may call what it gets, so a server must not choose freely."""
     assert callable(os.system)
@@ -136,20 +136,20 @@ def test_what_the_function_does_not_deal_with_is_not_handed_out(
     assert [type(each) for each in found] == [RemoteObject, RemoteObject]
 
 
-def test_what_nobody_has_and_nobody_keeps(own: OwnObjects) -> None:
+def test_what_nobody_has_and_nobody_keeps(own: LocalObjects) -> None:
     """Is an error that says what it was."""
     with pytest.raises(ResultError, match="holds something that this process does not have: it"):
         get(own, "c", b"content", token=b"")
 
 
-def test_a_set_is_a_new_one_in_each_result(own: OwnObjects) -> None:
+def test_a_set_is_a_new_one_in_each_result(own: LocalObjects) -> None:
     """It can be changed."""
     getter = own.getter(Reference("s", ("set", (1, 2)), b"", ""))
     assert getter() == {1, 2}
     assert getter() is not getter()
 
 
-def test_dtypes(own: OwnObjects) -> None:
+def test_dtypes(own: LocalObjects) -> None:
     """Only those of numbers."""
     assert get(own, "d", "float32") == np.dtype("float32")
     assert get(own, "d", "bfloat16").name == "bfloat16"
@@ -159,13 +159,13 @@ def test_dtypes(own: OwnObjects) -> None:
 def test_nothing_is_imported_to_look() -> None:
     """Not even a module that is there to be imported."""
     assert "this" not in sys.modules
-    own = OwnObjects(packages=("this",))
+    own = LocalObjects(packages=("this",))
     assert type(get(own, "i", "this", "s")) is RemoteObject
     assert own.class_of("this", "Zen") is None
     assert "this" not in sys.modules
 
 
-def test_wild_skeletons_are_errors_of_ours(own: OwnObjects) -> None:
+def test_wild_skeletons_are_errors_of_ours(own: LocalObjects) -> None:
     """Whatever a hostile server writes, and however it was cut and mixed."""
     content, function = content_id(Model), b"f" * 16
     pieces = [
@@ -197,14 +197,14 @@ def test_wild_skeletons_are_errors_of_ours(own: OwnObjects) -> None:
     assert read > 0
 
 
-def test_a_class_of_this_function_comes_before_its_twin_in_another(own: OwnObjects) -> None:
+def test_a_class_of_this_function_comes_before_its_twin_in_another(own: LocalObjects) -> None:
     """The server has one class for both; what this function or its arguments brought counts."""
 
     class Point(NamedTuple):
         x: Any
 
     content = content_id(Point)
-    other = OwnObjects("other", b"o" * 16, (Point,))
+    other = LocalObjects("other", b"o" * 16, (Point,))
     name = (Point.__module__, Point.__qualname__)
 
     class Twin(NamedTuple):
@@ -246,4 +246,4 @@ def test_it_can_be_copied_with_what_holds_it() -> None:
 def test_it_becomes_the_object_where_that_is() -> None:
     """It travels as its token."""
     thing = ["a", "b"]
-    assert pickle.loads(pickle.dumps(RemoteObject(keep(thing), "list", "f"))) is thing
+    assert pickle.loads(pickle.dumps(RemoteObject(keep_object(thing), "list", "f"))) is thing

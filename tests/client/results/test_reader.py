@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from jaxd import LazyArray, PRNGKeys
-from jaxd.results.local_objects import OwnObjects, RemoteObject
-from jaxd.results.reader import Home, ResultReader, ResultsAs, _read_leaf, checked
+from jaxd.results.local_objects import LocalObjects, RemoteObject
+from jaxd.results.reader import InlineLeaves, ResultReader, ResultsAs, _read_leaf, check_reply
 from jaxd_protocol.errors import JaxdError, ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.data_locations import Stay
+from jaxd_protocol.messages.data_locations import ResultPolicy
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
 from jaxd_protocol.pytree.decoder import COUNT
@@ -72,9 +72,9 @@ def sent(value: Any) -> tuple[bytes, bytes, list[memoryview]]:
 MET = {(cls.__module__, cls.__qualname__): cls for cls in (Point, Pair)}
 
 
-def received(value: Any, results: ResultsAs = "numpy", met: Any = MET) -> Any:
+def received(value: Any, results: ResultsAs = "numpy", known_objects: Any = MET) -> Any:
     """The result as a caller gets it."""
-    return ResultReader(met).read(*sent(value), results)
+    return ResultReader(known_objects).read(*sent(value), results)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_named_tuple_of_this_process() -> None:
 def test_a_named_tuple_that_is_not_here(monkeypatch: Any, has_another: bool) -> None:
     """Comes home as one with the same name and fields."""
     message = sent(Point(np.float32(1), None))
-    met: dict[Any, Any] = {}
+    known_objects: dict[Any, Any] = {}
     monkeypatch.delattr(sys.modules[__name__], "Point")
     if has_another:
 
@@ -168,8 +168,8 @@ def test_a_named_tuple_that_is_not_here(monkeypatch: Any, has_another: bool) -> 
             z: Any
 
         Other.__qualname__ = "Point"
-        met = {(__name__, "Point"): Other}
-    found = ResultReader(met).read(*message, "numpy")
+        known_objects = {(__name__, "Point"): Other}
+    found = ResultReader(known_objects).read(*message, "numpy")
     assert type(found).__name__ == "Point"
     assert found._fields == ("x", "y")
     assert (float(found.x), found.y) == (1.0, None)
@@ -190,7 +190,7 @@ def test_a_class_that_was_met_while_packing() -> None:
 
     node: Any = Local()
     node.weights = np.ones(2)
-    found = received(node, met={(Local.__module__, Local.__qualname__): Local})
+    found = received(node, known_objects={(Local.__module__, Local.__qualname__): Local})
     assert type(found) is Local
     np.testing.assert_array_equal(found.weights, [1, 1])
 
@@ -278,7 +278,7 @@ def test_an_instance_with_attributes_of_the_servers_choice_is_not_made(tmp_path:
     state = {"_istmpdest": literal(True), "_destpath": literal(str(tmp_path / "kept"))}
     for module in ("numpy", "numpy.lib.npyio", "numpy.lib._datasource"):
         skeleton = instance(module, "DataSource", **state)
-        for own in (OwnObjects(), OwnObjects(packages=["numpy"])):
+        for own in (LocalObjects(), LocalObjects(packages=["numpy"])):
             with pytest.raises(ResultError):
                 ResultReader({}, own).read(skeleton, b"", [], "numpy")
     gc.collect()
@@ -301,7 +301,7 @@ def test_what_is_no_data_is_not_made(skeleton: bytes) -> None:
     """Whatever the function deals with."""
     for packages in ((), ("numpy", "jax")):
         with pytest.raises(JaxdError):
-            ResultReader({}, OwnObjects(packages=packages)).read(skeleton, b"", [], "numpy")
+            ResultReader({}, LocalObjects(packages=packages)).read(skeleton, b"", [], "numpy")
 
 
 @pytest.mark.parametrize("method", ["__del__", "__reduce__", "__setstate__", "__post_init__"])
@@ -326,11 +326,11 @@ def test_a_class_of_a_package_that_runs_code_of_its_own_is_not_made(
     monkeypatch.setitem(sys.modules, toolbox.__name__, toolbox)
     monkeypatch.setattr("jaxd_protocol.packages.installed.is_local_module", lambda name: False)
     for cls, packages in ((Plain, ()), (runs, (toolbox.__name__,))):
-        reader = ResultReader({}, OwnObjects(packages=packages))
+        reader = ResultReader({}, LocalObjects(packages=packages))
         with pytest.raises(ResultError, match="may not make"):
             reader.read(instance(cls.__module__, cls.__name__, x=literal(1)), b"", [], "numpy")
     for cls in (Plain, made):
-        reader = ResultReader({}, OwnObjects(packages=[toolbox.__name__]))
+        reader = ResultReader({}, LocalObjects(packages=[toolbox.__name__]))
         found = reader.read(instance(cls.__module__, cls.__name__, x=literal(1)), b"", [], "numpy")
         assert (type(found), found.x) == (cls, 1)
 
@@ -343,15 +343,15 @@ def test_a_callable_is_none_that_the_server_names() -> None:
         act: Any = len
         how: Any = None
 
-    met = {(Net.__module__, Net.__qualname__): Net}
+    known_objects = {(Net.__module__, Net.__qualname__): Net}
     name = (Net.__module__, Net.__qualname__, content_id(Net))
     default = named("p", Net.__module__, Net.__qualname__, "act")
 
     def read(act: bytes, how: bytes) -> Any:
         state = dump_literal("act") + act + dump_literal("how") + how
         skeleton = b"O" + dump_literal(name) + b"D" + COUNT.pack(2) + state
-        own = OwnObjects(packages=["numpy", "jax"], installed=[np.sin])
-        return ResultReader(met, own).read(skeleton, b"", [], "numpy")
+        own = LocalObjects(packages=["numpy", "jax"], installed=[np.sin])
+        return ResultReader(known_objects, own).read(skeleton, b"", [], "numpy")
 
     brought = read(default, named("i", "numpy", "sin"))
     assert (brought.act, brought.how) == (len, np.sin)
@@ -364,7 +364,9 @@ def test_what_a_library_calls_is_held_by_arguments_as_well() -> None:
     """Its own partials, and what lies inside of something that calls."""
     eqx = pytest.importorskip("equinox")
     sin = named("i", "numpy", "sin")
-    own = OwnObjects(packages=["equinox", "numpy"], installed=[np.sin, eqx.Partial, eqx.nn.Lambda])
+    own = LocalObjects(
+        packages=["equinox", "numpy"], installed=[np.sin, eqx.Partial, eqx.nn.Lambda]
+    )
     name = eqx.Partial.__module__
     state = {"func": sin, "args": literal(()), "keywords": b"D\0\0\0\0"}
     held = ResultReader({}, own).read(instance(name, "Partial", **state), b"", [], "numpy")
@@ -431,7 +433,7 @@ def test_what_calls_what_it_holds_calls_only_what_arguments_held() -> None:
     import jax
 
     partial = registered("jax.tree_util", "Partial", named("i", "numpy", "sin"), literal(()), b"N")
-    own = OwnObjects(packages=["numpy", "jax"], installed=[np.sin, jax.tree_util.Partial])
+    own = LocalObjects(packages=["numpy", "jax"], installed=[np.sin, jax.tree_util.Partial])
     with pytest.raises(ResultError):
         ResultReader({}, own).read(partial, b"", [], "numpy")
     made = registered(
@@ -439,8 +441,8 @@ def test_what_calls_what_it_holds_calls_only_what_arguments_held() -> None:
     )
     with pytest.raises(ResultError):
         ResultReader({}, own).read(made, b"", [], "numpy")
-    met = {("numpy", "sin"): np.sin}
-    assert ResultReader(met, own).read(made, b"", [], "numpy").default_factory is np.sin
+    known_objects = {("numpy", "sin"): np.sin}
+    assert ResultReader(known_objects, own).read(made, b"", [], "numpy").default_factory is np.sin
 
 
 def test_a_server_cannot_have_anything_unpickled() -> None:
@@ -475,7 +477,7 @@ def test_leaves_that_stay_must_be_there(away: tuple[int, ...]) -> None:
     skeleton, *_ = sent((np.ones(3), np.ones(3)))
     with pytest.raises(ProtocolError, match="stay"):
         ResultReader(MET).read_part(
-            skeleton, Home(b"", (), away), Stay(1, 0, -1), "numpy", lambda *_: []
+            skeleton, InlineLeaves(b"", (), away), ResultPolicy(1, 0, -1), "numpy", lambda *_: []
         )
 
 
@@ -485,13 +487,13 @@ def test_leaves_that_stay_must_be_there(away: tuple[int, ...]) -> None:
 def test_a_reply_that_is_none_is_refused(reply: Any) -> None:
     """Whatever a server says: the caller gets an error of ours."""
     with pytest.raises(ProtocolError, match="reply to a call cannot be read"):
-        checked(reply)
+        check_reply(reply)
 
 
 @pytest.mark.parametrize("reply", [(OK, b"s", b""), (OK, "{}", b"s"), (FAILED, ("m", "n"))])
 def test_a_reply_is_what_it_is(reply: Any) -> None:
     """A result, what became of a call to warm up, or an exception."""
-    assert checked(reply) is reply
+    assert check_reply(reply) is reply
 
 
 @pytest.mark.parametrize(
@@ -500,4 +502,4 @@ def test_a_reply_is_what_it_is(reply: Any) -> None:
 def test_a_reply_that_does_not_say_what_came_home_is_refused(reply: Any) -> None:
     """Of a call that has said what is to stay."""
     with pytest.raises(ProtocolError):
-        Home.of(reply, ())
+        InlineLeaves.of(reply, ())

@@ -11,12 +11,12 @@ import pytest
 from jaxd.dispatch.caller import Caller
 from jaxd.interop.native import PRNGKeys
 from jaxd.request.call_request import CallSettings
-from jaxd.request.function_snapshot import Identity, Spec
+from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
 from jaxd.tracing.derived_call import CallOutline, TracedCall
 from jaxd.tracing.last_error import last_error
 from jaxd.tracing.primitive import Aval
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.transforms import options_of
+from jaxd_protocol.jit.transforms import decode_transformation
 
 X = np.ones(3, "f4")
 VECTOR, NUMBER = Aval((3,), "float32"), Aval((), "int32")
@@ -46,7 +46,7 @@ def _loss(mode: str, tree: Any, kind: Any = None) -> Any:
 def outline_of(caller: FakeCaller, name: Any = "one", results: Any = "auto") -> CallOutline:
     """A call of `_loss("up", {"k": key, "s": "text", "x": array}, kind="k")`."""
     options = Options(static_argnums=(0,), static_argnames=("kind",))
-    spec = Spec(Identity(_loss, options), options)
+    spec = FunctionSpec(FunctionSnapshot(_loss, options), options)
     structure = jax.tree.structure(([{"k": 0, "s": 0, "x": 0}], {}))
     return CallOutline(
         cast("Caller", caller),
@@ -99,12 +99,15 @@ def test_what_is_derived_has_a_key_of_its_own() -> None:
     ((spec, (behind, mode, tree), kwargs, *_),) = caller.sent
     assert (len(behind), mode, tree["s"], kwargs) == (1, "up", "text", {"kind": "k"})
     options = Options.from_bytes(spec.options)
-    assert spec.identity is call.outline.spec.identity
+    assert spec.snapshot is call.outline.spec.snapshot
     assert spec.key != call.outline.spec.key
     assert (options.static_argnums, options.static_argnames) == ((1,), ("kind",))
     assert spec.statics.positions == {1}
-    assert [options_of(one)[0] for one in options.transformations] == ["flat", "flat_jvp"]
-    assert options_of(options.transformations[0])[1]["static_argnums"] == (0,)
+    assert [decode_transformation(one)[0] for one in options.transformations] == [
+        "flat",
+        "flat_jvp",
+    ]
+    assert decode_transformation(options.transformations[0])[1]["static_argnums"] == (0,)
 
 
 def test_outputs_follow_from_the_steps() -> None:
@@ -130,13 +133,13 @@ def test_what_is_not_sent_has_something_in_its_place() -> None:
 def test_a_weak_type_is_not_lost_in_a_program() -> None:
     """numpy has none."""
     from jaxd.request.arguments import encode_arguments
-    from jaxd_protocol.jit.static_args import NO_STATICS
+    from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
     from jaxd_protocol.pytree import parse_skeleton
 
     caller = FakeCaller()
     call_of(caller).callback([X, X], [False, True])
     ((_, args, *_),) = caller.sent
-    encoded = encode_arguments((args[1]["x"],), {}, NO_STATICS, {})
+    encoded = encode_arguments((args[1]["x"],), {}, NO_STATIC_ARGS, {})
     (leaf,) = parse_skeleton(encoded.skeleton, lambda *_: object).leaves
     assert (leaf.weak, leaf.shape) == (True, (3,))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.request.function_snapshot import Identity, Spec
+from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
 from jaxd.tracing.export import exported_call
 from jaxd_protocol.errors import ArgumentError, NotPermitted
 from jaxd_protocol.jit.options import Options
@@ -21,13 +21,13 @@ CALLER: Any = Mock(session=Mock(platform="cpu"))
 X = np.ones((2, 3), np.float32)
 
 
-def spec_of(function: Callable[..., Any], **options: Any) -> Spec:
+def spec_of(function: Callable[..., Any], **options: Any) -> FunctionSpec:
     """The function as a caller knows it."""
     given = Options(**options)
-    return Spec(Identity(function, given), given)
+    return FunctionSpec(FunctionSnapshot(function, given), given)
 
 
-def calling(spec: Spec, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def calling(spec: FunctionSpec, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What is called instead, and with what."""
     return exported_call(CALLER, spec, function, {}, args, kwargs)
 

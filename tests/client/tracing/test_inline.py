@@ -11,7 +11,7 @@ import pytest
 
 import jaxd
 from jaxd import Client, PRNGKeys, persistent_call
-from jaxd.tracing.inline import devices_here, inline_function, warm_inline
+from jaxd.tracing.inline import inline_function, local_devices, warm_inline
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
 
@@ -84,7 +84,7 @@ def test_without_jax_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoServer, match=r"pip install.*unset JAXD_INLINE"):
         warm_inline(lambda x: x, Options(), {}, (), {})
     with pytest.raises(NoServer, match=r"pip install.*unset JAXD_INLINE"):
-        devices_here()
+        local_devices()
 
 
 def test_the_variable_decides_at_the_first_call(

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from jaxd.transfer.compression import SMALLEST_BYTES, Compression
-from jaxd.transfer.dedup_policy import Worth
+from jaxd.transfer.compression import MIN_COMPRESSED_BYTES, Compression
+from jaxd.transfer.dedup_policy import DedupPolicy
 from jaxd_protocol.base.buffers import inflate
 
 ZEROS = memoryview(bytes(1 << 20))
@@ -14,27 +14,27 @@ NOISE = memoryview(os.urandom(1 << 20))
 
 def test_what_can_be_made_smaller_is() -> None:
     """And can be inflated."""
-    packed = Compression(Worth()).packed(ZEROS)
+    packed = Compression(DedupPolicy()).packed(ZEROS)
     assert packed is not None
     assert len(packed) < len(ZEROS) // 100
     assert inflate(packed, len(ZEROS)) == ZEROS
 
 
-@pytest.mark.parametrize("data", [NOISE, ZEROS[: SMALLEST_BYTES - 1]])
+@pytest.mark.parametrize("data", [NOISE, ZEROS[: MIN_COMPRESSED_BYTES - 1]])
 def test_what_cannot_be_made_smaller_is_sent_as_it_is(data: memoryview) -> None:
     """And so is what is small."""
-    assert Compression(Worth()).packed(data) is None
+    assert Compression(DedupPolicy()).packed(data) is None
 
 
 def test_the_sample_is_taken_all_over_the_data() -> None:
     """A quiet beginning does not make an array quiet."""
     data = memoryview(bytes(200_000) + os.urandom(800_000))
-    assert Compression(Worth()).packed(data) is None
+    assert Compression(DedupPolicy()).packed(data) is None
 
 
 def test_the_smallest_arrays_can_be_sampled() -> None:
     """Their samples lie close together."""
-    assert Compression(Worth()).packed(ZEROS[:SMALLEST_BYTES]) is not None
+    assert Compression(DedupPolicy()).packed(ZEROS[:MIN_COMPRESSED_BYTES]) is not None
 
 
 def test_a_sample_can_be_wrong() -> None:
@@ -43,11 +43,11 @@ def test_a_sample_can_be_wrong() -> None:
     step = (len(data) - 10_000) // 4
     for at in range(0, step * 5, step):
         data[at : at + 10_000] = bytes(10_000)
-    assert Compression(Worth()).packed(memoryview(data)) is None
+    assert Compression(DedupPolicy()).packed(memoryview(data)) is None
 
 
 def test_over_a_fast_link_nothing_is_compressed() -> None:
     """It is sent before it would be packed."""
-    worth = Worth()
-    worth.took(1 << 30, 0.01)
-    assert Compression(worth).packed(ZEROS) is None
+    policy = DedupPolicy()
+    policy.took(1 << 30, 0.01)
+    assert Compression(policy).packed(ZEROS) is None

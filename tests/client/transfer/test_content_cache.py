@@ -4,17 +4,23 @@ from collections.abc import Mapping
 
 import pytest
 
-from jaxd.transfer.content_cache import SMALLEST_BYTES, Contents
-from jaxd.transfer.dedup_policy import FAST, Worth
-from jaxd.transfer.release_queue import Drops
-from jaxd.transfer.server_copies import Copies, Copy
+from jaxd.transfer.content_cache import MIN_HASHED_BYTES, ContentCache
+from jaxd.transfer.dedup_policy import FAST_LINK, DedupPolicy
+from jaxd.transfer.release_queue import ReleaseQueue
+from jaxd.transfer.server_copies import ServerCopies, ServerCopy
 from jaxd_protocol.errors import ConnectionLost
-from jaxd_protocol.messages.data_locations import STORED, VALUE, Row, content_id, unpack_ids
+from jaxd_protocol.messages.data_locations import (
+    CACHED_BY_CONTENT,
+    VALUE,
+    DataLocation,
+    content_id,
+    unpack_ids,
+)
 
 SPEC = b"what the skeleton says"
 
 
-def data_of(number: int, size: int = SMALLEST_BYTES) -> memoryview:
+def data_of(number: int, size: int = MIN_HASHED_BYTES) -> memoryview:
     """No two of them alike."""
     return memoryview(bytes([number]) * size)
 
@@ -23,9 +29,9 @@ class Bench:
     """A session, and a server that has some contents."""
 
     def __init__(self, limit: int = 1 << 30) -> None:
-        self.copies = Copies(Drops(lambda _: True), limit)
-        self.worth = Worth()
-        self.contents = Contents(self.copies, self.worth)
+        self.copies = ServerCopies(ReleaseQueue(lambda _: True), limit)
+        self.worth = DedupPolicy()
+        self.contents = ContentCache(self.copies, self.worth)
         self.there: set[tuple[int, ...]] = set()
         self.asked: list[int] = []
 
@@ -36,11 +42,11 @@ class Bench:
         self.asked.append(len(pairs))
         return bytes(pair in self.there for pair in pairs)
 
-    def rows(self, data: Mapping[int, memoryview]) -> list[tuple[Row, Copy | None]]:
+    def rows(self, data: Mapping[int, memoryview]) -> list[tuple[DataLocation, ServerCopy | None]]:
         """How it travels with a call that is over when this returns."""
         found = self.contents.rows(data, dict.fromkeys(data, SPEC), self.ask)
         self.copies.settle([copy for _, copy in found if copy is not None], ready=True)
-        self.there.update((row.a, row.b) for row, _ in found if row.kind == STORED)
+        self.there.update((row.a, row.b) for row, _ in found if row.kind == CACHED_BY_CONTENT)
         return found
 
     def kinds(self, *numbers: int) -> list[int]:
@@ -52,15 +58,15 @@ def test_what_the_server_does_not_have_is_stored_under_its_hash() -> None:
     """Of its data and of what the skeleton says of it."""
     bench = Bench()
     ((row, copy),) = bench.rows({3: data_of(1)})
-    assert row == Row(3, STORED, *content_id(SPEC, data_of(1)))
+    assert row == DataLocation(3, CACHED_BY_CONTENT, *content_id(SPEC, data_of(1)))
     assert copy is None
 
 
 def test_what_the_server_has_is_not_sent() -> None:
     """It is asked the first time, and not again."""
     bench = Bench()
-    assert bench.kinds(1, 2) == [STORED, STORED]
-    assert bench.kinds(2, 3) == [VALUE, STORED]
+    assert bench.kinds(1, 2) == [CACHED_BY_CONTENT, CACHED_BY_CONTENT]
+    assert bench.kinds(2, 3) == [VALUE, CACHED_BY_CONTENT]
     assert bench.kinds(2, 2) == [VALUE, VALUE]
     assert bench.asked == [2, 2]
 
@@ -68,14 +74,14 @@ def test_what_the_server_has_is_not_sent() -> None:
 def test_small_arrays_are_not_looked_at() -> None:
     """They are sent in the time that asking takes."""
     bench = Bench()
-    assert bench.rows({0: data_of(1, SMALLEST_BYTES - 1)}) == []
+    assert bench.rows({0: data_of(1, MIN_HASHED_BYTES - 1)}) == []
     assert bench.asked == []
 
 
 def test_over_a_fast_link_nothing_is_looked_at() -> None:
     """It is sent as quickly."""
     bench = Bench()
-    bench.worth.took(1 << 30, (1 << 30) / FAST)
+    bench.worth.took(1 << 30, (1 << 30) / FAST_LINK)
     assert bench.rows({0: data_of(1)}) == []
 
 
@@ -83,12 +89,12 @@ def test_arrays_that_are_always_new_are_left_alone() -> None:
     """After some of them."""
     bench = Bench()
     kinds = [bench.kinds(number) for number in range(12)]
-    assert kinds == [[STORED]] * 8 + [[]] * 4
+    assert kinds == [[CACHED_BY_CONTENT]] * 8 + [[]] * 4
 
 
 def test_what_had_to_make_room_is_asked_for_again() -> None:
     """The server may still hold it."""
-    bench = Bench(SMALLEST_BYTES)
+    bench = Bench(MIN_HASHED_BYTES)
     bench.kinds(1)
     bench.kinds(2)
     assert [bench.kinds(number) for number in (1, 2, 1)] == [[VALUE]] * 3

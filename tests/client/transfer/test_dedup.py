@@ -6,10 +6,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import pytest
 
-from jaxd.transfer.dedup import SentBefore
-from jaxd.transfer.release_queue import Drops
+from jaxd.transfer.dedup import Deduplicator
+from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd_protocol.errors import ConnectionLost
-from jaxd_protocol.messages.data_locations import KEPT, STORED, VALUE, Row
+from jaxd_protocol.messages.data_locations import (
+    CACHED_AS_VALUE,
+    CACHED_BY_CONTENT,
+    VALUE,
+    DataLocation,
+)
 from jaxd_protocol.network.addresses import Address
 
 NEAR, FAR = Address.unix("/run/jaxd.sock"), Address.tcp("10.0.0.1")
@@ -21,8 +26,8 @@ class Call(NamedTuple):
     sources: Mapping[int, Any] = {}
     buffers: Sequence[memoryview] = ()
     owners: Sequence[int] = ()
-    heads: Mapping[int, bytes] = {}
-    rows: Sequence[Row] = ()
+    leaf_headers: Mapping[int, bytes] = {}
+    rows: Sequence[DataLocation] = ()
 
 
 class Server:
@@ -41,7 +46,7 @@ class Bench:
     """One session."""
 
     def __init__(self, where: Address = NEAR) -> None:
-        self.sent = SentBefore(Drops(lambda _: True), where)
+        self.sent = Deduplicator(ReleaseQueue(lambda _: True), where)
 
     def kinds(
         self, call: Call, server: Server | None = None, *, ready: bool = True
@@ -61,16 +66,16 @@ def test_a_call_is_spared_what_was_sent_before() -> None:
     """Leaf by leaf; what it brings is there once it is settled."""
     bench, one, two = Bench(), jnp.zeros(1 << 15), jnp.ones(1 << 15)
     assert bench.kinds(Call({1: one})) == []
-    assert bench.kinds(Call({1: one, 4: two})) == [(1, KEPT)]
-    assert bench.kinds(Call({0: one, 4: two})) == [(0, VALUE), (4, KEPT)]
+    assert bench.kinds(Call({1: one, 4: two})) == [(1, CACHED_AS_VALUE)]
+    assert bench.kinds(Call({0: one, 4: two})) == [(0, VALUE), (4, CACHED_AS_VALUE)]
 
 
 def test_nothing_is_there_after_a_call_that_failed() -> None:
     """The next one brings it again."""
     bench, call = Bench(), Call({0: jnp.zeros(1 << 15)})
     bench.kinds(call)
-    assert bench.kinds(call, ready=False) == [(0, KEPT)]
-    assert bench.kinds(call) == [(0, KEPT)]
+    assert bench.kinds(call, ready=False) == [(0, CACHED_AS_VALUE)]
+    assert bench.kinds(call) == [(0, CACHED_AS_VALUE)]
     assert bench.kinds(call) == [(0, VALUE)]
 
 
@@ -78,7 +83,7 @@ def test_over_a_network_arrays_are_told_by_their_content() -> None:
     """Beside the server they are not."""
     call = bytes_of(1 << 20)
     assert Bench(FAR).kinds(call, Server(has=True)) == [(2, VALUE)]
-    assert Bench(FAR).kinds(call, Server(has=False)) == [(2, STORED)]
+    assert Bench(FAR).kinds(call, Server(has=False)) == [(2, CACHED_BY_CONTENT)]
     assert Bench(NEAR).kinds(call) == []
 
 

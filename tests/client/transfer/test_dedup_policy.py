@@ -2,64 +2,64 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd.transfer.dedup_policy import FAST, LEFT_ALONE, TRIED, Worth
+from jaxd.transfer.dedup_policy import FAST_LINK, PROBE_COUNT, SKIP_COUNT, DedupPolicy
 
 MIB = 1 << 20
 
 
 def test_a_link_of_which_nothing_is_known_is_taken_for_a_slow_one() -> None:
     """Unless the server is said to be near."""
-    assert Worth().trying(1)
-    assert not Worth(is_near=True).trying(1)
+    assert DedupPolicy().should_probe(1)
+    assert not DedupPolicy(is_near=True).should_probe(1)
 
 
 def test_nothing_is_hashed_over_a_fast_link() -> None:
     """Until it has been slow several times: one call may have taken long for other reasons."""
-    worth = Worth()
-    worth.took(100 * MIB, 100 * MIB / FAST / 2)
+    policy = DedupPolicy()
+    policy.took(100 * MIB, 100 * MIB / FAST_LINK / 2)
     for _ in range(3):
-        assert not worth.trying(1)
-        worth.took(100 * MIB, 10)
-    worth.took(100 * MIB, 10)
-    assert worth.trying(1)
+        assert not policy.should_probe(1)
+        policy.took(100 * MIB, 10)
+    policy.took(100 * MIB, 10)
+    assert policy.should_probe(1)
 
 
 def test_small_calls_say_nothing_of_the_link() -> None:
     """They wait for the server, not for their data."""
-    worth = Worth()
+    policy = DedupPolicy()
     for _ in range(9):
-        worth.took(MIB - 1, 1e-9)
-    assert worth.trying(1)
+        policy.took(MIB - 1, 1e-9)
+    assert policy.should_probe(1)
 
 
 def test_a_near_link_that_turns_out_slow_is_a_slow_one() -> None:
     """As when a tunnel ends on this machine."""
-    worth = Worth(is_near=True)
+    policy = DedupPolicy(is_near=True)
     for _ in range(4):
-        assert not worth.trying(1)
-        worth.took(MIB, 1)
-    assert worth.trying(1)
+        assert not policy.should_probe(1)
+        policy.took(MIB, 1)
+    assert policy.should_probe(1)
 
 
 @pytest.mark.parametrize(("hits", "goes_on"), [(1, False), (2, True), (8, True)])
 def test_after_eight_arrays_one_in_five_has_to_be_a_hit(hits: int, goes_on: bool) -> None:
     """Else some hundreds are left alone, and then it is tried again."""
-    worth = Worth()
-    for number in range(TRIED):
-        assert worth.trying(1)
-        worth.found(number < hits, 1)
-    assert worth.trying(1) is goes_on
+    policy = DedupPolicy()
+    for number in range(PROBE_COUNT):
+        assert policy.should_probe(1)
+        policy.found(number < hits, 1)
+    assert policy.should_probe(1) is goes_on
     if not goes_on:
-        assert not any(worth.trying(1) for _ in range(LEFT_ALONE - 1))
-        assert worth.trying(1)
+        assert not any(policy.should_probe(1) for _ in range(SKIP_COUNT - 1))
+        assert policy.should_probe(1)
 
 
 def test_hits_of_long_ago_do_not_count_for_ever() -> None:
     """A program that begins to send other arrays is noticed."""
-    worth = Worth()
-    worth.found(1000, 1000)
+    policy = DedupPolicy()
+    policy.found(1000, 1000)
     tries = 0
-    while worth.trying(1):
-        worth.found(0, 1)
+    while policy.should_probe(1):
+        policy.found(0, 1)
         tries += 1
     assert tries < 5000

@@ -6,25 +6,25 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxd.transfer.jax_array_cache import SMALLEST_BYTES, SeenArrays
-from jaxd.transfer.release_queue import Drops
-from jaxd.transfer.server_copies import Copies
-from jaxd_protocol.messages.data_locations import KEPT, VALUE, Row, unpack_ids
+from jaxd.transfer.jax_array_cache import MIN_CACHED_BYTES, JaxArrayCache
+from jaxd.transfer.release_queue import ReleaseQueue
+from jaxd.transfer.server_copies import ServerCopies
+from jaxd_protocol.messages.data_locations import CACHED_AS_VALUE, VALUE, DataLocation, unpack_ids
 
-LARGE = SMALLEST_BYTES // 4
+LARGE = MIN_CACHED_BYTES // 4
 
 
 class Bench:
     """What one session has sent."""
 
     def __init__(self, limit: int = 1 << 30) -> None:
-        self.drops = Drops(lambda _: True)
-        self.copies = Copies(self.drops, limit)
-        self.seen = SeenArrays(self.copies)
+        self.drops = ReleaseQueue(lambda _: True)
+        self.copies = ServerCopies(self.drops, limit)
+        self.seen = JaxArrayCache(self.copies)
 
-    def send(self, array: Any, *, ready: bool = True, refused: bool = False) -> Row | None:
+    def send(self, array: Any, *, ready: bool = True, refused: bool = False) -> DataLocation | None:
         """How the array travels with a call that is over when this returns."""
-        found = self.seen.known(3, array) or self.seen.offer(3, array)
+        found = self.seen.known(3, array) or self.seen.offer_copy(3, array)
         if found is None:
             return None
         row, copy = found
@@ -42,8 +42,8 @@ def test_an_array_is_kept_the_second_time_and_not_sent_from_then_on() -> None:
     assert bench.send(array) is None
     kept, *later = [bench.send(array) for _ in range(3)]
     assert kept is not None
-    assert (kept.leaf, kept.kind) == (3, KEPT)
-    assert later == [Row(3, VALUE, kept.a)] * 2
+    assert (kept.leaf, kept.kind) == (3, CACHED_AS_VALUE)
+    assert later == [DataLocation(3, VALUE, kept.a)] * 2
 
 
 def test_small_arrays_are_sent() -> None:
@@ -54,16 +54,16 @@ def test_small_arrays_are_sent() -> None:
 def test_equal_arrays_are_not_the_same() -> None:
     """Each is known by itself."""
     bench, one, other = Bench(), jnp.zeros(LARGE), jnp.zeros(LARGE)
-    assert bench.kinds(one, 2) == [None, KEPT]
-    assert bench.kinds(other, 2) == [None, KEPT]
+    assert bench.kinds(one, 2) == [None, CACHED_AS_VALUE]
+    assert bench.kinds(other, 2) == [None, CACHED_AS_VALUE]
 
 
 def test_while_an_array_is_on_its_way_others_send_it() -> None:
     """Nobody can refer to what may not be there."""
     bench, array = Bench(), jnp.zeros(LARGE)
     bench.send(array)
-    assert bench.seen.offer(0, array) is not None
-    assert bench.seen.offer(1, array) is None
+    assert bench.seen.offer_copy(0, array) is not None
+    assert bench.seen.offer_copy(1, array) is None
     assert bench.seen.known(1, array) is None
 
 
@@ -74,7 +74,7 @@ def test_a_call_that_failed_is_made_good_by_the_next() -> None:
     first, second = bench.send(array, ready=False), bench.send(array)
     assert first is not None
     assert second is not None
-    assert (first.kind, second.kind) == (KEPT, KEPT)
+    assert (first.kind, second.kind) == (CACHED_AS_VALUE, CACHED_AS_VALUE)
     assert first.a != second.a
     assert bench.kinds(array, 1) == [VALUE]
 
@@ -89,11 +89,11 @@ def test_what_the_server_refuses_is_not_offered_again() -> None:
 
 def test_what_had_to_make_room_is_kept_again() -> None:
     """When it is sent the next time."""
-    bench = Bench(SMALLEST_BYTES)
+    bench = Bench(MIN_CACHED_BYTES)
     one, other = jnp.zeros(LARGE), jnp.ones(LARGE)
-    assert bench.kinds(one, 3) == [None, KEPT, VALUE]
-    assert bench.kinds(other, 2) == [None, KEPT]
-    assert bench.kinds(one, 2) == [KEPT, VALUE]
+    assert bench.kinds(one, 3) == [None, CACHED_AS_VALUE, VALUE]
+    assert bench.kinds(other, 2) == [None, CACHED_AS_VALUE]
+    assert bench.kinds(one, 2) == [CACHED_AS_VALUE, VALUE]
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -111,17 +111,17 @@ def test_a_collected_array_is_forgotten(times: int) -> None:
 class Reused:
     """An array in the place of another one."""
 
-    nbytes = SMALLEST_BYTES
+    nbytes = MIN_CACHED_BYTES
 
 
 def test_another_array_at_the_same_place_is_another_array() -> None:
     """`id` is used again, also before anybody has heard that the first one is gone."""
     bench, array = Bench(), jnp.zeros(LARGE)
     bench.kinds(array, 2)
-    (seen,) = bench.seen._seen.values()
+    (seen,) = bench.seen._refs.values()
     other = Reused()
-    bench.seen._seen = {id(other): seen}
-    assert bench.kinds(other, 2) == [None, KEPT]
+    bench.seen._refs = {id(other): seen}
+    assert bench.kinds(other, 2) == [None, CACHED_AS_VALUE]
     del array
     gc.collect()
     assert bench.kinds(other, 1) == [VALUE]
@@ -137,8 +137,8 @@ def test_a_copy_that_came_another_way_stands_for_an_array_too(times: int) -> Non
     bench.copies.settle([copy], ready=True)
     copy.is_shared = True
     bench.seen.link(array, copy)
-    assert bench.send(array) == Row(3, VALUE, copy.id)
+    assert bench.send(array) == DataLocation(3, VALUE, copy.id)
     del array
     gc.collect()
-    assert copy.is_there
+    assert copy.is_on_server
     assert bench.drops.take() == b""

@@ -6,7 +6,7 @@ import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
-from jaxd.transfer.release_queue import Drops
+from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd_protocol.messages.data_locations import pack_ids, unpack_ids
 from tests.end_to_end.gates import wait_until
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-class Told:
+class SentReleases:
     """Notes what the server was told; is of use as often as the test says."""
 
     def __init__(self, useful: bool = True) -> None:
@@ -28,7 +28,7 @@ class Told:
 
 def test_a_call_takes_along_what_is_gone() -> None:
     """Each once, in order."""
-    drops = Drops(Told())
+    drops = ReleaseQueue(SentReleases())
     assert drops.take() == b""
     drops.add(3)
     drops.add(1)
@@ -38,8 +38,8 @@ def test_a_call_takes_along_what_is_gone() -> None:
 
 def test_what_no_call_takes_along_is_told_in_few_messages() -> None:
     """Hundreds of them are one."""
-    told = Told()
-    drops = Drops(told)
+    told = SentReleases()
+    drops = ReleaseQueue(told)
     drops.start()
     for i in range(300):
         drops.add(i)
@@ -51,36 +51,36 @@ def test_what_no_call_takes_along_is_told_in_few_messages() -> None:
 
 def test_what_could_not_be_told_goes_with_the_next_call() -> None:
     """Nothing is lost with a connection."""
-    drops = Drops(Told())
+    drops = ReleaseQueue(SentReleases())
     drops.add(2)
-    drops.put_back(pack_ids([1]))
+    drops.requeue(pack_ids([1]))
     assert unpack_ids(drops.take()) == (2, 1)
 
 
 def test_what_could_not_be_told_is_told_without_a_call() -> None:
     """But not again and again while nobody can be told."""
-    told = Told()
-    drops = Drops(told)
+    told = SentReleases()
+    drops = ReleaseQueue(told)
     drops.start()
-    drops.put_back(pack_ids([1]))
+    drops.requeue(pack_ids([1]))
     wait_until(lambda: told.messages == [(1,)])
     drops.add(2)
 
     def keep(ids: bytes) -> bool:
-        drops.put_back(ids)
+        drops.requeue(ids)
         return True
 
-    drops._tell = keep  # as without a connection
-    wait_until(lambda: bool(drops._gone) and not drops._is_awake)
-    drops._tell = told
+    drops._send = keep  # as without a connection
+    wait_until(lambda: bool(drops._pending) and not drops._is_woken)
+    drops._send = told
     drops.add(3)
     wait_until(lambda: sorted(sum(told.messages, ())) == [1, 2, 3])
 
 
 def test_the_thread_ends_when_nobody_is_there() -> None:
     """The session is gone."""
-    told = Told(useful=False)
-    drops = Drops(told)
+    told = SentReleases(useful=False)
+    drops = ReleaseQueue(told)
     drops.start()
     drops.add(1)
     assert drops._thread is not None
@@ -91,10 +91,10 @@ def test_the_thread_ends_when_nobody_is_there() -> None:
 
 def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
     """What went meanwhile is told by that one, and nothing before."""
-    told = Told()
-    drops = Drops(told)
+    told = SentReleases()
+    drops = ReleaseQueue(told)
     drops.again()
-    assert not drops._is_wanted  # there has been nothing to tell
+    assert not drops._is_needed  # there has been nothing to tell
     drops.start()
     first = drops._thread
     drops.stop()
@@ -119,8 +119,8 @@ def test_where_there_are_no_more_threads_calls_take_the_news_along(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    told = Told()
-    drops = Drops(told)
+    told = SentReleases()
+    drops = ReleaseQueue(told)
     with monkeypatch.context() as patches:
         patches.setattr(threading.Thread, "start", refuse)
         drops.start()
@@ -134,36 +134,36 @@ def test_where_there_are_no_more_threads_calls_take_the_news_along(
 
 def test_what_was_put_back_is_told_when_somebody_says_so() -> None:
     """Who knows that there is somebody again."""
-    told = Told()
-    drops = Drops(told)
+    told = SentReleases()
+    drops = ReleaseQueue(told)
     drops.start()
     drops.retry()
 
     def keep(ids: bytes) -> bool:
-        drops.put_back(ids)
+        drops.requeue(ids)
         return True
 
-    drops._tell = keep
+    drops._send = keep
     drops.add(1)
-    wait_until(lambda: bool(drops._gone) and not drops._is_awake)
-    drops._tell = told
+    wait_until(lambda: bool(drops._pending) and not drops._is_woken)
+    drops._send = told
     drops.retry()
     wait_until(lambda: told.messages == [(1,)])
 
 
 def test_the_child_of_a_fork_tells_nothing() -> None:
     """The values are its parent's."""
-    drops = Drops(Told())
+    drops = ReleaseQueue(SentReleases())
     drops.add(1)
     drops.abandon()
     drops.add(2)
     assert drops.take() == b""
 
 
-class Dropped:
+class SelfReleasing:
     """Lets go of itself in a garbage collection, as arrays do."""
 
-    def __init__(self, drops: Drops, number: int) -> None:
+    def __init__(self, drops: ReleaseQueue, number: int) -> None:
         self.itself: Any = self
         self._drops, self._number = drops, number
 
@@ -173,12 +173,12 @@ class Dropped:
 
 def test_a_garbage_collection_waits_for_nobody() -> None:
     """Whatever this very thread was doing, and whatever locks it holds."""
-    told = Told()
-    drops = Drops(told)
+    told = SentReleases()
+    drops = ReleaseQueue(told)
     drops.start()
     lock = threading.Lock()
     for i in range(50):
-        Dropped(drops, i)
+        SelfReleasing(drops, i)
     with lock:
         gc.collect()
         drops.take()

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from jaxd.transfer import shared_arrays
-from jaxd.transfer.routing import SHARED_BYTES, Routes
-from jaxd.transfer.shared_memory import Pool
+from jaxd.transfer.routing import MIN_SHARED_BYTES, TransferRouter
+from jaxd.transfer.shared_memory import BlockPool
 from jaxd_protocol.errors import ConnectionLost, LimitExceeded
 from jaxd_protocol.messages.calls import OK
-from jaxd_protocol.messages.data_locations import BLOCK, PROOF_BYTES, VALUE, Row
+from jaxd_protocol.messages.data_locations import BLOCK, BLOCK_PROBE_BYTES, VALUE, DataLocation
 
 
 class Connection:
     """A server that maps what it is given, and shows what is in it; unless it is to fail."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: BlockPool) -> None:
         self.passes_descriptors = True
         self.proof: bytes | None = None
         self.failure: Exception | None = None
@@ -37,48 +37,51 @@ class Connection:
         number, _ = args
         self.shared.append(number)
         (block,) = [b for b in self._pool._blocks.values() if b.number == number]
-        return (OK, bytes(block.view[:PROOF_BYTES]) if self.proof is None else self.proof), None
+        return (
+            OK,
+            bytes(block.view[:BLOCK_PROBE_BYTES]) if self.proof is None else self.proof,
+        ), None
 
-    def tell(self, verb: str, args: Any) -> None:
+    def notify(self, verb: str, args: Any) -> None:
         self.told.append((verb, args))
 
 
-def data(*arrays: Any, rows: tuple[Row, ...] = ()) -> Any:
+def data(*arrays: Any, rows: tuple[DataLocation, ...] = ()) -> Any:
     """A call with these arrays beside it, as leaves 1, 2 and so on."""
     views = [memoryview(array.reshape(-1).view("u1")) for array in arrays]
     owners = list(range(1, len(views) + 1))
-    return SimpleNamespace(rows=rows, buffers=views, owners=owners, sources={}, heads={})
+    return SimpleNamespace(rows=rows, buffers=views, owners=owners, sources={}, leaf_headers={})
 
 
-LARGE = np.arange(SHARED_BYTES, dtype=np.uint8)
-SMALL = np.ones(SHARED_BYTES - 1, np.uint8)
+LARGE = np.arange(MIN_SHARED_BYTES, dtype=np.uint8)
+SMALL = np.ones(MIN_SHARED_BYTES - 1, np.uint8)
 
 
 @pytest.fixture
-def pool() -> Pool:
+def pool() -> BlockPool:
     """Of its own."""
-    return Pool(1 << 26)
+    return BlockPool(1 << 26)
 
 
 @pytest.fixture
-def connection(pool: Pool) -> Any:
+def connection(pool: BlockPool) -> Any:
     """To a server on this machine."""
     return Connection(pool)
 
 
-def idle(pool: Pool) -> bool:
+def idle(pool: BlockPool) -> bool:
     """Whether no block is in use."""
     with pool._lock:
-        pool._settle()
+        pool._reclaim()
         return len(pool._idle) == len(pool._blocks)
 
 
 def test_large_arrays_go_through_a_block_and_small_ones_in_the_message(
-    pool: Pool, connection: Any
+    pool: BlockPool, connection: Any
 ) -> None:
     """Rows say which is where, by leaf; beside those that the call had."""
-    row = Row(0, VALUE, 7)
-    load = Routes(pool).load(data(SMALL, LARGE, rows=(row,)), connection)
+    row = DataLocation(0, VALUE, 7)
+    load = TransferRouter(pool).load(data(SMALL, LARGE, rows=(row,)), connection)
     assert [(r.leaf, r.kind) for r in load.rows] == [(0, VALUE), (2, BLOCK)]
     assert [len(one) for one in load.buffers] == [len(SMALL)]
     ((block, offset),) = load.places
@@ -89,20 +92,20 @@ def test_large_arrays_go_through_a_block_and_small_ones_in_the_message(
     assert idle(pool)
 
 
-def test_a_block_is_announced_once_to_each_connection(pool: Pool, connection: Any) -> None:
+def test_a_block_is_announced_once_to_each_connection(pool: BlockPool, connection: Any) -> None:
     """And again to another one."""
-    routes, other = Routes(pool), Connection(pool)
+    routes, other = TransferRouter(pool), Connection(pool)
     for one in (connection, connection, other):
         routes.load(data(LARGE), one).release()
     assert len(connection.shared) == len(other.shared) == 1
 
 
-def test_what_lies_in_a_block_is_not_copied(pool: Pool, connection: Any) -> None:
+def test_what_lies_in_a_block_is_not_copied(pool: BlockPool, connection: Any) -> None:
     """Unless its caller may change it before the call is over."""
-    array = shared_arrays.empty(pool, SHARED_BYTES * 2, "u1")
-    routes = Routes(pool)
-    assert routes.lies_in_blocks(data(array[5:]))
-    assert not routes.lies_in_blocks(data(LARGE))
+    array = shared_arrays.empty(pool, MIN_SHARED_BYTES * 2, "u1")
+    routes = TransferRouter(pool)
+    assert routes.uses_shared_blocks(data(array[5:]))
+    assert not routes.uses_shared_blocks(data(LARGE))
     ((own, offset),) = routes.load(data(array[5:]), connection).places
     assert own.address + offset == array[5:].ctypes.data
     ((copy, _),) = routes.load(data(array[5:]), connection, copied=True).places
@@ -111,45 +114,49 @@ def test_what_lies_in_a_block_is_not_copied(pool: Pool, connection: Any) -> None
 
 @pytest.mark.parametrize("proof", [b"", b"somebody else's!"])
 def test_a_server_that_does_not_see_the_memory_is_sent_everything(
-    pool: Pool, connection: Any, proof: bytes
+    pool: BlockPool, connection: Any, proof: bytes
 ) -> None:
     """From then on, and without asking again; no block stays in use."""
     connection.proof = proof
     for _ in range(2):
-        load = Routes(pool).load(data(LARGE), connection)
+        load = TransferRouter(pool).load(data(LARGE), connection)
         assert (list(load.rows), load.places) == ([], ())
         assert [bytes(one) for one in load.buffers] == [LARGE.tobytes()]
     assert len(connection.shared) == 1
     assert idle(pool)
 
 
-def test_a_server_that_refuses_the_memory_is_sent_everything(pool: Pool, connection: Any) -> None:
+def test_a_server_that_refuses_the_memory_is_sent_everything(
+    pool: BlockPool, connection: Any
+) -> None:
     """It may map as much as it likes."""
     connection.failure = LimitExceeded("too much. Share less.")
-    assert not Routes(pool).load(data(LARGE), connection).places
+    assert not TransferRouter(pool).load(data(LARGE), connection).places
     assert idle(pool)
 
 
-def test_a_connection_that_is_lost_meanwhile_keeps_no_block(pool: Pool, connection: Any) -> None:
+def test_a_connection_that_is_lost_meanwhile_keeps_no_block(
+    pool: BlockPool, connection: Any
+) -> None:
     """The call is made again over another one."""
     connection.failure = ConnectionLost("lost")
     with pytest.raises(ConnectionLost):
-        Routes(pool).load(data(LARGE), connection)
+        TransferRouter(pool).load(data(LARGE), connection)
     assert idle(pool)
 
 
 def test_without_room_arrays_go_in_the_message(connection: Any) -> None:
     """As on a system without such memory."""
-    load = Routes(Pool(SHARED_BYTES // 2)).load(data(LARGE), connection)
+    load = TransferRouter(BlockPool(MIN_SHARED_BYTES // 2)).load(data(LARGE), connection)
     assert len(load.buffers) == 1
 
 
-def test_room_is_held_by_what_lies_in_it(pool: Pool, connection: Any) -> None:
+def test_room_is_held_by_what_lies_in_it(pool: BlockPool, connection: Any) -> None:
     """The block is free when no view of it is left."""
-    found: Any = Routes(pool).room(connection, [100, SHARED_BYTES])
+    found: Any = TransferRouter(pool).room(connection, [100, MIN_SHARED_BYTES])
     found.filled()
     places, views, _ = found
-    assert [len(view) for view in views] == [100, SHARED_BYTES]
+    assert [len(view) for view in views] == [100, MIN_SHARED_BYTES]
     assert places[0] == places[2]
     assert places[1] < places[3]
     assert not idle(pool)
@@ -157,21 +164,21 @@ def test_room_is_held_by_what_lies_in_it(pool: Pool, connection: Any) -> None:
     assert idle(pool)
 
 
-def test_room_that_was_never_filled_is_not_used_again(pool: Pool, connection: Any) -> None:
+def test_room_that_was_never_filled_is_not_used_again(pool: BlockPool, connection: Any) -> None:
     """The server may still write into it."""
-    found: Any = Routes(pool).room(connection, [SHARED_BYTES])
+    found: Any = TransferRouter(pool).room(connection, [MIN_SHARED_BYTES])
     block = found.block
     del found
     pool.give_back(pool.lease(1) or block)
     assert block not in pool._blocks.values()
 
 
-def test_there_is_no_room_for_little(pool: Pool, connection: Any) -> None:
+def test_there_is_no_room_for_little(pool: BlockPool, connection: Any) -> None:
     """It had better be sent."""
-    assert Routes(pool).room(connection, [SHARED_BYTES - 1]) is None
+    assert TransferRouter(pool).room(connection, [MIN_SHARED_BYTES - 1]) is None
 
 
-def test_the_server_is_asked_as_long_as_the_caller_waits(pool: Pool, connection: Any) -> None:
+def test_the_server_is_asked_as_long_as_the_caller_waits(pool: BlockPool, connection: Any) -> None:
     """And no longer."""
     asked: list[Any] = []
 
@@ -183,6 +190,6 @@ def test_the_server_is_asked_as_long_as_the_caller_waits(pool: Pool, connection:
         return SimpleNamespace(spare=spare)
 
     with pytest.raises(ConnectionLost):
-        Routes(pool).load(data(LARGE), connection, sent_before, deadline=17.0)
+        TransferRouter(pool).load(data(LARGE), connection, sent_before, deadline=17.0)
     (ask,) = asked
     assert ask(b"", b"") == bytes(17)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd.transfer.release_queue import Drops
-from jaxd.transfer.server_copies import Copies, Copy
+from jaxd.transfer.release_queue import ReleaseQueue
+from jaxd.transfer.server_copies import ServerCopies, ServerCopy
 from jaxd_protocol.messages.data_locations import unpack_ids
 
 
@@ -11,15 +11,15 @@ class Bench:
     """Copies of at most 100 bytes, and what the server is told of them."""
 
     def __init__(self) -> None:
-        self.drops = Drops(lambda _: True)
-        self.copies = Copies(self.drops, 100)
+        self.drops = ReleaseQueue(lambda _: True)
+        self.copies = ServerCopies(self.drops, 100)
 
-    def begin(self, nbytes: int) -> Copy:
+    def begin(self, nbytes: int) -> ServerCopy:
         copy = self.copies.begin(nbytes)
         assert copy is not None
         return copy
 
-    def there(self, nbytes: int) -> Copy:
+    def there(self, nbytes: int) -> ServerCopy:
         """One that a call has brought."""
         copy = self.begin(nbytes)
         self.copies.settle([copy], ready=True)
@@ -84,7 +84,7 @@ def test_the_least_recently_used_copy_makes_room() -> None:
     assert bench.dropped() == (third.id,)
     bench.there(30)
     assert bench.dropped() == (first.id,)
-    assert second.is_there
+    assert second.is_on_server
 
 
 @pytest.mark.parametrize("nbytes", [101, 41])
@@ -112,5 +112,5 @@ def test_what_arrives_after_its_call_was_given_up_is_dropped_once_more() -> None
     bench.copies.settle([copy], ready=False)
     assert bench.dropped() == (copy.id,)
     there = bench.there(40)
-    bench.copies.drop_lost([copy, there])
+    bench.copies.release_unconfirmed([copy, there])
     assert bench.dropped() == (copy.id,)

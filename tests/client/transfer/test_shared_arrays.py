@@ -13,15 +13,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxd.transfer.shared_arrays import empty, shared_copy, view_of
-from jaxd.transfer.shared_memory import SMALLEST_BYTES, Block, Pool
+from jaxd.transfer.shared_arrays import block_view, empty, shared_copy
+from jaxd.transfer.shared_memory import MIN_BLOCK_BYTES, BlockPool, SharedBlock
 from jaxd_protocol.base import shared_memory
 
 pytestmark = pytest.mark.skipif(
     not shared_memory.available(), reason="this system has no files in memory"
 )
 
-SMALL = SMALLEST_BYTES
+SMALL = MIN_BLOCK_BYTES
 
 
 class Pair(NamedTuple):
@@ -32,13 +32,13 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    pool = Pool(1 << 24)
+def pool() -> Iterator[BlockPool]:
+    pool = BlockPool(1 << 24)
     yield pool
     pool.after_fork()
 
 
-def block_of(pool: Pool, array: Any) -> Block | None:
+def block_of(pool: BlockPool, array: Any) -> SharedBlock | None:
     """The block that the array lies in."""
     place = pool.find(array.__array_interface__["data"][0], array.nbytes)
     if place is None:
@@ -52,7 +52,7 @@ def block_of(pool: Pool, array: Any) -> Block | None:
     [(100_000, "f4"), ((100, 1000), "i8"), ((3, 0, 5), "f8"), ((50_000,), ml_dtypes.bfloat16),
      ((1 << 16,), bool), ((5, 7), "f4"), ((), "f8")],
 )  # fmt: skip
-def test_an_empty_array_is_as_numpy_would_make_it(pool: Pool, shape: Any, dtype: Any) -> None:
+def test_an_empty_array_is_as_numpy_would_make_it(pool: BlockPool, shape: Any, dtype: Any) -> None:
     """A large one lies in a block."""
     array, expected = empty(pool, shape, dtype), np.empty(shape, dtype)
     assert (array.shape, array.dtype) == (expected.shape, expected.dtype)
@@ -63,7 +63,7 @@ def test_an_empty_array_is_as_numpy_would_make_it(pool: Pool, shape: Any, dtype:
     assert (block_of(pool, array) is not None) == (array.nbytes >= 1 << 16)
 
 
-def test_objects_and_what_is_over_the_limit_lie_elsewhere(pool: Pool) -> None:
+def test_objects_and_what_is_over_the_limit_lie_elsewhere(pool: BlockPool) -> None:
     """As if there were no blocks."""
     for array in (empty(pool, 1 << 17, object), empty(pool, 1 << 25, "u1")):
         assert block_of(pool, array) is None
@@ -82,7 +82,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("make", VIEWS.values(), ids=list(VIEWS))
 def test_the_block_belongs_to_the_array_while_any_view_of_it_exists(
-    pool: Pool, make: Callable[[Any], Any]
+    pool: BlockPool, make: Callable[[Any], Any]
 ) -> None:
     """And is used again when the last one is gone."""
     array = empty(pool, 100_000, "f4")
@@ -96,23 +96,23 @@ def test_the_block_belongs_to_the_array_while_any_view_of_it_exists(
     assert pool.lease(400_000) is block
 
 
-def test_a_view_is_read_only_for_good(pool: Pool) -> None:
+def test_a_view_is_read_only_for_good(pool: BlockPool) -> None:
     """It shows what the block has, and nobody can be talked into writing there."""
     block = pool.lease(SMALL)
     assert block is not None
     block.view[10:13] = b"abc"
-    view = view_of(pool, block, 10, 3)
+    view = block_view(pool, block, 10, 3)
     assert bytes(view) == b"abc"
     for array in (view, view[1:], view.base):
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
 
 
-def test_a_view_holds_a_share_beside_the_callers(pool: Pool) -> None:
+def test_a_view_holds_a_share_beside_the_callers(pool: BlockPool) -> None:
     """The block is free when both are gone."""
     block = pool.lease(SMALL)
     assert block is not None
-    view = view_of(pool, block, 64, 100).view("f4")[2:]
+    view = block_view(pool, block, 64, 100).view("f4")[2:]
     block.release()
     assert pool.lease(SMALL) is not block
     del view
@@ -129,7 +129,7 @@ def tree() -> Any:
     }
 
 
-def test_a_copy_of_a_tree_is_equal_and_its_large_arrays_lie_in_one_block(pool: Pool) -> None:
+def test_a_copy_of_a_tree_is_equal_and_its_large_arrays_lie_in_one_block(pool: BlockPool) -> None:
     """What is not an array stays what it is."""
     original = tree()
     copy = shared_copy(pool, original)
@@ -149,7 +149,9 @@ def test_a_copy_of_a_tree_is_equal_and_its_large_arrays_lie_in_one_block(pool: P
     assert None not in found
 
 
-def test_a_copy_can_be_written_and_its_block_is_free_when_all_of_it_is_gone(pool: Pool) -> None:
+def test_a_copy_can_be_written_and_its_block_is_free_when_all_of_it_is_gone(
+    pool: BlockPool,
+) -> None:
     """Each array has a share."""
     one, other = shared_copy(pool, [np.zeros(20_000), np.zeros(20_000)])
     one[:] = 1
@@ -166,7 +168,7 @@ def test_a_copy_can_be_written_and_its_block_is_free_when_all_of_it_is_gone(pool
 def test_a_tree_that_finds_no_block_is_copied_all_the_same() -> None:
     """By numpy."""
     array = np.zeros(20_000)
-    copy = shared_copy(Pool(0), {"a": array, "b": 1})
+    copy = shared_copy(BlockPool(0), {"a": array, "b": 1})
     assert copy["b"] == 1
     assert not np.shares_memory(copy["a"], array)
     np.testing.assert_array_equal(copy["a"], array)
@@ -175,7 +177,7 @@ def test_a_tree_that_finds_no_block_is_copied_all_the_same() -> None:
 JAX_TREE = """
 import jax, jax.numpy as jnp, numpy as np
 from jaxd.transfer.shared_arrays import shared_copy
-from jaxd.transfer.shared_memory import Pool
+from jaxd.transfer.shared_memory import BlockPool
 
 @jax.tree_util.register_dataclass
 @__import__("dataclasses").dataclass
@@ -184,7 +186,7 @@ class State:
     key: object
 
 state = State(jnp.ones((200, 200), jnp.bfloat16), jax.random.key(0))
-pool = Pool(1 << 24)
+pool = BlockPool(1 << 24)
 copy = shared_copy(pool, state)
 assert type(copy) is State and copy.key is state.key
 assert type(copy.weights) is np.ndarray and copy.weights.dtype == jnp.bfloat16

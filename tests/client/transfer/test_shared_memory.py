@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from jaxd.transfer import shared_memory as module
-from jaxd.transfer.shared_memory import IDLE_S, SMALLEST_BYTES, Block, Pool
+from jaxd.transfer.shared_memory import IDLE_S, MIN_BLOCK_BYTES, BlockPool, SharedBlock
 from jaxd_protocol.base import shared_memory
 
 pytestmark = pytest.mark.skipif(
     not shared_memory.available(), reason="this system has no files in memory"
 )
 
-SMALL = SMALLEST_BYTES
+SMALL = MIN_BLOCK_BYTES
 LIMIT = 1 << 24
 
 
@@ -45,13 +45,13 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    pool = Pool(LIMIT)
+def pool() -> Iterator[BlockPool]:
+    pool = BlockPool(LIMIT)
     yield pool
     pool.after_fork()  # as when nobody holds the pool any more, which pytest does
 
 
-def leased(pool: Pool, nbytes: int = SMALL) -> Block:
+def leased(pool: BlockPool, nbytes: int = SMALL) -> SharedBlock:
     block = pool.lease(nbytes)
     assert block is not None
     return block
@@ -70,14 +70,14 @@ def numbered(*sizes: int) -> list[memoryview]:
     ("asked", "given"),
     [(0, SMALL), (1, SMALL), (SMALL, SMALL), (SMALL + 1, 2 * SMALL), (3_000_000, 1 << 22)],
 )
-def test_a_block_has_room_for_what_was_asked_for(pool: Pool, asked: int, given: int) -> None:
+def test_a_block_has_room_for_what_was_asked_for(pool: BlockPool, asked: int, given: int) -> None:
     """Sizes are powers of two, so that blocks fit more than one call."""
     block = leased(pool, asked)
     assert block.nbytes == len(block.view) == given
     shared_memory.check_sealed(block.descriptor, given)
 
 
-def test_a_block_is_used_for_the_next_call(pool: Pool) -> None:
+def test_a_block_is_used_for_the_next_call(pool: BlockPool) -> None:
     """The one that was used last, of the same size; never one that is in use."""
     first, second, other = leased(pool), leased(pool), leased(pool, 2 * SMALL)
     assert len({first.number, second.number, other.number}) == 3
@@ -88,7 +88,7 @@ def test_a_block_is_used_for_the_next_call(pool: Pool) -> None:
     assert leased(pool) not in (first, second, other)
 
 
-def test_a_block_is_in_use_until_its_last_share_is_given_back(pool: Pool) -> None:
+def test_a_block_is_in_use_until_its_last_share_is_given_back(pool: BlockPool) -> None:
     """A call has one, and each array in it."""
     block = pool.lease(SMALL, 2)
     assert block is not None
@@ -102,7 +102,7 @@ def test_a_block_is_in_use_until_its_last_share_is_given_back(pool: Pool) -> Non
 
 def test_beyond_the_limit_there_is_no_block() -> None:
     """The data travels then, until something is given back."""
-    pool = Pool(2 * SMALL)
+    pool = BlockPool(2 * SMALL)
     assert pool.lease(2 * SMALL + 1) is None
     first, _ = leased(pool), leased(pool)
     assert pool.lease(1) is None
@@ -112,7 +112,7 @@ def test_beyond_the_limit_there_is_no_block() -> None:
 
 def test_idle_blocks_make_room_for_others_the_longest_unused_first() -> None:
     """But not in vain."""
-    pool = Pool(4 * SMALL)
+    pool = BlockPool(4 * SMALL)
     held, *idle = [leased(pool) for _ in range(4)]
     for block in idle:
         block.release()
@@ -125,7 +125,7 @@ def test_idle_blocks_make_room_for_others_the_longest_unused_first() -> None:
     assert held.shares == 1
 
 
-def test_there_are_only_so_many(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_only_so_many(pool: BlockPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each keeps files open."""
     monkeypatch.setattr(module, "MAX_BLOCKS", 2)
     first, _ = leased(pool), leased(pool)
@@ -135,7 +135,7 @@ def test_there_are_only_so_many(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_has_not_been_used_for_a_minute_goes_back_to_the_system(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the next occasion."""
     before = left()
@@ -150,7 +150,7 @@ def test_what_has_not_been_used_for_a_minute_goes_back_to_the_system(
 
 
 def test_without_numpy_or_files_in_memory_there_are_no_blocks(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else changes."""
     with monkeypatch.context() as patch:
@@ -163,7 +163,7 @@ def test_without_numpy_or_files_in_memory_there_are_no_blocks(
 
 
 def test_a_process_that_may_open_no_more_files_has_no_block(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The data travels then."""
 
@@ -177,7 +177,7 @@ def test_a_process_that_may_open_no_more_files_has_no_block(
 # copying --------------------------------------------------------------------------------------
 
 
-def test_copies_lie_behind_one_another_aligned(pool: Pool) -> None:
+def test_copies_lie_behind_one_another_aligned(pool: BlockPool) -> None:
     """So that jax takes each of them as it lies there."""
     buffers = numbered(1, 100_000, 0, 64, 300_000)
     places = pool.copy_in(buffers)
@@ -188,7 +188,7 @@ def test_copies_lie_behind_one_another_aligned(pool: Pool) -> None:
         assert bytes(block.view[offset : offset + len(buffer)]) == bytes(buffer)
 
 
-def test_each_copy_has_its_share(pool: Pool) -> None:
+def test_each_copy_has_its_share(pool: BlockPool) -> None:
     """The block is free when all have been given back."""
     places = pool.copy_in(numbered(9, 9))
     assert places is not None
@@ -199,7 +199,7 @@ def test_each_copy_has_its_share(pool: Pool) -> None:
     assert leased(pool) is block
 
 
-def test_a_block_that_was_written_is_written_over(pool: Pool) -> None:
+def test_a_block_that_was_written_is_written_over(pool: BlockPool) -> None:
     """Whether the second content is shorter, longer or elsewhere."""
     for sizes in ([100_000], [50_000, 90_000], [10], [250_000], [3, 70_000]):
         buffers = numbered(*sizes)
@@ -212,7 +212,7 @@ def test_a_block_that_was_written_is_written_over(pool: Pool) -> None:
 
 
 def test_only_what_was_never_written_is_written_by_way_of_the_file(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is slower than a copy into memory that was touched before."""
     fresh: list[int] = []
@@ -230,7 +230,7 @@ def test_only_what_was_never_written_is_written_by_way_of_the_file(
     assert fresh == [1000, 500]
 
 
-def test_no_copies_need_no_block(pool: Pool) -> None:
+def test_no_copies_need_no_block(pool: BlockPool) -> None:
     """And too many find none."""
     assert pool.copy_in([]) == []
     assert pool.copy_in([memoryview(bytes(LIMIT // 2)), memoryview(b"x")] * 2) is None
@@ -238,7 +238,7 @@ def test_no_copies_need_no_block(pool: Pool) -> None:
 
 @pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
 def test_a_copy_that_fails_leaves_the_block_free(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
 ) -> None:
     """Without memory the data travels; an interrupt is one."""
 
@@ -258,7 +258,7 @@ def test_a_copy_that_fails_leaves_the_block_free(
 # finding --------------------------------------------------------------------------------------
 
 
-def test_what_lies_in_a_block_is_found(pool: Pool) -> None:
+def test_what_lies_in_a_block_is_found(pool: BlockPool) -> None:
     """And holds a share from then on."""
     others = [leased(pool) for _ in range(3)]
     block = leased(pool)
@@ -272,7 +272,7 @@ def test_what_lies_in_a_block_is_found(pool: Pool) -> None:
     assert len(others) == 3
 
 
-def test_what_lies_elsewhere_is_not_found(pool: Pool) -> None:
+def test_what_lies_elsewhere_is_not_found(pool: BlockPool) -> None:
     """Nor what begins in a block and ends outside, nor what is in a block that nobody holds."""
     data = np.zeros(100, "u1")
     assert pool.find(data.ctypes.data, 100) is None
@@ -289,7 +289,7 @@ def test_what_lies_elsewhere_is_not_found(pool: Pool) -> None:
 # telling --------------------------------------------------------------------------------------
 
 
-def test_each_connection_is_told_of_a_block_once(pool: Pool) -> None:
+def test_each_connection_is_told_of_a_block_once(pool: BlockPool) -> None:
     """After it has been sent; until then, every call that uses the block sends it."""
     one, other = Connection(), Connection()
     first, second = leased(pool), leased(pool)
@@ -302,7 +302,7 @@ def test_each_connection_is_told_of_a_block_once(pool: Pool) -> None:
 
 def test_connections_are_told_of_what_is_gone_if_they_knew_it() -> None:
     """Each once."""
-    pool = Pool(2 * SMALL)
+    pool = BlockPool(2 * SMALL)
     one, other = Connection(), Connection()
     blocks = [leased(pool), leased(pool)]
     pool.announced(one, blocks)
@@ -320,7 +320,7 @@ def test_connections_are_told_of_what_is_gone_if_they_knew_it() -> None:
 # threads and processes ------------------------------------------------------------------------
 
 
-def test_many_threads_never_have_the_same_block(pool: Pool) -> None:
+def test_many_threads_never_have_the_same_block(pool: BlockPool) -> None:
     """What one writes stays what it was until it gives the block back."""
     wrong: list[int] = []
 
@@ -342,7 +342,7 @@ def test_many_threads_never_have_the_same_block(pool: Pool) -> None:
     assert leased(pool).number <= 4
 
 
-def test_a_share_can_be_given_back_while_the_pool_is_busy(pool: Pool) -> None:
+def test_a_share_can_be_given_back_while_the_pool_is_busy(pool: BlockPool) -> None:
     """Garbage collection does that, in the very thread that holds the lock."""
     block = leased(pool)
     with pool._lock:
@@ -363,7 +363,7 @@ def in_child(check: Callable[[], Any]) -> bool:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_the_child_of_a_fork_has_no_blocks_of_its_parent(pool: Pool) -> None:
+def test_the_child_of_a_fork_has_no_blocks_of_its_parent(pool: BlockPool) -> None:
     """What it writes into its own is not seen there; the parent's go on as before."""
     block, idle = leased(pool), leased(pool)
     idle.release()
@@ -384,7 +384,7 @@ def test_the_child_of_a_fork_has_no_blocks_of_its_parent(pool: Pool) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_what_a_child_has_is_not_used_again(pool: Pool) -> None:
+def test_what_a_child_has_is_not_used_again(pool: BlockPool) -> None:
     """It would see other data in its arrays; what it has not is used as before."""
     held, another = leased(pool), leased(pool)
     another.release()
@@ -394,7 +394,7 @@ def test_what_a_child_has_is_not_used_again(pool: Pool) -> None:
     assert held not in {another, leased(pool)}
 
 
-def test_copying_into_a_block_that_was_used_before_is_quick(pool: Pool) -> None:
+def test_copying_into_a_block_that_was_used_before_is_quick(pool: BlockPool) -> None:
     """Printed, not judged: 64 MB into a new block, into a used one, and as numpy copies."""
     pool.limit_bytes = 1 << 27
     data = np.ones(1 << 26, "u1")

@@ -15,8 +15,6 @@ from tests.fuzz.targets.files import FILES
 from tests.fuzz.targets.hostile import HOSTILE
 from tests.fuzz.targets.literals import LITERALS
 
-__all__ = ["ALONE", "TARGETS"]
-
 TARGETS: Final[dict[str, Target]] = {**CONNECTIONS, **ARGUMENTS, **LITERALS, **FILES, **ENDS}
 
 ALONE: Final[dict[str, Target]] = HOSTILE

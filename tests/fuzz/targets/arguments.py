@@ -9,24 +9,22 @@ import numpy as np
 
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.explain.argument_shapes import argument_forms
+from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.messages.data_locations import (
-    PACKED,
+    COMPRESSED,
     VALUE,
-    Row,
-    Stay,
+    DataLocation,
+    ResultPolicy,
     pack_ids,
-    pack_rows,
+    pack_locations,
     unpack_ids,
-    unpack_numbers,
-    unpack_rows,
+    unpack_leaf_numbers,
+    unpack_locations,
 )
 from jaxd_protocol.pytree import parse_skeleton
 from tests.fuzz.examples import RESULT
 from tests.fuzz.target import Target
 from tests.shared.pytree import samples
-
-__all__ = ["ARGUMENTS"]
 
 
 def _skeleton(data: bytes) -> None:
@@ -66,24 +64,25 @@ def _skeletons() -> list[bytes]:
 def _rows(data: bytes) -> None:
     head, rest = data[:1], data[1:]
     for parse in (
-        lambda: unpack_rows(rest, head[0] if head else 0),
+        lambda: unpack_locations(rest, head[0] if head else 0),
         lambda: unpack_ids(rest),
-        lambda: unpack_numbers(rest),
+        lambda: unpack_leaf_numbers(rest),
     ):
         with suppress(JaxdError):
             parse()
-    Stay.from_bytes(rest)
+    ResultPolicy.from_bytes(rest)
 
 
 ARGUMENTS: dict[str, Target] = {
     "skeleton of arguments": Target(_skeleton, _skeletons()),
     "skeleton of a result": Target(_result, [RESULT, *_skeletons()]),
-    "forms of arguments": Target(lambda data: argument_forms(data, ("a", "b")), _skeletons()),
+    "forms of arguments": Target(lambda data: argument_shapes(data, ("a", "b")), _skeletons()),
     "rows": Target(
         _rows,
         [
-            b"\0" + Stay(1, 2, 3).to_bytes(),
-            b"\4" + pack_rows([Row(0, VALUE, 7, 0), Row(2, PACKED, 1, 2)]),
+            b"\0" + ResultPolicy(1, 2, 3).to_bytes(),
+            b"\4"
+            + pack_locations([DataLocation(0, VALUE, 7, 0), DataLocation(2, COMPRESSED, 1, 2)]),
             b"\0" + pack_ids([1, 2]),
         ],
     ),

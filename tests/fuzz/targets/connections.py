@@ -17,17 +17,15 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.network import handshake
 from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.certificates import client_context, server_context
-from jaxd_protocol.network.versions import this_end
+from jaxd_protocol.network.versions import local_peer
 from jaxd_protocol.wire.frame_reader import FrameReader
 from jaxd_protocol.wire.frames import Frame
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.certificates import authority
 from tests.fuzz.target import Target
 
-__all__ = ["CONNECTIONS", "frame"]
 
-
-class Said:
+class ScriptedStream:
     """A byte stream with prescribed input."""
 
     def __init__(self, data: bytes) -> None:
@@ -41,27 +39,27 @@ class Said:
         """Nobody listens."""
 
 
-def _spoken(*said: dict[str, Any]) -> bytes:
+def _encoded_messages(*said: dict[str, Any]) -> bytes:
     texts = [json.dumps(each).encode() for each in said]
     return b"".join(struct.pack("!H", len(text)) + text for text in texts)
 
 
-ABOUT = {"versions": {"jax": "1"}, "session": "s", "device": 1}
+CLIENT_FIELDS = {"versions": {"jax": "1"}, "session": "s", "device": 1}
 CHANNEL = {"channel": handshake.UNIX.said()}
-HELLO = {**this_end({"jax": "1"}).to_message(), **CHANNEL, **ABOUT, "nonce": "0" * 32}
+HELLO = {**local_peer({"jax": "1"}).to_message(), **CHANNEL, **CLIENT_FIELDS, "nonce": "0" * 32}
 ACCOUNTS = [Account.named("alice", "a" * 43), Account.unnamed("b" * 43)]
 
 
-def _greeted_by_a_client(data: bytes) -> None:
+def _client_handshake(data: bytes) -> None:
     for accounts in ((), ACCOUNTS):
-        handshake.greet_client(Said(data), handshake.UNIX, accounts, "uid:1")
+        handshake.handshake_with_client(ScriptedStream(data), handshake.UNIX, accounts, "uid:1")
 
 
-def _greeted_by_a_server(data: bytes) -> None:
+def _server_handshake(data: bytes) -> None:
     for token in (None, "a" * 43):
         with suppress(JaxdError):
-            handshake.greet_server(Said(data), handshake.UNIX, {}, token, None)
-    handshake.greet_server(Said(data), handshake.UNIX, {}, "b" * 43, "session")
+            handshake.handshake_with_server(ScriptedStream(data), handshake.UNIX, {}, token, None)
+    handshake.handshake_with_server(ScriptedStream(data), handshake.UNIX, {}, "b" * 43, "session")
 
 
 def _frames(data: bytes) -> None:
@@ -147,16 +145,20 @@ def _tls_hello() -> bytes:
 
 CONNECTIONS: dict[str, Target] = {
     "greeting of a client": Target(
-        _greeted_by_a_client,
-        [_spoken(HELLO, ABOUT, {"proof": "0" * 64}), _spoken({**HELLO, "protocol": 99}), b"\0\2{}"],
+        _client_handshake,
+        [
+            _encoded_messages(HELLO, CLIENT_FIELDS, {"proof": "0" * 64}),
+            _encoded_messages({**HELLO, "protocol": 99}),
+            b"\0\2{}",
+        ],
         (JaxdError, EOFError),
     ),
     "greeting of a server": Target(
-        _greeted_by_a_server,
+        _server_handshake,
         [
-            _spoken({**HELLO, "auth": "token"}, {"proof": "0" * 64, "slots": 1}),
-            _spoken({**HELLO, "auth": "none"}),
-            _spoken({"error": "Busy", "text": "later", "retry_after_s": 3}),
+            _encoded_messages({**HELLO, "auth": "token"}, {"proof": "0" * 64, "slots": 1}),
+            _encoded_messages({**HELLO, "auth": "none"}),
+            _encoded_messages({"error": "Busy", "text": "later", "retry_after_s": 3}),
         ],
         (JaxdError, EOFError),
     ),

@@ -16,8 +16,14 @@ from unittest.mock import Mock, patch
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.messages.data_locations import VALUE, Row, Stay, pack_ids, pack_rows
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.data_locations import (
+    VALUE,
+    DataLocation,
+    ResultPolicy,
+    pack_ids,
+    pack_locations,
+)
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.network import handshake
 from jaxd_server.processes.host.control_socket import _reply
 from jaxd_server.runtime.json_lines import messages
@@ -26,8 +32,6 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets.connections import frame
 from tests.fuzz.targets.files import folder
 from tests.shared.pytree import samples
-
-__all__ = ["ENDS", "close"]
 
 
 def _control(data: bytes) -> None:
@@ -52,9 +56,9 @@ def _control(data: bytes) -> None:
 @cache
 def _shop() -> Any:
     """A whole worker in this process; `close` ends it."""
-    from tests.server.in_process import Shop
+    from tests.server.in_process import InProcessServer
 
-    return Shop()
+    return InProcessServer()
 
 
 def close() -> None:
@@ -68,7 +72,7 @@ def _requests(data: bytes) -> None:
     """Messages of a client that was let in; the connection ends, and nothing is left of it."""
     shop = _shop()
     with shop.raw() as sock, suppress(OSError):
-        handshake.greet_server(sock, handshake.UNIX, {}, None, None)
+        handshake.handshake_with_server(sock, handshake.UNIX, {}, None, None)
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(1 << 16):
@@ -80,7 +84,7 @@ def _requests(data: bytes) -> None:
         os.sched_yield()
 
 
-class _Impostor:
+class _FakeServer:
     """A server that greets, and says to whoever calls what it was told to say."""
 
     def __init__(self) -> None:
@@ -96,9 +100,9 @@ class _Impostor:
             sock, _ = self._listener.accept()
             with sock, suppress(OSError, EOFError):
                 sock.recv(len(handshake.MAGIC), socket.MSG_WAITALL)
-                handshake.greet_client(sock, handshake.UNIX, (), "me")
+                handshake.handshake_with_client(sock, handshake.UNIX, (), "me")
                 welcome = {"auth": "none", "session": "s", "slots": 8, "max_frame_bytes": 1 << 20}
-                handshake.finish_greeting(sock, {}, None, welcome)
+                handshake.finish_handshake(sock, {}, None, welcome)
                 sock.recv(1 << 16)  # the call
                 sock.sendall(self.says)
                 sock.shutdown(socket.SHUT_WR)
@@ -107,22 +111,22 @@ class _Impostor:
 
 
 @cache
-def _impostor() -> _Impostor:
-    return _Impostor()
+def _fake_server() -> _FakeServer:
+    return _FakeServer()
 
 
 HELD: list[Any] = []
 
 
-def _victim(x: Any) -> Any:
+def _callee(x: Any) -> Any:
     return x + len(HELD) + len(os.sep)
 
 
-def _answers(data: bytes) -> None:
+def _server_messages(data: bytes) -> None:
     """What a server says to a client while a call is open; the caller gets an error of ours."""
     from jaxd import connect
 
-    impostor = _impostor()
+    impostor = _fake_server()
     impostor.says = data
     with (
         patch.dict(os.environ, XDG_CONFIG_HOME=f"{folder()}/none"),
@@ -130,7 +134,7 @@ def _answers(data: bytes) -> None:
         connect(f"unix://{impostor.path}") as client,
     ):
         warnings.simplefilter("ignore")
-        client.persistent_call(_victim, results="numpy")(1.0)
+        client.persistent_call(_callee, results="numpy")(1.0)
     assert not HELD
 
 
@@ -140,7 +144,7 @@ def _replies() -> list[bytes]:
     def frames(*bodies: bytes) -> bytes:
         return b"".join(map(frame, bodies))
 
-    failure = describe_failure(ValueError("x"))
+    failure = encode_failure(ValueError("x"))
     events = [
         ("stage", {"stage": "trace", "function": "f"}),
         ("built", {"function": "f", "seconds": 3.0, "reason": "r"}),
@@ -170,12 +174,18 @@ def _request(verb: str, *args: Any) -> bytes:
 
 
 def _conversations() -> list[bytes]:
-    number = Stay(1, 0, 0).to_bytes()
+    number = ResultPolicy(1, 0, 0).to_bytes()
     call = (b"k" * 16, SKELETON, b"", None, 1, b"", b"", b"")
     return [
         _request("statistics") + _request("info") + _request("bye"),
         _request("call", *call),
-        _request("call", *call[:5], number, pack_rows([Row(1, VALUE, 1 << 20, 0)]), pack_ids([7])),
+        _request(
+            "call",
+            *call[:5],
+            number,
+            pack_locations([DataLocation(1, VALUE, 1 << 20, 0)]),
+            pack_ids([7]),
+        ),
         _request("put", 1, samples.encode((1.0, 2)).skeleton, bytes(16), b"", ())
         + _request("name", "n", b"", pack_ids([1 << 20]), 3.5)
         + _request("named", "n", 9)
@@ -197,6 +207,8 @@ ENDS: dict[str, Target] = {
         [b'{"ask": "status"}\n{"ask": "stop", "now": true}\n', b'{"ask": null}\n[]\n'],
         (ValueError,),  # which the host answers
     ),
-    "answers": Target(_answers, _replies(), (JaxdError, ValueError)),  # one of them says that
+    "answers": Target(
+        _server_messages, _replies(), (JaxdError, ValueError)
+    ),  # one of them says that
     "requests": Target(_requests, _conversations(), (JaxdError,)),
 }

@@ -19,13 +19,11 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.network import tokens
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.pytree import dump_literal
-from jaxd_server.cache.record_file import Broken, encode, read_file, read_header
-from jaxd_server.codec.results import ResultForm
-from jaxd_server.compilation.disk_cache.records import KeptCall
-from tests.fuzz.examples import MEANING, SKELETON
+from jaxd_server.cache.record_file import InvalidRecord, encode, read_file, read_header
+from jaxd_server.codec.results import ResultLayout
+from jaxd_server.compilation.disk_cache.records import CallRecord
+from tests.fuzz.examples import MANIFEST, SKELETON
 from tests.fuzz.target import Target
-
-__all__ = ["FILES", "folder"]
 
 
 @cache
@@ -50,7 +48,7 @@ def _record(data: bytes) -> None:
         lambda: read_header(path, check=True),
         lambda: read_file(path, "calls", b"n" * 16, "target"),
     ):
-        with suppress(Broken):
+        with suppress(InvalidRecord):
             read()
 
 
@@ -63,7 +61,7 @@ def _forged_record(data: bytes) -> None:
     digest = hashlib.blake2b(prefix + data, digest_size=16).digest()
     path = _written("forged", prefix + digest + data)
     record = read_file(path, "calls", b"n" * 16, "target")
-    KeptCall.from_content(record.content)
+    CallRecord.from_content(record.content)
 
 
 def _lockfile(data: bytes) -> None:
@@ -100,9 +98,9 @@ def _token(data: bytes) -> None:
     assert token == token.strip()
 
 
-KEPT = KeptCall(
+KEPT = CallRecord(
     *("f", b"k" * 16, b"f" * 16, SKELETON, (), (), ("x",), b"p" * 16, None),
-    *(ResultForm.of(SKELETON, (0,)), 0.1, 0.2, 1e9, b"e" * 16, "uid:1"),
+    *(ResultLayout.of(SKELETON, (0,)), 0.1, 0.2, 1e9, b"e" * 16, "uid:1"),
 )
 
 FILES: dict[str, Target] = {
@@ -114,7 +112,7 @@ FILES: dict[str, Target] = {
         _forged_record,
         [encode("calls", b"n" * 16, "target", KEPT.to_content(), b"")[2]],
         # which is what a shelf expects of a record
-        (Broken, JaxdError, KeyError, TypeError, ValueError),
+        (InvalidRecord, JaxdError, KeyError, TypeError, ValueError),
     ),
     "lockfile": Target(
         _lockfile,
@@ -124,7 +122,7 @@ FILES: dict[str, Target] = {
                 (
                     lockfile._python(),
                     ((b"d" * 16, b"code"),),
-                    (("f", b"k" * 16, b"", MEANING, b"d" * 16, ((SKELETON, (), ()),), ("x",)),),
+                    (("f", b"k" * 16, b"", MANIFEST, b"d" * 16, ((SKELETON, (), ()),), ("x",)),),
                 )
             ),
         ],

@@ -20,10 +20,8 @@ from typing import Any, Final
 from tests.fuzz.target import Target
 from tests.fuzz.targets.files import folder
 
-__all__ = ["HOSTILE"]
 
-
-class _Drawn(random.Random):
+class _BytesRandom(random.Random):
     """Random numbers that are the given bytes, as long as there are any."""
 
     def __init__(self, data: bytes) -> None:
@@ -41,7 +39,7 @@ class _Drawn(random.Random):
         return self.getrandbits(16) / (1 << 16) if len(self._rest) > 1 else super().random()
 
 
-class _Ends:
+class _HostilePair:
     """A hostile server and its client, both in this process, and the oracle."""
 
     def __init__(self) -> None:
@@ -49,12 +47,12 @@ class _Ends:
         from tests.hostile.functions import SECRET
         from tests.hostile.generation import Generator
         from tests.hostile.inventory import inventory
-        from tests.hostile.running import plant
+        from tests.hostile.running import create_canaries
         from tests.hostile.server import HostileServer
         from tests.hostile.victim_client import Victim, allowed_to_clients, prepare
 
         os.environ["JAXD_HOSTILE_SECRET"] = SECRET
-        plant(Path(folder()))
+        create_canaries(Path(folder()))
         os.chdir(folder())
         self._secret = SECRET.encode()
         self._nowhere = open(os.devnull, "w")  # noqa: SIM115  until the process ends
@@ -80,7 +78,7 @@ class _Ends:
         """
         from tests.hostile.running import ACTS
 
-        drawn = self._generator.draws.rng = _Drawn(data)
+        drawn = self._generator.draws.rng = _BytesRandom(data)
         act = drawn.choices(*ACTS)[0]
         name = drawn.choice(list(self._victim.persistent))
         self._server.plan(self._generator.drawn(act, name))
@@ -111,8 +109,8 @@ def _is_of_an_end(args: tuple[Any, ...], frame: Any) -> bool:
 
 
 @cache
-def _ends() -> _Ends:
-    return _Ends()
+def _ends() -> _HostilePair:
+    return _HostilePair()
 
 
 HOSTILE: Final = {

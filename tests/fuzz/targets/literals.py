@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxd.events.callbacks import Table
+from jaxd.events.callbacks import CallbackTable
 from jaxd_protocol.errors import Busy
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.messages.failures import describe_failure, rebuild_failure
-from jaxd_protocol.messages.function_manifest import Description, Meaning
+from jaxd_protocol.messages.failures import decode_failure, encode_failure
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor, FunctionManifest
 from jaxd_protocol.messages.recipes import load_recipes
 from jaxd_protocol.pytree import dump_literal, load_literal
 from jaxd_protocol.pytree.references import load_reference
-from tests.fuzz.examples import MEANING, SKELETON
+from tests.fuzz.examples import MANIFEST, SKELETON
 from tests.fuzz.target import Target
-
-__all__ = ["LITERALS"]
 
 
 def _literal(data: bytes) -> Any:
@@ -64,7 +62,7 @@ _CODES = [each for each in _outer.__code__.co_consts if isinstance(each, CodeTyp
 
 def _callback(value: Any) -> None:
     """What a server may have called, of a function that gives these and reaches others."""
-    found: Any = Table(_TARGETS, [_note], ((0, held), {})).function_at(value, [np.ones(2)])
+    found: Any = CallbackTable(_TARGETS, [_note], ((0, held), {})).function_at(value, [np.ones(2)])
     while isinstance(found, functools.partial):
         found = found.func
     owner = getattr(found, "__self__", None)
@@ -73,7 +71,7 @@ def _callback(value: Any) -> None:
 
 
 def _failure(value: Any) -> None:
-    str(rebuild_failure(value))
+    str(decode_failure(value))
 
 
 def _failures() -> list[bytes]:
@@ -83,7 +81,7 @@ def _failures() -> list[bytes]:
             error.add_note("a note")
             raise error from KeyError("before")  # noqa: TRY301  for its traceback
         except Exception as raised:  # noqa: BLE001  whatever it is
-            found.append(dump_literal(describe_failure(raised)))
+            found.append(dump_literal(encode_failure(raised)))
     return found
 
 
@@ -93,9 +91,9 @@ LITERALS: dict[str, Target] = {
         [dump_literal((1, "a", b"b", 2.5, None, True, (1 << 70, ("x",))))],
     ),
     "options": Target(Options.from_bytes, [Options().to_bytes()]),
-    "meaning": Target(_of_literal(Meaning.from_message), [dump_literal(MEANING)]),
+    "meaning": Target(_of_literal(FunctionManifest.from_message), [dump_literal(MANIFEST)]),
     "description": Target(
-        _of_literal(Description.from_message),
+        _of_literal(FunctionDescriptor.from_message),
         [dump_literal(("f", b"f" * 16, Options().to_bytes(), (), ("x",), True))],
     ),
     "reference": Target(
@@ -104,7 +102,7 @@ LITERALS: dict[str, Target] = {
     ),
     "recipes": Target(
         _of_literal(lambda value: load_recipes(value, [memoryview(b"code")])),
-        [dump_literal((("f", b"k" * 16, b"", MEANING, ((SKELETON, ()),), ("x",)),))],
+        [dump_literal((("f", b"k" * 16, b"", MANIFEST, ((SKELETON, ()),), ("x",)),))],
     ),
     "failure": Target(_of_literal(_failure), _failures()),
     "aim": Target(

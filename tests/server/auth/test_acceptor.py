@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import jaxd
-from jaxd_protocol.network.handshake import MAGIC, UNIX, greet_server
+from jaxd_protocol.network.handshake import MAGIC, UNIX, handshake_with_server
 from jaxd_server.auth import acceptor as module
-from jaxd_server.runtime.rate_limit import Allowance
-from tests.server.in_process import Shop
+from jaxd_server.runtime.rate_limit import RateLimiter
+from tests.server.in_process import InProcessServer
 from tests.server.staging import Log, logged_by, until
 
 
@@ -22,7 +22,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     return logged_by(module, monkeypatch)
 
 
-def test_a_refused_client_is_logged_and_harms_nobody(shop: Shop, log: Log) -> None:
+def test_a_refused_client_is_logged_and_harms_nobody(shop: InProcessServer, log: Log) -> None:
     """With where it came from and why."""
     client = shop.client()
     before = client.statistics()
@@ -38,12 +38,12 @@ def test_a_refused_client_is_logged_and_harms_nobody(shop: Shop, log: Log) -> No
 
 
 def test_those_who_are_refused_do_not_fill_the_log(
-    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some lines for one address there is one a second, which says how many had none."""
     now = [0.0]
     place, port = shop.tcp.removeprefix("tcp://").split(":")
-    monkeypatch.setattr(shop.endpoints[1], "_lines", Allowance(2, 1.0, lambda: now[0]))
+    monkeypatch.setattr(shop.endpoints[1], "_lines", RateLimiter(2, 1.0, lambda: now[0]))
 
     def come() -> None:
         with socket.create_connection((place, int(port)), 30) as stranger:
@@ -59,7 +59,9 @@ def test_those_who_are_refused_do_not_fill_the_log(
     assert [event for event, _ in log] == ["client_refused"] * 3
 
 
-def test_a_client_that_leaves_early_is_logged_and_harms_nobody(shop: Shop, log: Log) -> None:
+def test_a_client_that_leaves_early_is_logged_and_harms_nobody(
+    shop: InProcessServer, log: Log
+) -> None:
     """In the middle of its greeting, too."""
     with shop.raw() as stranger:
         stranger.sendall(MAGIC + b"\x00")
@@ -70,7 +72,7 @@ def test_a_client_that_leaves_early_is_logged_and_harms_nobody(shop: Shop, log: 
 
 
 def test_a_mistake_of_ours_ends_one_client_only(
-    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is logged with its traceback."""
     client = shop.client()
@@ -86,7 +88,7 @@ def test_a_mistake_of_ours_ends_one_client_only(
     assert client.statistics().connections == 1
 
 
-def test_closing_does_not_shut_the_listener_for_others(shop: Shop) -> None:
+def test_closing_does_not_shut_the_listener_for_others(shop: InProcessServer) -> None:
     """The host and the next worker hold the same socket, and get every client from then on."""
     listener = shop.endpoints[0].listener
     theirs = listener.dup()
@@ -100,14 +102,14 @@ def test_closing_does_not_shut_the_listener_for_others(shop: Shop) -> None:
         accepted.close()
 
 
-def test_accepting_happens_in_a_thread_of_its_own(shop: Shop) -> None:
+def test_accepting_happens_in_a_thread_of_its_own(shop: InProcessServer) -> None:
     """Named after its address, for whoever reads a stack dump."""
     names = {thread.name for thread in threading.enumerate()}
     assert {f"jaxd-accept-{shop.unix}", f"jaxd-accept-{shop.tcp}"} <= names
 
 
 def test_a_process_that_may_open_no_more_files_goes_on_later(
-    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients wait meanwhile; the listener is not given up."""
 
@@ -129,7 +131,7 @@ def test_a_process_that_may_open_no_more_files_goes_on_later(
 
 
 def test_the_last_files_are_kept_for_those_who_are_here(
-    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New clients wait before a program that runs is short of them."""
     limits = iter([(8, 8)])
@@ -142,7 +144,7 @@ def test_the_last_files_are_kept_for_those_who_are_here(
 
 
 def test_a_process_that_may_have_no_more_threads_goes_on_later(
-    shop: Shop, log: Log, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who came is told to come again; the listener is not given up."""
     endpoint = shop.endpoints[0]
@@ -156,6 +158,6 @@ def test_a_process_that_may_have_no_more_threads_goes_on_later(
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
     monkeypatch.setattr(endpoint, "_accept_method", fail)
     with shop.raw() as sock, pytest.raises(jaxd.errors.Busy):
-        greet_server(sock, UNIX, {}, None, None)
+        handshake_with_server(sock, UNIX, {}, None, None)
     assert shop.client().statistics().connections == 2
     assert [event for event, _ in log] == ["cannot_serve"]

@@ -81,10 +81,10 @@ def test_whoever_is_here_may_stay_until_then(
     alice, bob = accounts.now()
     add_account("alice", folder, replace=True)
     remove_account("bob", folder)
-    assert accounts.may_stay(alice)
+    assert accounts.is_still_valid(alice)
     accounts.now()
-    assert not accounts.may_stay(alice)
-    assert not accounts.may_stay(bob)
+    assert not accounts.is_still_valid(alice)
+    assert not accounts.is_still_valid(bob)
 
 
 def test_the_token_without_a_name_can_be_replaced_too(
@@ -162,7 +162,7 @@ def test_no_more_than_so_many_are_held(
     """Whoever puts files there by hand finds it in the log."""
     for name in ("alice", "bob", "carol"):
         add_account(name, folder)
-    monkeypatch.setattr(module, "MOST_ACCOUNTS", 2)
+    monkeypatch.setattr(module, "MAX_ACCOUNTS", 2)
     assert principals(open_accounts()) == ["account:alice", "account:bob"]
     assert "more than 2" in log[0][1]["reason"]
 
@@ -181,9 +181,9 @@ def test_changes_are_seen_at_once(open_accounts: Callable[..., Accounts], folder
     """And told once, to whoever asks whether there were any."""
     add_account("alice", folder)
     accounts = open_accounts()
-    assert [accounts.have_changed() for _ in range(3)] == [True, False, False]
+    assert [accounts.poll_changed() for _ in range(3)] == [True, False, False]
     remove_account("alice", folder)
-    assert [accounts.have_changed() for _ in range(2)] == [True, False]
+    assert [accounts.poll_changed() for _ in range(2)] == [True, False]
 
 
 def test_what_a_handshake_has_found_is_news(
@@ -192,10 +192,10 @@ def test_what_a_handshake_has_found_is_news(
     """A file that is written over leaves its folder as it was."""
     path, _ = add_account("alice", folder)
     accounts = open_accounts()
-    assert [accounts.have_changed() for _ in range(2)] == [True, False]
+    assert [accounts.poll_changed() for _ in range(2)] == [True, False]
     Path(path).write_text("another")
     accounts.now()
-    assert [accounts.have_changed() for _ in range(2)] == [True, False]
+    assert [accounts.poll_changed() for _ in range(2)] == [True, False]
 
 
 def backdated(path: str, token: str) -> None:
@@ -217,9 +217,9 @@ def test_a_file_that_was_rewritten_and_backdated_is_another(
     before = accounts.now()
     for path, token in made.items():
         backdated(path, token)
-    assert accounts.have_changed()
+    assert accounts.poll_changed()
     assert {account.token for account in accounts.now()} == {t[::-1] for t in made.values()}
-    assert not any(map(accounts.may_stay, before))
+    assert not any(map(accounts.is_still_valid, before))
 
 
 def test_the_content_counts_where_nothing_else_has_changed(
@@ -234,13 +234,13 @@ def test_the_content_counts_where_nothing_else_has_changed(
     monkeypatch.setattr("jaxd_protocol.network.accounts.file_state", lambda status: (state.st_ino,))
     monkeypatch.setattr(module, "file_state", lambda status: (state.st_ino,))
     now[0] = 1.0
-    accounts.have_changed()
+    accounts.poll_changed()
     backdated(path, token)
-    assert not accounts.have_changed()
-    assert accounts.may_stay(alice)
+    assert not accounts.poll_changed()
+    assert accounts.is_still_valid(alice)
     now[0] = 2.0
-    assert accounts.have_changed()
-    assert not accounts.may_stay(alice)
+    assert accounts.poll_changed()
+    assert not accounts.is_still_valid(alice)
 
 
 def test_nobody_is_revoked_for_a_shortage_of_files(
@@ -256,9 +256,9 @@ def test_nobody_is_revoked_for_a_shortage_of_files(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
-        found = accounts._look(anew=True)
+        found = accounts._load(anew=True)
         os.unlink(os.path.join(folder, "alice"))
-        left = accounts._look(anew=True)
+        left = accounts._load(anew=True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert found == before

@@ -21,19 +21,19 @@ from jaxd_protocol.network.certificates import (
 )
 from jaxd_protocol.network.handshake import (
     MAGIC,
-    Channel,
+    ChannelBinding,
     Transcript,
-    finish_greeting,
-    greet_server,
+    finish_handshake,
+    handshake_with_server,
     receive_message,
     send_message,
 )
-from jaxd_protocol.network.versions import peer_uid, this_end
+from jaxd_protocol.network.versions import local_peer, peer_uid
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth import authenticator as module
 from jaxd_server.auth import handshake_slots
-from jaxd_server.auth.authenticator import Admitted, Doorman
-from jaxd_server.auth.tls_setup import Tls
+from jaxd_server.auth.authenticator import AuthenticatedPeer, Authenticator
+from jaxd_server.auth.tls_setup import TlsConfig
 from tests.certificates import authority
 from tests.server.staging import PATIENCE_S, join, start, until
 
@@ -42,7 +42,7 @@ TCP = Address.tcp("127.0.0.1", 1)
 TLS = Address.tls("127.0.0.1", 1)
 TOKEN = "the token"
 CERTIFICATE = fingerprint_of(certificate_of(authority().certificate))
-OVER_TLS = Channel("tls", CERTIFICATE)
+OVER_TLS = ChannelBinding("tls", CERTIFICATE)
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -70,10 +70,10 @@ def _closed(pair: Pair) -> Iterator[Pair]:
 
 def doorman(
     address: Address, token: str | None = None, *, stock: bool = False, uid: int | None = None
-) -> Doorman:
+) -> Authenticator:
     """One for that address."""
     own = os.getuid() if uid is None else uid
-    return Doorman(address, lambda: accounts(token), own, stock)
+    return Authenticator(address, lambda: accounts(token), own, stock)
 
 
 def accounts(token: str | None) -> list[Account]:
@@ -81,10 +81,12 @@ def accounts(token: str | None) -> list[Account]:
     return [] if token is None else [Account.unnamed(token)]
 
 
-class Meeting:
+class Handshake:
     """A client that comes to a doorman: what either end got, or how it failed."""
 
-    def __init__(self, pair: Pair, keeper: Doorman, client: Callable[[socket.socket], Any]) -> None:
+    def __init__(
+        self, pair: Pair, keeper: Authenticator, client: Callable[[socket.socket], Any]
+    ) -> None:
         self.client: Any = None
         self.server: Any = None
         thread = threading.Thread(target=self._come, args=(pair[0], client), daemon=True)
@@ -104,23 +106,23 @@ class Meeting:
             self.client = error
             sock.close()
 
-    def _admit(self, sock: socket.socket, keeper: Doorman) -> Admitted:
+    def _admit(self, sock: socket.socket, keeper: Authenticator) -> AuthenticatedPeer:
         admitted = keeper.admit(sock)
         if admitted.guest is not None:
-            finish_greeting(sock, {}, admitted.proof, {"session": "s"})
+            finish_handshake(sock, {}, admitted.proof, {"session": "s"})
         return admitted
 
 
-def plain(sock: socket.socket, *, insecure: bool = True) -> Channel:
+def plain(sock: socket.socket, *, insecure: bool = True) -> ChannelBinding:
     """What a client knows of a connection without TLS."""
     if sock.family == socket.AF_UNIX:
-        return Channel("unix")
-    return Channel("tcp", sock=sock, insecure=insecure)
+        return ChannelBinding("unix")
+    return ChannelBinding("tcp", sock=sock, insecure=insecure)
 
 
 def with_token(token: str | None) -> Callable[[socket.socket], Any]:
     """Our own client."""
-    return lambda sock: greet_server(sock, plain(sock), {"numpy": "2"}, token, "resumed")
+    return lambda sock: handshake_with_server(sock, plain(sock), {"numpy": "2"}, token, "resumed")
 
 
 def saying(data: bytes, *, leave: bool = True) -> Callable[[socket.socket], Any]:
@@ -159,13 +161,13 @@ def test_where_the_system_does_not_tell_nobody_is_refused(
     """The directory of the socket is the lock then."""
     monkeypatch.delattr(socket, "SO_PEERCRED")
     assert peer_uid(unix[1]) is None
-    meeting = Meeting(unix, doorman(UNIX), with_token(None))
+    meeting = Handshake(unix, doorman(UNIX), with_token(None))
     assert meeting.server.principal == f"uid:{os.getuid()}"
 
 
 def test_our_own_user_is_let_in_without_a_token(unix: Pair) -> None:
     """The server knows what it runs, and which session it wants back."""
-    meeting = Meeting(unix, doorman(UNIX, TOKEN), with_token(None))
+    meeting = Handshake(unix, doorman(UNIX, TOKEN), with_token(None))
     assert meeting.server.principal == f"uid:{os.getuid()}"
     assert meeting.server.guest.session == "resumed"
     assert meeting.server.guest.peer.versions["numpy"] == "2"
@@ -175,7 +177,7 @@ def test_our_own_user_is_let_in_without_a_token(unix: Pair) -> None:
 def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own client learns why, whatever it said."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    meeting = Meeting(unix, doorman(UNIX, uid=1234), with_token(None))
+    meeting = Handshake(unix, doorman(UNIX, uid=1234), with_token(None))
     assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
     assert "user 4321 may not use the server of user 1234" in str(meeting.server)
     assert "--allow-uid 4321" in str(meeting.server)
@@ -185,8 +187,8 @@ def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) ->
 def test_another_user_may_be_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number, as somebody of their own: nobody else's session or values are theirs."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    keeper = Doorman(UNIX, list, 1234, False, guests=[99, 4321])
-    meeting = Meeting(unix, keeper, with_token(None))
+    keeper = Authenticator(UNIX, list, 1234, False, guests=[99, 4321])
+    meeting = Handshake(unix, keeper, with_token(None))
     assert meeting.server.principal == "uid:4321"
 
 
@@ -195,7 +197,7 @@ def test_a_stock_client_of_another_user_is_dropped(
 ) -> None:
     """It would not understand the reason."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    meeting = Meeting(unix, doorman(UNIX, uid=1234), saying(STOCK))
+    meeting = Handshake(unix, doorman(UNIX, uid=1234), saying(STOCK))
     assert type(meeting.server) is AuthenticationFailed
 
 
@@ -203,14 +205,14 @@ def test_another_user_is_not_waited_for(unix: Pair, monkeypatch: pytest.MonkeyPa
     """Unlike a stock client of ours."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
     monkeypatch.setattr(module, "GREETING_S", 0.05)
-    meeting = Meeting(unix, doorman(UNIX, uid=1234), saying(b"", leave=False))
+    meeting = Handshake(unix, doorman(UNIX, uid=1234), saying(b"", leave=False))
     assert isinstance(meeting.server, TimeoutError)
 
 
 def test_root_is_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could do everything without us."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 0)
-    assert Meeting(unix, doorman(UNIX, uid=1234), with_token(None)).server.principal == "uid:0"
+    assert Handshake(unix, doorman(UNIX, uid=1234), with_token(None)).server.principal == "uid:0"
 
 
 def test_where_the_system_does_not_tell_nobody_comes_to_a_shared_socket(
@@ -218,8 +220,8 @@ def test_where_the_system_does_not_tell_nobody_comes_to_a_shared_socket(
 ) -> None:
     """Its folder, which others can enter, is no lock."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: None)
-    keeper = Doorman(UNIX, list, os.getuid(), False, guests=[4321])
-    meeting = Meeting(unix, keeper, with_token(None))
+    keeper = Authenticator(UNIX, list, os.getuid(), False, guests=[4321])
+    meeting = Handshake(unix, keeper, with_token(None))
     assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
 
 
@@ -228,7 +230,7 @@ def test_where_the_system_does_not_tell_nobody_comes_to_a_shared_socket(
 
 def test_the_token_is_proved_both_ways(tcp: Pair) -> None:
     """And never sent."""
-    meeting = Meeting(tcp, doorman(TCP, TOKEN), with_token(TOKEN))
+    meeting = Handshake(tcp, doorman(TCP, TOKEN), with_token(TOKEN))
     assert meeting.server.principal == "token"
     assert TOKEN not in repr(meeting.server)
     assert meeting.client["session"] == "s"
@@ -236,34 +238,34 @@ def test_the_token_is_proved_both_ways(tcp: Pair) -> None:
 
 def test_a_wrong_token_is_refused(tcp: Pair) -> None:
     """Both ends say so."""
-    meeting = Meeting(tcp, doorman(TCP, TOKEN), with_token("another one"))
+    meeting = Handshake(tcp, doorman(TCP, TOKEN), with_token("another one"))
     assert type(meeting.client) is type(meeting.server) is AuthenticationFailed
     assert "wrong token" in str(meeting.client)
 
 
 def test_a_client_without_a_token_is_told_what_it_needs(tcp: Pair) -> None:
     """It has sent nothing that could be of use to an impostor."""
-    meeting = Meeting(tcp, doorman(TCP, TOKEN), with_token(None))
+    meeting = Handshake(tcp, doorman(TCP, TOKEN), with_token(None))
     assert type(meeting.client) is AuthenticationFailed
     assert "JAXD_TOKEN" in str(meeting.client)
 
 
 def test_a_server_without_a_token_takes_nobody_over_tcp(tcp: Pair) -> None:
     """Our own client gets a typed error."""
-    meeting = Meeting(tcp, doorman(TCP), with_token(None))
+    meeting = Handshake(tcp, doorman(TCP), with_token(None))
     assert type(meeting.client) is type(meeting.server) is AuthenticationFailed
     assert "no token" in str(meeting.client)
 
 
 def test_an_open_loopback_needs_no_token(tcp: Pair) -> None:
     """When the server was told to leave it open."""
-    meeting = Meeting(tcp, doorman(TCP, stock=True), with_token(None))
+    meeting = Handshake(tcp, doorman(TCP, stock=True), with_token(None))
     assert meeting.server.principal == "anonymous@127.0.0.1"
 
 
 def test_an_open_loopback_still_asks_for_a_token_that_there_is(tcp: Pair) -> None:
     """Of our own clients, which can prove it."""
-    meeting = Meeting(tcp, doorman(TCP, TOKEN, stock=True), with_token("another one"))
+    meeting = Handshake(tcp, doorman(TCP, TOKEN, stock=True), with_token("another one"))
     assert type(meeting.server) is AuthenticationFailed
 
 
@@ -271,11 +273,11 @@ def test_too_many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next ones of that address are looked at later, right or wrong; others' are at once."""
     keeper = doorman(TCP, TOKEN)
 
-    def come(token: str) -> Meeting:
+    def come(token: str) -> Handshake:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             client = socket.create_connection(listener.getsockname(), PATIENCE_S)
             with client, listener.accept()[0] as accepted:
-                return Meeting((client, accepted), keeper, with_token(token))
+                return Handshake((client, accepted), keeper, with_token(token))
 
     said = {type(come("wrong").client) for _ in range(20)}
     assert said == {AuthenticationFailed}
@@ -284,22 +286,24 @@ def test_too_many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         assert type(late.client) is type(late.server) is Busy
         assert 0 < late.client.retry_after_s <= 3.0
         assert "127.0.0.1" in str(late.client)
-    monkeypatch.setattr(module, "place_of", lambda peer: "elsewhere")
+    monkeypatch.setattr(module, "rate_limit_key", lambda peer: "elsewhere")
     assert come(TOKEN).client["session"] == "s"
 
 
 def test_users_of_this_machine_are_counted_apart(owner: Callable[[int | None], None]) -> None:
     """Wrong tokens of another user keep nobody else waiting."""
-    keeper = Doorman(TCP, lambda: accounts(TOKEN), os.getuid(), False, insecure=True)
+    keeper = Authenticator(TCP, lambda: accounts(TOKEN), os.getuid(), False, insecure=True)
 
-    def come(token: str) -> Meeting:
+    def come(token: str) -> Handshake:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             client = socket.create_connection(listener.getsockname(), PATIENCE_S)
             with client, listener.accept()[0] as accepted:
-                return Meeting(
+                return Handshake(
                     (client, accepted),
                     keeper,
-                    lambda sock: greet_server(sock, plain(sock, insecure=True), {}, token, None),
+                    lambda sock: handshake_with_server(
+                        sock, plain(sock, insecure=True), {}, token, None
+                    ),
                 )
 
     owner(4321)
@@ -313,13 +317,13 @@ def test_users_of_this_machine_are_counted_apart(owner: Callable[[int | None], N
 def test_accounts_come_and_go_while_the_server_runs(tcp: Pair) -> None:
     """They are asked for when somebody comes."""
     known = [Account.named("alice", "a"), Account.named("bob", "b")]
-    keeper = Doorman(TCP, lambda: known, os.getuid(), False)
-    assert Meeting(tcp, keeper, with_token("b")).server.principal == "account:bob"
+    keeper = Authenticator(TCP, lambda: known, os.getuid(), False)
+    assert Handshake(tcp, keeper, with_token("b")).server.principal == "account:bob"
     del known[1]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname(), PATIENCE_S)
         with client, listener.accept()[0] as accepted:
-            meeting = Meeting((client, accepted), keeper, with_token("b"))
+            meeting = Handshake((client, accepted), keeper, with_token("b"))
     assert type(meeting.client) is AuthenticationFailed
 
 
@@ -357,13 +361,13 @@ def test_another_users_end_of_the_connection(
     """Or one of which nobody knows: refused, and not counted as a wrong token."""
     owner(uid)
     keeper = doorman(TCP, TOKEN)
-    meeting = Meeting(tcp, keeper, with_token(TOKEN))
+    meeting = Handshake(tcp, keeper, with_token(TOKEN))
     assert isinstance(meeting.server, ProtocolError)
     assert type(meeting.client) is AuthenticationFailed
     for words in ("tls://", "ssh://", "?insecure=1", "--insecure-plaintext"):
         assert words in str(meeting.client)
     assert keeper._failures.wait_s("127.0.0.1") == 0.0
-    assert keeper._failures._level("127.0.0.1").height == 0.0
+    assert keeper._failures._bucket("127.0.0.1").height == 0.0
 
 
 @pytest.mark.parametrize(("client", "server"), [(True, True), (True, False), (False, True)])
@@ -372,20 +376,20 @@ def test_both_ends_have_to_accept_that_somebody_may_stand_in_between(
 ) -> None:
     """Each in words of its own; the token is asked for all the same."""
     owner(None)
-    keeper = Doorman(TCP, lambda: accounts(TOKEN), os.getuid(), False, insecure=server)
-    said = Meeting(
+    keeper = Authenticator(TCP, lambda: accounts(TOKEN), os.getuid(), False, insecure=server)
+    said = Handshake(
         tcp,
         keeper,
-        lambda sock: greet_server(sock, plain(sock, insecure=client), {}, TOKEN, None),
+        lambda sock: handshake_with_server(sock, plain(sock, insecure=client), {}, TOKEN, None),
     )
-    assert isinstance(said.server, Admitted) is (client and server)
+    assert isinstance(said.server, AuthenticatedPeer) is (client and server)
 
 
 def test_another_certificate_than_the_servers_own(tcp: Pair) -> None:
     """Whoever has shown it ends TLS in between, and can read and change all."""
-    shown = Channel("tls", "ab" * 32)
-    meeting = Meeting(
-        tcp, secured(), over_tls(lambda line: greet_server(line, shown, {}, TOKEN, None))
+    shown = ChannelBinding("tls", "ab" * 32)
+    meeting = Handshake(
+        tcp, secured(), over_tls(lambda line: handshake_with_server(line, shown, {}, TOKEN, None))
     )
     assert isinstance(meeting.server, ProtocolError)
     assert "another certificate" in str(meeting.client)
@@ -396,28 +400,28 @@ def test_another_certificate_than_the_servers_own(tcp: Pair) -> None:
 
 def test_a_stock_client_may_come_over_a_unix_socket(unix: Pair) -> None:
     """What it sent is still there to be read."""
-    meeting = Meeting(unix, doorman(UNIX), saying(STOCK))
-    assert meeting.server == Admitted(unix[1], f"uid:{os.getuid()}")
+    meeting = Handshake(unix, doorman(UNIX), saying(STOCK))
+    assert meeting.server == AuthenticatedPeer(unix[1], f"uid:{os.getuid()}")
     assert unix[1].recv(100) == STOCK
 
 
 def test_a_stock_client_may_not_come_over_tcp(tcp: Pair) -> None:
     """Unless the loopback is left open."""
-    meeting = Meeting(tcp, doorman(TCP, TOKEN), saying(STOCK))
+    meeting = Handshake(tcp, doorman(TCP, TOKEN), saying(STOCK))
     assert type(meeting.server) is ProtocolError
     assert "--allow-unauthenticated-loopback" in str(meeting.server)
 
 
 def test_a_stock_client_may_come_over_an_open_loopback(tcp: Pair) -> None:
     """As the client of many examples does."""
-    meeting = Meeting(tcp, doorman(TCP, stock=True), saying(STOCK))
-    assert meeting.server == Admitted(tcp[1], "anonymous@127.0.0.1")
+    meeting = Handshake(tcp, doorman(TCP, stock=True), saying(STOCK))
+    assert meeting.server == AuthenticatedPeer(tcp[1], "anonymous@127.0.0.1")
 
 
 def test_an_open_loopback_is_not_open_to_other_machines(tcp: Pair) -> None:
     """The flag says loopback."""
     beyond = doorman(Address.tcp("0.0.0.0", 1), TOKEN, stock=True)
-    assert type(Meeting(tcp, beyond, saying(STOCK)).server) is ProtocolError
+    assert type(Handshake(tcp, beyond, saying(STOCK)).server) is ProtocolError
 
 
 @pytest.mark.parametrize(
@@ -434,7 +438,7 @@ def test_an_open_loopback_is_not_open_to_other_machines(tcp: Pair) -> None:
 )
 def test_garbage_is_refused(tcp: Pair, garbage: bytes) -> None:
     """With an error of our own, and without taking memory for what it announces."""
-    assert type(Meeting(tcp, doorman(TCP, TOKEN), saying(garbage)).server) is ProtocolError
+    assert type(Handshake(tcp, doorman(TCP, TOKEN), saying(garbage)).server) is ProtocolError
 
 
 def test_another_version_is_told_so(unix: Pair) -> None:
@@ -443,11 +447,11 @@ def test_another_version_is_told_so(unix: Pair) -> None:
     def old(sock: socket.socket) -> Any:
         said = Transcript()
         sock.sendall(MAGIC)
-        hello = {**this_end({}).to_message(), "python": [3, 6], "nonce": "0"}
+        hello = {**local_peer({}).to_message(), "python": [3, 6], "nonce": "0"}
         send_message(sock, hello, said)
         return receive_message(sock, said)
 
-    meeting = Meeting(unix, doorman(UNIX), old)
+    meeting = Handshake(unix, doorman(UNIX), old)
     assert type(meeting.server) is VersionMismatch
     assert meeting.client["error"] == "VersionMismatch"
     assert "Start a server with Python 3.6" in meeting.client["text"]
@@ -456,7 +460,7 @@ def test_another_version_is_told_so(unix: Pair) -> None:
 @pytest.mark.parametrize("said", [b"", b"JA", MAGIC, MAGIC + b"\x00", MAGIC + b"\x00\x20{"])
 def test_a_peer_that_leaves_early_is_no_error(tcp: Pair, said: bytes) -> None:
     """It connected, perhaps only to see whether somebody is there."""
-    assert type(Meeting(tcp, doorman(TCP, TOKEN), saying(said)).server) is EOFError
+    assert type(Handshake(tcp, doorman(TCP, TOKEN), saying(said)).server) is EOFError
 
 
 @pytest.mark.parametrize("said", [b"", MAGIC, MAGIC + b"\x00\x20{"])
@@ -465,7 +469,7 @@ def test_a_slow_peer_is_not_waited_for(
 ) -> None:
     """It would keep a thread for ever."""
     monkeypatch.setattr(module, "GREETING_S", 0.05)
-    meeting = Meeting(tcp, doorman(TCP, TOKEN), saying(said, leave=False))
+    meeting = Handshake(tcp, doorman(TCP, TOKEN), saying(said, leave=False))
     assert isinstance(meeting.server, TimeoutError)
 
 
@@ -474,7 +478,7 @@ def test_a_slow_peer_on_a_unix_socket_is_not_waited_for_either(
 ) -> None:
     """Once it has said that it is one of ours; a stock client speaks when it has something to."""
     monkeypatch.setattr(module, "GREETING_S", 0.05)
-    meeting = Meeting(unix, doorman(UNIX), saying(MAGIC, leave=False))
+    meeting = Handshake(unix, doorman(UNIX), saying(MAGIC, leave=False))
     assert isinstance(meeting.server, TimeoutError)
 
 
@@ -509,9 +513,9 @@ def test_a_silent_peer_is_waited_for_two_seconds(
 
     def late(sock: socket.socket) -> Any:
         assert sock.recv(1, socket.MSG_PEEK)
-        return greet_server(sock, plain(sock), {}, TOKEN, None)
+        return handshake_with_server(sock, plain(sock), {}, TOKEN, None)
 
-    meeting = Meeting(tcp, doorman(TCP, TOKEN), late)
+    meeting = Handshake(tcp, doorman(TCP, TOKEN), late)
     assert isinstance(meeting.server, TimeoutError)
     assert type(meeting.client) is Busy
 
@@ -520,32 +524,32 @@ def test_a_silent_peer_gives_its_place_to_one_that_speaks(
     tcp: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when both come from the same address; it is told so."""
-    monkeypatch.setattr(handshake_slots, "MAX_STRANGERS", 1)
+    monkeypatch.setattr(handshake_slots, "MAX_HANDSHAKES", 1)
     keeper = doorman(TCP, TOKEN)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = socket.create_connection(listener.getsockname(), PATIENCE_S)
         with silent, listener.accept()[0] as accepted:
             waiting = start(pytest.raises, Busy, keeper.admit, accepted)
-            until(lambda: keeper._strangers._here)
-            assert Meeting(tcp, keeper, with_token(TOKEN)).client["session"] == "s"
+            until(lambda: keeper._handshake_slots._peers)
+            assert Handshake(tcp, keeper, with_token(TOKEN)).client["session"] == "s"
             join([waiting])
             with pytest.raises(Busy):
-                greet_server(silent, plain(silent), {}, TOKEN, None)
+                handshake_with_server(silent, plain(silent), {}, TOKEN, None)
 
 
 def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are all the same user's."""
-    monkeypatch.setattr(handshake_slots, "MAX_STRANGERS", 0)
-    assert Meeting(unix, doorman(UNIX), with_token(None)).client["session"] == "s"
+    monkeypatch.setattr(handshake_slots, "MAX_HANDSHAKES", 0)
+    assert Handshake(unix, doorman(UNIX), with_token(None)).client["session"] == "s"
 
 
 # TLS ----------------------------------------------------------------------------------------------
 
 
-def secured(token: str | None = TOKEN, *, stock: bool = False) -> Doorman:
+def secured(token: str | None = TOKEN, *, stock: bool = False) -> Authenticator:
     """One for TLS."""
-    tls = Tls(server_context(*authority()), CERTIFICATE)
-    return Doorman(TLS, lambda: accounts(token), os.getuid(), stock, tls=tls)
+    tls = TlsConfig(server_context(*authority()), CERTIFICATE)
+    return Authenticator(TLS, lambda: accounts(token), os.getuid(), stock, tls=tls)
 
 
 def over_tls(then: Callable[[TlsSocket], Any]) -> Callable[[socket.socket], Any]:
@@ -565,17 +569,17 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
     versions = {"numpy": "2"}
 
     def client(line: TlsSocket) -> Any:
-        return greet_server(line, OVER_TLS, versions, TOKEN, None)
+        return handshake_with_server(line, OVER_TLS, versions, TOKEN, None)
 
     keeper = secured()
 
-    class Finishing(Doorman):
-        def admit(self, sock: socket.socket) -> Admitted:
+    class Finishing(Authenticator):
+        def admit(self, sock: socket.socket) -> AuthenticatedPeer:
             admitted = keeper.admit(sock)
-            finish_greeting(admitted.line, {}, admitted.proof, {"session": "s"})
+            finish_handshake(admitted.line, {}, admitted.proof, {"session": "s"})
             return admitted
 
-    meeting = Meeting(tcp, Finishing(TLS, list, 0, False), over_tls(client))
+    meeting = Handshake(tcp, Finishing(TLS, list, 0, False), over_tls(client))
     assert isinstance(meeting.server.line, TlsSocket)
     assert meeting.server.principal == "token"
     assert meeting.client["session"] == "s"
@@ -584,10 +588,10 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
 @pytest.mark.parametrize("stock", [False, True])
 def test_a_token_is_asked_for_over_tls(tcp: Pair, stock: bool) -> None:
     """Encryption says nothing about who speaks; loopback does not matter either."""
-    meeting = Meeting(
+    meeting = Handshake(
         tcp,
         secured(stock=stock),
-        over_tls(lambda line: greet_server(line, OVER_TLS, {}, "x", None)),
+        over_tls(lambda line: handshake_with_server(line, OVER_TLS, {}, "x", None)),
     )
     assert isinstance(meeting.server, AuthenticationFailed)
     assert isinstance(meeting.client, AuthenticationFailed)
@@ -595,8 +599,10 @@ def test_a_token_is_asked_for_over_tls(tcp: Pair, stock: bool) -> None:
 
 def test_without_a_token_nobody_comes_over_tls(tcp: Pair) -> None:
     """Also when somebody forgot to look at the start."""
-    meeting = Meeting(
-        tcp, secured(None), over_tls(lambda line: greet_server(line, OVER_TLS, {}, None, None))
+    meeting = Handshake(
+        tcp,
+        secured(None),
+        over_tls(lambda line: handshake_with_server(line, OVER_TLS, {}, None, None)),
     )
     assert isinstance(meeting.server, AuthenticationFailed)
     assert isinstance(meeting.client, Exception)
@@ -604,14 +610,16 @@ def test_without_a_token_nobody_comes_over_tls(tcp: Pair) -> None:
 
 def test_a_client_without_tls_is_told(tcp: Pair) -> None:
     """In plain text, which is what it understands; nothing else is said to it."""
-    meeting = Meeting(tcp, secured(), lambda sock: greet_server(sock, plain(sock), {}, TOKEN, None))
+    meeting = Handshake(
+        tcp, secured(), lambda sock: handshake_with_server(sock, plain(sock), {}, TOKEN, None)
+    )
     assert "tls://" in str(meeting.client)
     assert isinstance(meeting.client, AuthenticationFailed)
 
 
 def test_somebody_else_who_speaks_tls_is_dropped(tcp: Pair) -> None:
     """As a browser."""
-    meeting = Meeting(
+    meeting = Handshake(
         tcp, secured(), over_tls(lambda line: line.sendall(b"GET / HTTP/1.1\r\n\r\n"))
     )
     assert isinstance(meeting.server, ProtocolError)
@@ -622,5 +630,5 @@ def test_a_peer_that_trickles_tls_is_not_waited_for(
 ) -> None:
     """The time is for the handshakes of TLS and of jaxd together."""
     monkeypatch.setattr(module, "GREETING_S", 0.2)
-    meeting = Meeting(tcp, secured(), lambda sock: sock.sendall(b"\x16\x03\x01\x02"))
+    meeting = Handshake(tcp, secured(), lambda sock: sock.sendall(b"\x16\x03\x01\x02"))
     assert isinstance(meeting.server, TimeoutError)

@@ -12,14 +12,14 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.tokens import write_token_file
 from jaxd_server.auth import authenticator
 from jaxd_server.auth.accounts import Accounts
-from jaxd_server.auth.authenticator import Admitted, Doormen
+from jaxd_server.auth.authenticator import AuthenticatedPeer, AuthenticatorFactory
 from jaxd_server.config.options import ServerOptions
-from tests.server.auth.test_authenticator import Meeting, with_token
-from tests.server.in_process import Shop
+from tests.server.auth.test_authenticator import Handshake, with_token
+from tests.server.in_process import InProcessServer
 
 
 def test_the_token_guards_tcp_and_not_the_unix_socket(
-    runtime: Path, open_shop: Callable[..., Shop]
+    runtime: Path, open_shop: Callable[..., InProcessServer]
 ) -> None:
     """Whose directory is the lock."""
     path = str(runtime / "token")
@@ -37,7 +37,7 @@ def test_wrong_tokens_are_remembered_at_all_listeners(runtime: Path) -> None:
     path = str(runtime / "token")
     write_token_file(path)
     options = ServerOptions(token_file=path, token_dir="none")
-    doormen = Doormen(options, Accounts(options))
+    doormen = AuthenticatorFactory(options, Accounts(options))
 
     def come(port: int) -> object:
         keeper = doormen.at(Address.tcp("127.0.0.1", port))
@@ -46,7 +46,7 @@ def test_wrong_tokens_are_remembered_at_all_listeners(runtime: Path) -> None:
             socket.create_connection(listener.getsockname()) as client,
             listener.accept()[0] as accepted,
         ):
-            return type(Meeting((client, accepted), keeper, with_token("wrong")).client)
+            return type(Handshake((client, accepted), keeper, with_token("wrong")).client)
 
     assert {come(1) for _ in range(20)} == {AuthenticationFailed}
     assert come(2) is Busy
@@ -59,15 +59,15 @@ def test_the_options_say_who_else_may_come(
     """Over a Unix socket another user, where the server was told so."""
     monkeypatch.setattr(authenticator, "peer_uid", lambda sock: 4321)
     options = ServerOptions(allow_uids=guests, token_dir="none")
-    keeper = Doormen(options, Accounts(options)).at(Address.unix(f"{runtime}/s.sock"))
+    keeper = AuthenticatorFactory(options, Accounts(options)).at(Address.unix(f"{runtime}/s.sock"))
     client, accepted = socket.socketpair()
     with client, accepted:
-        came = Meeting((client, accepted), keeper, with_token(None)).server
-    assert isinstance(came, Admitted if guests else AuthenticationFailed)
+        came = Handshake((client, accepted), keeper, with_token(None)).server
+    assert isinstance(came, AuthenticatedPeer if guests else AuthenticationFailed)
 
 
 def test_an_open_loopback_is_reached_by_those_who_say_so(
-    runtime: Path, open_shop: Callable[..., Shop]
+    runtime: Path, open_shop: Callable[..., InProcessServer]
 ) -> None:
     """As it asks for no proof, the address has to say that none is expected."""
     shop = open_shop(allow_unauthenticated_loopback=True, token_dir="none")

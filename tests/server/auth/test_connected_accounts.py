@@ -11,12 +11,12 @@ from jaxd_protocol.errors import AuthenticationFailed
 from jaxd_protocol.network.accounts import Account, add_account, remove_account
 from jaxd_server.auth import connected_accounts as module
 from jaxd_server.auth.accounts import Accounts
-from jaxd_server.auth.connected_accounts import Visitors
+from jaxd_server.auth.connected_accounts import ConnectedAccounts
 from jaxd_server.config.options import ServerOptions
 from tests.server.staging import logged_by
 
 
-class Hall:
+class TwoAccounts:
     """Alice and Bob are here, each on a connection of their own."""
 
     def __init__(self, folder: str, stack: ExitStack) -> None:
@@ -25,7 +25,7 @@ class Hall:
         for name in ("alice", "bob"):
             add_account(name, folder)
         self.accounts = Accounts(ServerOptions(token_dir=folder))
-        self.visitors = Visitors(self.accounts, self.forgotten.append)
+        self.visitors = ConnectedAccounts(self.accounts, self.forgotten.append)
         for account in self.accounts.now():
             client, server = socket.socketpair()
             for end in (client, server):
@@ -51,56 +51,58 @@ def folder(runtime: Path) -> str:
 
 
 @pytest.fixture
-def hall(folder: str) -> Iterator[Hall]:
+def hall(folder: str) -> Iterator[TwoAccounts]:
     """With both."""
     with ExitStack() as stack:
-        yield Hall(folder, stack)
+        yield TwoAccounts(folder, stack)
 
 
-def test_whoever_was_revoked_is_shown_out(hall: Hall, folder: str) -> None:
+def test_whoever_was_revoked_is_shown_out(hall: TwoAccounts, folder: str) -> None:
     """Nobody else is; and what the one had is let go of, once."""
     remove_account("alice", folder)
     for _ in range(2):
-        hall.visitors.look()
+        hall.visitors.poll()
     assert (hall.is_out("account:alice"), hall.is_out("account:bob")) == (True, False)
     assert hall.forgotten == ["account:alice"]
 
 
-def test_whoever_came_since_the_last_look_is_forgotten_as_well(hall: Hall, folder: str) -> None:
+def test_whoever_came_since_the_last_look_is_forgotten_as_well(
+    hall: TwoAccounts, folder: str
+) -> None:
     """An account may be made, used and taken away between two looks."""
     add_account("carol", folder)
     carol = next(one for one in hall.accounts.now() if one.principal == "account:carol")
     with socket.socket() as sock, hall.visitors.present(sock, carol):
         remove_account("carol", folder)
-        hall.visitors.look()
+        hall.visitors.poll()
     assert hall.forgotten == ["account:carol"]
 
 
-def test_whoever_has_another_token_now_comes_again(hall: Hall, folder: str) -> None:
+def test_whoever_has_another_token_now_comes_again(hall: TwoAccounts, folder: str) -> None:
     """With it; what they had here is there still."""
     add_account("alice", folder, replace=True)
-    hall.visitors.look()
+    hall.visitors.poll()
     assert (hall.is_out("account:alice"), hall.is_out("account:bob")) == (True, False)
     assert hall.forgotten == []
 
 
-def test_as_long_as_nothing_changes_nobody_is_looked_at(hall: Hall) -> None:
+def test_as_long_as_nothing_changes_nobody_is_looked_at(hall: TwoAccounts) -> None:
     """Everybody stays."""
-    hall.visitors.look()
-    hall.visitors.look()
+    hall.visitors.poll()
+    hall.visitors.poll()
     assert not any(map(hall.is_out, hall.ends))
 
 
-def test_what_a_handshake_has_noticed_first_is_not_missed(hall: Hall, folder: str) -> None:
+def test_what_a_handshake_has_noticed_first_is_not_missed(hall: TwoAccounts, folder: str) -> None:
     """Somebody else came in between."""
     remove_account("alice", folder)
     hall.accounts.now()
-    hall.visitors.look()
+    hall.visitors.poll()
     assert hall.is_out("account:alice")
     assert hall.forgotten == ["account:alice"]
 
 
-def test_whoever_is_revoked_while_coming_in(hall: Hall, folder: str) -> None:
+def test_whoever_is_revoked_while_coming_in(hall: TwoAccounts, folder: str) -> None:
     """Does not slip through."""
     alice = hall.accounts.now()[0]
     remove_account("alice", folder)
@@ -113,7 +115,7 @@ def test_whoever_is_revoked_while_coming_in(hall: Hall, folder: str) -> None:
         pytest.fail("it is here")
 
 
-def test_whoever_left_is_not_shown_out(hall: Hall, folder: str) -> None:
+def test_whoever_left_is_not_shown_out(hall: TwoAccounts, folder: str) -> None:
     """Its socket may be somebody else's by then."""
     bob = hall.accounts.now()[1]
     client, server = socket.socketpair()
@@ -121,26 +123,26 @@ def test_whoever_left_is_not_shown_out(hall: Hall, folder: str) -> None:
         with hall.visitors.present(server, bob):
             pass
         remove_account("bob", folder)
-        hall.visitors.look()
+        hall.visitors.poll()
         server.sendall(b"x")
 
 
 def test_without_accounts_everybody_stays() -> None:
     """Who came over a Unix socket is not looked at."""
-    visitors = Visitors()
+    visitors = ConnectedAccounts()
     with (
         socket.socket() as sock,
         visitors.present(sock, None),
         visitors.present(sock, Account.unnamed("x")),
     ):
-        visitors.look()
+        visitors.poll()
 
 
 def test_two_accounts_of_one_process_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the second one comes; with what to type for people who do not trust each other."""
     log = logged_by(module, monkeypatch)
     alice, bob, carol = (Account.named(name, name) for name in ("alice", "bob", "carol"))
-    visitors = Visitors(share=True)
+    visitors = ConnectedAccounts(share=True)
 
     def come(*accounts: Account) -> None:
         for account in accounts:
@@ -159,7 +161,7 @@ def test_two_accounts_of_one_process_are_told_of_once(monkeypatch: pytest.Monkey
 def test_at_a_door_nobody_shares_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each account has a worker of its own."""
     log = logged_by(module, monkeypatch)
-    visitors = Visitors()
+    visitors = ConnectedAccounts()
     for name in ("alice", "bob"):
         with socket.socket() as sock, visitors.present(sock, Account.named(name, name)):
             pass

@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.network.handshake import Guest
-from jaxd_protocol.network.versions import this_end
+from jaxd_protocol.network.handshake import ClientIdentity
+from jaxd_protocol.network.versions import local_peer
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth import handover
-from jaxd_server.auth.authenticator import Admitted
-from jaxd_server.auth.handover import Usher, hand_over
+from jaxd_server.auth.authenticator import AuthenticatedPeer
+from jaxd_server.auth.handover import HandoverReceiver, hand_over
 
-ME = Guest(this_end({"jax": "1"}), "session", "uid:7", 3)
+ME = ClientIdentity(local_peer({"jax": "1"}), "session", "uid:7", 3)
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def client() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield theirs, ours
 
 
-def taken(worker: socket.socket, principal: str = "uid:7") -> Admitted:
+def taken(worker: socket.socket, principal: str = "uid:7") -> AuthenticatedPeer:
     """What the worker makes of who comes next."""
     line, _ = worker.accept()
     try:
-        return Usher(principal).admit(line)
+        return HandoverReceiver(principal).admit(line)
     except BaseException:
         line.close()  # as a reception does
         raise
@@ -54,7 +54,7 @@ def test_a_plain_connection_goes_over_itself(
     """The worker talks to the client directly; the gateway may end."""
     theirs, ours = client
     ours.settimeout(5)  # as after a handshake
-    hand_over(worker.getsockname(), Admitted(ours, "uid:7", ME, proof="p")).close()
+    hand_over(worker.getsockname(), AuthenticatedPeer(ours, "uid:7", ME, proof="p")).close()
     ours.close()
     admitted = taken(worker)
     with closing(admitted.line) as line:
@@ -70,7 +70,7 @@ def test_a_plain_connection_goes_over_itself(
 def test_what_only_the_door_can_read_goes_over_the_line(worker: socket.socket) -> None:
     """Of which nothing is read that belongs to the client."""
     with hand_over(
-        worker.getsockname(), Admitted(cast("TlsSocket", object()), "uid:7", ME)
+        worker.getsockname(), AuthenticatedPeer(cast("TlsSocket", object()), "uid:7", ME)
     ) as line:
         line.sendall(b"from the client")
         admitted = taken(worker)
@@ -84,7 +84,7 @@ def test_a_stock_client_is_handed_over_as_it_came(
     worker: socket.socket, client: tuple[socket.socket, socket.socket]
 ) -> None:
     """It has said nothing of itself, and may take its time to say something."""
-    hand_over(worker.getsockname(), Admitted(client[1], "uid:7")).close()
+    hand_over(worker.getsockname(), AuthenticatedPeer(client[1], "uid:7")).close()
     admitted = taken(worker)
     with closing(admitted.line) as line:
         assert admitted.guest is None
@@ -96,7 +96,7 @@ def test_a_client_of_somebody_else_is_refused(
 ) -> None:
     """Its connection ends."""
     theirs, ours = client
-    hand_over(worker.getsockname(), Admitted(ours, "uid:8", ME)).close()
+    hand_over(worker.getsockname(), AuthenticatedPeer(ours, "uid:8", ME)).close()
     ours.close()
     with pytest.raises(ProtocolError, match="uid:8 came to another one's worker"):
         taken(worker)
@@ -107,7 +107,7 @@ def test_only_the_servers_user_hands_over(
     worker: socket.socket, client: tuple[socket.socket, socket.socket], monkeypatch: Any
 ) -> None:
     """Also where somebody else could get at the socket."""
-    hand_over(worker.getsockname(), Admitted(client[1], "uid:7", ME)).close()
+    hand_over(worker.getsockname(), AuthenticatedPeer(client[1], "uid:7", ME)).close()
     monkeypatch.setattr(handover, "peer_uid", lambda sock: os.getuid() + 1)
     with pytest.raises(ProtocolError, match="own gateway"):
         taken(worker)
@@ -128,7 +128,7 @@ def test_where_no_worker_listens_that_is_an_error(
 ) -> None:
     """For the door to tell of."""
     with pytest.raises(FileNotFoundError):
-        hand_over(f"{runtime}/nobody.sock", Admitted(client[1], "uid:7", ME))
+        hand_over(f"{runtime}/nobody.sock", AuthenticatedPeer(client[1], "uid:7", ME))
 
 
 def test_a_worker_that_takes_nobody_in_holds_up_nobody(
@@ -136,7 +136,7 @@ def test_a_worker_that_takes_nobody_in_holds_up_nobody(
 ) -> None:
     """Once as many wait for it as can, the door does not wait as well."""
     path = f"{runtime}/full.sock"
-    admitted = Admitted(client[1], "uid:7", ME)
+    admitted = AuthenticatedPeer(client[1], "uid:7", ME)
     with socket.socket(socket.AF_UNIX) as listening, ExitStack() as waiting:
         listening.bind(path)
         listening.listen(1)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from jaxd_protocol.errors import AuthenticationFailed, Busy
-from jaxd_server.auth.handshake_slots import Stranger, Strangers, turn_away
+from jaxd_server.auth.handshake_slots import HandshakeSlots, UnauthenticatedPeer, refuse_busy
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -18,11 +18,13 @@ class Room:
 
     def __init__(self, stack: ExitStack) -> None:
         self.now = 0.0
-        self.strangers = Strangers(3, lambda: self.now)
+        self.strangers = HandshakeSlots(3, lambda: self.now)
         self._stack = stack
         self.ends: dict[str, socket.socket] = {}
 
-    def come(self, name: str, place: str, *, said: int = 0, tls: bool = False) -> Stranger:
+    def come(
+        self, name: str, place: str, *, said: int = 0, tls: bool = False
+    ) -> UnauthenticatedPeer:
         """Somebody comes, and has said nothing (0), something (1) or whose client it is (2)."""
         ours, theirs = socket.socketpair()
         self.ends[name] = theirs
@@ -34,7 +36,7 @@ class Room:
         if said:
             stranger.heard()
         if said > 1:
-            stranger.greets(ours)
+            stranger.mark_protocol(ours)
         self.visits = [*getattr(self, "visits", []), visit]  # none ends by itself
         return stranger
 
@@ -46,9 +48,9 @@ def room() -> Iterator[Room]:
         yield Room(stack)
 
 
-def lost(*strangers: Stranger) -> list[bool]:
+def lost(*strangers: UnauthenticatedPeer) -> list[bool]:
     """Who has lost its place."""
-    return [one.lost_place for one in strangers]
+    return [one.is_evicted for one in strangers]
 
 
 def test_the_oldest_silent_one_goes_first(room: Room) -> None:
@@ -132,7 +134,7 @@ def test_before_tls_is_there_an_alert_says_it() -> None:
     """In the record that TLS has for it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        turn_away(ours, None, Busy("later."))
+        refuse_busy(ours, None, Busy("later."))
         assert theirs.recv(100) == bytes.fromhex("15 0303 0002 02 50")
 
 
@@ -141,4 +143,4 @@ def test_who_has_gone_is_not_told() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
     with ours:
-        turn_away(ours, ours, Busy("later."))
+        refuse_busy(ours, ours, Busy("later."))

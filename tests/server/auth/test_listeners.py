@@ -11,7 +11,7 @@ import pytest
 
 from jaxd_protocol.errors import CannotListen
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.listeners import listening_on
+from jaxd_server.auth.listeners import open_listeners
 
 FREE_PORT = Address.tcp("127.0.0.1", 0)
 
@@ -28,7 +28,7 @@ def leave_a_dead_socket(path: Path) -> None:
 def test_a_missing_directory_is_made_private(runtime: Path) -> None:
     """Nobody else can enter it, and the socket file goes with the server."""
     path = runtime / "new" / "server.sock"
-    with listening_on([unix(path)]):
+    with open_listeners([unix(path)]):
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert path.is_socket()
     assert not path.exists()
@@ -39,7 +39,7 @@ def test_a_directory_that_others_can_enter_is_refused(runtime: Path) -> None:
     runtime.chmod(0o755)
     with (
         pytest.raises(CannotListen, match=f"chmod 700 {runtime}"),
-        listening_on([unix(runtime / "server.sock")]),
+        open_listeners([unix(runtime / "server.sock")]),
     ):
         pass
 
@@ -54,11 +54,11 @@ def test_a_socket_for_others_can_be_reached_and_not_replaced(runtime: Path) -> N
     folder = runtime / "shared"
     ours, theirs = folder / "s.sock.control", folder / "s.sock"
     with (
-        listening_on([unix(theirs)], for_others=True),
-        listening_on([unix(ours)], beside_others=True),
+        open_listeners([unix(theirs)], for_others=True),
+        open_listeners([unix(ours)], beside_others=True),
     ):
         assert [mode_of(path) for path in (folder, theirs, ours)] == [0o711, 0o666, 0o600]
-    with listening_on([unix(runtime / "own" / "s.sock")]):
+    with open_listeners([unix(runtime / "own" / "s.sock")]):
         assert mode_of(runtime / "own" / "s.sock") == 0o600
 
 
@@ -71,7 +71,7 @@ def test_a_link_of_somebody_else_is_not_followed(
     folder.mkdir(mode=0o700)
     folder.chmod(0o711 if for_others else 0o700)
     link.symlink_to(folder)
-    with listening_on([unix(link / "s.sock")], for_others=for_others):
+    with open_listeners([unix(link / "s.sock")], for_others=for_others):
         assert (folder / "s.sock").is_socket()
     lstat = os.lstat
 
@@ -84,7 +84,7 @@ def test_a_link_of_somebody_else_is_not_followed(
     monkeypatch.setattr(os, "lstat", of_another)
     with (
         pytest.raises(CannotListen, match="another user has made"),
-        listening_on([unix(link / "s.sock")], for_others=for_others),
+        open_listeners([unix(link / "s.sock")], for_others=for_others),
     ):
         pass
 
@@ -99,13 +99,13 @@ def test_a_folder_that_is_not_fit_for_others_is_refused(
     folder.chmod(mode)
     with (
         pytest.raises(CannotListen, match=f"{words}.*chmod 711 {folder}"),
-        listening_on([unix(folder / "s.sock")], for_others=True),
+        open_listeners([unix(folder / "s.sock")], for_others=True),
     ):
         pass
     (runtime / "file").touch()
     with (
         pytest.raises(CannotListen, match="cannot make the directory"),
-        listening_on([unix(runtime / "file" / "folder" / "s.sock")], for_others=True),
+        open_listeners([unix(runtime / "file" / "folder" / "s.sock")], for_others=True),
     ):
         pass
 
@@ -114,19 +114,19 @@ def test_the_socket_of_a_dead_server_is_replaced(runtime: Path) -> None:
     """A crash does not have to be cleaned up by hand."""
     path = runtime / "server.sock"
     leave_a_dead_socket(path)
-    with listening_on([unix(path)]), socket.socket(socket.AF_UNIX) as caller:
+    with open_listeners([unix(path)]), socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(path))
 
 
 def test_the_socket_of_a_living_server_is_left_alone(runtime: Path) -> None:
     """The error names the two ways out, and the other server still answers."""
     path = runtime / "server.sock"
-    with listening_on([unix(path)]):
+    with open_listeners([unix(path)]):
         with (
             pytest.raises(
                 CannotListen, match=r"already answers at .*`jaxd stop`.*another --listen"
             ),
-            listening_on([unix(path)]),
+            open_listeners([unix(path)]),
         ):
             pass
         with socket.socket(socket.AF_UNIX) as caller:
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_socket_is_left_alone(runtime: Path) -> None:
     """A mistyped path does not cost the user a file."""
     path = runtime / "thesis.tex"
     path.write_text("years of work")
-    with pytest.raises(CannotListen, match="is no socket"), listening_on([unix(path)]):
+    with pytest.raises(CannotListen, match="is no socket"), open_listeners([unix(path)]):
         pass
     assert path.read_text() == "years of work"
 
@@ -145,7 +145,7 @@ def test_a_file_that_is_no_socket_is_left_alone(runtime: Path) -> None:
 def test_a_socket_that_somebody_else_put_there_is_not_removed(runtime: Path) -> None:
     """At its end a server removes its own file only."""
     path = runtime / "server.sock"
-    with listening_on([unix(path)]):
+    with open_listeners([unix(path)]):
         path.rename(runtime / "kept, so that its inode is not used again")
         leave_a_dead_socket(path)
     assert path.exists()
@@ -155,23 +155,23 @@ def test_a_path_that_is_too_long_is_refused(runtime: Path) -> None:
     """With the limit, and before anything is made."""
     path = runtime / ("x" * 60) / ("y" * 60)
     with pytest.raises(CannotListen, match=r"may have 107.*XDG_RUNTIME_DIR"):
-        listening_on([unix(path)]).__enter__()
+        open_listeners([unix(path)]).__enter__()
     assert not path.parent.exists()
 
 
 def test_port_0_becomes_the_port_that_was_given(runtime: Path) -> None:
     """The listener's address is the one that clients can use."""
-    with listening_on([FREE_PORT]) as (listener,):
+    with open_listeners([FREE_PORT]) as (listener,):
         assert listener.address.port == listener.socket.getsockname()[1] != 0
 
 
 def test_a_port_in_use_is_named(runtime: Path) -> None:
     """With the way to a free one."""
-    with listening_on([FREE_PORT]) as (first,):
+    with open_listeners([FREE_PORT]) as (first,):
         port = first.address.port
         with (
             pytest.raises(CannotListen, match=rf"port {port} .*tcp://127\.0\.0\.1:0 takes a free"),
-            listening_on([first.address]),
+            open_listeners([first.address]),
         ):
             pass
 
@@ -181,7 +181,7 @@ def test_a_host_that_does_not_exist_is_named(runtime: Path) -> None:
     nowhere = Address.tcp("nowhere.invalid", 0)
     with (
         pytest.raises(CannotListen, match=r"nowhere.invalid:0.*another --listen"),
-        listening_on([nowhere]),
+        open_listeners([nowhere]),
     ):
         pass
 
@@ -189,7 +189,7 @@ def test_a_host_that_does_not_exist_is_named(runtime: Path) -> None:
 def test_nothing_stays_open_when_a_later_address_fails(runtime: Path) -> None:
     """A failed start leaves the machine as it was."""
     path = runtime / "server.sock"
-    with pytest.raises(CannotListen), listening_on([unix(path), Address.unix("/" + "x" * 200)]):
+    with pytest.raises(CannotListen), open_listeners([unix(path), Address.unix("/" + "x" * 200)]):
         pass
     assert not path.exists()
 
@@ -201,7 +201,7 @@ def test_a_full_disk_is_named_when_the_directory_is_made(
     monkeypatch.setattr(os, "makedirs", no_room)
     with (
         pytest.raises(CannotListen, match=r"No space left.*Free some room"),
-        listening_on([unix(runtime / "new" / "server.sock")]),
+        open_listeners([unix(runtime / "new" / "server.sock")]),
     ):
         pass
 
@@ -213,7 +213,7 @@ def test_a_full_disk_is_named_when_the_socket_is_bound(
     monkeypatch.setattr(socket.socket, "bind", no_room)
     with (
         pytest.raises(CannotListen, match="no room on its disk"),
-        listening_on([unix(runtime / "server.sock")]),
+        open_listeners([unix(runtime / "server.sock")]),
     ):
         pass
 
@@ -233,6 +233,6 @@ def test_no_file_left_to_open_is_said_as_anything_else_that_is_in_the_way(
     monkeypatch.setattr("jaxd_server.auth.listeners.socket.socket", fail)
     with (
         pytest.raises(CannotListen, match="Too many open files"),
-        listening_on([unix(runtime / "server.sock")]),
+        open_listeners([unix(runtime / "server.sock")]),
     ):
         pass

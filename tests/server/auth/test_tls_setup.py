@@ -13,7 +13,7 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.certificates import certificate_of, fingerprint_of
 from jaxd_protocol.network.tokens import default_token_file, read_token_file
 from jaxd_server.auth.listeners import Listener
-from jaxd_server.auth.tls_setup import invitations, own_certificate_file, ready_for_tls
+from jaxd_server.auth.tls_setup import connection_hints, own_certificate_file, ready_for_tls
 from jaxd_server.config.options import ServerOptions
 from tests.certificates import authority, signed
 
@@ -25,7 +25,7 @@ def test_without_tls_nothing_is_made(runtime: Path) -> None:
     options = ServerOptions()
     assert ready_for_tls(options) is options
     with socket.socket() as sock:
-        assert invitations(options, [Listener(Address.tcp("localhost", 1), sock)]) == []
+        assert connection_hints(options, [Listener(Address.tcp("localhost", 1), sock)]) == []
     assert not (runtime / "config").exists()
 
 
@@ -72,7 +72,7 @@ def test_the_line_names_the_certificate(runtime: Path, monkeypatch: pytest.Monke
     ]:
         asked = replace(options, advertise=advertise)
         with socket.socket() as sock:
-            (line,) = invitations(asked, [Listener(Address.tls(host, port), sock)])
+            (line,) = connection_hints(asked, [Listener(Address.tls(host, port), sock)])
         assert line == f"export JAXD_SERVER='tls://{name}#sha256={pin}'{token}"
 
 
@@ -84,7 +84,7 @@ def test_a_certificate_of_ones_own_is_checked_by_name(
     certificate, key = signed()
     options = ready_for_tls(ServerOptions(listen=ANYWHERE, tls_cert=certificate, tls_key=key))
     with socket.socket() as sock:
-        (line,) = invitations(options, [Listener(Address.tls("gpu-host", 1), sock)])
+        (line,) = connection_hints(options, [Listener(Address.tls("gpu-host", 1), sock)])
     assert line == "export JAXD_SERVER=tls://gpu-host:1 JAXD_TOKEN=…"
 
 
@@ -95,14 +95,14 @@ def test_where_people_have_tokens_none_without_a_name_is_made(runtime: Path) -> 
     options = ready_for_tls(ServerOptions(listen=ANYWHERE, token_dir=folder))
     assert options.token_file is None
     with socket.socket() as sock:
-        (line,) = invitations(options, [Listener(Address.tls("gpu-host", 1), sock)])
+        (line,) = connection_hints(options, [Listener(Address.tls("gpu-host", 1), sock)])
     assert line.endswith(" JAXD_TOKEN_FILE=…")
 
 
 def line_of(options: ServerOptions, address: Address) -> list[str]:
     """What is printed for one listener."""
     with socket.socket() as sock:
-        return invitations(options, [Listener(address, sock)])
+        return connection_hints(options, [Listener(address, sock)])
 
 
 def test_the_line_of_a_server_that_anybody_could_answer_for_says_so(

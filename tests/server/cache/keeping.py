@@ -11,17 +11,6 @@ from typing import Any
 
 from jaxd_server.cache import Kind, Store, open_store
 
-__all__ = [
-    "OTHER",
-    "TARGET",
-    "OpenStore",
-    "call",
-    "file_of",
-    "keep_call",
-    "open_here",
-    "unused_for",
-]
-
 OpenStore = Callable[..., Store]
 
 TARGET = "0123456789abcdef"

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from jaxd.request.arguments import encode_arguments
-from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_server.cache import Store
-from jaxd_server.cache.catalog import KeptCall, broken, kept_calls, target_facts
+from jaxd_server.cache.catalog import CachedCall, cached_calls, check_records, target_facts
 from tests.server.cache.keeping import (
     OTHER,
     TARGET,
@@ -19,15 +19,15 @@ from tests.server.cache.keeping import (
 )
 
 
-def only(root: Path) -> KeptCall:
+def only(root: Path) -> CachedCall:
     """The one call that is kept."""
-    (call,) = kept_calls(str(root))
+    (call,) = cached_calls(str(root))
     return call
 
 
 def skeleton_of(*args: Any) -> bytes:
     """That of a call, as a client makes it."""
-    return bytes(encode_arguments(args, {}, Statics(), {})[0])
+    return bytes(encode_arguments(args, {}, StaticArgs(), {})[0])
 
 
 def test_a_call_is_described(store: Store, root: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_call_used_last_comes_first(store: Store, root: Path, open_: OpenSto
     keep_call(store, b"\x01")
     keep_call(open_(OTHER), b"\x02")
     unused_for(100, file_of(root, "calls", b"\x01"))
-    assert [call.target for call in kept_calls(str(root))] == [OTHER, TARGET]
+    assert [call.target for call in cached_calls(str(root))] == [OTHER, TARGET]
 
 
 def test_who_shares_a_program_is_told(store: Store, root: Path, open_: OpenStore) -> None:
@@ -58,7 +58,7 @@ def test_who_shares_a_program_is_told(store: Store, root: Path, open_: OpenStore
     keep_call(store, b"\x01", program=b"p")
     keep_call(store, b"\x02", program=b"p")
     keep_call(open_(OTHER), b"\x03", program=b"p")
-    shared = {call.record: call.shared_with for call in kept_calls(str(root))}
+    shared = {call.record: call.shared_with for call in cached_calls(str(root))}
     assert shared == {"01": ("02",), "02": ("01",), "03": ()}
 
 
@@ -74,7 +74,7 @@ def test_what_another_version_wrote_is_shown_as_far_as_it_goes(store: Store, roo
     store.write("calls", b"\x02", "something else")
     store.write("calls", b"\x03", (("name", "f"), ("parameters", (1, 2)), ("colour", "red")))
     assert store.flush(20)
-    found = {call.record: (call.name, call.build_s) for call in kept_calls(str(root))}
+    found = {call.record: (call.name, call.build_s) for call in cached_calls(str(root))}
     assert found == {"01": ("", 0.0), "02": ("", 0.0), "03": ("f", 0.0)}
 
 
@@ -88,7 +88,7 @@ def test_broken_files_are_left_out(store: Store, root: Path) -> None:
     """And stay where they are: looking changes nothing."""
     keep_call(store, b"\x01")
     file_of(root, "calls", b"\x01").write_bytes(b"x")
-    assert kept_calls(str(root)) == []
+    assert cached_calls(str(root)) == []
     assert file_of(root, "calls", b"\x01").exists()
 
 
@@ -106,12 +106,12 @@ def test_every_byte_is_checked(store: Store, root: Path) -> None:
     """Also those of a payload, and whether the file is where it belongs."""
     keep_call(store, b"\x01")
     keep_call(store, b"\x02")
-    assert [reason for _, reason in broken(str(root))] == [None] * 4
+    assert [reason for _, reason in check_records(str(root))] == [None] * 4
     program = file_of(root, "programs", b"p\x01")
     data = program.read_bytes()
     program.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     file_of(root, "calls", b"\x02").rename(file_of(root, "calls", b"\x03"))
-    found = {entry.path: reason for entry, reason in broken(str(root)) if reason}
+    found = {entry.path: reason for entry, reason in check_records(str(root)) if reason}
     assert found == {
         str(program): "its payload was changed",
         str(file_of(root, "calls", b"\x03")): "it is the file of another record",
@@ -122,4 +122,6 @@ def test_the_folder_of_another_target_is_noticed(store: Store, root: Path) -> No
     """Its records name the target that they are for."""
     keep_call(store, b"\x01")
     (root / "v1" / TARGET).rename(root / "v1" / OTHER)
-    assert {reason for _, reason in broken(str(root))} == {"it is the file of another record"}
+    assert {reason for _, reason in check_records(str(root))} == {
+        "it is the file of another record"
+    }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.cache.directory import Directory, cache_root, make_trusted, prove_trusted
+from jaxd_server.cache.directory import Directory, cache_root, check_trusted, make_trusted
 
 
 def mode(path: Path) -> int:
@@ -119,9 +119,9 @@ def test_a_path_that_everybody_can_change_is_refused(runtime: Path) -> None:
     above.chmod(0o777)
     (above / "cache").mkdir(mode=0o700)
     with pytest.raises(ConfigurationError, match=f"everybody can write to {above}"):
-        prove_trusted(str(above / "cache"))
+        check_trusted(str(above / "cache"))
     above.chmod(0o1777)
-    prove_trusted(str(above / "cache"))
+    check_trusted(str(above / "cache"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

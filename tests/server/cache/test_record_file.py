@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from jaxd_server.cache import record_file
-from jaxd_server.cache.record_file import Broken, Record, encode, read_file, read_header, write_file
+from jaxd_server.cache.record_file import (
+    InvalidRecord,
+    Record,
+    encode,
+    read_file,
+    read_header,
+    write_file,
+)
 
 CONTENT = (("name", "f"), ("shape", (1, 2.5, b"\x00", None)))
 
@@ -44,7 +51,7 @@ def test_the_header_is_read_without_the_payload(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert read(tmp_path / "f", payload=False) == Record(CONTENT, b"")
     assert read_header(str(tmp_path / "f")).name == b"n"
-    with pytest.raises(Broken, match="payload was changed"):
+    with pytest.raises(InvalidRecord, match="payload was changed"):
         read_header(str(tmp_path / "f"), check=True)
 
 
@@ -56,7 +63,7 @@ def test_one_bit_anywhere_is_noticed(tmp_path: Path) -> None:
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
-        with pytest.raises(Broken):
+        with pytest.raises(InvalidRecord):
             read(path)
 
 
@@ -68,7 +75,7 @@ def test_one_bit_of_a_packed_payload_is_noticed(tmp_path: Path) -> None:
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
-        with pytest.raises(Broken):
+        with pytest.raises(InvalidRecord):
             read(path)
 
 
@@ -79,7 +86,7 @@ def test_a_file_that_is_cut_off_anywhere_is_noticed(tmp_path: Path, payload: boo
     data = write(path)
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        with pytest.raises(Broken):
+        with pytest.raises(InvalidRecord):
             read(path, payload=payload)
 
 
@@ -87,7 +94,7 @@ def test_what_was_added_is_noticed(tmp_path: Path) -> None:
     """A file ends where its header says."""
     data = write(tmp_path / "f")
     (tmp_path / "f").write_bytes(data + b"\0")
-    with pytest.raises(Broken, match="something was added"):
+    with pytest.raises(InvalidRecord, match="something was added"):
         read(tmp_path / "f")
 
 
@@ -97,7 +104,7 @@ def test_the_file_of_another_record_is_not_believed(
 ) -> None:
     """Neither of another kind, nor another name, nor another target."""
     write(tmp_path / "f")
-    with pytest.raises(Broken, match="another record"):
+    with pytest.raises(InvalidRecord, match="another record"):
         read_file(str(tmp_path / "f"), *wrong)
 
 
@@ -106,7 +113,7 @@ def test_another_format_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(record_file, "FORMAT", 2)
     write(tmp_path / "f")
     monkeypatch.undo()
-    with pytest.raises(Broken, match="it has format 2"):
+    with pytest.raises(InvalidRecord, match="it has format 2"):
         read(tmp_path / "f")
 
 
@@ -114,7 +121,7 @@ def test_a_length_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
     """No memory is taken for what the file cannot hold."""
     start = record_file._PREFIX.pack(record_file._MAGIC, record_file.FORMAT, 1 << 62) + bytes(16)
     (tmp_path / "f").write_bytes(start)
-    with pytest.raises(Broken, match="cut off"):
+    with pytest.raises(InvalidRecord, match="cut off"):
         read(tmp_path / "f")
 
 
@@ -125,7 +132,7 @@ def test_links_folders_and_pipes_are_not_files(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "folder", "pipe"):
-        with pytest.raises(Broken):
+        with pytest.raises(InvalidRecord):
             read(tmp_path / name)
 
 
@@ -134,7 +141,7 @@ def test_a_file_that_others_can_write_is_not_believed(tmp_path: Path, mode: int)
     """What lies there is code that runs."""
     write(tmp_path / "f")
     (tmp_path / "f").chmod(mode)
-    with pytest.raises(Broken, match="others can write"):
+    with pytest.raises(InvalidRecord, match="others can write"):
         read(tmp_path / "f")
 
 
@@ -143,7 +150,7 @@ def test_the_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
     """Whatever its mode."""
     write(tmp_path / "f")
     os.chown(tmp_path / "f", 65534, -1)
-    with pytest.raises(Broken, match="another user"):
+    with pytest.raises(InvalidRecord, match="another user"):
         read(tmp_path / "f")
 
 

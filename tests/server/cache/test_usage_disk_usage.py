@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxd_server.cache import usage as module
-from jaxd_server.cache.usage import DiskUsage, Taken
+from jaxd_server.cache.usage import DiskUsage, FolderUsage
 from tests.server.in_process import shelf_in
 
 OLD_S = 1_000_000_000
@@ -36,7 +36,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     scanned = module._scanned
 
-    def spied(folder: str, changed_ns: int) -> module._Seen:
+    def spied(folder: str, changed_ns: int) -> module._CachedScan:
         seen.append(os.path.basename(folder))
         return scanned(folder, changed_ns)._replace(took_s=0.0)
 
@@ -48,12 +48,12 @@ def test_records_are_counted(folder: Path) -> None:
     """In whole blocks of the disk; what is not finished does not count."""
     put(folder / "programs", "cd", 5000)
     put(folder / "programs", ".12-ab.tmp")
-    assert DiskUsage(str(folder)).now() == Taken(4 * 4096, 3)
+    assert DiskUsage(str(folder)).now() == FolderUsage(4 * 4096, 3)
 
 
 def test_where_nothing_is_kept_there_is_nothing() -> None:
     """And a folder that is gone has nothing either."""
-    assert DiskUsage(None).now() == DiskUsage("/nowhere/at/all").now() == Taken()
+    assert DiskUsage(None).now() == DiskUsage("/nowhere/at/all").now() == FolderUsage()
 
 
 def test_it_is_that_of_a_store(runtime: Path) -> None:
@@ -61,7 +61,7 @@ def test_it_is_that_of_a_store(runtime: Path) -> None:
     shelf = shelf_in(str(runtime / "cache"))
     shelf.store.write("code", b"f" * 16, (), b"code")
     shelf.flush()
-    assert DiskUsage(shelf.store.folder).now() == Taken(4096, 1)
+    assert DiskUsage(shelf.store.folder).now() == FolderUsage(4096, 1)
     shelf.close()
 
 
@@ -72,7 +72,7 @@ def test_only_what_has_changed_is_looked_at_again(folder: Path, scans: list[str]
     assert (usage.now(), sorted(scans)) == (first, ["calls", "programs"])
     del scans[:]
     put(folder / "calls", "cd")
-    assert (usage.now(), scans) == (Taken(3 * 4096, 3), ["calls"])
+    assert (usage.now(), scans) == (FolderUsage(3 * 4096, 3), ["calls"])
 
 
 def test_a_folder_that_has_just_changed_is_looked_at_again(folder: Path, scans: list[str]) -> None:

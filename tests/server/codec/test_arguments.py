@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import statics_of
+from jaxd_protocol.jit.static_args import infer_static_args
 from jaxd_protocol.messages.function_manifest import parameter_names
 from jaxd_server.codec.arguments import donated_leaves, parse_arguments
 from tests.server.in_process import encode
@@ -75,7 +75,7 @@ def test_static_arguments_are_none_of_them() -> None:
         return x * n
 
     options = Options(static_argnums=(0,), donate_argnums=(1,))
-    skeleton, _, _ = encode((3, X), {}, statics_of(step, options))
+    skeleton, _, _ = encode((3, X), {}, infer_static_args(step, options))
     names = tuple(inspect.signature(step).parameters)
     assert donated_leaves(parse_arguments(skeleton), options, names) == {0}
 

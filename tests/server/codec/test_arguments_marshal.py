@@ -16,7 +16,7 @@ import optax  # type: ignore[import-untyped]
 import pytest
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.decoder import COUNT
@@ -165,14 +165,14 @@ def test_jax_takes_a_large_received_array_without_a_copy() -> None:
         channel.close()
 
 
-STATICS = Statics(frozenset({1}), frozenset({"mode"}))
+STATICS = StaticArgs(frozenset({1}), frozenset({"mode"}))
 
-TREES: list[tuple[tuple[Any, ...], dict[str, Any], Statics]] = [
-    ((), {}, NO_STATICS),
-    ((1.0, [2, (3j, None)], {}), {}, NO_STATICS),
-    (({"b": 1.0, "a": {"d": 2.0, "c": 3.0}},), {"z": 4.0, "y": 5.0}, NO_STATICS),
-    (({2: 1.0, 10: 2.0, -1: 3.0}, OrderedDict(b=1.0, a=2.0)), {}, NO_STATICS),
-    ((DefragResult(1.0, {"y": 2.0, "x": 3.0}),), {"d": DefragResult(None, ())}, NO_STATICS),  # type: ignore[arg-type]
+TREES: list[tuple[tuple[Any, ...], dict[str, Any], StaticArgs]] = [
+    ((), {}, NO_STATIC_ARGS),
+    ((1.0, [2, (3j, None)], {}), {}, NO_STATIC_ARGS),
+    (({"b": 1.0, "a": {"d": 2.0, "c": 3.0}},), {"z": 4.0, "y": 5.0}, NO_STATIC_ARGS),
+    (({2: 1.0, 10: 2.0, -1: 3.0}, OrderedDict(b=1.0, a=2.0)), {}, NO_STATIC_ARGS),
+    ((DefragResult(1.0, {"y": 2.0, "x": 3.0}),), {"d": DefragResult(None, ())}, NO_STATIC_ARGS),  # type: ignore[arg-type]
     ((1.0, ("relu", 3), {"b": 2.0, "a": 3.0}), {"mode": "fast", "k": 4.0}, STATICS),
     ((jax.random.key(0), 7, np.ones((2, 3))), {"mode": None}, STATICS),
 ]
@@ -180,7 +180,7 @@ TREES: list[tuple[tuple[Any, ...], dict[str, Any], Statics]] = [
 
 @pytest.mark.parametrize(("args", "kwargs", "statics"), TREES)
 def test_the_order_of_the_leaves_is_known_from_the_skeleton(
-    args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics
+    args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs
 ) -> None:
     """What the executable takes can be read off the wire without making the tree."""
     skeleton, blob, buffers = encode(args, kwargs, statics)
@@ -198,13 +198,13 @@ def test_the_order_of_the_leaves_is_known_from_the_skeleton(
 def test_pickled_arguments_have_no_order_that_is_known_before() -> None:
     """How many leaves are in them shows only when they are unpickled."""
     layout = parse_arguments(encode(({frozenset({1}): 2.0}, 1.0))[0])
-    assert call_order(layout, NO_STATICS) is None
+    assert call_order(layout, NO_STATIC_ARGS) is None
 
 
 def test_static_arguments_are_not_traced() -> None:
     """Neither those by position nor those by name."""
     arguments = ((1, 2, 3), {"mode": "fast", "x": 4})
-    assert dynamic(arguments, NO_STATICS) == arguments
+    assert dynamic(arguments, NO_STATIC_ARGS) == arguments
     assert dynamic(arguments, STATICS) == ((1, 3), {"x": 4})
 
 
@@ -290,7 +290,7 @@ def test_the_order_of_an_object_is_known_before(name: str) -> None:
     args = (1.0, OBJECTS[name], {"z": 1.0, "a": OBJECTS[name]})
     skeleton, blob, buffers = encode(args)
     layout = parse_arguments(skeleton)
-    order = call_order(layout, NO_STATICS)
+    order = call_order(layout, NO_STATIC_ARGS)
     assert order is not None
     leaves = read_leaves(layout.whole, blob, buffers)
     found = [jax.typeof(leaves[index]) for index in order]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.pickling.unpack.object_tokens import recall
-from jaxd_server.codec.object_references import class_name, homes, opaque, reference_to
+from jaxd_protocol.pickling.unpack.object_tokens import find_kept_object
+from jaxd_server.codec.object_references import class_name, object_numbers, opaque, reference_to
 
 
 class Model:
@@ -62,7 +62,7 @@ def test_what_came_from_no_client_has_no_name(make: Any) -> None:
 def test_a_method_is_named_by_its_owner() -> None:
     """But not when it was put there under another name."""
     model = Model()
-    homes.add(b"r" * 16, [model])
+    object_numbers.add(b"r" * 16, [model])
     reference = reference_to(model.apply)
     assert reference is not None
     assert (reference.kind, reference.detail[1]) == ("m", "apply")
@@ -74,7 +74,7 @@ def test_a_token_is_for_anything() -> None:
     """It says what the object is."""
     thing = Prickly()
     reference = opaque(thing)
-    assert recall(reference.token) is thing
+    assert find_kept_object(reference.token) is thing
     assert "Prickly" in reference.about
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import ArgumentError
-from jaxd_protocol.pickling.unpack.object_tokens import recall
+from jaxd_protocol.pickling.unpack.object_tokens import find_kept_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal, parse_skeleton
 from jaxd_protocol.pytree.references import Reference, load_reference
-from jaxd_server.codec.object_references import homes
-from jaxd_server.codec.rebind_results import adopted
-from jaxd_server.codec.results import ResultForm
+from jaxd_server.codec.object_references import object_numbers
+from jaxd_server.codec.rebind_results import rebind_form
+from jaxd_server.codec.results import ResultLayout
 
 THERE = bytes(range(16))
 
@@ -39,16 +39,16 @@ class _Own:
         raise AssertionError
 
 
-def form_with(*references: Reference) -> ResultForm:
+def form_with(*references: Reference) -> ResultLayout:
     """A result that holds these and no data."""
     encoder = TreeEncoder()
     encoder.node([None] * len(references))
     assert encoder.skeleton.endswith(b"N" * len(references))
     head = encoder.skeleton[: -len(references) or None]
-    return ResultForm.of(head + b"".join(b"R" + dump_literal(r.plain()) for r in references), ())
+    return ResultLayout.of(head + b"".join(b"R" + dump_literal(r.plain()) for r in references), ())
 
 
-def references_of(form: ResultForm) -> list[Reference]:
+def references_of(form: ResultLayout) -> list[Reference]:
     """Those in a form."""
     own = _Own()
     parse_skeleton(form.skeleton, lambda *_: object, None, own)
@@ -57,7 +57,7 @@ def references_of(form: ResultForm) -> list[Reference]:
 
 def adopted_one(kind: str, *detail: Any) -> Reference:
     """A reference as it stands in the adopted form."""
-    form = adopted(form_with(Reference(kind, detail, THERE, "it")))
+    form = rebind_form(form_with(Reference(kind, detail, THERE, "it")))
     (found,) = references_of(form)
     return found
 
@@ -80,7 +80,7 @@ def test_a_token_that_comes_back_gives_the_object_of_this_process(case: str) -> 
     reference = adopted_one(*place)
     assert reference.token != THERE
     assert len(reference.token) == 16
-    found = recall(reference.token)
+    found = find_kept_object(reference.token)
     if case == "a member":
         assert found is __import__("socket").AF_UNIX
     elif case == "a dtype":
@@ -94,12 +94,12 @@ def test_an_object_of_a_function_is_found_once_the_function_is_here() -> None:
     thing = object()
     reference = adopted_one("n", ((b"m" * 16, 0), (b"o" * 16, 1)))
     with pytest.raises(ArgumentError, match="does not have"):
-        recall(reference.token)
-    homes._arrived[b"o" * 16] = [None, thing]
+        find_kept_object(reference.token)
+    object_numbers._arrived[b"o" * 16] = [None, thing]
     try:
-        assert recall(reference.token) is thing
+        assert find_kept_object(reference.token) is thing
     finally:
-        del homes._arrived[b"o" * 16]
+        del object_numbers._arrived[b"o" * 16]
 
 
 def test_a_method_is_bound_to_what_its_owner_leads_to() -> None:
@@ -108,7 +108,7 @@ def test_a_method_is_bound_to_what_its_owner_leads_to() -> None:
     reference = adopted_one("m", owner.plain(), "upper")
     inner = load_reference(reference.detail[0])
     assert THERE != reference.token != inner.token != b"o" * 16
-    assert recall(reference.token)() == recall(inner.token).upper()
+    assert find_kept_object(reference.token)() == find_kept_object(inner.token).upper()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_method_is_bound_to_what_its_owner_leads_to() -> None:
 def test_what_cannot_be_found_here_says_what_to_do(place: tuple[Any, ...]) -> None:
     """As for a token of a server that was started again."""
     with pytest.raises(ArgumentError, match="Call the function that returned it once more"):
-        recall(adopted_one(*place).token)
+        find_kept_object(adopted_one(*place).token)
 
 
 def test_nothing_is_imported_before_a_token_comes_back() -> None:
@@ -143,11 +143,11 @@ def test_the_same_object_has_the_same_token_in_every_form() -> None:
 
 def test_everything_else_of_a_form_stays() -> None:
     """References without tokens, data, and forms without references."""
-    plain = ResultForm.of(form_with().skeleton, ())
-    assert adopted(plain) is plain
+    plain = ResultLayout.of(form_with().skeleton, ())
+    assert rebind_form(plain) is plain
     form = form_with(
         Reference("i", ("json", "loads"), THERE, "R"), Reference("d", ("int8",), b"", "")
     )
-    first, second = references_of(adopted(form))
+    first, second = references_of(rebind_form(form))
     assert (first.kind, first.detail, first.about) == ("i", ("json", "loads"), "R")
     assert second == Reference("d", ("int8",), b"", "")

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.results.local_objects import OwnObjects, RemoteObject
+from jaxd.results.local_objects import LocalObjects, RemoteObject
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.pickling.unpack.content_table import server_table
-from jaxd_protocol.pytree.references import mark_of
-from jaxd_server.codec.object_references import homes
+from jaxd_protocol.pickling.unpack.content_table import content_table
+from jaxd_protocol.pytree.references import function_mark
+from jaxd_server.codec.object_references import object_numbers
 from tests.ids import stable_id
 from tests.server.codec.test_results import arrived, packed
 
@@ -86,10 +86,15 @@ def home(static: Any, packages: Any = ("optax",)) -> Any:
         arrived(cls)
     walked = walk(reaches, "reaches")
     fingerprint = walked.fingerprint.digest
-    homes.add(fingerprint, walked.reach.numbered)
+    object_numbers.add(fingerprint, walked.reach.numbered)
     reach = walked.reach
-    own = OwnObjects(
-        "reaches", mark_of(fingerprint), reach.numbered, packages, reach.objects, reach.installed
+    own = LocalObjects(
+        "reaches",
+        function_mark(fingerprint),
+        reach.numbered,
+        packages,
+        reach.objects,
+        reach.installed,
     )
     form, blob, _ = packed(carrying(static))
     return ResultReader(MET, own).read(form.skeleton, blob, (), "numpy").static
@@ -139,7 +144,7 @@ def test_the_same_object_not_a_copy() -> None:
 def test_a_callable_that_came_with_an_argument() -> None:
     """Comes home as the object that the client sent last."""
     update = SGD.update
-    server_table.callable_of(b"u" * 16, lambda: update)
+    content_table.callable_of(b"u" * 16, lambda: update)
     form, blob, _ = packed(carrying(update))
     mine, later = (lambda: 1), (lambda: 2)
     reader = ResultReader({**MET, b"u" * 16: mine})

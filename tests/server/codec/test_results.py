@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxd.results.local_objects import OwnObjects, RemoteObject
+from jaxd.results.local_objects import LocalObjects, RemoteObject
 from jaxd.results.reader import ResultReader, ResultsAs
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
-from jaxd_protocol.pickling.unpack.object_tokens import recall
-from jaxd_server.codec.results import ResultForm, pack_result, result_form
+from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
+from jaxd_protocol.pickling.unpack.object_tokens import find_kept_object
+from jaxd_server.codec.results import ResultLayout, pack_result, result_layout
 from jaxd_server.jax_compat.lowered import out_leaves
 
 
@@ -108,10 +108,10 @@ CLASSES = {
 }
 
 
-def packed(result: Any) -> tuple[ResultForm, bytes, list[memoryview]]:
+def packed(result: Any) -> tuple[ResultLayout, bytes, list[memoryview]]:
     """A result's form, and its data."""
     leaves, structure = jax.tree.flatten(result)
-    form = result_form(leaves, structure)
+    form = result_layout(leaves, structure)
     return form, *pack_result(leaves, form)[:2]
 
 
@@ -125,9 +125,9 @@ def home(result: Any, results: ResultsAs = "numpy") -> Any:
 
 def arrived(cls: Any) -> None:
     """Has the server know a class as one of its clients'."""
-    with server_table.making():
+    with content_table.unpacking():
         name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
-        server_table.class_of(name, lambda: cls)
+        content_table.class_of(name, lambda: cls)
 
 
 def run(tree: Any) -> Any:
@@ -155,7 +155,7 @@ def test_default_dicts_come_home_with_what_makes_their_values() -> None:
     form, blob, buffers = packed(run(defaultdict(list, a=1.0)))
     with pytest.raises(ResultError, match="cannot be made here"):
         ResultReader(CLASSES).read(form.skeleton, blob, buffers, "numpy")
-    reader = ResultReader(CLASSES, OwnObjects(installed=[list]))
+    reader = ResultReader(CLASSES, LocalObjects(installed=[list]))
     result = reader.read(form.skeleton, blob, buffers, "numpy")
     assert type(result) is defaultdict
     assert result.default_factory is list
@@ -225,10 +225,10 @@ def test_data_that_jax_does_not_see_is_no_data() -> None:
 
         arrived(Holder)
         form, blob, _ = packed(Holder.tree_unflatten(None, (jnp.ones(1),)))
-        met = {(Holder.__module__, Holder.__qualname__): Holder}
-        found = ResultReader(met).read(form.skeleton, blob, (), "numpy")
+        known_objects = {(Holder.__module__, Holder.__qualname__): Holder}
+        found = ResultReader(known_objects).read(form.skeleton, blob, (), "numpy")
         assert type(found.extra) is RemoteObject
-        assert recall(found.extra.token) is extra
+        assert find_kept_object(found.extra.token) is extra
 
 
 def test_a_dict_with_unusual_keys_comes_home() -> None:
@@ -302,7 +302,7 @@ def test_a_form_is_its_skeleton_and_its_order(result: Any) -> None:
     """Nothing else has to be kept: the rest is made from them, without any class."""
     arrived(Table)
     form, blob, buffers = packed(result)
-    again = ResultForm.of(form.skeleton, form.order)
+    again = ResultLayout.of(form.skeleton, form.order)
     assert again == form
     assert pack_result(jax.tree.leaves(result), again) == (blob, buffers, ())
 
@@ -311,7 +311,7 @@ def test_a_form_can_be_made_before_there_is_a_result() -> None:
     """From what jax says of the leaves while it lowers."""
     function = jax.jit(lambda x: {"weak": x * 2, "key": jax.random.key(0), "x": (jnp.ones(3), x)})
     lowered = function.lower(1.0)
-    form = result_form(out_leaves(lowered), lowered.out_tree)
+    form = result_layout(out_leaves(lowered), lowered.out_tree)
     assert form == packed(function(1.0))[0]
     assert (len(form.layout.leaves), form.keys) == (4, True)
 
@@ -340,4 +340,4 @@ def test_only_a_form_without_tokens_lasts() -> None:
 def test_what_is_no_skeleton_is_no_form(skeleton: bytes) -> None:
     """With the error that other unreadable messages have."""
     with pytest.raises(ProtocolError):
-        ResultForm.of(skeleton, ())
+        ResultLayout.of(skeleton, ())

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from jaxd_protocol.messages.data_locations import (
-    EVERYTHING,
-    HOME_BYTES,
-    NOTHING,
-    Stay,
-    unpack_numbers,
+    INLINE_RESULT_BYTES,
+    KEEP_ALL,
+    KEEP_NONE,
+    ResultPolicy,
+    unpack_leaf_numbers,
 )
 from jaxd_protocol.pytree import Layout, Leaf
-from jaxd_server.codec.results import staying
+from jaxd_server.codec.results import retained_leaves
 
 LOSS = Leaf("A", "float32")
 COUNT = Leaf("A", "int32")
@@ -24,11 +24,11 @@ STATE = (COUNT, BIAS, WEIGHTS)
 
 
 def numbers(
-    leaves: Sequence[Leaf], above: int, home: int = HOME_BYTES, taken: Sequence[Leaf] = ()
+    leaves: Sequence[Leaf], above: int, home: int = INLINE_RESULT_BYTES, taken: Sequence[Leaf] = ()
 ) -> tuple[list[int], list[int]]:
     """What stays, and what does not come home."""
-    found = staying(Layout(leaves, tuple), Stay(1, above, home), taken)
-    away = list(unpack_numbers(found.told))
+    found = retained_leaves(Layout(leaves, tuple), ResultPolicy(1, above, home), taken)
+    away = list(unpack_leaf_numbers(found.told))
     assert sorted((*found.home, *found.away)) == list(range(len(leaves)))
     kept = [number for number, _ in found.kept]
     assert found.nbytes == sum(leaves[number].nbytes for number in kept)
@@ -39,40 +39,40 @@ def numbers(
 
 def test_nothing_stays() -> None:
     """All of it comes home, whatever its size, and whatever it looks like."""
-    assert numbers((*STATE, LOSS), NOTHING, NOTHING, STATE) == ([], [])
+    assert numbers((*STATE, LOSS), KEEP_NONE, KEEP_NONE, STATE) == ([], [])
 
 
 def test_what_is_large_stays() -> None:
     """The rest comes home."""
-    assert numbers((*STATE, LOSS), HOME_BYTES) == ([2], [2])
+    assert numbers((*STATE, LOSS), INLINE_RESULT_BYTES) == ([2], [2])
 
 
 def test_what_looks_like_an_argument_stays_with_it() -> None:
     """It is the state of a loop; the loss is not."""
-    assert numbers((*STATE, LOSS), HOME_BYTES, taken=STATE) == ([0, 1, 2], [0, 1, 2])
+    assert numbers((*STATE, LOSS), INLINE_RESULT_BYTES, taken=STATE) == ([0, 1, 2], [0, 1, 2])
 
 
 def test_many_small_arrays_that_look_like_arguments_stay() -> None:
     """None is large, but all together are."""
     small = [Leaf("A", "float32", (8, 1024))] * 3
-    assert numbers((*small, LOSS), HOME_BYTES, taken=small) == ([0, 1, 2], [0, 1, 2])
-    assert numbers((*small, LOSS), HOME_BYTES) == ([], [])
+    assert numbers((*small, LOSS), INLINE_RESULT_BYTES, taken=small) == ([0, 1, 2], [0, 1, 2])
+    assert numbers((*small, LOSS), INLINE_RESULT_BYTES) == ([], [])
 
 
 def test_a_small_result_comes_home() -> None:
     """Also when it looks like the argument."""
-    assert numbers((BIAS, LOSS), HOME_BYTES, taken=(BIAS, LOSS)) == ([], [])
+    assert numbers((BIAS, LOSS), INLINE_RESULT_BYTES, taken=(BIAS, LOSS)) == ([], [])
 
 
 def test_everything_stays() -> None:
     """And nothing comes home when nothing is to."""
-    assert numbers((*STATE, LOSS), EVERYTHING, -1) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert numbers((*STATE, LOSS), KEEP_ALL, -1) == ([0, 1, 2, 3], [0, 1, 2, 3])
 
 
 def test_the_state_of_a_loop_does_not_come_home() -> None:
     """However small it is; what is new does, and stays as well."""
-    assert numbers((*STATE, LOSS), EVERYTHING, taken=STATE) == ([0, 1, 2, 3], [0, 1, 2])
-    assert numbers((BIAS, LOSS), EVERYTHING, taken=(BIAS,)) == ([0, 1], [0])
+    assert numbers((*STATE, LOSS), KEEP_ALL, taken=STATE) == ([0, 1, 2, 3], [0, 1, 2])
+    assert numbers((BIAS, LOSS), KEEP_ALL, taken=(BIAS,)) == ([0, 1], [0])
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_each_value_that_was_taken_stands_for_one_leaf(
     taken: Sequence[Leaf], away: list[int]
 ) -> None:
     """A loss is not taken for the state because there is a number of its kind in the state."""
-    assert numbers((LOSS, LOSS), EVERYTHING, taken=taken)[1] == away
+    assert numbers((LOSS, LOSS), KEEP_ALL, taken=taken)[1] == away

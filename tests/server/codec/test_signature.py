@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import ArgumentError
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_server.codec.signature import lasting_signature, signature_of
 from tests.server.codec.test_results import arrived
 
-FIRST = Statics(frozenset({0}), frozenset({"x"}))
+FIRST = StaticArgs(frozenset({0}), frozenset({"x"}))
 
 
 def of(*args: Any, **kwargs: Any) -> Any:
     """The signature of a call without static arguments."""
-    return signature_of(args, kwargs, NO_STATICS)
+    return signature_of(args, kwargs, NO_STATIC_ARGS)
 
 
 def static(value: Any) -> Any:
@@ -179,7 +179,7 @@ def lasting(*args: Any, **kwargs: Any) -> bytes:
     """The lasting signature of a call without static arguments, of classes that have arrived."""
     for cls in (Layer, Pair):
         arrived(cls)
-    return lasting_signature(args, kwargs, NO_STATICS)
+    return lasting_signature(args, kwargs, NO_STATIC_ARGS)
 
 
 def lasting_static(value: Any) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 
 from jaxd_protocol.errors import LimitExceeded
 from jaxd_server.compilation.build_quota import BuildQuota
-from tests.server.in_process import Shop
+from tests.server.in_process import InProcessServer
 
 
 class Clock:
@@ -55,7 +55,7 @@ def test_without_a_limit_nothing_is_counted() -> None:
 
 
 def test_a_client_that_has_had_its_share_goes_on_with_what_is_ready(
-    open_shop: Callable[..., Shop],
+    open_shop: Callable[..., InProcessServer],
 ) -> None:
     """New programs are refused before they are traced, with what to do."""
     shop = open_shop(principal_build_s=0.001)

@@ -11,11 +11,11 @@ import pytest
 
 from jaxd_protocol.messages.calls import OK
 from tests.server.costs import BUILT, LOADED, counts, double
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 from tests.server.restarted import Marked
 from tests.server.staging import PATIENCE_S, at_once, join, start, until
 
-Open = Callable[..., Kitchen]
+Open = Callable[..., PipelineHarness]
 
 X = np.arange(5, dtype=np.float32)
 
@@ -68,7 +68,7 @@ def failing(x: Any) -> Any:
 
 def test_only_so_many_are_built_at_once(gate: Gate) -> None:
     """The others wait for a place, and all are built in the end."""
-    kitchen = Kitchen(builds=2)
+    kitchen = PipelineHarness(builds=2)
     source = Source(gated)
     sizes = range(1, 6)
     threads = [start(kitchen.value, source, np.ones(size, np.float32)) for size in sizes]
@@ -134,7 +134,7 @@ def test_many_who_load_the_same_load_once(open_kitchen: Open) -> None:
 def test_each_stage_is_told(open_kitchen: Open) -> None:
     """Of a build all of them, of a load only that."""
 
-    def stages(kitchen: Kitchen) -> list[str]:
+    def stages(kitchen: PipelineHarness) -> list[str]:
         told: list[str] = []
         call = Source(double).call((X,), emit=lambda kind, event: told.append(event["stage"]))
         assert kitchen.answer(call)[0][0] == OK

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from tests.server.costs import BUILT, LOADED, SHARED, counts, double
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 
-Open = Callable[..., Kitchen]
+Open = Callable[..., PipelineHarness]
 
 X = np.arange(5, dtype=np.float32)
 
 
-def damage(kitchen: Kitchen, kind: str) -> None:
+def damage(kitchen: PipelineHarness, kind: str) -> None:
     """Flips a bit in each record of a kind, where nobody holds them."""
     assert kitchen.shelf is not None
     kitchen.shelf.flush()
@@ -30,7 +30,7 @@ def damage(kitchen: Kitchen, kind: str) -> None:
         file.write_bytes(data)
 
 
-def spoil(kitchen: Kitchen, kind: Any) -> None:
+def spoil(kitchen: PipelineHarness, kind: Any) -> None:
     """Writes something whole, but senseless, in place of each record of a kind."""
     assert kitchen.shelf is not None
     kitchen.shelf.flush()

@@ -18,12 +18,12 @@ import pytest
 from jaxd_protocol.jit.options import Options
 from tests.fake_packages import FakeSite
 from tests.server.costs import COUNTERS, LOADED, SHARED, counts, double
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 from tests.server.restarted import CASES, NOT_KEPT
 
-Open = Callable[..., Kitchen]
+Open = Callable[..., PipelineHarness]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 X = np.arange(5, dtype=np.float32)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.eviction import Limits
-from jaxd_server.compilation.eviction_costs import Appraisal, are_within
+from jaxd_server.compilation.eviction_costs import EvictionCosts, are_within
 from tests.server.builds import executable
 
 MIB = 1 << 20
@@ -18,10 +18,10 @@ def made(seconds: float = 0.0, host_bytes: int = 0, device_bytes: int = 0) -> Ex
     return one
 
 
-def appraisal(*sizes: int, is_kept: bool = False) -> Appraisal:
+def appraisal(*sizes: int, is_kept: bool = False) -> EvictionCosts:
     """Of a process that had and has these sizes."""
     left = iter(sizes)
-    return Appraisal(lambda _: is_kept, lambda: next(left))
+    return EvictionCosts(lambda _: is_kept, lambda: next(left))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from jaxd_server.compilation.functions.function import Function
 from jaxd_server.jax_compat.arrays import live_executables
 from jaxd_server.runtime.reclaimer import Reclaimer
 from tests.server.builds import executable as shell
-from tests.server.in_process import Kitchen, Source, encode, function_of
+from tests.server.in_process import PipelineHarness, Source, encode, function_of
 from tests.server.staging import at_once, until
 
 
@@ -237,7 +237,7 @@ def test_an_argument_that_cannot_be_traced_builds_nothing() -> None:
     assert len(table.pool) == 0
 
 
-def test_reclaiming_frees_the_compiled_programs(kitchen: Kitchen) -> None:
+def test_reclaiming_frees_the_compiled_programs(kitchen: PipelineHarness) -> None:
     """All ten of one function that lives on; the number of programs in memory goes back."""
     source = Source(lambda x: x * 7 + 1)
     arrays = [np.ones(size, np.float32) for size in range(1, 11)]

@@ -17,7 +17,7 @@ from jaxd_server.compilation.executables import Executables
 from jaxd_server.jax_compat.arrays import live_executables
 from jaxd_server.runtime.reclaimer import Reclaimer
 from tests.server.builds import executable as shell
-from tests.server.in_process import Kitchen, Source, encode, function_of
+from tests.server.in_process import PipelineHarness, Source, encode, function_of
 from tests.server.staging import at_once, until
 
 MIB = 1 << 20
@@ -178,14 +178,16 @@ def test_what_a_call_has_made_stays_until_that_call_ends() -> None:
 
 
 @pytest.fixture
-def tiny() -> Iterator[Kitchen]:
+def tiny() -> Iterator[PipelineHarness]:
     """A pipeline with room for one executable."""
-    kitchen = Kitchen(limit=1)
+    kitchen = PipelineHarness(limit=1)
     yield kitchen
     kitchen.close()
 
 
-def test_nothing_is_dropped_before_it_ran(tiny: Kitchen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_dropped_before_it_ran(
+    tiny: PipelineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight threads build for a table of one; none of their executables goes before its call."""
     ran: set[int] = set()
     dropped: list[int] = []
@@ -214,7 +216,7 @@ def test_nothing_is_dropped_before_it_ran(tiny: Kitchen, monkeypatch: pytest.Mon
     assert tiny.counts() == (8, 8)
 
 
-def test_dropping_frees_without_the_garbage_collector(tiny: Kitchen) -> None:
+def test_dropping_frees_without_the_garbage_collector(tiny: PipelineHarness) -> None:
     """The executables that jax has do not pile up, although nobody looks for cycles."""
     source = Source(lambda x: x * 5)
     gc.collect()
@@ -229,7 +231,7 @@ def test_dropping_frees_without_the_garbage_collector(tiny: Kitchen) -> None:
         gc.enable()
 
 
-def test_two_functions_with_one_program_free_it_together(kitchen: Kitchen) -> None:
+def test_two_functions_with_one_program_free_it_together(kitchen: PipelineHarness) -> None:
     """With the first of them jax still has it, with the second it has not."""
     one, other = (Source(function) for function in (lambda x: x * 11 - 2, lambda y: y * 11 - 2))
     before = live_executables()

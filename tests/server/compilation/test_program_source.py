@@ -13,13 +13,13 @@ from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat import programs as jax_programs
 from jaxd_server.jax_compat.arrays import live_executables
 from tests.server.costs import BUILT, LOADED, SHARED, counts, double
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
 if TYPE_CHECKING:
     import pytest
 
-Open = Callable[..., Kitchen]
+Open = Callable[..., PipelineHarness]
 
 X = np.arange(5, dtype=np.float32)
 
@@ -30,7 +30,7 @@ def twice(y: Any) -> Any:
     return doubled + 17
 
 
-def test_a_renamed_function_shares_the_program(kitchen: Kitchen) -> None:
+def test_a_renamed_function_shares_the_program(kitchen: PipelineHarness) -> None:
     """It is traced and lowered, not compiled, and takes no memory of its own."""
     gc.collect()
     before = live_executables()
@@ -59,7 +59,7 @@ def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_kitchen
     assert len(kitchen.maker.programs.known) == 1
 
 
-def test_shared_programs_outlive_each_other(kitchen: Kitchen) -> None:
+def test_shared_programs_outlive_each_other(kitchen: PipelineHarness) -> None:
     """Dropping one executable leaves the other's program where it is."""
     first, second = Source(double), Source(twice)
     for source in (first, second):

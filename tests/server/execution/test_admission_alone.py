@@ -8,7 +8,7 @@ import time
 import pytest
 
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining
-from jaxd_server.execution.admission import Admission, Running
+from jaxd_server.execution.admission import Admission, AdmittedCall
 from tests.server.staging import PATIENCE_S, join, start, until, waiting
 
 
@@ -20,7 +20,7 @@ class Alone:
     """A call in a thread of its own that wants to be alone."""
 
     def __init__(self, admission: Admission, deadline: float | None = None) -> None:
-        self.admitted: Running | None = None
+        self.admitted: AdmittedCall | None = None
         self.is_alone: bool | None = None
         self.company = threading.Event()
         self._admission = admission
@@ -28,7 +28,7 @@ class Alone:
         self.thread = start(self._enter)
 
     def _enter(self) -> None:
-        self.admitted, self.is_alone = self._admission.enter_alone(
+        self.admitted, self.is_alone = self._admission.enter_exclusive(
             "deadly", self._deadline, self.company.set
         )
 
@@ -48,7 +48,7 @@ def test_it_begins_when_those_before_it_are_done_and_others_wait_for_it() -> Non
     before = admission.enter("before", None)
     alone = Alone(admission)
     until(lambda: admission.is_barred and waiting(admission._changed))
-    after: list[Running] = []
+    after: list[AdmittedCall] = []
     late = start(lambda: after.append(admission.enter("after", None)))
     until(lambda: waiting(admission._changed) == 2)
     assert not alone.thread_is_done()
@@ -79,7 +79,7 @@ def test_one_after_the_other() -> None:
 def test_what_runs_inside_of_it_does_not_wait() -> None:
     """It would wait for itself."""
     admission = Admission(PATIENCE_S, PATIENCE_S)
-    alone, _ = admission.enter_alone("deadly", None, nothing)
+    alone, _ = admission.enter_exclusive("deadly", None, nothing)
     inner = admission.enter("inner", None, inside=True)
     admission.leave(inner)
     admission.leave(alone)
@@ -101,9 +101,9 @@ def test_it_does_not_keep_others_waiting_for_ever() -> None:
 def test_others_wait_longer_where_that_is_needed() -> None:
     """For one that took longer the last time."""
     admission = Admission(PATIENCE_S, 0.0)
-    alone, is_alone = admission.enter_alone("slow", None, nothing, alone_s=PATIENCE_S)
+    alone, is_alone = admission.enter_exclusive("slow", None, nothing, alone_s=PATIENCE_S)
     assert is_alone
-    after: list[Running] = []
+    after: list[AdmittedCall] = []
     late = start(lambda: after.append(admission.enter("after", None)))
     until(lambda: waiting(admission._changed))
     assert after == []
@@ -116,7 +116,7 @@ def test_it_does_not_wait_for_ever_for_those_before_it() -> None:
     """It runs beside a long call, and says that it is not alone; nobody waits for it then."""
     admission = Admission(0.0, PATIENCE_S)
     before = admission.enter("training for hours", None)
-    alone, is_alone = admission.enter_alone("deadly", None, nothing)
+    alone, is_alone = admission.enter_exclusive("deadly", None, nothing)
     assert not is_alone
     admission.leave(admission.enter("other", None))
     admission.leave(alone)
@@ -126,12 +126,12 @@ def test_it_does_not_wait_for_ever_for_those_before_it() -> None:
 def test_deadlines_pass_while_calls_wait() -> None:
     """On both sides; who gives up keeps nobody else waiting."""
     admission = Admission(PATIENCE_S, PATIENCE_S)
-    alone, _ = admission.enter_alone("deadly", None, nothing)
+    alone, _ = admission.enter_exclusive("deadly", None, nothing)
     soon = time.monotonic() + 0.01
     with pytest.raises(DeadlineExceeded):
         admission.enter("other", soon)
     with pytest.raises(DeadlineExceeded):
-        admission.enter_alone("deadly too", soon, nothing)
+        admission.enter_exclusive("deadly too", soon, nothing)
     admission.leave(alone)
     assert not admission.is_barred
 
@@ -139,7 +139,7 @@ def test_deadlines_pass_while_calls_wait() -> None:
 def test_a_server_that_drains_refuses_those_who_wait() -> None:
     """And waits for the one that runs."""
     admission = Admission(PATIENCE_S, PATIENCE_S)
-    alone, _ = admission.enter_alone("deadly", None, nothing)
+    alone, _ = admission.enter_exclusive("deadly", None, nothing)
     refused: list[BaseException] = []
 
     def enter() -> None:
@@ -149,7 +149,7 @@ def test_a_server_that_drains_refuses_those_who_wait() -> None:
 
     def enter_alone() -> None:
         with pytest.raises(ServerDraining) as raised:
-            admission.enter_alone("other", None, nothing)
+            admission.enter_exclusive("other", None, nothing)
         refused.append(raised.value)
 
     threads = [start(enter), start(enter_alone)]

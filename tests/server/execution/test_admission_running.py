@@ -1,26 +1,26 @@
 from __future__ import annotations
 
 from jaxd_protocol.errors import Cancelled
-from jaxd_server.execution.admission import Running
-from jaxd_server.runtime.threads.cancellation import Interest
+from jaxd_server.execution.admission import AdmittedCall
+from jaxd_server.runtime.threads.cancellation import CancelToken
 
 
 def test_a_call_that_cannot_be_given_up_is_shown_with_its_age() -> None:
     """Nothing is known of what it waits for."""
-    call = Running("step")
+    call = AdmittedCall("step")
     call.started -= 5.0
     row = call.row()
     assert row.keys() == {"function", "seconds"}
     assert row["function"] == "step"
     assert float(row["seconds"]) >= 5.0
-    assert not call.is_left
+    assert not call.is_abandoned
 
 
 def test_one_for_which_somebody_waits_is_shown_with_what_it_does() -> None:
     """And for how long it waited until it did."""
     now = [0.0]
-    interest = Interest(clock=lambda: now[0])
-    call = Running("step", interest=interest)
+    interest = CancelToken(clock=lambda: now[0])
+    call = AdmittedCall("step", interest=interest)
     interest.enter("waiting")
     now[0] += 1.5
     interest.enter("running")
@@ -30,9 +30,9 @@ def test_one_for_which_somebody_waits_is_shown_with_what_it_does() -> None:
 
 def test_one_for_which_nobody_waits_is_left() -> None:
     """Once its client was told; not as soon as it is given up."""
-    interest = Interest()
-    call = Running("step", interest=interest)
+    interest = CancelToken()
+    call = AdmittedCall("step", interest=interest)
     interest.give_up(Cancelled("not wanted."))
-    found = [call.is_left]
-    interest.is_settled = True
-    assert [*found, call.is_left] == [False, True]
+    found = [call.is_abandoned]
+    interest.is_client_notified = True
+    assert [*found, call.is_abandoned] == [False, True]

@@ -7,12 +7,19 @@ import pytest
 
 from jaxd_protocol.base.buffers import deflate
 from jaxd_protocol.errors import Busy, JaxdError, ProtocolError
-from jaxd_protocol.messages.data_locations import BLOCK, KEPT, PACKED, VALUE, Row, pack_rows
+from jaxd_protocol.messages.data_locations import (
+    BLOCK,
+    CACHED_AS_VALUE,
+    COMPRESSED,
+    VALUE,
+    DataLocation,
+    pack_locations,
+)
 from jaxd_server.codec.arguments import parse_arguments
-from jaxd_server.execution.call import Call, deliver_home
+from jaxd_server.execution.call import Call, deliver_inline
 from tests.server.builds import executable
 from tests.server.in_process import Source, encode
-from tests.server.value_desks import Blocks, Desk
+from tests.server.value_desks import Blocks, ValueServiceRig
 
 X: Any = np.arange(3, dtype=np.float32)
 
@@ -36,7 +43,7 @@ def test_what_is_in_the_message_is_read() -> None:
 
 def test_what_lies_elsewhere_is_found_there() -> None:
     """The skeleton is the same, and the message holds what is left."""
-    desk = Desk()
+    desk = ValueServiceRig()
     (number,) = desk.put(X)
     call = desk.call(Source(add), desk.ref(number), X + 1)
     assert call.skeleton == Source(add).call((X, X)).skeleton
@@ -48,11 +55,13 @@ def test_what_lies_elsewhere_is_found_there() -> None:
 
 def test_what_is_kept_is_in_the_message() -> None:
     """It takes its room there, what lies in a block does not."""
-    desk = Desk(blocks=Blocks(b1=bytearray((X + 5).tobytes())))
+    desk = ValueServiceRig(blocks=Blocks(b1=bytearray((X + 5).tobytes())))
     skeleton, blob, _ = encode((X, X))
     call = Call(b"k", skeleton, blob[:12], (), Source(add))
     call.holdings = desk.holdings
-    call.elsewhere = pack_rows([Row(0, KEPT, 9), Row(1, BLOCK, 1)])
+    call.elsewhere = pack_locations(
+        [DataLocation(0, CACHED_AS_VALUE, 9), DataLocation(1, BLOCK, 1)]
+    )
     first, second = given(call)
     assert (first.tolist(), second.tolist()) == ([0, 1, 2], [5, 6, 7])
     assert desk.fetch(9)[0].tolist() == [0, 1, 2]
@@ -60,7 +69,7 @@ def test_what_is_kept_is_in_the_message() -> None:
 
 def test_who_has_no_values_can_refer_to_none() -> None:
     """As a stock client."""
-    desk = Desk()
+    desk = ValueServiceRig()
     (number,) = desk.put(X)
     call = desk.call(Source(add), desk.ref(number), X)
     call.holdings = None
@@ -70,9 +79,9 @@ def test_who_has_no_values_can_refer_to_none() -> None:
 
 def test_rows_that_do_not_fit_the_call_are_refused() -> None:
     """They name leaves that it does not have."""
-    desk = Desk()
+    desk = ValueServiceRig()
     call = desk.call(Source(add), X, X)
-    call.elsewhere = pack_rows([Row(2, VALUE, 1)])
+    call.elsewhere = pack_locations([DataLocation(2, VALUE, 1)])
     with pytest.raises(ProtocolError, match="none can be"):
         given(call)
 
@@ -87,7 +96,7 @@ def test_a_call_to_warm_up_brings_no_data() -> None:
 def test_a_result_goes_home_whole() -> None:
     """With the structure that its executable knows."""
     made = executable()
-    (kind, skeleton, blob), buffers = deliver_home([], made)
+    (kind, skeleton, blob), buffers = deliver_inline([], made)
     assert (kind, skeleton, blob, list(buffers)) == (0, made.form.skeleton, b"", [])
 
 
@@ -100,8 +109,8 @@ def packed(announced: int = LARGE.nbytes, inflated: int | JaxdError = LARGE.nbyt
     """A call with one compressed array, which says that it becomes so many bytes."""
     call = Source(np.sum).call((LARGE,))
     call.buffers = [memoryview(deflate(call.buffers[0]))]
-    call.holdings = Desk().holdings
-    call.elsewhere = pack_rows([Row(0, PACKED, announced)])
+    call.holdings = ValueServiceRig().holdings
+    call.elsewhere = pack_locations([DataLocation(0, COMPRESSED, announced)])
     call.inflated = inflated
     return call
 

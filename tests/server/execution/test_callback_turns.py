@@ -10,10 +10,10 @@ import pytest
 
 from jaxd_protocol.errors import CallbackError, DeadlineExceeded
 from jaxd_server.execution import callback_turns as module
-from jaxd_server.execution.callback_turns import Turns
+from jaxd_server.execution.callback_turns import CallbackLock
 from jaxd_server.execution.run import Run
 from jaxd_server.rpc.sessions import Session
-from jaxd_server.user_code.output import current_voice, speaking_for_one
+from jaxd_server.user_code.output import current_output, output_to_sole_caller
 from tests.server import builds
 from tests.server.in_process import Source
 from tests.server.staging import PATIENCE_S
@@ -37,7 +37,7 @@ def make_run() -> Callable[..., Run]:
 
 def test_programs_that_call_back_take_turns(make_run: Callable[..., Run]) -> None:
     """Others do not wait for them."""
-    turns = Turns()
+    turns = CallbackLock()
     entered, leave, order = threading.Event(), threading.Event(), list[str]()
 
     def hold(_: Run) -> None:
@@ -67,18 +67,18 @@ def test_other_threads_speak_for_the_call_whose_turn_it_is(make_run: Callable[..
     run.call.emit = lambda *event: events.append(event)
 
     def call_back(_: Run) -> None:
-        voice = current_voice()
+        voice = current_output()
         assert voice is not None
         voice.write("stdout", "from a callback\n")
 
-    Turns().start(run, call_back)
+    CallbackLock().start(run, call_back)
     assert [content["text"] for _, content in events] == ["from a callback\n"]
-    assert current_voice() is None
+    assert current_output() is None
 
 
 def test_nobody_waits_longer_than_his_client(make_run: Callable[..., Run]) -> None:
     """And the turn is free again when the one before has failed."""
-    turns = Turns()
+    turns = CallbackLock()
 
     def too_late(_: Run) -> None:
         late = make_run(calls_back=True, deadline=time.monotonic() - 1)
@@ -95,8 +95,8 @@ def test_a_call_from_inside_of_a_callback_does_not_wait_for_itself(
     make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once where the turn is its own session's; soon where it may be."""
-    turns, inner = Turns(), make_run(calls_back=True)
-    monkeypatch.setattr(module, "_INSIDE_S", 0.01)
+    turns, inner = CallbackLock(), make_run(calls_back=True)
+    monkeypatch.setattr(module, "_NESTED_WAIT_S", 0.01)
     inner.call.inside = True
 
     def call_back(outer: Run) -> None:
@@ -112,7 +112,7 @@ def test_a_call_from_inside_of_a_callback_does_not_wait_for_itself(
 
 def test_what_only_computes_takes_no_turn(make_run: Callable[..., Run]) -> None:
     """It runs beside others, and its words are its client's while it does."""
-    turns, run, events = Turns(), make_run(calls_back=False), list[Any]()
+    turns, run, events = CallbackLock(), make_run(calls_back=False), list[Any]()
     run.executable.program.calls_python = True
     run.call.emit = lambda *event: events.append(event)
 
@@ -120,11 +120,11 @@ def test_what_only_computes_takes_no_turn(make_run: Callable[..., Run]) -> None:
         turns.start(run, lambda _: None)
 
     turns.start(make_run(calls_back=True), call_back)
-    with speaking_for_one():
-        voice = current_voice()
+    with output_to_sole_caller():
+        voice = current_output()
         assert voice is not None
         voice.write("stdout", "no end")
     turns.end(run)
     assert [content["text"] for _, content in events] == ["no end"]
-    with speaking_for_one():
-        assert current_voice() is None
+    with output_to_sole_caller():
+        assert current_output() is None

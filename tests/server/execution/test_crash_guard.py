@@ -6,31 +6,31 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import Quarantined
-from jaxd_server.execution.crash_guard import Precautions, Suspects
-from jaxd_server.runtime.flight_recorder import BlackBox, Entry
-from tests.server.in_process import Kitchen, Source
+from jaxd_server.execution.crash_guard import CrashGuard, CrashSuspects
+from jaxd_server.runtime.flight_recorder import FlightEntry, FlightRecorder
+from tests.server.in_process import PipelineHarness, Source
 
-SEEN: list[Entry] = []
+SEEN: list[FlightEntry] = []
 """What the host would have read while a function was traced."""
 
 
 @pytest.fixture
-def box() -> BlackBox:
+def box() -> FlightRecorder:
     """What the kitchen writes down."""
     SEEN.clear()
-    return BlackBox.create()
+    return FlightRecorder.create()
 
 
 @pytest.fixture
-def kitchen(box: BlackBox) -> Iterator[Kitchen]:
+def kitchen(box: FlightRecorder) -> Iterator[PipelineHarness]:
     """A pipeline that has a black box."""
-    kitchen = Kitchen()
-    kitchen.pipeline.precautions = Precautions(kitchen.admission, None, box)
+    kitchen = PipelineHarness()
+    kitchen.pipeline.precautions = CrashGuard(kitchen.admission, None, box)
     yield kitchen
     kitchen.close()
 
 
-def looking(box: BlackBox) -> Source:
+def looking(box: FlightRecorder) -> Source:
     """A function that looks at the box while it is traced, and once it runs if it is negative."""
     source = Source(lambda x: x + 1)
     describe = source.describe
@@ -43,14 +43,14 @@ def looking(box: BlackBox) -> Source:
     return source
 
 
-def suspect(source: Source, deaths: int) -> Suspects:
+def suspect(source: Source, deaths: int) -> CrashSuspects:
     ids = [source.fingerprint.hex(), source.key.hex()]
     row = {"name": "it", "ids": ids, "deaths": deaths, "how": "SIGSEGV", "epoch": 1}
-    return Suspects([{**row, "quarantined": deaths > 1}], 2)
+    return CrashSuspects([{**row, "quarantined": deaths > 1}], 2)
 
 
 def test_a_cold_call_is_written_down_before_its_function_is_known(
-    kitchen: Kitchen, box: BlackBox
+    kitchen: PipelineHarness, box: FlightRecorder
 ) -> None:
     """By its key; it is gone when the call is over. A warm one is not written down at all."""
     source = looking(box)
@@ -62,7 +62,7 @@ def test_a_cold_call_is_written_down_before_its_function_is_known(
     assert kitchen.value(source, 2.0) == 3.0
 
 
-def test_a_call_that_is_repeated_runs_alone(kitchen: Kitchen, box: BlackBox) -> None:
+def test_a_call_that_is_repeated_runs_alone(kitchen: PipelineHarness, box: FlightRecorder) -> None:
     """Warm or not; and it is written down so."""
     source = looking(box)
     for _ in range(2):
@@ -73,7 +73,9 @@ def test_a_call_that_is_repeated_runs_alone(kitchen: Kitchen, box: BlackBox) -> 
     assert not kitchen.admission.is_barred
 
 
-def test_a_suspect_is_admitted_once_more_alone(kitchen: Kitchen, box: BlackBox) -> None:
+def test_a_suspect_is_admitted_once_more_alone(
+    kitchen: PipelineHarness, box: FlightRecorder
+) -> None:
     """Also when that is known only with its fingerprint, which other options have as well."""
     source = looking(box)
     kitchen.pipeline.precautions.suspects = suspect(source, 1)
@@ -84,18 +86,18 @@ def test_a_suspect_is_admitted_once_more_alone(kitchen: Kitchen, box: BlackBox) 
 
 
 def test_what_outlasted_its_time_is_waited_for_longer(
-    kitchen: Kitchen, box: BlackBox, monkeypatch: pytest.MonkeyPatch
+    kitchen: PipelineHarness, box: FlightRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as it takes to see whether it is what ends workers."""
     source = looking(box)
     waits: list[float] = []
-    enter_alone = kitchen.admission.enter_alone
+    enter_alone = kitchen.admission.enter_exclusive
 
     def noted(*args: Any, alone_s: float) -> Any:
         waits.append(alone_s)
         return enter_alone(*args, alone_s=alone_s)
 
-    monkeypatch.setattr(kitchen.admission, "enter_alone", noted)
+    monkeypatch.setattr(kitchen.admission, "enter_exclusive", noted)
     kitchen.answer(source.call((1.0,), lost=1))
     slow = suspect(source, 1)
     for known in slow._known.values():
@@ -105,7 +107,7 @@ def test_what_outlasted_its_time_is_waited_for_longer(
     assert waits == [0.0, 50.0]
 
 
-def test_what_is_in_quarantine_is_not_run(kitchen: Kitchen, box: BlackBox) -> None:
+def test_what_is_in_quarantine_is_not_run(kitchen: PipelineHarness, box: FlightRecorder) -> None:
     """Nor asked for."""
     source = looking(box)
     kitchen.pipeline.precautions.suspects = suspect(source, 2)
@@ -117,7 +119,7 @@ def test_what_is_in_quarantine_is_not_run(kitchen: Kitchen, box: BlackBox) -> No
 
 def test_without_a_box_all_is_the_same() -> None:
     """But that nobody reads it."""
-    kitchen = Kitchen()
+    kitchen = PipelineHarness()
     source = Source(lambda x: x + 1)
     kitchen.pipeline.precautions.suspects = suspect(source, 1)
     assert kitchen.value(source, 1.0) == 2.0

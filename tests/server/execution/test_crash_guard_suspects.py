@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from jaxd_protocol.errors import Quarantined, WorkerLost
-from jaxd_server.execution.crash_guard import Suspects
+from jaxd_server.execution.crash_guard import CrashSuspects
 
 KEY, FINGERPRINT = b"k" * 16, b"f" * 16
 
 
-def suspects(deaths: int = 1, epoch: int = 3) -> Suspects:
+def suspects(deaths: int = 1, epoch: int = 3) -> CrashSuspects:
     """A worker that follows one which a function has ended."""
     row = {
         "name": "deadly",
@@ -18,7 +18,7 @@ def suspects(deaths: int = 1, epoch: int = 3) -> Suspects:
         "epoch": 2,
         "quarantined": deaths > 1,
     }
-    return Suspects([row], epoch)
+    return CrashSuspects([row], epoch)
 
 
 @pytest.mark.parametrize("ids", [(KEY,), (FINGERPRINT, b"o" * 16)])
@@ -26,13 +26,13 @@ def test_a_suspect_is_known_by_key_and_by_fingerprint(ids: tuple[bytes, ...]) ->
     """Other options do not make another function of it; another code does."""
     assert suspects().judge(*ids, name="deadly", lost=0)
     assert not suspects().judge(b"o" * 16, name="deadly", lost=0)
-    assert not Suspects().judge(*ids, name="deadly", lost=0)
+    assert not CrashSuspects().judge(*ids, name="deadly", lost=0)
 
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_what_was_under_way_runs_alone(lost: int) -> None:
     """Whatever it is, and however often it was a bystander."""
-    assert Suspects().judge(KEY, name="innocent", lost=lost)
+    assert CrashSuspects().judge(KEY, name="innocent", lost=lost)
     assert suspects(epoch=9).judge(KEY, name="deadly", lost=lost)
 
 

@@ -9,12 +9,12 @@ import pytest
 from jaxd_protocol.errors import OutOfMemory
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.execution import memory_room as large_runs
-from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from tests.server.execution.test_memory_room_shortage import full
-from tests.server.in_process import Kitchen, Source, read_reply
+from tests.server.in_process import PipelineHarness, Source, read_reply
 
 
-def test_a_call_that_no_machine_has_room_for(kitchen: Kitchen) -> None:
+def test_a_call_that_no_machine_has_room_for(kitchen: PipelineHarness) -> None:
     """With a real device: the caller gets the typed error, and the next call works."""
 
     def enormous(x: Any) -> Any:
@@ -27,7 +27,7 @@ def test_a_call_that_no_machine_has_room_for(kitchen: Kitchen) -> None:
     assert kitchen.value(fine, np.float32(1)) == 2
 
 
-def test_a_call_for_which_room_is_made_is_answered(kitchen: Kitchen) -> None:
+def test_a_call_for_which_room_is_made_is_answered(kitchen: PipelineHarness) -> None:
     """It runs twice and its caller sees only the result."""
     source = Source(lambda x: x * 2)
     kitchen.value(source, np.float32(1))
@@ -59,19 +59,19 @@ def without_room(executable: Executable) -> list[None]:
 
 
 def test_a_call_whose_arguments_are_gone_is_not_repeated(
-    kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
+    kitchen: PipelineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error is then jax's own."""
     source = Source(lambda x: x * 3)
     kitchen.value(source, np.float32(1))
     attempts = without_room(*kitchen.executables.all())
-    monkeypatch.setattr(Shortage, "are_gone", staticmethod(lambda _: True))
+    monkeypatch.setattr(OutOfMemoryHandler, "are_gone", staticmethod(lambda _: True))
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         kitchen.value(source, np.float32(1))
     assert len(attempts) == 1
 
 
-def test_a_call_with_effects_is_not_repeated(kitchen: Kitchen) -> None:
+def test_a_call_with_effects_is_not_repeated(kitchen: PipelineHarness) -> None:
     """They would happen once more; the error is then jax's own."""
     source = Source(lambda x: x * 5)
     kitchen.value(source, np.float32(1))
@@ -83,7 +83,7 @@ def test_a_call_with_effects_is_not_repeated(kitchen: Kitchen) -> None:
     assert len(attempts) == 1
 
 
-def test_a_program_says_what_it_takes_when_that_is_much(kitchen: Kitchen) -> None:
+def test_a_program_says_what_it_takes_when_that_is_much(kitchen: PipelineHarness) -> None:
     """And its call is refused where the machine does not have that."""
     large = Source(lambda x: jnp.zeros(1 << 27, jnp.float32) + x)
     kitchen.pipeline.shortage._spare = lambda: 1 << 28
@@ -95,7 +95,7 @@ def test_a_program_says_what_it_takes_when_that_is_much(kitchen: Kitchen) -> Non
 
 
 def test_two_large_calls_for_which_there_is_no_room_run_in_turn(
-    kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
+    kitchen: PipelineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second is dispatched when the device is done with the first; both are answered."""
     source = Source(lambda x: x * 7)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_server.execution.memory_room import LargeRuns
+from jaxd_server.execution.memory_room import MemoryReservations
 from tests.end_to_end.gates import in_thread
 
 GB = 1 << 30
@@ -43,20 +43,20 @@ def large(**options: bool) -> Any:
 
 def test_what_fits_beside_others_does_not_wait() -> None:
     """Nor does the first one, however large it is: whether it fits is somebody else's question."""
-    runs, first, second = LargeRuns(lambda: 4 * GB), large(), large()
+    runs, first, second = MemoryReservations(lambda: 4 * GB), large(), large()
     with runs.beside(first, 2 * GB):
         first.results = [first.array]
     with runs.beside(second, 2 * GB):
         second.results = [second.array]
     assert not first.array.is_awaited.is_set()
-    alone = LargeRuns(lambda: 0)
+    alone = MemoryReservations(lambda: 0)
     with alone.beside(first, GB):
         pass
 
 
 def test_what_does_not_fit_waits_for_the_device() -> None:
     """It is dispatched when the one before it is done, not before."""
-    runs, first, second = LargeRuns(lambda: 3 * GB), large(), large()
+    runs, first, second = MemoryReservations(lambda: 3 * GB), large(), large()
     order = []
 
     def follow() -> None:
@@ -75,7 +75,7 @@ def test_what_does_not_fit_waits_for_the_device() -> None:
 
 def test_one_that_failed_is_not_waited_for() -> None:
     """Neither where it could not be dispatched nor where its result says so."""
-    runs, first, second = LargeRuns(lambda: 3 * GB), large(), large()
+    runs, first, second = MemoryReservations(lambda: 3 * GB), large(), large()
     with pytest.raises(ValueError, match="mine"), runs.beside(first, 2 * GB):
         raise ValueError("mine")
     with runs.beside(second, 2 * GB):
@@ -86,7 +86,7 @@ def test_one_that_failed_is_not_waited_for() -> None:
 
 def test_one_that_nobody_has_any_more_is_done() -> None:
     """Its arrays are gone with it."""
-    runs, first = LargeRuns(lambda: 3 * GB), large()
+    runs, first = MemoryReservations(lambda: 3 * GB), large()
     with runs.beside(first, 2 * GB):
         first.results = [first.array]
     del first
@@ -96,7 +96,7 @@ def test_one_that_nobody_has_any_more_is_done() -> None:
 
 def test_nobody_waits_for_one_that_calls_back() -> None:
     """It may wait for what its client calls meanwhile."""
-    runs, outer, inner = LargeRuns(lambda: 3 * GB), large(calls_python=True), large()
+    runs, outer, inner = MemoryReservations(lambda: 3 * GB), large(calls_python=True), large()
     with runs.beside(outer, 2 * GB):
         outer.results = [outer.array]
     with runs.beside(inner, 2 * GB):

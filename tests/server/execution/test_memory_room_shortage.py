@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import OutOfMemory
-from jaxd_server.execution.memory_room import Shortage, wanted_bytes
+from jaxd_server.execution.memory_room import OutOfMemoryHandler, wanted_bytes
 from jaxd_server.runtime.reclaimer import Reclaimer
 from tests.server.runtime.test_reclaimer_reclaimer import Pool
 
@@ -35,19 +35,21 @@ def full(text: str = FULL) -> Exception:
     return error
 
 
-def shortage(capacity: int = 0) -> tuple[Shortage, Pool]:
+def shortage(capacity: int = 0) -> tuple[OutOfMemoryHandler, Pool]:
     """With three idle programs, and a device of that size."""
     reclaimer = Reclaimer()
     pool = Pool(3, 9)
     reclaimer.register(pool)
-    return Shortage(reclaimer, lambda: "The table is full of crumbs.", lambda: capacity), pool
+    return OutOfMemoryHandler(
+        reclaimer, lambda: "The table is full of crumbs.", lambda: capacity
+    ), pool
 
 
 def test_what_finds_room_is_done_once() -> None:
     """And costs nobody anything."""
     relief, pool = shortage()
     work = Attempts()
-    assert relief.relieved(work) == "done"
+    assert relief.retried_on_oom(work) == "done"
     assert (work.made, pool.held) == (1, 3)
 
 
@@ -58,7 +60,7 @@ def test_what_finds_none_is_done_again_after_some_was_made(
     relief, pool = shortage()
     work = Attempts(full())
     with caplog.at_level(logging.WARNING, "jaxd"):
-        assert relief.relieved(work) == "done"
+        assert relief.retried_on_oom(work) == "done"
     assert (work.made, pool.held) == (2, 0)
     (line,) = caplog.records
     assert line.getMessage() == "out_of_memory"
@@ -70,7 +72,7 @@ def test_it_is_tried_exactly_twice() -> None:
     relief, _ = shortage()
     work = Attempts(full(), full("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."))
     with pytest.raises(OutOfMemory) as caught:
-        relief.relieved(work)
+        relief.retried_on_oom(work)
     assert work.made == 2
     assert str(caught.value) == (
         "RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes. "
@@ -83,10 +85,10 @@ def test_another_error_is_not_ours() -> None:
     """Neither the first time nor the second."""
     relief, pool = shortage()
     with pytest.raises(ValueError, match="mine"):
-        relief.relieved(Attempts(ValueError("mine")))
+        relief.retried_on_oom(Attempts(ValueError("mine")))
     assert pool.held == 3
     with pytest.raises(ValueError, match="mine"):
-        relief.relieved(Attempts(full(), ValueError("mine")))
+        relief.retried_on_oom(Attempts(full(), ValueError("mine")))
 
 
 def test_what_never_fits_costs_nobody_a_program() -> None:
@@ -94,7 +96,7 @@ def test_what_never_fits_costs_nobody_a_program() -> None:
     relief, pool = shortage(capacity=4095)
     work = Attempts(full())
     with pytest.raises(OutOfMemory, match=r"4096 bytes\. That is more than there is"):
-        relief.relieved(work)
+        relief.retried_on_oom(work)
     assert (work.made, pool.held) == (1, 3)
 
 
@@ -118,8 +120,8 @@ def test_donated_arguments_are_gone() -> None:
     """A call that has used them up cannot be repeated."""
     kept, donated = jnp.ones(3), jnp.ones(3)
     donated.delete()
-    assert not Shortage.are_gone([kept, np.ones(2), 1.0])
-    assert Shortage.are_gone([kept, donated])
+    assert not OutOfMemoryHandler.are_gone([kept, np.ones(2), 1.0])
+    assert OutOfMemoryHandler.are_gone([kept, donated])
 
 
 class Room:
@@ -129,7 +131,7 @@ class Room:
         self.pool = Pool(3, 9)
         reclaimer = Reclaimer()
         reclaimer.register(self.pool)
-        self.relief = Shortage(
+        self.relief = OutOfMemoryHandler(
             reclaimer,
             lambda: "The table is full of crumbs.",
             lambda: capacity,
@@ -140,14 +142,14 @@ class Room:
 def test_what_there_is_room_for_is_not_prevented() -> None:
     """And costs nobody anything."""
     room = Room(spare=100, freed=0)
-    room.relief.foresee(100)
+    room.relief.make_room_for(100)
     assert room.pool.held == 3
 
 
 def test_room_is_made_before_the_system_ends_the_process() -> None:
     """It gives more than it has, and then takes back everything."""
     room = Room(spare=100, freed=50)
-    room.relief.foresee(150)
+    room.relief.make_room_for(150)
     assert room.pool.held == 0
 
 
@@ -155,9 +157,9 @@ def test_a_call_that_asks_too_much_is_refused_before_it_runs() -> None:
     """With what uses the memory; and where it is hopeless, without a loss to others."""
     room = Room(spare=100, freed=50)
     with pytest.raises(OutOfMemory, match=r"150 B are left.*did not help.*crumbs"):
-        room.relief.foresee(500)
+        room.relief.make_room_for(500)
     assert room.pool.held == 0
     room = Room(spare=100, freed=50)
     with pytest.raises(OutOfMemory, match=r"whatever is dropped.*crumbs"):
-        room.relief.foresee(5000)
+        room.relief.make_room_for(5000)
     assert room.pool.held == 3

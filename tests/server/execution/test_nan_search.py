@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxd_protocol.jit.options import Options
 from tests.server.execution.test_pipeline import double, failure
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 
 
 def risky(x: Any) -> Any:
@@ -22,7 +22,7 @@ def risky(x: Any) -> Any:
 NANS = Options(config=(("jax_debug_nans", True),))
 
 
-def test_a_nan_is_found_where_it_is_made(open_kitchen: Callable[..., Kitchen]) -> None:
+def test_a_nan_is_found_where_it_is_made(open_kitchen: Callable[..., PipelineHarness]) -> None:
     """The user sees the line, also when the program came from disk and the call is warm."""
     good, bad = np.float32(2), np.float32(0)
     for _ in range(2):
@@ -37,7 +37,7 @@ def test_a_nan_is_found_where_it_is_made(open_kitchen: Callable[..., Kitchen]) -
 
 
 def test_a_nan_is_found_although_its_code_on_disk_is_no_good(
-    open_kitchen: Callable[..., Kitchen],
+    open_kitchen: Callable[..., PipelineHarness],
 ) -> None:
     """The client is asked for it, and sees its own error."""
     kitchen, source = open_kitchen(), Source(risky, NANS)
@@ -52,13 +52,13 @@ def test_a_nan_is_found_although_its_code_on_disk_is_no_good(
     assert source.asked == ["describe", "code"]
 
 
-def test_other_errors_are_not_looked_for(kitchen: Kitchen) -> None:
+def test_other_errors_are_not_looked_for(kitchen: PipelineHarness) -> None:
     """Without the setting, a NaN is a result."""
     assert np.isnan(kitchen.value(Source(risky), np.float32(0)))
 
 
 def test_one_that_only_the_compiler_makes_is_said_to_be_one(
-    kitchen: Kitchen, monkeypatch: Any
+    kitchen: PipelineHarness, monkeypatch: Any
 ) -> None:
     """Step by step there is none: the caller learns what that means."""
     source = Source(risky, NANS)

@@ -19,7 +19,7 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import FAILED, OK
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, at_once, join, start
 
 FLOAT: Any = np.zeros((), np.float32)
@@ -30,21 +30,21 @@ def double(x: Any) -> Any:
     return x * 2
 
 
-def failure(kitchen: Kitchen, source: Source, *args: Any, **more: Any) -> Any:
+def failure(kitchen: PipelineHarness, source: Source, *args: Any, **more: Any) -> Any:
     """The failure tuple of a call."""
     (kind, failure), buffers = kitchen.answer(source.call(args, **more))
     assert (kind, tuple(buffers)) == (FAILED, ())
     return failure
 
 
-def counted(kitchen: Kitchen) -> list[float]:
+def counted(kitchen: PipelineHarness) -> list[float]:
     """Calls, hits, failed calls, traces, compiles."""
     snapshot = kitchen.counters.snapshot()
     names = ("calls", "executable_hits", "failed_calls", "traces", "compiles")
     return [snapshot[name] for name in names]
 
 
-def test_a_call_is_answered_with_its_result(kitchen: Kitchen) -> None:
+def test_a_call_is_answered_with_its_result(kitchen: PipelineHarness) -> None:
     """Small values in the reply, large ones beside it."""
     source = Source(double)
     (kind, _, blob), buffers = kitchen.answer(source.call((1.5,)))
@@ -54,7 +54,7 @@ def test_a_call_is_answered_with_its_result(kitchen: Kitchen) -> None:
     assert (kind, blob, buffer.nbytes) == (OK, b"", 40_000)
 
 
-def test_a_second_call_is_a_hit(kitchen: Kitchen) -> None:
+def test_a_second_call_is_a_hit(kitchen: PipelineHarness) -> None:
     """It asks nobody, traces nothing and compiles nothing."""
     source = Source(double)
     assert [float(kitchen.value(source, value)) for value in (1.0, 2.0, 3.0)] == [2, 4, 6]
@@ -62,7 +62,7 @@ def test_a_second_call_is_a_hit(kitchen: Kitchen) -> None:
     assert source.asked == ["describe", "code"]
 
 
-def test_calls_that_come_together_build_once(kitchen: Kitchen) -> None:
+def test_calls_that_come_together_build_once(kitchen: PipelineHarness) -> None:
     """And only one of them counts as no hit."""
     sources = [Source(double) for _ in range(8)]
     outcomes = at_once(8, lambda index: float(kitchen.value(sources[index], float(index))))
@@ -70,7 +70,7 @@ def test_calls_that_come_together_build_once(kitchen: Kitchen) -> None:
     assert counted(kitchen) == [8, 7, 0, 1, 1]
 
 
-def test_an_error_while_tracing_keeps_its_type(kitchen: Kitchen) -> None:
+def test_an_error_while_tracing_keeps_its_type(kitchen: PipelineHarness) -> None:
     """With its arguments, its message and the line that raised it."""
 
     def broken(x: Any) -> Any:
@@ -82,7 +82,7 @@ def test_an_error_while_tracing_keeps_its_type(kitchen: Kitchen) -> None:
     assert counted(kitchen) == [1, 0, 1, 1, 0]
 
 
-def test_an_error_while_running_says_what_was_raised(kitchen: Kitchen) -> None:
+def test_an_error_while_running_says_what_was_raised(kitchen: PipelineHarness) -> None:
     """jax wraps what a host callback raises; the original is in the text. Later calls work."""
 
     def checked(x: Any) -> Any:
@@ -137,13 +137,17 @@ def _deep(x: Any) -> Any:
         (_deep, "RecursionError"),
     ],
 )
-def test_whatever_is_raised_is_an_answer(kitchen: Kitchen, function: Any, name: str) -> None:
+def test_whatever_is_raised_is_an_answer(
+    kitchen: PipelineHarness, function: Any, name: str
+) -> None:
     """Nothing that a function does ends a thread of the server."""
     assert failure(kitchen, Source(function), 1.0)[1].endswith(name)
     assert kitchen.admission.running() == []
 
 
-def test_a_client_that_leaves_while_it_is_asked_gets_an_answer_too(kitchen: Kitchen) -> None:
+def test_a_client_that_leaves_while_it_is_asked_gets_an_answer_too(
+    kitchen: PipelineHarness,
+) -> None:
     """Somebody may still read it."""
     source = Source(double)
 
@@ -155,7 +159,7 @@ def test_a_client_that_leaves_while_it_is_asked_gets_an_answer_too(kitchen: Kitc
     assert kitchen.admission.running() == []
 
 
-def test_garbage_in_place_of_arguments_is_an_answer_too(kitchen: Kitchen) -> None:
+def test_garbage_in_place_of_arguments_is_an_answer_too(kitchen: PipelineHarness) -> None:
     """Whether the function is warm or not."""
     source = Source(double)
     for _ in range(2):
@@ -168,7 +172,7 @@ def test_garbage_in_place_of_arguments_is_an_answer_too(kitchen: Kitchen) -> Non
     assert counted(kitchen) == [6, 1, 4, 1, 1]
 
 
-def test_a_draining_server_refuses_new_calls(kitchen: Kitchen) -> None:
+def test_a_draining_server_refuses_new_calls(kitchen: PipelineHarness) -> None:
     """Warm ones as well."""
     source = Source(double)
     kitchen.value(source, 1.0)
@@ -177,7 +181,7 @@ def test_a_draining_server_refuses_new_calls(kitchen: Kitchen) -> None:
     assert failure(kitchen, Source(lambda x: x), 1.0)[1] == ServerDraining.__name__
 
 
-def test_a_call_whose_deadline_passed_is_not_begun(kitchen: Kitchen) -> None:
+def test_a_call_whose_deadline_passed_is_not_begun(kitchen: PipelineHarness) -> None:
     """Its function is not even asked for."""
     source = Source(double)
     late = time.monotonic() - 1
@@ -188,7 +192,7 @@ def test_a_call_whose_deadline_passed_is_not_begun(kitchen: Kitchen) -> None:
 
 
 @pytest.mark.parametrize("result", ["text", b"bytes", {"a": object()}, [lambda: 0]])
-def test_a_result_that_is_no_data_is_refused(kitchen: Kitchen, result: Any) -> None:
+def test_a_result_that_is_no_data_is_refused(kitchen: PipelineHarness, result: Any) -> None:
     """jax's own words, and what to do next."""
     with pytest.raises(ResultError, match="Return arrays and numbers"):
         kitchen.value(Source(lambda x: result), 1.0)
@@ -200,7 +204,7 @@ class Setting:
 
 
 @pytest.mark.parametrize("argument", ["text", Setting(3), [Setting(3)], {1, 2}, range(3)])
-def test_an_argument_that_is_no_data_is_refused(kitchen: Kitchen, argument: Any) -> None:
+def test_an_argument_that_is_no_data_is_refused(kitchen: PipelineHarness, argument: Any) -> None:
     """Before anything is traced, with what to do next."""
     with pytest.raises(ArgumentError, match=r"static_argnames"):
         kitchen.value(Source(lambda x: 1.0, Options(static="jax")), argument)
@@ -208,7 +212,7 @@ def test_an_argument_that_is_no_data_is_refused(kitchen: Kitchen, argument: Any)
 
 
 @pytest.mark.parametrize("argument", [["text"], Setting(4), {"deep": Setting(4)}, {1, 2, 3, 4}])
-def test_an_argument_that_is_no_data_is_static(kitchen: Kitchen, argument: Any) -> None:
+def test_an_argument_that_is_no_data_is_static(kitchen: PipelineHarness, argument: Any) -> None:
     """One program for each content; the function gets the thing itself."""
 
     def size(x: Any, y: float) -> Any:
@@ -221,21 +225,21 @@ def test_an_argument_that_is_no_data_is_static(kitchen: Kitchen, argument: Any) 
     assert kitchen.counts() == (1, 1)
 
 
-def test_a_type_error_of_the_function_is_its_own(kitchen: Kitchen) -> None:
+def test_a_type_error_of_the_function_is_its_own(kitchen: PipelineHarness) -> None:
     """It is not taken for one of ours."""
     with pytest.raises(TypeError, match="unsupported operand") as raised:
         kitchen.value(Source(lambda x: x + {}), 1.0)
     assert type(raised.value) is TypeError
 
 
-def test_options_are_obeyed(kitchen: Kitchen) -> None:
+def test_options_are_obeyed(kitchen: PipelineHarness) -> None:
     """A static argument selects the program."""
     source = Source(lambda x, n: x * n, Options(static_argnames=("n",)))
     assert [float(kitchen.value(source, 2.0, n)) for n in (3, 4, 3)] == [6, 8, 6]
     assert kitchen.counts() == (2, 2)
 
 
-def test_a_running_call_is_listed_under_its_name(kitchen: Kitchen) -> None:
+def test_a_running_call_is_listed_under_its_name(kitchen: PipelineHarness) -> None:
     """While it is built and while it runs."""
     entered, release = threading.Event(), threading.Event()
     seen: list[Any] = []
@@ -257,7 +261,7 @@ def test_a_running_call_is_listed_under_its_name(kitchen: Kitchen) -> None:
     assert kitchen.admission.running() == []
 
 
-def test_the_call_decides_what_becomes_of_its_result(kitchen: Kitchen) -> None:
+def test_the_call_decides_what_becomes_of_its_result(kitchen: PipelineHarness) -> None:
     """It gets the arrays; what it returns is the reply, and what it raises is the failure."""
 
     def refuse(leaves: Any, executable: Any) -> Any:
@@ -275,7 +279,7 @@ def test_the_call_decides_what_becomes_of_its_result(kitchen: Kitchen) -> None:
     assert failure(kitchen, source, 2.0, deliver=refuse)[2] == "not this one"
 
 
-def test_a_build_is_reported_to_its_caller(kitchen: Kitchen) -> None:
+def test_a_build_is_reported_to_its_caller(kitchen: PipelineHarness) -> None:
     """A warm call has nothing to report."""
     stages: list[str] = []
     source = Source(double)

@@ -18,13 +18,13 @@ from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_server.jax_compat import programs
 from jaxd_server.rpc.sessions import Session
 from tests.server.execution.test_pipeline import FLOAT, counted, double
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, join, start, until
 
 HIT = {"verdict": "hit", "seconds": 0.0, "kept": True}
 
 
-def answered(kitchen: Kitchen, call: Any) -> Any:
+def answered(kitchen: PipelineHarness, call: Any) -> Any:
     """What is in the reply to a call that has no data to send home."""
     (kind, text, _), buffers = kitchen.answer(call)
     assert (kind, tuple(buffers)) == (OK, ())
@@ -46,7 +46,7 @@ def warming(source: Source, *args: Any, **more: Any) -> Any:
 
 
 def test_a_call_to_warm_up_builds_and_does_not_run(
-    kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
+    kitchen: PipelineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program is there for the first call with data."""
     heard: list[float] = []
@@ -67,7 +67,7 @@ def test_a_call_to_warm_up_builds_and_does_not_run(
     assert counted(kitchen) == [1, 1, 0, 1, 1]
 
 
-def test_a_call_to_warm_up_says_what_its_result_looks_like(kitchen: Kitchen) -> None:
+def test_a_call_to_warm_up_says_what_its_result_looks_like(kitchen: PipelineHarness) -> None:
     """As the reply to the call itself does."""
     source = Source(lambda x: {"b": x, "a": (x.sum(), None)})
     (_, _, told), _ = kitchen.answer(warming(source, np.ones((3, 2), np.float32)))
@@ -75,7 +75,7 @@ def test_a_call_to_warm_up_says_what_its_result_looks_like(kitchen: Kitchen) -> 
     assert told == reply[1]
 
 
-def test_a_call_to_warm_up_says_what_it_found(open_kitchen: Callable[..., Kitchen]) -> None:
+def test_a_call_to_warm_up_says_what_it_found(open_kitchen: Callable[..., PipelineHarness]) -> None:
     """Nothing, the program in memory, or the one on disk, which is there when it returns."""
     source, x = Source(double), np.ones((3, 2), np.float32)
     kitchen = open_kitchen()
@@ -93,7 +93,7 @@ def test_a_call_to_warm_up_says_what_it_found(open_kitchen: Callable[..., Kitche
 
 @pytest.mark.parametrize("trouble", ["nothing", "callback", "no disk", "unwritten"])
 def test_a_call_to_warm_up_says_whether_the_program_is_on_disk(
-    open_kitchen: Callable[..., Kitchen], trouble: str, monkeypatch: pytest.MonkeyPatch
+    open_kitchen: Callable[..., PipelineHarness], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not there is lost with the worker."""
 
@@ -103,7 +103,7 @@ def test_a_call_to_warm_up_says_whether_the_program_is_on_disk(
     monkeypatch.setattr("builtins.jaxd_test_heard", np.asarray, raising=False)
     if trouble == "unwritten":
         monkeypatch.setattr(programs, "serialize", refuse)
-    kitchen = Kitchen() if trouble == "no disk" else open_kitchen()
+    kitchen = PipelineHarness() if trouble == "no disk" else open_kitchen()
     call = warming(Source(loud if trouble == "callback" else double), np.float32(1))
     told = [answered(kitchen, call) for _ in range(2)]
     assert [each["kept"] for each in told] == [trouble == "nothing"] * 2
@@ -122,7 +122,7 @@ def test_a_call_to_warm_up_says_whether_the_program_is_on_disk(
     ],
     ids=["numbers", "arrays", "key", "weak", "pickled"],
 )
-def test_what_was_warmed_is_what_is_called(kitchen: Kitchen, args: tuple[Any, ...]) -> None:
+def test_what_was_warmed_is_what_is_called(kitchen: PipelineHarness, args: tuple[Any, ...]) -> None:
     """Without data the arguments have the same signature."""
     source = Source(lambda *args: jax.tree.leaves(args))
     call = source.call(args)
@@ -134,7 +134,7 @@ def test_what_was_warmed_is_what_is_called(kitchen: Kitchen, args: tuple[Any, ..
     assert counted(kitchen) == [1, 1, 0, 1, 1]
 
 
-def test_an_error_while_warming_is_an_answer(kitchen: Kitchen) -> None:
+def test_an_error_while_warming_is_an_answer(kitchen: PipelineHarness) -> None:
     """As of any other call."""
 
     def broken(x: Any) -> Any:
@@ -147,12 +147,12 @@ def test_an_error_while_warming_is_an_answer(kitchen: Kitchen) -> None:
     assert (kind, failed[1]) == (FAILED, ProtocolError.__name__)
 
 
-def saved(kitchen: Kitchen) -> float:
+def saved(kitchen: PipelineHarness) -> float:
     """Seconds saved so far."""
     return kitchen.counters.snapshot()["saved_s"]
 
 
-def test_a_client_that_uses_what_another_has_built_is_spared_that(kitchen: Kitchen) -> None:
+def test_a_client_that_uses_what_another_has_built_is_spared_that(kitchen: PipelineHarness) -> None:
     """Once; the one that had it built is spared nothing."""
     first, second = Session("1", "ann"), Session("2", "bob")
     source = Source(double)
@@ -168,7 +168,7 @@ def test_a_client_that_uses_what_another_has_built_is_spared_that(kitchen: Kitch
     assert saved(kitchen) == pytest.approx(2 * built.costs.build_s)
 
 
-def test_what_is_found_without_a_plan_saves_as_much(kitchen: Kitchen) -> None:
+def test_what_is_found_without_a_plan_saves_as_much(kitchen: PipelineHarness) -> None:
     """A dict in another order is a call of its own on the wire."""
     source = Source(lambda d: d["a"] + d["b"])
     kitchen.answer(source.call(({"a": 1.0, "b": 2.0},), session=Session("1", "ann")))
@@ -177,7 +177,7 @@ def test_what_is_found_without_a_plan_saves_as_much(kitchen: Kitchen) -> None:
     assert saved(kitchen) == built.costs.build_s
 
 
-def test_what_is_loaded_saves_what_is_left(open_kitchen: Callable[..., Kitchen]) -> None:
+def test_what_is_loaded_saves_what_is_left(open_kitchen: Callable[..., PipelineHarness]) -> None:
     """Loading costs something too."""
     kitchen = open_kitchen()
     kitchen.answer(Source(double).call((1.0,), session=Session("1", "ann")))
@@ -192,7 +192,7 @@ def test_what_is_loaded_saves_what_is_left(open_kitchen: Callable[..., Kitchen])
 
 
 def test_a_client_that_leaves_while_it_is_asked_leaves_the_build_to_the_others(
-    open_kitchen: Callable[..., Kitchen],
+    open_kitchen: Callable[..., PipelineHarness],
 ) -> None:
     """Those who wait for the same executable make it from their own code."""
     kitchen, source = open_kitchen(), Source(double)

@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     payload: bytes
 
 
-class Shelf:
+class MemoryStore:
     """A store in memory."""
 
     def __init__(self) -> None:
@@ -95,9 +95,9 @@ def _jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
+def shelf(tmp_path: Path) -> MemoryStore:
     """A store in which jax keeps what it compiles."""
-    shelf = Shelf()
+    shelf = MemoryStore()
     assert install(shelf, str(tmp_path / "xla"))
     return shelf
 
@@ -107,7 +107,7 @@ def run_once(number: float, x: Any = ONES) -> Any:
     return jax.jit(lambda x: jnp.sin(x) * number)(x)
 
 
-def test_a_program_is_compiled_once(shelf: Shelf, count: Count) -> None:
+def test_a_program_is_compiled_once(shelf: MemoryStore, count: Count) -> None:
     """The second function is traced and finds what the first one left."""
     first, second = run_once(3.25), run_once(3.25)
     assert count.both == (1, 1)
@@ -116,7 +116,9 @@ def test_a_program_is_compiled_once(shelf: Shelf, count: Count) -> None:
     assert count.both == (2, 1)
 
 
-def test_everything_is_kept_however_quickly_it_was_compiled(shelf: Shelf, count: Count) -> None:
+def test_everything_is_kept_however_quickly_it_was_compiled(
+    shelf: MemoryStore, count: Count
+) -> None:
     """jax itself would keep only what takes a second."""
     run_once(4.25)
     assert count.compiled[0] < 1
@@ -127,7 +129,7 @@ def test_everything_is_kept_however_quickly_it_was_compiled(shelf: Shelf, count:
 
 
 def test_nothing_is_written_but_through_the_store(
-    shelf: Shelf, tmp_path: Path, count: Count
+    shelf: MemoryStore, tmp_path: Path, count: Count
 ) -> None:
     """jax's own files would be neither checked nor counted."""
     run_once(5.25)
@@ -135,7 +137,7 @@ def test_nothing_is_written_but_through_the_store(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_can_be_bypassed(shelf: Shelf, count: Count) -> None:
+def test_it_can_be_bypassed(shelf: MemoryStore, count: Count) -> None:
     """In one thread, for a while: nothing is found, and nothing is kept."""
     run_once(5.5)
     kept = dict(shelf.entries)
@@ -151,7 +153,7 @@ def test_it_can_be_bypassed(shelf: Shelf, count: Count) -> None:
 
 
 def test_what_bypasses_it_costs_no_key_and_is_not_written(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both keep all other threads from running Python; installed twice, it is still as it was."""
     assert install(shelf, "/nowhere")
@@ -179,7 +181,7 @@ def test_what_bypasses_it_was_compiled_whatever_was_found_before(count: Count) -
     assert count.both == (1, 0)
 
 
-def test_names_have_one_length(shelf: Shelf, count: Count) -> None:
+def test_names_have_one_length(shelf: MemoryStore, count: Count) -> None:
     """jax's keys begin with the function's name."""
 
     def function(x: Any) -> Any:
@@ -192,7 +194,7 @@ def test_names_have_one_length(shelf: Shelf, count: Count) -> None:
     assert len(name) == 16
 
 
-def test_an_entry_of_another_key_is_not_used(shelf: Shelf, count: Count) -> None:
+def test_an_entry_of_another_key_is_not_used(shelf: MemoryStore, count: Count) -> None:
     """The key stands in the entry, too."""
     run_once(7.25)
     for place, entry in shelf.entries.items():
@@ -204,7 +206,7 @@ def test_an_entry_of_another_key_is_not_used(shelf: Shelf, count: Count) -> None
 def test_what_was_compiled_before_does_not_matter(tmp_path: Path, count: Count) -> None:
     """jax decides at the first compilation of a process whether it has a cache."""
     run_once(8.25)
-    shelf = Shelf()
+    shelf = MemoryStore()
     assert install(shelf, str(tmp_path))
     run_once(8.5)
     run_once(8.5)
@@ -214,14 +216,14 @@ def test_what_was_compiled_before_does_not_matter(tmp_path: Path, count: Count) 
 
 def test_the_folder_of_the_moment_does_not_matter(count: Count, tmp_path: Path) -> None:
     """A cache that was moved is still found, by jax 0.10 as well, for nothing of XLA's is in it."""
-    shelf = Shelf()
+    shelf = MemoryStore()
     for folder in ("one", "other"):
         assert install(shelf, str(tmp_path / folder))
         run_once(9.25)
     assert count.both == (1, 1)
 
 
-def test_each_callback_stays_with_its_function(shelf: Shelf, count: Count) -> None:
+def test_each_callback_stays_with_its_function(shelf: MemoryStore, count: Count) -> None:
     """jax 0.10 compiles such a function again; 0.11 does not, and still calls the right one."""
     same = jax.ShapeDtypeStruct((3,), np.float32)
     seen: list[str] = []
@@ -239,7 +241,9 @@ def test_each_callback_stays_with_its_function(shelf: Shelf, count: Count) -> No
     assert count.both == ((2, 0) if jax.__version_info__ < (0, 11) else (1, 1))
 
 
-def test_compilations_are_told_in_the_thread_that_compiles(shelf: Shelf, count: Count) -> None:
+def test_compilations_are_told_in_the_thread_that_compiles(
+    shelf: MemoryStore, count: Count
+) -> None:
     """So that they can be put down to whoever asked."""
     for name in ("one", "two"):
         thread = threading.Thread(target=run_once, args=(11.25,), name=name)
@@ -306,7 +310,7 @@ def test_without_a_cache_each_compilation_is_one(count: Count) -> None:
 
 @pytest.mark.parametrize("broken", [b"", b"not an executable"])
 def test_an_entry_that_jax_cannot_read_is_compiled_again(
-    shelf: Shelf, count: Count, broken: bytes
+    shelf: MemoryStore, count: Count, broken: bytes
 ) -> None:
     """With jax's warning; the result is right."""
     right = run_once(13.25)
@@ -329,7 +333,7 @@ def test_a_jax_whose_names_have_moved_has_no_cache(
     """It is logged, and compiling goes on."""
     with monkeypatch.context() as patches:
         patches.delattr(compilation_cache, move)
-        assert not install(Shelf(), str(tmp_path / "xla"))
+        assert not install(MemoryStore(), str(tmp_path / "xla"))
     assert [record.getMessage() for record in caplog.records] == ["jax_cache_off"]
     assert getattr(jax.config, "jax_compilation_cache_dir") is None  # noqa: B009
     run_once(14.25)
@@ -357,7 +361,7 @@ file.write_bytes(pickle.dumps(shelf.entries))
 
 def test_another_process_compiles_nothing(tmp_path: Path) -> None:
     """Everything is found, helpers such as `diagonal` included, and LAPACK is called rightly."""
-    root = str(Path(__file__).resolve().parent.parent.parent)
+    root = str(Path(__file__).resolve().parents[3])
     outputs = [
         subprocess.run(
             [sys.executable, "-P", "-c", IN_A_PROCESS, str(tmp_path / "entries")],

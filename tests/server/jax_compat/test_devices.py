@@ -35,7 +35,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Any:
 def session(device: int, *, connections: int = 1, has_called: bool = False) -> Session:
     found = Session("id", "uid:1", connections=connections)
     found.device = device
-    found.met.update({1} if has_called else ())
+    found.used_executables.update({1} if has_called else ())
     return found
 
 
@@ -62,8 +62,8 @@ def test_a_device_of_another_kind_is_not_for_its_programs(there: Any) -> None:
     devices = Devices()
     with pytest.raises(ConfigurationError, match=r"device 1 is a H100.*for H200"):
         devices.of(1, 0)
-    assert devices.freest([session(0), session(2)], [9, 0, 5]) == 2
-    assert devices.freest([session(0)], [0, 0, 0]) == 2
+    assert devices.least_used([session(0), session(2)], [9, 0, 5]) == 2
+    assert devices.least_used([session(0)], [0, 0, 0]) == 2
 
 
 @pytest.mark.parametrize(
@@ -83,19 +83,19 @@ def test_the_freest_has_the_least_to_do(
 ) -> None:
     """Who has called something counts before who has not, and both before memory."""
     there(*map(device, range(4)))
-    assert Devices().freest(sessions, in_use) == expected
+    assert Devices().least_used(sessions, in_use) == expected
 
 
 def test_groups_follow_one_another(there: Any) -> None:
     """What is left over belongs to nobody; a group larger than all is all of them."""
     there(*map(device, range(5)))
     devices = Devices(2)
-    assert devices.freest([session(0)], [0, 0, 3, 4, 0]) == 2
-    assert devices.freest([session(0), session(2)], [1, 1, 1, 0, 0]) == 2
+    assert devices.least_used([session(0)], [0, 0, 3, 4, 0]) == 2
+    assert devices.least_used([session(0), session(2)], [1, 1, 1, 0, 0]) == 2
     rows = devices.report([session(0), session(2), session(2)], session(2))
     assert [row["sessions"] for row in rows] == [1, 1, 2, 2, 0]
     assert [row["is_yours"] for row in rows] == [False, False, True, True, False]
-    assert Devices(9).freest([session(0)], [0] * 5) == 0
+    assert Devices(9).least_used([session(0)], [0] * 5) == 0
 
 
 def test_memory_is_what_the_devices_say(there: Any) -> None:

@@ -20,9 +20,9 @@ from jaxd_server.jax_compat.lowered import (
     OutLeaf,
     device_ids,
     in_structure,
-    note_own,
     out_leaves,
     program_id,
+    register_own_targets,
 )
 
 ONES = np.ones(3, np.float32)
@@ -31,7 +31,7 @@ SAME = jax.ShapeDtypeStruct((3,), np.float32)
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_targets() -> None:
-    note_own()
+    register_own_targets()
 
 
 def name_of(function: Callable[..., Any], *args: Any, **options: Any) -> bytes:

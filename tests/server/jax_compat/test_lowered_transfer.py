@@ -19,10 +19,10 @@ from jaxd_server.jax_compat import lowered_transfer
 from jaxd_server.jax_compat.arrays import key_array, key_data, weak_array
 from jaxd_server.jax_compat.lowered import device_ids, out_leaves, program_id
 from jaxd_server.jax_compat.lowered_transfer import (
-    NotHandedOver,
+    NotTransferable,
+    can_unpack,
     pack_lowered,
-    sample,
-    understands,
+    sample_program,
     unpack_lowered,
 )
 from jaxd_server.jax_compat.programs import compile_flat
@@ -140,7 +140,7 @@ def test_what_is_only_in_this_process_stays_here(function: Callable[..., Any]) -
     lowered = lower(function, ONES)
     _, obstacle = program_id(lowered, Options())
     assert obstacle is not None
-    with pytest.raises(NotHandedOver, match=obstacle):
+    with pytest.raises(NotTransferable, match=obstacle):
         pack_lowered(lowered, obstacle)
 
 
@@ -157,7 +157,7 @@ def test_what_cannot_be_pickled_is_not_handed_over(monkeypatch: pytest.MonkeyPat
     lowered = lower(lambda a: a, ONES)
     facts = {**lowered._lowering.compile_args, "host_callbacks": [lambda: None]}
     monkeypatch.setattr(lowered._lowering, "compile_args", facts)
-    with pytest.raises(NotHandedOver, match=r"lambda|pickle"):
+    with pytest.raises(NotTransferable, match=r"lambda|pickle"):
         pack_lowered(lowered)
 
 
@@ -167,18 +167,18 @@ def test_a_name_that_jax_has_moved_is_noticed_at_both_ends(
     """Nothing is handed over then, and no call fails."""
     data = pack_lowered(lower(lambda a: a, ONES))
     monkeypatch.setattr(lowered_transfer, "_PARTS", ("_elsewhere",))
-    with pytest.raises(NotHandedOver, match="_elsewhere"):
+    with pytest.raises(NotTransferable, match="_elsewhere"):
         pack_lowered(lower(lambda a: a, ONES))
     monkeypatch.delattr("jax._src.interpreters.pxla.MeshComputation")
-    with pytest.raises(NotHandedOver, match="MeshComputation"):
+    with pytest.raises(NotTransferable, match="MeshComputation"):
         unpack_lowered(data)
-    assert not understands(data, b"")
+    assert not can_unpack(data, b"")
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", pickle.dumps((1, 2))])
 def test_what_is_no_program_is_refused(data: bytes) -> None:
     """With the one error that the caller knows."""
-    with pytest.raises(NotHandedOver):
+    with pytest.raises(NotTransferable):
         unpack_lowered(data)
 
 
@@ -203,6 +203,6 @@ def test_the_sample_of_another_process_is_understood(tmp_path: Path) -> None:
         check=True,
     )
     name, data = map(bytes.fromhex, run.stdout.split())
-    assert understands(data, name)
-    assert not understands(data, b"another")
-    assert sample()[1] == name
+    assert can_unpack(data, name)
+    assert not can_unpack(data, b"another")
+    assert sample_program()[1] == name

@@ -8,7 +8,7 @@ import pytest
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.wire import Frame
-from jaxd_server.rpc.client_proxy import Asking
+from jaxd_server.rpc.client_proxy import ClientProxy
 from tests.server.in_process import Source
 
 
@@ -28,7 +28,7 @@ class Connection:
         self.asked.append((verb, *args))
         return self.answer
 
-    def tell(self, verb: str, *args: Any) -> None:
+    def notify(self, verb: str, *args: Any) -> None:
         """Notes it."""
         self.asked.append((verb, *args))
 
@@ -37,7 +37,7 @@ class Connection:
         self.asked.append((verb, *args, buffers))
         return self.answer
 
-    def say(self, verb: str, *args: Any) -> None:
+    def send(self, verb: str, *args: Any) -> None:
         """Notes it, and that it was not to be left out."""
         self.asked.append(("said", verb, *args))
 
@@ -49,28 +49,28 @@ class Connection:
 def test_a_client_describes_its_function() -> None:
     """Name, options and meaning; the fingerprint is part of the meaning."""
     source = Source(lambda x: x)
-    connection = Connection(("f", source.options.to_bytes(), source.meaning.to_message()))
-    described = Asking(connection, 7).describe(b"key")
-    assert described == (source.fingerprint, "f", source.options, source.meaning)
+    connection = Connection(("f", source.options.to_bytes(), source.manifest.to_message()))
+    described = ClientProxy(connection, 7).describe(b"key")
+    assert described == (source.fingerprint, "f", source.options, source.manifest)
     assert connection.asked == [("describe", b"key")]
 
 
 def test_code_is_one_buffer() -> None:
     """Anything else is no answer."""
-    assert bytes(Asking(Connection(buffers=(b"code",)), 7).code(b"fingerprint")) == b"code"
+    assert bytes(ClientProxy(Connection(buffers=(b"code",)), 7).code(b"fingerprint")) == b"code"
     with pytest.raises(ProtocolError, match="no code"):
-        Asking(Connection(), 7).code(b"fingerprint")
+        ClientProxy(Connection(), 7).code(b"fingerprint")
 
 
 def test_events_name_their_call() -> None:
     """And carry JSON."""
     connection = Connection()
-    Asking(connection, 7).emit("stage", {"stage": "trace"})
+    ClientProxy(connection, 7).emit("stage", {"stage": "trace"})
     assert connection.asked == [("event", 7, "stage", json.dumps({"stage": "trace"}))]
 
 
 def test_what_the_user_has_said_is_never_left_out() -> None:
     """Progress may be; a line that was printed may not."""
     connection = Connection()
-    Asking(connection, 7).emit("print", {"text": "a line"})
+    ClientProxy(connection, 7).emit("print", {"text": "a line"})
     assert connection.asked == [("said", "event", 7, "print", json.dumps({"text": "a line"}))]

@@ -6,9 +6,9 @@ import pytest
 
 from jaxd_protocol.errors import ConnectionLost, PackingError, ProtocolError
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_server.rpc import client_proxy as module
-from jaxd_server.rpc.client_proxy import Questions
+from jaxd_server.rpc.client_proxy import PendingQuestions
 from tests.server.staging import at_once, join, start, until
 
 FRAME: Any = object()
@@ -16,7 +16,7 @@ FRAME: Any = object()
 
 def test_an_answer_goes_to_who_asked() -> None:
     """Whatever the order."""
-    questions = Questions()
+    questions = PendingQuestions()
 
     def ask(index: int) -> Any:
         return questions.ask(index, lambda: None)
@@ -34,7 +34,7 @@ def test_an_answer_goes_to_who_asked() -> None:
 
 def test_an_answer_that_nobody_waits_for_is_nothing() -> None:
     """Nor is a second one."""
-    questions = Questions()
+    questions = PendingQuestions()
     questions.answer(7, "x", False, FRAME)
 
     def send() -> None:
@@ -46,8 +46,8 @@ def test_an_answer_that_nobody_waits_for_is_nothing() -> None:
 
 def test_what_a_client_cannot_say_is_raised() -> None:
     """Its own error where it says why, else that it could not."""
-    questions = Questions()
-    failure = (FAILED, describe_failure(PackingError("it holds a lock")))
+    questions = PendingQuestions()
+    failure = (FAILED, encode_failure(PackingError("it holds a lock")))
     with pytest.raises(PackingError, match="it holds a lock"):
         questions.ask(1, lambda: questions.answer(1, failure, False, FRAME))
     with pytest.raises(ProtocolError, match="could not answer: KeyError"):
@@ -56,7 +56,7 @@ def test_what_a_client_cannot_say_is_raised() -> None:
 
 def test_nobody_waits_for_a_client_that_is_gone() -> None:
     """Who waits is told at once, and who comes later does not ask."""
-    questions = Questions()
+    questions = PendingQuestions()
     with pytest.raises(ConnectionLost, match="went away"):
         questions.ask(1, questions.close)
     sent: list[int] = []
@@ -73,13 +73,13 @@ def test_a_client_that_cannot_be_reached_is_gone() -> None:
         raise EOFError
 
     with pytest.raises(ConnectionLost, match="went away"):
-        Questions().ask(1, send)
+        PendingQuestions().ask(1, send)
 
 
 def test_a_client_that_does_not_answer_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others may be waiting for the same function."""
-    monkeypatch.setattr(module, "QUESTION_S", 0.001)
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.001)
     with pytest.raises(ConnectionLost, match="Call again"):
-        Questions().ask(1, lambda: None)
+        PendingQuestions().ask(1, lambda: None)

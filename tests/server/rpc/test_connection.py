@@ -15,10 +15,10 @@ import pytest
 from jaxd import Client
 from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded, ServerDraining
 from jaxd_server.compilation.compiling import executable
-from tests.server.in_process import Peer, Shop, Source, read_reply
+from tests.server.in_process import InProcessServer, Peer, Source, read_reply
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
-OpenShop = Callable[..., Shop]
+OpenShop = Callable[..., InProcessServer]
 
 FLOAT: Any = np.zeros((), np.float32)
 """The shape and dtype of what a callback returns."""
@@ -62,7 +62,7 @@ def gated(client: Client, gate: str) -> Any:
     return client.persistent_call(wait, extra_key=gate)
 
 
-def test_questions_about_the_server_are_answered_at_once(shop: Shop) -> None:
+def test_questions_about_the_server_are_answered_at_once(shop: InProcessServer) -> None:
     """Also while all of its threads are busy."""
     client = shop.client()
     entered, release = make_gate("questions")
@@ -76,7 +76,7 @@ def test_questions_about_the_server_are_answered_at_once(shop: Shop) -> None:
     assert [float(future.result(PATIENCE_S)) for future in futures] == [-1.0] * 6
 
 
-def test_a_call_that_has_become_slow_does_not_hold_up_the_next(shop: Shop) -> None:
+def test_a_call_that_has_become_slow_does_not_hold_up_the_next(shop: InProcessServer) -> None:
     """The thread that reads runs short calls itself; when one overstays, another reads on."""
     client = shop.client()
     entered, release = make_gate("slow")
@@ -94,7 +94,7 @@ def test_a_call_that_has_become_slow_does_not_hold_up_the_next(shop: Shop) -> No
 
 
 def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one is read by another thread, and takes what the first has yet to make."""
     monkeypatch.setattr(executable, "QUICK_S", PATIENCE_S)  # who reads a warm call begins it
@@ -103,7 +103,7 @@ def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
     x = client.put(np.zeros(1 << 15, np.float32))
     for _ in range(20):
         jax.block_until_ready(step(x))
-    held, goes_on, rouse = threading.Event(), threading.Event(), sentry.rouse
+    held, goes_on, rouse = threading.Event(), threading.Event(), sentry.wake
 
     def hold_up_the_first() -> None:
         rouse()
@@ -111,7 +111,7 @@ def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
             held.set()
             goes_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(sentry, "rouse", hold_up_the_first)
+    monkeypatch.setattr(sentry, "wake", hold_up_the_first)
     first = step(x)
     second = step(first)
     assert held.wait(PATIENCE_S)
@@ -120,7 +120,7 @@ def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
     np.testing.assert_array_equal(np.asarray(second), np.full(1 << 15, 2))
 
 
-def test_a_function_that_is_being_built_does_not_hold_up_warm_calls(shop: Shop) -> None:
+def test_a_function_that_is_being_built_does_not_hold_up_warm_calls(shop: InProcessServer) -> None:
     """Neither those of the same connection nor others'."""
     client, other = shop.client(), shop.client()
     entered, release = make_gate("build")
@@ -193,7 +193,7 @@ def test_an_argument_over_the_limit_is_not_sent(open_shop: OpenShop) -> None:
     assert float(total(np.ones(100, np.float32))) == 100.0
 
 
-def test_a_client_that_dies_costs_only_its_own_calls(shop: Shop) -> None:
+def test_a_client_that_dies_costs_only_its_own_calls(shop: InProcessServer) -> None:
     """What it held is given back, and others do not notice."""
     other = shop.client()
     double = other.persistent_call(lambda x: x * 2)
@@ -230,7 +230,9 @@ class _Dying(Source):
         raise EOFError
 
 
-def test_a_client_that_dies_while_it_is_asked_for_code_does_not_fail_others(shop: Shop) -> None:
+def test_a_client_that_dies_while_it_is_asked_for_code_does_not_fail_others(
+    shop: InProcessServer,
+) -> None:
     """Who waits for the same code is asked instead."""
     dying, staying = _Dying("code"), Source(_triple)
     peer = shop.peer(dying)
@@ -247,7 +249,9 @@ def test_a_client_that_dies_while_it_is_asked_for_code_does_not_fail_others(shop
     assert float(read_reply(replies[0], staying)) == 6.0
 
 
-def test_nobody_waits_until_another_client_has_described_the_function(shop: Shop) -> None:
+def test_nobody_waits_until_another_client_has_described_the_function(
+    shop: InProcessServer,
+) -> None:
     """Each is asked what it means by a key: their fingerprints may be in doubt."""
     dying, staying = _Dying("describe"), Source(_triple)
     peer = shop.peer(dying)
@@ -268,7 +272,9 @@ def _triple(x: Any) -> Any:
     return x * 3
 
 
-def test_stages_of_a_build_are_reported_and_warm_calls_report_nothing(shop: Shop) -> None:
+def test_stages_of_a_build_are_reported_and_warm_calls_report_nothing(
+    shop: InProcessServer,
+) -> None:
     """Each event carries the number of its call, which is that of the request."""
     peer = shop.peer(Source(_triple))
     for _ in range(3):
@@ -280,7 +286,7 @@ def test_stages_of_a_build_are_reported_and_warm_calls_report_nothing(shop: Shop
     ]
 
 
-def test_a_call_that_is_given_up_leaves_the_connection_in_order(shop: Shop) -> None:
+def test_a_call_that_is_given_up_leaves_the_connection_in_order(shop: InProcessServer) -> None:
     """Its late reply is taken out of the socket."""
     client = shop.client()
     entered, release = make_gate("late")
@@ -319,7 +325,7 @@ def test_clients_that_do_not_read_hold_up_nobody_else(
 
 
 def test_a_client_that_does_not_read_does_not_fill_the_memory(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its calls wait when so much waits for it."""
     monkeypatch.setattr(executable, "QUICK_S", -1.0)
@@ -364,7 +370,7 @@ def test_arrays_are_put_on_the_worker_that_stays(open_shop: OpenShop) -> None:
     assert client.forget("new")
 
 
-def test_nothing_is_put_on_a_server_that_stops(shop: Shop) -> None:
+def test_nothing_is_put_on_a_server_that_stops(shop: InProcessServer) -> None:
     """It is refused as a call is, with an error that says what to do."""
     client = shop.client()
     client.put(1.0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxd_protocol.messages.calls import MAY_REPEAT, OK, WARM
-from tests.server.in_process import Shop, Source, read_reply
+from tests.server.in_process import InProcessServer, Source, read_reply
 from tests.server.rpc.test_connection import _pass, make_gate
 from tests.server.staging import PATIENCE_S, until
 
@@ -26,13 +26,15 @@ def double(x: Any) -> Any:
     return x * 2
 
 
-def counts(shop: Shop) -> tuple[int, int, int]:
+def counts(shop: InProcessServer) -> tuple[int, int, int]:
     """Traces, compilations and loads so far."""
     found = shop.counters.snapshot()
     return int(found["traces"]), int(found["compiles"]), int(found["executable_loads"])
 
 
-def test_a_client_that_goes_away_does_not_end_a_build_that_others_wait_for(shop: Shop) -> None:
+def test_a_client_that_goes_away_does_not_end_a_build_that_others_wait_for(
+    shop: InProcessServer,
+) -> None:
     """They get what it had begun."""
     leaving, staying = shop.client(), shop.client()
     entered, release = make_gate("abandoned")
@@ -47,7 +49,7 @@ def test_a_client_that_goes_away_does_not_end_a_build_that_others_wait_for(shop:
     assert counts(shop) == (1, 1, 0)
 
 
-def test_a_build_whose_only_client_goes_away_is_there_for_the_next(shop: Shop) -> None:
+def test_a_build_whose_only_client_goes_away_is_there_for_the_next(shop: InProcessServer) -> None:
     """What was begun is ended, since it was paid for."""
     leaving, later = shop.client(), shop.client()
     entered, release = make_gate("abandoned")
@@ -60,7 +62,7 @@ def test_a_build_whose_only_client_goes_away_is_there_for_the_next(shop: Shop) -
     assert counts(shop) == (1, 1, 0)
 
 
-def test_a_call_to_warm_up_travels_without_data(shop: Shop) -> None:
+def test_a_call_to_warm_up_travels_without_data(shop: InProcessServer) -> None:
     """Its reply says what was done, and the call itself finds the program."""
     source = Source(double)
     peer = shop.peer(source)

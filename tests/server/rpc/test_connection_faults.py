@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from jaxd_server.rpc import connection as module
-from tests.server.in_process import Shop, Source
+from tests.server.in_process import InProcessServer, Source
 from tests.server.staging import PATIENCE_S, Log, logged_by, until
 
-OpenShop = Callable[..., Shop]
+OpenShop = Callable[..., InProcessServer]
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 @pytest.mark.parametrize("args", [(), (1, 2), (b"key", b"", b"", "soon", 0)])
 def test_a_message_that_makes_no_sense_ends_its_connection_only(
-    shop: Shop, log: Log, args: tuple[Any, ...]
+    shop: InProcessServer, log: Log, args: tuple[Any, ...]
 ) -> None:
     """With a line in the log."""
     other = shop.client()
@@ -34,7 +34,9 @@ def test_a_message_that_makes_no_sense_ends_its_connection_only(
     assert shop.parts._workshop.budget.calls == 0
 
 
-def test_a_call_that_no_thread_takes_gives_back_what_it_held(shop: Shop, log: Log) -> None:
+def test_a_call_that_no_thread_takes_gives_back_what_it_held(
+    shop: InProcessServer, log: Log
+) -> None:
     """Else the server could not drain any more."""
     shop.parts._workshop.builders.shutdown()
     with pytest.raises(EOFError):
@@ -44,7 +46,7 @@ def test_a_call_that_no_thread_takes_gives_back_what_it_held(shop: Shop, log: Lo
     assert shop.parts._workshop.budget.idle.is_set()
 
 
-def test_an_unknown_question_ends_its_connection_only(shop: Shop, log: Log) -> None:
+def test_an_unknown_question_ends_its_connection_only(shop: InProcessServer, log: Log) -> None:
     """It is part of a protocol that the two ends do not share."""
     other = shop.client()
     other.statistics()
@@ -70,7 +72,7 @@ def test_a_message_that_announces_too_much_ends_its_connection_only(
 
 
 @pytest.mark.parametrize("text", ["\udcff", "a\0b", "x" * (2 << 20)], ids=["path", "nul", "long"])
-def test_an_error_with_an_unusual_text_arrives(shop: Shop, text: str) -> None:
+def test_an_error_with_an_unusual_text_arrives(shop: InProcessServer, text: str) -> None:
     """Names of files need not be Unicode."""
 
     def fail(x: Any) -> Any:
@@ -80,7 +82,7 @@ def test_an_error_with_an_unusual_text_arrives(shop: Shop, text: str) -> None:
         shop.client().persistent_call(fail).submit(1.0).result(PATIENCE_S)
 
 
-def test_an_error_with_an_enormous_number_arrives(shop: Shop) -> None:
+def test_an_error_with_an_enormous_number_arrives(shop: InProcessServer) -> None:
     """Python itself refuses to print it."""
 
     def fail(x: Any) -> Any:

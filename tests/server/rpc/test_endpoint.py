@@ -8,14 +8,14 @@ import numpy as np
 from rpyc.utils.factory import unix_connect
 
 import jaxd
-from tests.server.in_process import Shop
+from tests.server.in_process import InProcessServer
 from tests.server.staging import until
 
 if TYPE_CHECKING:
     import pytest
 
 
-def test_a_client_is_welcomed(shop: Shop) -> None:
+def test_a_client_is_welcomed(shop: InProcessServer) -> None:
     """It learns its session and what the server is."""
     with jaxd.connect(shop.unix) as client:
         info = client.info()
@@ -25,7 +25,7 @@ def test_a_client_is_welcomed(shop: Shop) -> None:
     until(lambda: shop.parts.status.now()["connections"] == 0)
 
 
-def test_a_client_that_reconnects_finds_its_session(shop: Shop) -> None:
+def test_a_client_that_reconnects_finds_its_session(shop: InProcessServer) -> None:
     """Which outlives its connections."""
     client = shop.client()
     first = client.info()["session"]
@@ -34,13 +34,13 @@ def test_a_client_that_reconnects_finds_its_session(shop: Shop) -> None:
     assert shop.parts.status.now()["sessions"] == 1
 
 
-def test_many_clients_are_served_at_once(shop: Shop) -> None:
+def test_many_clients_are_served_at_once(shop: InProcessServer) -> None:
     """Each in a thread of its own, on all listeners of the worker."""
     clients = [shop.client() for _ in range(5)]
     assert [client.statistics().connections for client in clients] == [5] * 5
 
 
-def test_open_connections_outlive_a_closed_endpoint(shop: Shop) -> None:
+def test_open_connections_outlive_a_closed_endpoint(shop: InProcessServer) -> None:
     """A worker that drains finishes what runs."""
     client = shop.client()
     double = client.persistent_call(lambda x: x * 2)
@@ -50,7 +50,7 @@ def test_open_connections_outlive_a_closed_endpoint(shop: Shop) -> None:
     assert float(double(4.0)) == 8.0
 
 
-def test_a_stock_client_is_a_connection_and_counts_as_traffic(shop: Shop) -> None:
+def test_a_stock_client_is_a_connection_and_counts_as_traffic(shop: InProcessServer) -> None:
     """So that a server that serves only such clients does not stop for idleness."""
     with unix_connect(shop.unix.removeprefix("unix://")) as stock:
         assert stock.root.ping() == "pong"
@@ -63,7 +63,7 @@ def test_a_stock_client_is_a_connection_and_counts_as_traffic(shop: Shop) -> Non
 
 
 def test_what_a_stock_client_sends_counts_towards_the_budget(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is given back, also when the client dies in the middle of a message."""
     budget, held = shop.parts._workshop.budget, list[int]()

@@ -8,14 +8,14 @@ import pytest
 
 from jaxd_protocol.errors import Busy, LimitExceeded
 from jaxd_server.rpc import flow_control as module
-from jaxd_server.rpc.flow_control import Budget, Share
+from jaxd_server.rpc.flow_control import CallBudget, ConnectionShare
 from tests.server.staging import PATIENCE_S, join, start, until, waiting
 
 
 def test_what_is_taken_is_given_back() -> None:
     """By the end of the call that it came with."""
-    budget = Budget(100)
-    share = Share(budget, 4)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 4)
     share.admit(30)
     share.admit(20)
     nbytes = share.begin()
@@ -26,8 +26,8 @@ def test_what_is_taken_is_given_back() -> None:
 
 def test_a_message_that_is_no_call_gives_back_what_it_took() -> None:
     """An answer of the client, for instance; the next call does not pay for it."""
-    budget = Budget(100)
-    share = Share(budget, 4)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 4)
     share.admit(60)
     share.settle()
     assert budget.used == 0
@@ -36,8 +36,8 @@ def test_a_message_that_is_no_call_gives_back_what_it_took() -> None:
 
 def test_a_busy_connection_waits_for_room() -> None:
     """Its reader takes no memory for the next message before a call is done."""
-    budget = Budget(100)
-    share = Share(budget, 4)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 4)
     share.admit(60)
     nbytes = share.begin()
     reader = start(share.admit, 60)
@@ -50,8 +50,8 @@ def test_a_busy_connection_waits_for_room() -> None:
 
 def test_room_that_another_connection_makes_is_noticed() -> None:
     """The bytes are counted over all of them."""
-    budget = Budget(100)
-    ours, other = Share(budget, 4), Share(budget, 4)
+    budget = CallBudget(100)
+    ours, other = ConnectionShare(budget, 4), ConnectionShare(budget, 4)
     other.admit(90)
     theirs = other.begin()
     ours.begin()
@@ -64,19 +64,19 @@ def test_room_that_another_connection_makes_is_noticed() -> None:
 
 def test_an_idle_connection_is_always_let_in() -> None:
     """One message at a time, however large it is and whatever others hold."""
-    budget = Budget(100)
-    other = Share(budget, 4)
+    budget = CallBudget(100)
+    other = ConnectionShare(budget, 4)
     other.admit(100)
     other.begin()
-    share = Share(budget, 4)
+    share = ConnectionShare(budget, 4)
     share.admit(10_000)
     assert budget.used == 10_100
 
 
 def test_calls_beyond_the_slots_wait() -> None:
     """Until one of the running ones ends."""
-    budget = Budget(100)
-    share = Share(budget, 2)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 2)
     share.begin()
     share.begin()
     third = start(share.begin)
@@ -88,8 +88,8 @@ def test_calls_beyond_the_slots_wait() -> None:
 
 def test_a_parked_call_blocks_neither_slots_nor_bytes() -> None:
     """The answer that it waits for must be able to arrive."""
-    budget = Budget(100)
-    share = Share(budget, 1)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 1)
     share.admit(100)
     first = share.begin()
     share.park()
@@ -104,8 +104,8 @@ def test_a_parked_call_blocks_neither_slots_nor_bytes() -> None:
 
 def test_parking_wakes_a_waiting_reader() -> None:
     """It may have stopped reading just before the call began to wait."""
-    budget = Budget(100)
-    share = Share(budget, 4)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 4)
     share.admit(100)
     share.begin()
     reader = start(share.admit, 100)
@@ -117,8 +117,8 @@ def test_parking_wakes_a_waiting_reader() -> None:
 @pytest.mark.parametrize("wait", ["admit", "begin"])
 def test_closing_wakes_a_waiting_reader(wait: str) -> None:
     """And what it was about to take is not counted, because nobody would give it back."""
-    budget = Budget(100)
-    share = Share(budget, 1)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 1)
     share.admit(80)
     nbytes = share.begin()
     reader = start(share.admit, 50) if wait == "admit" else start(share.begin)
@@ -131,14 +131,14 @@ def test_closing_wakes_a_waiting_reader(wait: str) -> None:
 
 def test_closing_gives_back_what_had_arrived() -> None:
     """A peer may die between a message's size and its end."""
-    budget = Budget(100)
-    share = Share(budget, 4)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 4)
     share.admit(70)
     share.close()
     assert budget.used == 0
 
 
-class _Watched(Budget):
+class _Watched(CallBudget):
     """Notes when the limit was passed by a connection that was not idle."""
 
     def __init__(self, limit: int) -> None:
@@ -149,7 +149,7 @@ class _Watched(Budget):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "used" and value > getattr(self, "used", 0):
-            share: Share | None = getattr(self.thread, "share", None)
+            share: ConnectionShare | None = getattr(self.thread, "share", None)
             self.peak = max(self.peak, value)
             if value > self.limit and share is not None and share._active():
                 self.violations.append(value)
@@ -160,14 +160,14 @@ def test_many_connections_stay_within_the_limit_and_all_make_progress() -> None:
     """Only a connection without a running call goes beyond it, and nothing is lost or kept."""
     budget = _Watched(1_000)
 
-    def read(share: Share, seed: int) -> None:
+    def read(share: ConnectionShare, seed: int) -> None:
         budget.thread.share = share
         for number in range(100):
             share.admit((number * seed * 37) % 700)
             runners.submit(share.end, share.begin())
 
     with ThreadPoolExecutor(3) as runners:
-        join([start(read, Share(budget, 4), seed) for seed in range(1, 7)])
+        join([start(read, ConnectionShare(budget, 4), seed) for seed in range(1, 7)])
     assert budget.used == 0
     assert budget.violations == []
     assert budget.peak > 0
@@ -176,7 +176,7 @@ def test_many_connections_stay_within_the_limit_and_all_make_progress() -> None:
 def test_calls_larger_than_half_of_the_budget_run_one_after_the_other() -> None:
     """Eight in flight where two do not fit together: each is let in when the last one ended."""
     budget = _Watched(100)
-    share = Share(budget, 8)
+    share = ConnectionShare(budget, 8)
     together = threading.Semaphore(0)
 
     def read() -> None:
@@ -198,13 +198,13 @@ def test_calls_larger_than_half_of_the_budget_run_one_after_the_other() -> None:
 
 def test_one_principal_leaves_room_for_others_that_are_there() -> None:
     """Alone it may use everything."""
-    budget = Budget(100, share=0.5)
-    one = Share(budget, 8, "one")
+    budget = CallBudget(100, share=0.5)
+    one = ConnectionShare(budget, 8, "one")
     for _ in range(2):
         one.admit(40)
         one.begin()
     assert budget.used_by["one"] == 80
-    other = Share(budget, 8, "other")
+    other = ConnectionShare(budget, 8, "other")
     assert not budget.has_room("one", 10)
     assert budget.has_room("other", 20)
     other.close()
@@ -215,8 +215,8 @@ def test_one_principal_leaves_room_for_others_that_are_there() -> None:
 
 def test_a_client_that_does_not_take_its_results_brings_no_more_calls() -> None:
     """Until it has taken some; what is small does not count."""
-    budget = Budget(100)
-    share = Share(budget, 8)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 8)
     share.begin()
     share.hold(budget.most_unsent + 1)
     came = threading.Event()
@@ -238,8 +238,8 @@ def test_a_client_that_does_not_take_its_results_brings_no_more_calls() -> None:
 
 def test_what_compressed_data_becomes_is_held_like_what_was_sent() -> None:
     """Until its call ends."""
-    budget = Budget(100)
-    share = Share(budget, 4)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 4)
     share.admit(10)
     share.admit_strictly(80)
     nbytes = share.begin()
@@ -250,8 +250,8 @@ def test_what_compressed_data_becomes_is_held_like_what_was_sent() -> None:
 
 def test_compressed_data_waits_for_room() -> None:
     """As long as calls of its own connection are running."""
-    budget = Budget(100)
-    share = Share(budget, 4)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 4)
     share.admit(60)
     nbytes = share.begin()
     reader = start(share.admit_strictly, 60)
@@ -264,9 +264,9 @@ def test_compressed_data_waits_for_room() -> None:
 
 def test_compressed_data_is_never_over_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many idle connections bring some: each is told to come again."""
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
-    budget = Budget(100)
-    shares = [Share(budget, 4) for _ in range(9)]
+    monkeypatch.setattr(module, "_MAX_WAIT_S", 0.01)
+    budget = CallBudget(100)
+    shares = [ConnectionShare(budget, 4) for _ in range(9)]
     for share in shares:
         share.admit(1)  # what is sent is small
     shares[0].admit_strictly(80)
@@ -280,17 +280,17 @@ def test_compressed_data_is_never_over_the_budget(monkeypatch: pytest.MonkeyPatc
 
 def test_compressed_data_of_one_user_may_fill_what_is_free() -> None:
     """Where it has nothing to wait for: its share counts while it has calls."""
-    budget = Budget(100, 0.5)
-    Share(budget, 4, "alice")
-    share = Share(budget, 4, "bob")
+    budget = CallBudget(100, 0.5)
+    ConnectionShare(budget, 4, "alice")
+    share = ConnectionShare(budget, 4, "bob")
     share.admit_strictly(80)
     assert budget.used == 80
 
 
 def test_the_answer_to_a_parked_call_does_not_wait_behind_compressed_data() -> None:
     """Its reader goes on at once."""
-    budget = Budget(100)
-    share = Share(budget, 4)
+    budget = CallBudget(100)
+    share = ConnectionShare(budget, 4)
     share.admit(60)
     share.begin()
     share.park()
@@ -300,8 +300,8 @@ def test_the_answer_to_a_parked_call_does_not_wait_behind_compressed_data() -> N
 
 def test_nobody_waits_for_a_connection_that_has_ended() -> None:
     """Nothing is held for it."""
-    budget = Budget(100)
-    other, share = Share(budget, 4), Share(budget, 4)
+    budget = CallBudget(100)
+    other, share = ConnectionShare(budget, 4), ConnectionShare(budget, 4)
     other.admit(60)
     reader = start(share.admit_strictly, 60)
     until(lambda: waiting(budget.changed))

@@ -15,8 +15,14 @@ from jaxd.dispatch import retry
 from jaxd.errors import Busy, Cancelled, DeadlineExceeded
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_server.execution.call import Call, Reply
-from jaxd_server.rpc.inflight_calls import OpenCall, OpenCalls, Terms, in_lane, in_phase
-from tests.server.in_process import Shop
+from jaxd_server.rpc.inflight_calls import (
+    CallPolicy,
+    InflightCall,
+    InflightCalls,
+    answer_in_phase,
+    start_ordered,
+)
+from tests.server.in_process import InProcessServer
 from tests.server.rpc.test_connection import _pass, make_gate
 from tests.server.staging import PATIENCE_S, join, start, until
 
@@ -35,14 +41,14 @@ class Desk:
         self.sent_now: list[tuple[int, Reply, int]] = []
         self.freed: list[int] = []
         self.ended: list[Call] = []
-        self.calls = OpenCalls(
-            Terms(lambda call: GIVEN_UP, ended=self.ended.append, **terms),
+        self.calls = InflightCalls(
+            CallPolicy(lambda call: GIVEN_UP, ended=self.ended.append, **terms),
             lambda *sent: self.sent.append(sent),
             lambda *sent: self.sent_now.append(sent),
             self.freed.append,
         )
 
-    def open(self, number: int = 7, **fields: Any) -> OpenCall:
+    def open(self, number: int = 7, **fields: Any) -> InflightCall:
         """A call that holds a hundred bytes."""
         source: Any = None
         call = Call(b"key", b"", b"blob", [memoryview(b"data")], source, number=number, **fields)
@@ -54,7 +60,7 @@ def test_a_call_is_answered_by_the_thread_that_works_on_it() -> None:
     """And gives back what it holds with its reply."""
     desk = Desk()
     one = desk.open()
-    in_phase(one, "running", lambda: DONE)
+    answer_in_phase(one, "running", lambda: DONE)
     assert desk.sent == [(7, DONE, 100)]
     assert (len(desk.calls), desk.freed) == (0, [])
     assert [call.interest for call in desk.ended] == [one.interest]
@@ -73,10 +79,10 @@ def test_one_that_is_cancelled_while_it_runs_is_answered_at_once() -> None:
         assert desk.freed == []
         return DONE
 
-    in_phase(one, "running", work)
+    answer_in_phase(one, "running", work)
     assert (desk.sent, desk.freed) == ([(7, GIVEN_UP, 0)], [100])
     assert isinstance(one.interest.error, Cancelled)
-    assert one.interest.is_settled
+    assert one.interest.is_client_notified
 
 
 def test_one_that_waits_for_a_thread_is_dropped_at_once() -> None:
@@ -94,7 +100,7 @@ def test_a_thread_that_takes_one_which_was_given_up_does_nothing() -> None:
     desk = Desk()
     one = desk.open()
     desk.calls.cancel(7)
-    in_phase(one, "running", lambda: pytest.fail("it runs"))
+    answer_in_phase(one, "running", lambda: pytest.fail("it runs"))
     assert (desk.sent, desk.freed) == ([(7, GIVEN_UP, 0)], [100])
 
 
@@ -112,8 +118,8 @@ def test_the_server_has_a_limit_of_its_own() -> None:
     desk = Desk(max_s=0.06)
     one = desk.open()
     over = threading.Event()
-    one.interest.tell(over.set)
-    in_phase(one, "running", lambda: DONE if over.wait(PATIENCE_S) else GIVEN_UP)
+    one.interest.notify(over.set)
+    answer_in_phase(one, "running", lambda: DONE if over.wait(PATIENCE_S) else GIVEN_UP)
     assert desk.sent == [(7, GIVEN_UP, 0)]
     assert "--max-call-s" in str(one.interest.error)
     assert "0.1 s running" in str(one.interest.error)
@@ -125,7 +131,7 @@ def test_a_call_on_values_says_itself_what_became_of_them() -> None:
     waiting, running = desk.open(1), desk.open(2)
     for one in (waiting, running):
         one.is_in_order = True
-        one.settle = one.answer_in_lane
+        one.settle = one.answer_ordered
     desk.calls.cancel(1)
     assert desk.sent == [(1, GIVEN_UP, 100)]
 
@@ -133,12 +139,12 @@ def test_a_call_on_values_says_itself_what_became_of_them() -> None:
         desk.calls.cancel(2)
         return lambda: DONE
 
-    running.answer_in_lane(in_lane(running, "running", start)())
+    running.answer_ordered(start_ordered(running, "running", start)())
     assert desk.sent[1:] == []
     assert desk.sent_now == [
         (2, DONE, 100)
     ]  # by the thread that delivers: it may wait for the client
-    refused = in_lane(waiting, "running", lambda: pytest.fail("it runs"))
+    refused = start_ordered(waiting, "running", lambda: pytest.fail("it runs"))
     assert refused() == GIVEN_UP
 
 
@@ -157,7 +163,10 @@ def test_what_a_call_holds_is_freed_with_it() -> None:
     """Not when Python next looks for cycles: it may be arrays."""
     gc.disable()
     try:
-        for finish in (lambda one: in_phase(one, "running", lambda: DONE), lambda one: one.drop()):
+        for finish in (
+            lambda one: answer_in_phase(one, "running", lambda: DONE),
+            lambda one: one.drop(),
+        ):
             desk = Desk()
             one = desk.open()
             held = weakref.ref(one.interest)  # as long as the call
@@ -192,14 +201,14 @@ def endless(x: Any) -> Any:
         x = x + 1
 
 
-def settled(shop: Shop) -> bool:
+def settled(shop: InProcessServer) -> bool:
     """Whether nothing is held for any call."""
     budget = shop.parts._workshop.budget
     status = shop.parts.status.now()
     return not (budget.calls or budget.used or status["running"] or status["left_behind"])
 
 
-def test_a_cancelled_future_interrupts_the_trace(shop: Shop) -> None:
+def test_a_cancelled_future_interrupts_the_trace(shop: InProcessServer) -> None:
     """And the server has nothing left of it."""
     entered, release = make_gate("endless")
     future = shop.client().persistent_call(endless).submit(np.float32(2))
@@ -211,7 +220,7 @@ def test_a_cancelled_future_interrupts_the_trace(shop: Shop) -> None:
     assert (found["cancelled_calls"], found["compiles"]) == (1, 0)
 
 
-def test_a_cancelled_task_interrupts_the_trace(shop: Shop) -> None:
+def test_a_cancelled_task_interrupts_the_trace(shop: InProcessServer) -> None:
     """As a future does: that is what it waits for."""
     entered, release = make_gate("endless")
     function = shop.client().persistent_call(endless)
@@ -229,7 +238,9 @@ def test_a_cancelled_task_interrupts_the_trace(shop: Shop) -> None:
     assert shop.counters.snapshot()["cancelled_calls"] == 1
 
 
-def test_a_deadline_interrupts_the_trace_and_says_where_the_time_went(shop: Shop) -> None:
+def test_a_deadline_interrupts_the_trace_and_says_where_the_time_went(
+    shop: InProcessServer,
+) -> None:
     """Seen by the client as the server's word."""
     _, release = make_gate("endless")
     release.set()
@@ -278,7 +289,9 @@ def test_a_call_that_runs_too_long_releases_its_caller(open_shop: Any) -> None:
     until(lambda: settled(shop))
 
 
-def test_a_call_on_values_that_is_cancelled_before_it_runs_takes_nothing(shop: Shop) -> None:
+def test_a_call_on_values_that_is_cancelled_before_it_runs_takes_nothing(
+    shop: InProcessServer,
+) -> None:
     """What it would have been given is still there, and those after it run."""
     client = shop.client()
     state = client.persistent_call(lambda: np.ones(3, np.float32)).remote()
@@ -320,7 +333,7 @@ def test_a_client_too_many_is_told_so(open_shop: Any, monkeypatch: pytest.Monkey
     first = shop.client()
     first.statistics()
     with monkeypatch.context() as hasty:
-        hasty.setattr(retry, "_LONGEST_S", 0.1)
+        hasty.setattr(retry, "_MAX_BUSY_S", 0.1)
         with pytest.raises(Busy, match="--max-connections"):
             shop.client().statistics()
     waiting = start(lambda: shop.client().statistics())

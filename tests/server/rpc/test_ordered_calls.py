@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxd_server.execution.call import Finish, Reply
-from jaxd_server.rpc.ordered_calls import AHEAD, Lane
+from jaxd_server.rpc.ordered_calls import MAX_DISPATCHED, OrderedCallQueue
 from tests.server.staging import PATIENCE_S, at_once, start, until
 
 
@@ -41,14 +41,16 @@ class Work:
         """Takes a reply."""
         self.replies.append(reply[0][0])
 
-    def put(self, lane: Lane, name: Any, *, is_short: bool = False, **how: bool) -> None:
+    def put(
+        self, lane: OrderedCallQueue, name: Any, *, is_short: bool = False, **how: bool
+    ) -> None:
         """One call."""
         lane.put(partial(self.start, name, **how), self.send, is_short=is_short)
 
 
 def test_calls_start_in_order_and_their_replies_are_sent() -> None:
     """Whoever is slow to begin keeps those behind it waiting."""
-    lane, work = Lane(), Work()
+    lane, work = OrderedCallQueue(), Work()
     work.put(lane, 0, held=True)
     for number in (1, 2, 3):
         work.put(lane, number)
@@ -61,41 +63,41 @@ def test_calls_start_in_order_and_their_replies_are_sent() -> None:
 
 def test_the_next_is_started_while_the_device_works_on_the_last() -> None:
     """A few of them, and no more."""
-    lane, work = Lane(), Work()
-    for number in range(AHEAD + 2):
+    lane, work = OrderedCallQueue(), Work()
+    for number in range(MAX_DISPATCHED + 2):
         work.put(lane, number, slow=True)
-    until(lambda: len(work.log) == AHEAD)
+    until(lambda: len(work.log) == MAX_DISPATCHED)
     assert work.replies == []
     work.gate(0).set()
-    until(lambda: len(work.log) == AHEAD + 2)  # one done, one more started
-    assert work.log[-2:] == ["finish 0", f"start {AHEAD}"]
-    for number in range(1, AHEAD + 2):
+    until(lambda: len(work.log) == MAX_DISPATCHED + 2)  # one done, one more started
+    assert work.log[-2:] == ["finish 0", f"start {MAX_DISPATCHED}"]
+    for number in range(1, MAX_DISPATCHED + 2):
         work.gate(number).set()
-    until(lambda: len(work.replies) == AHEAD + 2)
-    assert work.replies == list(range(AHEAD + 2))
+    until(lambda: len(work.replies) == MAX_DISPATCHED + 2)
+    assert work.replies == list(range(MAX_DISPATCHED + 2))
 
 
 def test_a_reply_that_cannot_be_sent_at_once_gives_its_place_free() -> None:
     """What a client does with its replies is not what the others wait for."""
-    lane, work, read = Lane(), Work(), threading.Event()
+    lane, work, read = OrderedCallQueue(), Work(), threading.Event()
 
     def send_slowly(reply: Reply) -> None:
         read.wait(PATIENCE_S)
         work.send(reply)
 
     lane.put(partial(work.start, "unread"), send_slowly)
-    for number in range(AHEAD):
+    for number in range(MAX_DISPATCHED):
         work.put(lane, number, slow=True)
-    until(lambda: f"start {AHEAD - 1}" in work.log)
+    until(lambda: f"start {MAX_DISPATCHED - 1}" in work.log)
     read.set()
-    for number in range(AHEAD):
+    for number in range(MAX_DISPATCHED):
         work.gate(number).set()
-    until(lambda: len(work.replies) == AHEAD + 1)
+    until(lambda: len(work.replies) == MAX_DISPATCHED + 1)
 
 
 def test_a_call_runs_at_once_when_nothing_is_before_it() -> None:
     """In the thread that asks; otherwise behind it."""
-    lane, work = Lane(), Work()
+    lane, work = OrderedCallQueue(), Work()
     lane.enter(partial(work.start, "now"), work.send, at_once=True)()
     assert work.replies == ["now"]
     work.put(lane, "held", held=True)
@@ -109,7 +111,7 @@ def test_a_call_runs_at_once_when_nothing_is_before_it() -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_call_has_its_place_before_anybody_goes_on_with_it(at_once: bool) -> None:
     """Whoever read it may be held up; then another thread brings the next one."""
-    lane, work = Lane(), Work()
+    lane, work = OrderedCallQueue(), Work()
     go_on = lane.enter(partial(work.start, 0), work.send, is_short=True, at_once=at_once)
     work.put(lane, 1)
     lane.then(lambda: work.log.append("then"))
@@ -120,7 +122,7 @@ def test_a_call_has_its_place_before_anybody_goes_on_with_it(at_once: bool) -> N
 
 def test_a_call_that_comes_while_another_runs_at_once_is_behind_it() -> None:
     """And is started when that is done, by a thread of its own."""
-    lane, work = Lane(), Work()
+    lane, work = OrderedCallQueue(), Work()
     first = start(lane.enter(partial(work.start, "first", held=True), work.send, at_once=True))
     until(lambda: not lane.is_idle)
     work.put(lane, "second")
@@ -132,7 +134,7 @@ def test_a_call_that_comes_while_another_runs_at_once_is_behind_it() -> None:
 
 def test_a_short_call_is_started_by_the_thread_that_brings_it() -> None:
     """As long as there is room: then by the one that sends a reply."""
-    lane, work, threads = Lane(), Work(), list[str]()
+    lane, work, threads = OrderedCallQueue(), Work(), list[str]()
 
     def put(name: Any, *, is_short: bool) -> None:
         def begin() -> Finish:
@@ -141,26 +143,26 @@ def test_a_short_call_is_started_by_the_thread_that_brings_it() -> None:
 
         lane.put(begin, work.send, is_short=is_short)
 
-    for number in range(AHEAD + 2):
+    for number in range(MAX_DISPATCHED + 2):
         put(number, is_short=True)
-    assert threads == [threading.current_thread().name] * AHEAD
+    assert threads == [threading.current_thread().name] * MAX_DISPATCHED
     work.gate(0).set()
-    until(lambda: len(threads) == AHEAD + 1)
+    until(lambda: len(threads) == MAX_DISPATCHED + 1)
     work.gate(1).set()
-    until(lambda: len(threads) == AHEAD + 2)
-    assert threads[AHEAD:] == ["jaxd-deliver"] * 2
-    for number in range(2, AHEAD + 2):
+    until(lambda: len(threads) == MAX_DISPATCHED + 2)
+    assert threads[MAX_DISPATCHED:] == ["jaxd-deliver"] * 2
+    for number in range(2, MAX_DISPATCHED + 2):
         work.gate(number).set()
-    until(lambda: len(work.replies) == AHEAD + 2)
-    assert work.replies == list(range(AHEAD + 2))
+    until(lambda: len(work.replies) == MAX_DISPATCHED + 2)
+    assert work.replies == list(range(MAX_DISPATCHED + 2))
     assert [line for line in work.log if "start" in line] == [
-        f"start {number}" for number in range(AHEAD + 2)
+        f"start {number}" for number in range(MAX_DISPATCHED + 2)
     ]
 
 
 def test_a_call_that_takes_long_to_start_has_a_thread_for_it() -> None:
     """Nobody who reads or sends waits for it, nor for a short one behind it."""
-    lane, work = Lane(), Work()
+    lane, work = OrderedCallQueue(), Work()
     work.put(lane, "before", slow=True, is_short=True)
     work.put(lane, "long", held=True)
     work.put(lane, "short", is_short=True)
@@ -173,7 +175,7 @@ def test_a_call_that_takes_long_to_start_has_a_thread_for_it() -> None:
 
 def test_what_is_to_happen_then_happens_behind_all_that_were_started() -> None:
     """At once when there is nothing before it; calls that come later see it."""
-    lane, work = Lane(), Work()
+    lane, work = OrderedCallQueue(), Work()
     lane.then(lambda: work.log.append("at once"))
     assert work.log == ["at once"]
     work.put(lane, 1, held=True)
@@ -186,7 +188,7 @@ def test_what_is_to_happen_then_happens_behind_all_that_were_started() -> None:
 
 def test_many_threads_start_one_at_a_time_and_each_in_its_order() -> None:
     """Some at once and some behind others, as it happens."""
-    lane, work, inside = Lane(), Work(), list[int]()
+    lane, work, inside = OrderedCallQueue(), Work(), list[int]()
 
     def begin(name: Any) -> Finish:
         inside.append(1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from jaxd_server.rpc import reader_handoff as module
-from jaxd_server.rpc.reader_handoff import PATIENCE_S, Readership, Sentry
+from jaxd_server.rpc.reader_handoff import STALL_S, ReaderHandoff, StallWatchdog
 from tests.server import staging
 from tests.server.staging import join, start, until
 
@@ -19,7 +19,7 @@ class Line:
         self.readers: list[threading.Thread] = []
         self.errors: list[Exception] = []
         self.more = threading.Semaphore(len(messages))
-        self.readership = Readership(self.read_one, self.errors.append)
+        self.readership = ReaderHandoff(self.read_one, self.errors.append)
 
     def read_one(self) -> None:
         """Waits for the next message and runs it."""
@@ -44,7 +44,7 @@ class Stuck:
 
     def __init__(self) -> None:
         self.line: Line | None = None
-        self.sentry: Sentry | None = None
+        self.sentry: StallWatchdog | None = None
         self.entered = threading.Event()
         self.release = threading.Event()
 
@@ -52,13 +52,13 @@ class Stuck:
         assert self.line is not None
         turn = self.line.readership.begin_inline()
         if self.sentry is not None:
-            self.sentry.rouse()
+            self.sentry.wake()
         self.entered.set()
         assert self.release.wait(staging.PATIENCE_S)
         self.line.readership.end_inline(turn)
 
 
-def with_stuck(*, sentry: Sentry | None = None) -> tuple[Line, Stuck]:
+def with_stuck(*, sentry: StallWatchdog | None = None) -> tuple[Line, Stuck]:
     """A line whose first message is a call that does not return."""
     stuck = Stuck()
     line = Line(stuck)
@@ -81,13 +81,13 @@ def test_one_thread_reads_until_the_end() -> None:
 
 
 def test_a_call_within_its_time_keeps_the_reading() -> None:
-    """Nobody is put in charge before `PATIENCE_S` is over."""
+    """Nobody is put in charge before `STALL_S` is over."""
     line, stuck = with_stuck()
     reader = start(line.readership.run)
     assert stuck.entered.wait(staging.PATIENCE_S)
     busy_since = line.readership.busy_since
     assert busy_since is not None
-    line.readership.replace_if_stuck(busy_since + PATIENCE_S / 2)
+    line.readership.replace_if_stuck(busy_since + STALL_S / 2)
     assert line.readership.busy_since == busy_since
     stuck.release.set()
     line.end()
@@ -166,7 +166,7 @@ def test_the_second_thread_can_be_replaced_too() -> None:
 def test_a_thread_that_is_replaced_as_it_begins_its_call_knows_its_own_turn() -> None:
     """Otherwise its return would hide that its successor is busy."""
 
-    class Overtaken(Readership):
+    class Overtaken(ReaderHandoff):
         @property
         def busy_since(self) -> float | None:
             return self._busy_since
@@ -214,14 +214,14 @@ def test_a_failure_in_a_replaced_thread_ends_the_connection_once() -> None:
 
 
 @pytest.fixture
-def sentry() -> Iterator[Sentry]:
+def sentry() -> Iterator[StallWatchdog]:
     """A running one."""
-    sentry = Sentry()
+    sentry = StallWatchdog()
     yield sentry
     sentry.stop()
 
 
-def test_the_sentry_notices_a_stuck_reader(sentry: Sentry) -> None:
+def test_the_sentry_notices_a_stuck_reader(sentry: StallWatchdog) -> None:
     """By itself, while the call still runs."""
     line, stuck = with_stuck(sentry=sentry)
     sentry.watch(line.readership)
@@ -235,11 +235,11 @@ def test_the_sentry_notices_a_stuck_reader(sentry: Sentry) -> None:
 
 
 def test_a_dozing_sentry_is_roused_every_time(
-    sentry: Sentry, monkeypatch: pytest.MonkeyPatch
+    sentry: StallWatchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the two comes first, the doze or the call: no wake-up is lost."""
-    monkeypatch.setattr(module, "_DOZE_S", 0.001)  # it dozes off after each look
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "_IDLE_S", 0.001)  # it dozes off after each look
+    monkeypatch.setattr(module, "STALL_S", 0.0)
     line = Line()
     sentry.watch(line.readership)
     start(line.readership.run)
@@ -253,7 +253,7 @@ def test_a_dozing_sentry_is_roused_every_time(
     until(lambda: line.errors)
 
 
-def test_a_connection_that_ended_is_not_looked_after(sentry: Sentry) -> None:
+def test_a_connection_that_ended_is_not_looked_after(sentry: StallWatchdog) -> None:
     """Its last call may go on for as long as it likes."""
     gone, other = with_stuck(sentry=sentry), with_stuck(sentry=sentry)
     sentry.watch(gone[0].readership)
@@ -272,7 +272,7 @@ def test_a_connection_that_ended_is_not_looked_after(sentry: Sentry) -> None:
 def test_a_stopped_sentry_is_gone() -> None:
     """Its thread ends, dozing or not."""
     before = set(threading.enumerate())
-    sentry = Sentry()
+    sentry = StallWatchdog()
     (thread,) = set(threading.enumerate()) - before
     sentry.stop()
     join([thread])

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.wire import BulkConnection
 from jaxd_server.rpc import send_queue as module
-from jaxd_server.rpc.flow_control import Share
-from jaxd_server.rpc.send_queue import Outbox
+from jaxd_server.rpc.flow_control import ConnectionShare
+from jaxd_server.rpc.send_queue import SendQueue
 from tests.server.staging import PATIENCE_S, start, until
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class Desk:
 
     def __init__(self, max_bytes: int = 100) -> None:
         self.line, self.held = Line(), Held()
-        self.box = Outbox(cast("BulkConnection", self.line), cast("Share", self.held), max_bytes)
+        self.box = SendQueue(
+            cast("BulkConnection", self.line), cast("ConnectionShare", self.held), max_bytes
+        )
 
 
 def test_a_reply_is_sent_by_its_own_thread_when_nothing_waits() -> None:
@@ -79,7 +81,7 @@ def test_a_reply_comes_behind_what_its_call_has_said() -> None:
     """Whoever leaves it does not wait for the client, and its bytes are held until it is sent."""
     desk = Desk()
     desk.line.reads.clear()
-    desk.box.say("event", 7, "said", "hello")
+    desk.box.send("event", 7, "said", "hello")
     desk.box.now(7, ((OK, b""), [memoryview(b"data")]), 5)
     desk.box.later(8, (DONE, ()), 6)
     assert (desk.line.sent, desk.held.ended, desk.held.held) == ([], [], 4)
@@ -97,7 +99,7 @@ def test_events_for_a_client_that_does_not_read_are_dropped(
     desk = Desk()
     desk.line.reads.clear()
     for number in range(20):
-        desk.box.tell("event", number)
+        desk.box.notify("event", number)
     assert len(desk.box) <= 4
     desk.line.reads.set()
     until(lambda: not len(desk.box))
@@ -108,20 +110,20 @@ def test_what_calls_say_waits_for_the_client_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A print is not lost because a client is slow; one that is gone hears nothing."""
-    monkeypatch.setattr(module, "_MAX_WAITING_WORDS", 2)
+    monkeypatch.setattr(module, "_MAX_WAITING_OUTPUT", 2)
     desk = Desk()
     desk.line.reads.clear()
     for number in range(2):
-        desk.box.say("event", number)
-    third = start(desk.box.say, "event", 2)
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
-    desk.box.say("event", "dropped")
+        desk.box.send("event", number)
+    third = start(desk.box.send, "event", 2)
+    monkeypatch.setattr(module, "_MAX_WAIT_S", 0.01)
+    desk.box.send("event", "dropped")
     assert third.is_alive()
     desk.line.reads.set()
     third.join(PATIENCE_S)
     until(lambda: len(desk.line.sent) == 3)
     desk.box.close()
-    desk.box.say("event", "nobody hears")
+    desk.box.send("event", "nobody hears")
     assert desk.line.sent == [("event", 0), ("event", 1), ("event", 2)]
 
 
@@ -131,7 +133,7 @@ def test_a_result_that_is_too_large_is_an_error_that_says_what_to_do() -> None:
     desk.box.now(7, ((OK, b""), [memoryview(b"data")]), 5)
     ((number, (verdict, failure)),) = desk.line.sent
     assert (number, verdict) == (7, FAILED)
-    assert "--max-result-bytes" in str(rebuild_failure(failure))
+    assert "--max-result-bytes" in str(decode_failure(failure))
 
 
 def test_whatever_happens_the_client_has_an_answer_and_its_room_back() -> None:
@@ -141,7 +143,7 @@ def test_whatever_happens_the_client_has_an_answer_and_its_room_back() -> None:
     desk.box.now(7, (DONE, ()), 5)
     ((_, (verdict, failure)),) = desk.line.sent
     assert verdict == FAILED
-    assert "could not send the result" in str(rebuild_failure(failure))
+    assert "could not send the result" in str(decode_failure(failure))
     desk.line.error = EOFError()
     desk.box.now(8, (DONE, ()), 6)
     assert desk.held.ended == [5, 6]

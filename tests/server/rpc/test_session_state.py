@@ -12,13 +12,13 @@ import pytest
 from jaxd_protocol.base import shared_memory
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.messages.calls import FAILED, OK
-from jaxd_protocol.messages.data_locations import PROOF_BYTES, Stay, pack_ids
+from jaxd_protocol.messages.data_locations import BLOCK_PROBE_BYTES, ResultPolicy, pack_ids
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.wire.frames import Descriptors
 from jaxd_server.execution.call import Finish, Reply
-from jaxd_server.rpc.session_state import Belongings
+from jaxd_server.rpc.session_state import SessionState
 from jaxd_server.rpc.sessions import Session
-from jaxd_server.values.store import Values
+from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import Value
 from tests.server.staging import until
 
@@ -29,9 +29,9 @@ class Scene:
     """A connection of a session, and what was sent over it."""
 
     def __init__(self) -> None:
-        self.values = Values()
+        self.values = ValueStore()
         self.session = Session("1", "ann")
-        self.own = Belongings(self.session, self.values, 1 << 30)
+        self.own = SessionState(self.session, self.values, 1 << 30)
         self.runs: list[int] = []
         self.sent: list[tuple[int, Reply]] = []
 
@@ -48,7 +48,7 @@ class Scene:
 
     def enter(self, number: int, *, here: bool, acked: int = 0) -> Callable[[], None]:
         """It has its place; goes on with it."""
-        stay, send = Stay(number, -1, 0, acked), partial(self._send, number)
+        stay, send = ResultPolicy(number, -1, 0, acked), partial(self._send, number)
         start = partial(self.start, number)
         return self.own.enter(stay, start, send, here=here, is_short=True)[1]
 
@@ -104,10 +104,10 @@ def test_what_is_dropped_goes(scene: Scene) -> None:
 def test_a_block_shows_what_is_in_it(scene: Scene) -> None:
     """So the client knows that it is the same memory; and then it can be read."""
     descriptor = shared_memory.create_sealed(SIZE)
-    os.pwrite(descriptor, b"x" * PROOF_BYTES + b"y", 0)
+    os.pwrite(descriptor, b"x" * BLOCK_PROBE_BYTES + b"y", 0)
     told = scene.own.share_block(Descriptors([descriptor]), 3, SIZE)
-    assert told == (OK, b"x" * PROOF_BYTES)
-    view = scene.own.holdings._blocks.view(3, PROOF_BYTES, 1)
+    assert told == (OK, b"x" * BLOCK_PROBE_BYTES)
+    view = scene.own.holdings._blocks.view(3, BLOCK_PROBE_BYTES, 1)
     assert bytes(view) == b"y"
     del view
     scene.own.forget_blocks((3, 4))

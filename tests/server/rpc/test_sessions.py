@@ -10,7 +10,7 @@ from jaxd_protocol.pytree import Leaf
 from jaxd_server.execution.call import Finish
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.rpc.sessions import Session, Sessions
-from jaxd_server.values.store import Values
+from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import Value
 from tests.server.staging import PATIENCE_S, until
 
@@ -129,17 +129,17 @@ def test_calls_that_a_client_does_not_repeat_are_given_up() -> None:
     session.unanswered.add(calls, clock.now)  # type: ignore[arg-type]
     sessions.leave(session)
     clock.now += 30
-    sessions.look()
+    sessions.poll()
     assert sessions.enter(session.id, "uid:1") is session
     clock.now += 2
-    sessions.look()
+    sessions.poll()
     assert not plain.is_cancelled
     clock.now += 2
-    sessions.look()
+    sessions.poll()
     assert [call.is_cancelled for call in calls] == [True, False, False]
     sessions.leave(session)
     clock.now += 61
-    sessions.look()
+    sessions.poll()
     assert running.is_cancelled
     assert on_values.is_cancelled
 
@@ -155,7 +155,7 @@ def test_the_quiet_begins_when_a_connection_ends() -> None:
     assert sessions.quiet_s == 0.0
 
 
-def with_values(values: Values, session: Session, *ids: int) -> Session:
+def with_values(values: ValueStore, session: Session, *ids: int) -> Session:
     """The session, which holds one byte under each of these numbers."""
     leaf = Leaf("A", "uint8", (1,))
     values.add(session.values, {number: Value(None, leaf, 1, "f") for number in ids})
@@ -164,33 +164,33 @@ def with_values(values: Values, session: Session, *ids: int) -> Session:
 
 def test_the_values_of_a_session_go_when_its_grace_is_over() -> None:
     """And not before; those of others stay."""
-    clock, values = Clock(), Values()
+    clock, values = Clock(), ValueStore()
     sessions = Sessions(60.0, values, clock)
     gone = with_values(values, sessions.enter(None, "uid:1"), 1, 2)
     with_values(values, sessions.enter(None, "uid:1"), 1)
     clock.now += 100
-    sessions.look()
+    sessions.poll()
     assert len(values) == 3  # it has a connection
     sessions.leave(gone)
     clock.now += 60
-    sessions.look()
+    sessions.poll()
     assert len(values) == 3
     clock.now += 0.1
-    sessions.look()
+    sessions.poll()
     assert (len(values), len(sessions)) == (1, 1)
     assert gone.values.ended
 
 
 def test_who_comes_back_in_time_finds_its_values() -> None:
     """Also when that takes several connections, of which an old one ends late."""
-    clock, values = Clock(), Values()
+    clock, values = Clock(), ValueStore()
     sessions = Sessions(60.0, values, clock)
     session = with_values(values, sessions.enter(None, "uid:1"), 1)
     clock.now += 50
     assert sessions.enter(session.id, "uid:1") is session
     sessions.leave(session)
     clock.now += 1000
-    sessions.look()
+    sessions.poll()
     assert len(values) == 1
     sessions.leave(session)
     clock.now += 59
@@ -200,7 +200,7 @@ def test_who_comes_back_in_time_finds_its_values() -> None:
 
 def test_who_comes_back_too_late_gets_a_session_without_values() -> None:
     """Whether anybody has looked meanwhile or not."""
-    clock, values = Clock(), Values()
+    clock, values = Clock(), ValueStore()
     sessions = Sessions(60.0, values, clock)
     session = with_values(values, sessions.enter(None, "uid:1"), 1)
     sessions.leave(session)
@@ -212,17 +212,17 @@ def test_who_comes_back_too_late_gets_a_session_without_values() -> None:
 def test_names_whose_time_has_passed_go_when_somebody_looks() -> None:
     """They have no session that could end."""
     clock = Clock()
-    values = Values(clock=clock)
+    values = ValueStore(clock=clock)
     sessions = Sessions(60.0, values, clock)
     values.name("uid:1", "n", b"", [Value(None, Leaf("A", "uint8", (1,)), 1, "f")], 10.0)
     clock.now += 11
-    sessions.look()
+    sessions.poll()
     assert len(values) == 0
 
 
 def test_a_session_ends_behind_the_calls_that_it_has_made() -> None:
     """They run, find their values, and leave nothing; the others do not wait for that."""
-    clock, values = Clock(), Values()
+    clock, values = Clock(), ValueStore()
     sessions = Sessions(60.0, values, clock)
     session = with_values(values, sessions.enter(None, "uid:1"), 1)
     release, found = threading.Event(), list[int]()
@@ -236,7 +236,7 @@ def test_a_session_ends_behind_the_calls_that_it_has_made() -> None:
     session.lane.put(call, lambda _: None)
     sessions.leave(session)
     clock.now += 61
-    sessions.look()
+    sessions.poll()
     assert (len(sessions), len(values)) == (0, 1)
     release.set()
     until(lambda: len(values) == 0)

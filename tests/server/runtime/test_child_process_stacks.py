@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxd_server.runtime.child_process import ask_for_stacks
+from jaxd_server.runtime.child_process import request_stack_dump
 from tests.live_server import source_environment
 
 HANGS = """
@@ -31,8 +31,8 @@ def test_a_process_whose_interpreter_is_held_shows_where(tmp_path: Path) -> None
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == "hangs\n"
-        ask_for_stacks(process.pid)
+        request_stack_dump(process.pid)
         assert any("in hangs" in line for line in iter(process.stderr.readline, ""))
         assert process.poll() is None
         process.communicate("\n")
-    ask_for_stacks(process.pid)  # gone, which is no error
+    request_stack_dump(process.pid)  # gone, which is no error

@@ -4,19 +4,21 @@ import os
 
 import pytest
 
-from jaxd_server.runtime.flight_recorder import BlackBox, Entry
+from jaxd_server.runtime.flight_recorder import FlightEntry, FlightRecorder
 
 KEY, FINGERPRINT = b"k" * 16, b"f" * 16
 
 
-def begin(box: BlackBox, key: bytes = KEY, *, repeated: bool = False, alone: bool = False) -> int:
+def begin(
+    box: FlightRecorder, key: bytes = KEY, *, repeated: bool = False, alone: bool = False
+) -> int:
     return box.begin(key, "uid:7", is_repeated=repeated, is_alone=alone)
 
 
 def test_the_host_reads_what_the_worker_has_written() -> None:
     """From another mapping of the same file, which outlives the one that wrote."""
-    host = BlackBox.create()
-    worker = BlackBox(os.dup(host.descriptor))
+    host = FlightRecorder.create()
+    worker = FlightRecorder(os.dup(host.descriptor))
     place = begin(worker, repeated=True, alone=True)
     worker.identify(place, FINGERPRINT, "størrelse")
     del worker
@@ -29,7 +31,7 @@ def test_the_host_reads_what_the_worker_has_written() -> None:
 
 def test_a_call_is_there_as_long_as_it_runs() -> None:
     """The oldest first; before its function is known it has its key."""
-    box = BlackBox.create()
+    box = FlightRecorder.create()
     first, second = begin(box), begin(box, b"l" * 16)
     assert [entry.ids for entry in box.entries()] == [(KEY,), (b"l" * 16,)]
     assert box.entries()[0].function == "(unknown function)"
@@ -41,20 +43,20 @@ def test_a_call_is_there_as_long_as_it_runs() -> None:
 
 def test_a_call_that_others_have_joined_is_not_alone() -> None:
     """Also when its function becomes known only afterwards."""
-    box = BlackBox.create()
+    box = FlightRecorder.create()
     place = begin(box, alone=True)
-    box.has_company(place)
+    box.clear_alone(place)
     box.identify(place, FINGERPRINT, "step")
     assert not box.entries()[0].is_alone
 
 
 def test_there_are_only_so_many_places() -> None:
     """One call more is not written down, and takes nobody's place."""
-    box = BlackBox.create()
+    box = FlightRecorder.create()
     places = [begin(box) for _ in range(257)]
     assert places[-1] == -1
     box.identify(-1, FINGERPRINT, "late")
-    box.has_company(-1)
+    box.clear_alone(-1)
     box.end(-1)
     assert len(box.entries()) == 256
     for place in places:
@@ -64,7 +66,7 @@ def test_there_are_only_so_many_places() -> None:
 
 def test_names_of_any_length_fit() -> None:
     """They are cut; what they are cut to can be read."""
-    box = BlackBox.create()
+    box = FlightRecorder.create()
     place = box.begin(KEY, "é" * 100, is_repeated=False, is_alone=False)
     box.identify(place, FINGERPRINT, "ü" * 1000)
     (entry,) = box.entries()
@@ -74,7 +76,7 @@ def test_names_of_any_length_fit() -> None:
 
 def test_who_has_values() -> None:
     """As they were told last; too many names are one that nobody has."""
-    box = BlackBox.create()
+    box = FlightRecorder.create()
     assert box.owners() == frozenset()
     box.own({"uid:1", "uid:2"})
     assert box.owners() == {"uid:1", "uid:2"}
@@ -88,7 +90,7 @@ def test_who_has_values() -> None:
 @pytest.mark.parametrize("data", [b"5", b"[[]]", b"[" * 4000, b"\xff", b"7" * 4092])
 def test_who_has_values_is_not_known_when_nonsense_stands_there(data: bytes) -> None:
     """The worker can write there what it likes."""
-    box = BlackBox.create()
+    box = FlightRecorder.create()
     box.own({"uid:1"})
     box._memory[:4] = len(data).to_bytes(4, "little")
     box._memory[4 : 4 + len(data)] = data
@@ -99,5 +101,5 @@ def test_an_entry_knows_its_age() -> None:
     """In seconds of the clock that all processes share."""
     import time
 
-    entry = Entry("f", (KEY,), "uid:1", time.monotonic() - 5, False, False)
+    entry = FlightEntry("f", (KEY,), "uid:1", time.monotonic() - 5, False, False)
     assert 5 <= entry.seconds < 60

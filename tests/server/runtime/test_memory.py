@@ -14,9 +14,9 @@ from jaxd_server.runtime.memory import (
     MapGauge,
     Trimmer,
     allow_files,
-    give_back,
     machine_bytes,
     map_pressure,
+    release_memory,
     resident_bytes,
     trim,
 )
@@ -113,7 +113,7 @@ def test_giving_back_frees_cycles_and_trimming_does_not() -> None:
         _Knot(freed)
         trim()
         assert freed == []
-        give_back()
+        release_memory()
         assert freed == [None]
     finally:
         gc.enable()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_server.runtime.rate_limit import Allowance, place_of
+from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
 
 
 class Clock:
@@ -23,7 +23,7 @@ def clock() -> Clock:
 
 def test_so_many_at_once_and_then_so_many_a_second(clock: Clock) -> None:
     """It says how long to wait, and counts what came meanwhile."""
-    allowance = Allowance(3, 0.5, clock)
+    allowance = RateLimiter(3, 0.5, clock)
     assert [allowance.take("a") for _ in range(5)] == [0, 0, 0, None, None]
     assert allowance.wait_s("a") == 2.0
     clock.now += 1.5
@@ -36,7 +36,7 @@ def test_so_many_at_once_and_then_so_many_a_second(clock: Clock) -> None:
 
 def test_what_is_noted_counts_without_being_asked(clock: Clock) -> None:
     """A wrong token has been tried, whether it might or not."""
-    allowance = Allowance(2, 1.0, clock)
+    allowance = RateLimiter(2, 1.0, clock)
     for expected in (0.0, 0.0, 1.0, 2.0):
         assert allowance.wait_s("a") == expected
         allowance.note("a")
@@ -44,7 +44,7 @@ def test_what_is_noted_counts_without_being_asked(clock: Clock) -> None:
 
 def test_places_do_not_matter_to_each_other(clock: Clock) -> None:
     """What one has used up the others have."""
-    allowance = Allowance(1, 1.0, clock)
+    allowance = RateLimiter(1, 1.0, clock)
     assert [allowance.take(place) for place in "aabb"] == [0, None, 0, None]
 
 
@@ -63,4 +63,4 @@ def test_places_do_not_matter_to_each_other(clock: Clock) -> None:
 )
 def test_a_place_is_what_one_peer_cannot_vary(peer: object, place: str) -> None:
     """Neither its port, nor the part of an IPv6 address that it chooses itself."""
-    assert place_of(peer) == place
+    assert rate_limit_key(peer) == place

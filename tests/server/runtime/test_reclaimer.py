@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxd_server.runtime import reclaimer as module
-from jaxd_server.runtime.reclaimer import Pressure, Reclaimer, host_spare, host_use
+from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer, host_spare, host_use
 
 GIB = 1 << 30
 
@@ -42,7 +42,7 @@ class Scene:
         self.logged: list[tuple[str, Any]] = []
         reclaimer = Reclaimer()
         reclaimer.register(self.pool)
-        self.pressure = Pressure(
+        self.pressure = MemoryPressure(
             reclaimer,
             limit,
             lambda: self.host,
@@ -54,18 +54,18 @@ class Scene:
             module, "log_event", lambda event, **f: self.logged.append((event, f["dropped"]))
         )
 
-    def look(self, host: float = 0.0, device: float = 0.0) -> int:
+    def poll(self, host: float = 0.0, device: float = 0.0) -> int:
         """A second later; how much is left."""
         self.now += 1.0
         self.host, self.device = host, device
-        self.pressure.look()
+        self.pressure.poll()
         return self.pool.count
 
 
 def test_what_is_idle_goes_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until there is room again, with some to spare; it is logged at the start and at the end."""
     scene = Scene(monkeypatch)
-    assert [scene.look(0.89), scene.look(0.91), scene.look(0.88), scene.look(0.86)] == [
+    assert [scene.poll(0.89), scene.poll(0.91), scene.poll(0.88), scene.poll(0.86)] == [
         *(80, 70, 62, 62)
     ]
     assert scene.logged == [("memory_short", 10), ("memory_relieved", 18)]
@@ -74,28 +74,28 @@ def test_what_is_idle_goes_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_device_is_watched_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever has less room."""
     scene = Scene(monkeypatch)
-    assert scene.look(0.1, device=0.95) == 70
+    assert scene.poll(0.1, device=0.95) == 70
 
 
 def test_a_small_process_does_not_suffer_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has next to nothing to give."""
     scene = Scene(monkeypatch)
     scene.own = 0.05
-    assert scene.look(0.99) == 80
+    assert scene.poll(0.99) == 80
 
 
 def test_it_looks_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is called."""
     scene = Scene(monkeypatch)
-    scene.look(0.95)
+    scene.poll(0.95)
     for _ in range(5):
-        scene.pressure.look()
+        scene.pressure.poll()
     assert scene.pool.count == 70
 
 
 def test_nothing_is_dropped_where_nobody_wants_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `--memory-share 0`."""
-    assert Scene(monkeypatch, limit=0.0).look(1.0, device=1.0) == 80
+    assert Scene(monkeypatch, limit=0.0).poll(1.0, device=1.0) == 80
 
 
 def write(folder: Path, **files: str) -> None:

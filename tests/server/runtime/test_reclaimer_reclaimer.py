@@ -106,7 +106,7 @@ def test_the_share_of_maps_is_the_one_that_was_asked_for(monkeypatch: pytest.Mon
 def test_everything_idle_goes_in_an_emergency(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the memory goes back at once, cycles and all: a call waits for it."""
     returned: list[None] = []
-    monkeypatch.setattr(module, "give_back", lambda: returned.append(None))
+    monkeypatch.setattr(module, "release_memory", lambda: returned.append(None))
     reclaimer = Reclaimer()
     pool = Pool(5, 9)
     reclaimer.register(pool)

@@ -10,7 +10,7 @@ import pytest
 from jaxd.request.arguments import encode_arguments
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
-from jaxd_protocol.jit.static_args import NO_STATICS
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.pytree import load_literal
 from jaxd_server.codec.result_encoder import ResultEncoder
 from jaxd_server.user_code.callback_messages import pack_callback, read_callback
@@ -62,7 +62,7 @@ def test_a_function_is_no_argument(argument: Any) -> None:
 def test_results_are_read_as_arguments_are() -> None:
     """Trees of arrays and numbers."""
     result = {"a": np.arange(3), "b": (1.5, None)}
-    encoded = encode_arguments((result,), {}, NO_STATICS, {})
+    encoded = encode_arguments((result,), {}, NO_STATIC_ARGS, {})
     back = read_callback((encoded.skeleton, encoded.blob), encoded.buffers)
     assert back["a"].tolist() == [0, 1, 2]
     assert back["b"] == (1.5, None)

@@ -12,13 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.events.callbacks import Table
+from jaxd.events.callbacks import CallbackTable
 from jaxd_protocol.errors import CallbackError
-from jaxd_protocol.fingerprint import Listed, walk
-from jaxd_protocol.fingerprint.client_object import Live
-from jaxd_protocol.fingerprint.model import Targets
+from jaxd_protocol.fingerprint import CallbackList, walk
+from jaxd_protocol.fingerprint.client_object import ClientObject
+from jaxd_protocol.fingerprint.model import CallbackCandidates
 from jaxd_protocol.pytree import dump_literal
-from jaxd_server.user_code.callback_targets import Aims, noting_arguments, stays_here
+from jaxd_server.user_code.callback_targets import (
+    CallbackTargets,
+    recording_arguments,
+    runs_on_server,
+)
 
 held: list[Any] = []
 
@@ -66,16 +70,16 @@ def traced(x: Any, cb: Any = None) -> None:
     made[:] = [inner, tell, hold]
 
 
-def targets(function: Any = traced) -> Targets:
+def targets(function: Any = traced) -> CallbackCandidates:
     """As both ends find them."""
     return walk(function, "f").reach.targets
 
 
 def there_and_back(function: Any, listed: tuple[Any, ...] = (), arguments: Any = None) -> Any:
     """What a client finds."""
-    aim, arrays = Aims("f", targets(), Listed(listed).entries).at(function)
+    aim, arrays = CallbackTargets("f", targets(), CallbackList(listed).entries).at(function)
     dump_literal(aim)  # or it could not travel
-    return Table(targets(), listed, arguments).function_at(aim, arrays)
+    return CallbackTable(targets(), listed, arguments).function_at(aim, arrays)
 
 
 def trace(x: Any = 1.0, function: Any = traced) -> None:
@@ -91,15 +95,15 @@ def test_what_the_code_gives() -> None:
     assert there_and_back(box.put) == box.put
     given = targets()
     given.objects = [each._replace(number=5) for each in given.objects if each.names]
-    aim, _ = Aims("f", given).at(Live(5, ("put",)))
-    assert Table(given).function_at(aim, ()) == box.put
+    aim, _ = CallbackTargets("f", given).at(ClientObject(5, ("put",)))
+    assert CallbackTable(given).function_at(aim, ()) == box.put
 
 
 def test_what_is_listed() -> None:
     """Known by its stand-in, or by its name where it came by value."""
     other = Box()
     listed = (held.append, other.other, len)
-    assert there_and_back(Live(1, ("other",), True), listed) == other.other
+    assert there_and_back(ClientObject(1, ("other",), True), listed) == other.other
     assert there_and_back(Box().other, listed) == other.other
     assert there_and_back(len, listed) is len
     with pytest.raises(CallbackError, match="several of that name"):
@@ -112,14 +116,14 @@ def test_an_argument_of_the_function() -> None:
     given = targets()
 
     def f(x: Any, cb: Any) -> None:
-        found.append(Aims("f", given).at(cb.put))
+        found.append(CallbackTargets("f", given).at(cb.put))
 
     other = Box()
-    noting_arguments(f, given)(1, other)
+    recording_arguments(f, given)(1, other)
     ((aim, _),) = found
-    assert Table(given, (), ((1, other), {})).function_at(aim, ()) == other.put
+    assert CallbackTable(given, (), ((1, other), {})).function_at(aim, ()) == other.put
     with pytest.raises(CallbackError):  # of another object
-        noting_arguments(lambda x, cb: f(x, Box()), given)(1, other)
+        recording_arguments(lambda x, cb: f(x, Box()), given)(1, other)
 
 
 def test_functions_that_traced_code_makes_are_made_again() -> None:
@@ -140,7 +144,7 @@ def test_a_tracer_cannot_leave() -> None:
     def f(x: Any) -> Any:
         trace(x)
         with pytest.raises(CallbackError, match="Pass it as an argument"):
-            Aims("f", given).at(made[2])
+            CallbackTargets("f", given).at(made[2])
         return x
 
     jax.jit(f)(1.0)
@@ -150,16 +154,17 @@ def test_a_function_that_holds_no_data_is_refused() -> None:
     """The client would not have it."""
     trace(box.put)
     with pytest.raises(CallbackError, match=r"holds a method, which is no data.*callbacks="):
-        Aims("f", targets()).at(made[2])
+        CallbackTargets("f", targets()).at(made[2])
 
 
 @pytest.mark.parametrize(
-    "function", [lambda value: value, box.other, trace, Live(9), functools.partial(trace, 1)]
+    "function",
+    [lambda value: value, box.other, trace, ClientObject(9), functools.partial(trace, 1)],
 )
 def test_what_the_code_does_not_give_is_refused(function: Any) -> None:
     """While it is traced, with what to do."""
     with pytest.raises(CallbackError, match=r"f gives .* to jax.debug.callback .*callbacks="):
-        Aims("f", targets()).at(function)
+        CallbackTargets("f", targets()).at(function)
 
 
 def test_of_two_closures_of_the_same_code_each_has_its_own() -> None:
@@ -188,8 +193,8 @@ def test_of_two_closures_of_the_same_code_each_has_its_own() -> None:
         patch.setattr(jax.debug, "callback", lambda *_: None)
         both(1)
     for number, function in enumerate(makers):
-        aim, _ = Aims("f", given).at(function)
-        Table(given).function_at(aim, ())(number)
+        aim, _ = CallbackTargets("f", given).at(function)
+        CallbackTable(given).function_at(aim, ())(number)
     assert lists == [[0], [1]]
 
 
@@ -203,15 +208,22 @@ def test_what_stays_on_the_server() -> None:
         jnp.sin,
         np.save,
     ]
-    go: list[Any] = [Live(0), traced, box.put, held.append, functools.partial(traced), lambda: 0]
-    assert all(map(stays_here, stay))
-    assert not any(map(stays_here, go))
-    assert not stays_here(pytest.importorskip("optax").adam)
-    assert stays_here(operator.attrgetter("x")) is stays_here(operator.itemgetter(1))
+    go: list[Any] = [
+        ClientObject(0),
+        traced,
+        box.put,
+        held.append,
+        functools.partial(traced),
+        lambda: 0,
+    ]
+    assert all(map(runs_on_server, stay))
+    assert not any(map(runs_on_server, go))
+    assert not runs_on_server(pytest.importorskip("optax").adam)
+    assert runs_on_server(operator.attrgetter("x")) is runs_on_server(operator.itemgetter(1))
 
 
 def test_what_stands_in_for_an_object_is_no_data() -> None:
     """Though it has every attribute."""
-    trace(Live(0, (), True))
+    trace(ClientObject(0, (), True))
     with pytest.raises(CallbackError, match="holds an object of the client's, which is no data"):
-        Aims("f", targets()).at(made[2])
+        CallbackTargets("f", targets()).at(made[2])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxd_server.user_code import capture_output
-from jaxd_server.user_code.output import Voice, speaking
+from jaxd_server.user_code.output import CallOutput, output_to
 
 Events = list[tuple[str, Any]]
 
@@ -27,7 +27,7 @@ def hearing() -> Iterator[tuple[io.StringIO, io.StringIO]]:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda *_: out.write("shown as ever\n")  # type: ignore[assignment]
-            capture_output.hear_user_code()
+            capture_output.capture_user_output()
             yield out, err
     finally:
         sys.stdout, sys.stderr = streams
@@ -42,16 +42,16 @@ def events() -> Events:
 
 
 @pytest.fixture
-def voice(events: Events) -> Voice:
+def voice(events: Events) -> CallOutput:
     """Of some call."""
-    return Voice(lambda kind, content: events.append((kind, content)))
+    return CallOutput(lambda kind, content: events.append((kind, content)))
 
 
-def test_prints_belong_to_who_speaks(voice: Voice, events: Events) -> None:
+def test_prints_belong_to_who_speaks(voice: CallOutput, events: Events) -> None:
     """The server's own go where they went before."""
     with hearing() as (out, err):
         print("the server")
-        with speaking(voice):
+        with output_to(voice):
             print("a function")
             print("its error", file=sys.stderr)
             with pytest.raises(TypeError, match="must be str, not bytes"):
@@ -64,14 +64,14 @@ def test_prints_belong_to_who_speaks(voice: Voice, events: Events) -> None:
     ]
 
 
-def test_all_warnings_of_a_call_are_heard(voice: Voice, events: Events) -> None:
+def test_all_warnings_of_a_call_are_heard(voice: CallOutput, events: Events) -> None:
     """Whatever filters there are, and however often; the client has filters of its own."""
     with hearing() as (out, _):
         warnings.simplefilter("ignore")
-        capture_output.listen_for_warnings()
-        capture_output.listen_for_warnings()
+        capture_output.capture_warnings()
+        capture_output.capture_warnings()
         assert len([each for each in warnings.filters if "AnyOf" in type(each[1]).__name__]) == 1
-        with speaking(voice):
+        with output_to(voice):
             for _ in range(2):
                 warnings.warn("old", DeprecationWarning, stacklevel=1)
         warnings.warn("the server's own", stacklevel=1)
@@ -90,10 +90,10 @@ def test_warnings_of_the_server_are_shown_as_ever() -> None:
     assert out.getvalue() == "shown as ever\n"
 
 
-def test_what_is_logged_is_heard(voice: Voice, events: Events) -> None:
+def test_what_is_logged_is_heard(voice: CallOutput, events: Events) -> None:
     """On all levels, with its traceback; jax's own only from warnings on."""
     logger = logging.getLogger("of_a_user")
-    with hearing(), speaking(voice):
+    with hearing(), output_to(voice):
         logger.debug("%s and %s", "this", "that")
         try:
             _ = vars()["broken"]

@@ -133,8 +133,8 @@ def test_what_swallows_one_is_interrupted_again() -> None:
 def test_no_interrupt_ever_comes_too_late(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However close to the end of a section it is sent: its thread goes on with other things."""
     # so that threads get in each other's way as often as they can
-    monkeypatch.setattr(interrupting_module, "_calm", nullcontext)
-    monkeypatch.setattr(interrupting_module, "_is_delicate", lambda thread: False)
+    monkeypatch.setattr(interrupting_module, "_without_thread_switches", nullcontext)
+    monkeypatch.setattr(interrupting_module, "_is_uninterruptible", lambda thread: False)
     one = Interruptible()
     outcomes = {"done": 0, "failed": 0, "interrupted": 0}
     innocent = 0

@@ -12,8 +12,12 @@ from jax.experimental import io_callback
 from jaxd_protocol.errors import CallbackError
 from jaxd_protocol.fingerprint import walk
 from jaxd_server.user_code import jax_callbacks
-from jaxd_server.user_code.callback_targets import Aims
-from jaxd_server.user_code.jax_callbacks import aiming, calling_nobody, have_clients_called_back
+from jaxd_server.user_code.callback_targets import CallbackTargets
+from jaxd_server.user_code.jax_callbacks import (
+    callbacks_disabled,
+    install_callback_redirection,
+    redirecting_callbacks,
+)
 
 SCALAR: Any = np.zeros((), np.float32)
 X = np.float32(3)
@@ -57,8 +61,8 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """The call whose turn it is, of a client; jax is as it was afterwards."""
     call = Call()
     monkeypatch.setattr(jax_callbacks, "_current", [call.call_back])
-    have_clients_called_back()
-    have_clients_called_back()
+    install_callback_redirection()
+    install_callback_redirection()
     yield call
     for primitive in jax_callbacks._EXCHANGES:
         del primitive.bind
@@ -66,7 +70,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
 
 def run(function: Any, x: Any = X) -> Any:
     """Traces it for its client, and runs it."""
-    with aiming(Aims("f", TARGETS)):
+    with redirecting_callbacks(CallbackTargets("f", TARGETS)):
         compiled = jax.jit(function).lower(x).compile()
     result = compiled(x)
     jax.effects_barrier()
@@ -130,7 +134,7 @@ def test_what_stays_here_is_called_here(running: Call, capsys: pytest.CaptureFix
 
 def test_a_search_calls_nobody(running: Call) -> None:
     """What has been called already is passed over; a value cannot be."""
-    with calling_nobody(), aiming(Aims("f", TARGETS)):
+    with callbacks_disabled(), redirecting_callbacks(CallbackTargets("f", TARGETS)):
         jax.debug.callback(own, X)
         with pytest.raises(CallbackError, match="not asked for twice"):
             io_callback(own, SCALAR, X)
@@ -142,5 +146,8 @@ def test_while_tracing_there_is_nobody_to_be_called(
 ) -> None:
     """No program runs; the message says what to do."""
     monkeypatch.setattr(jax_callbacks, "_current", [])
-    with aiming(Aims("f", TARGETS)), pytest.raises(CallbackError, match="Pass it values"):
+    with (
+        redirecting_callbacks(CallbackTargets("f", TARGETS)),
+        pytest.raises(CallbackError, match="Pass it values"),
+    ):
         jax.debug.callback(own, X)

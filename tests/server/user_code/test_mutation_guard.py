@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import LostUpdateError
-from jaxd_server.user_code.mutation_guard import NOTHING, Captured
+from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard
 from tests.ids import stable_id
 
 setting: Any = 1
@@ -54,7 +54,7 @@ def test_a_container_or_object_that_changes(value: Any, change: Callable[[Any], 
     before = content()
     with (
         pytest.raises(LostUpdateError, match=f"changes a {type(value).__name__} while"),
-        Captured([value]).kept(),
+        MutationGuard([value]).kept(),
     ):
         change(value)
     assert content() == before
@@ -74,12 +74,12 @@ def test_a_global_and_a_variable_of_a_closure() -> None:
 
     with (
         pytest.raises(LostUpdateError, match="changes the variable 'count'"),
-        Captured([closure]).kept(),
+        MutationGuard([closure]).kept(),
     ):
         closure()
     with (
         pytest.raises(LostUpdateError, match="changes the global 'fresh'"),
-        Captured([module]).kept(),
+        MutationGuard([module]).kept(),
     ):
         module()
     assert (count, setting, "fresh" in globals()) == (0, 1, False)
@@ -92,7 +92,10 @@ def test_what_a_function_holds_counts_as_well() -> None:
     def note() -> None:
         seen.append(1)
 
-    with pytest.raises(LostUpdateError, match="changes a list, 'seen',"), Captured([note]).kept():
+    with (
+        pytest.raises(LostUpdateError, match="changes a list, 'seen',"),
+        MutationGuard([note]).kept(),
+    ):
         note()
     assert seen == []
 
@@ -105,7 +108,7 @@ def test_what_fails_leaves_nothing_behind() -> None:
         scales[0] = 2.0
         return 1 / 0
 
-    with pytest.raises(ZeroDivisionError), Captured([scales]).kept():
+    with pytest.raises(ZeroDivisionError), MutationGuard([scales]).kept():
         fail()
     assert scales == [1.0]
 
@@ -114,9 +117,9 @@ def test_what_only_looks_is_left_alone() -> None:
     """Also an attribute that is made when it is read, and an equal value in the place of one."""
     settings = Settings()
     numbers = {"large": 10**6}
-    with Captured([settings, numbers]).kept():
+    with MutationGuard([settings, numbers]).kept():
         assert settings.half == 0.25
         numbers["large"] = int("1000000")
     assert vars(settings)["half"] == 0.25
-    with NOTHING.kept():
+    with NO_GUARD.kept():
         settings.rate = 1.0

@@ -7,13 +7,13 @@ import pytest
 
 from jaxd_server.user_code.output import (
     MAX_TEXT,
-    Voice,
-    current_voice,
-    forget_caller,
-    give_the_floor,
-    note_caller,
-    speaking,
-    speaking_for_one,
+    CallOutput,
+    add_caller,
+    as_default_output,
+    current_output,
+    output_to,
+    output_to_sole_caller,
+    remove_caller,
 )
 
 Events = list[tuple[str, Any]]
@@ -26,9 +26,9 @@ def events() -> Events:
 
 
 @pytest.fixture
-def voice(events: Events) -> Voice:
+def voice(events: Events) -> CallOutput:
     """Its."""
-    return Voice(lambda kind, content: events.append((kind, content)))
+    return CallOutput(lambda kind, content: events.append((kind, content)))
 
 
 def printed(events: Events) -> list[str]:
@@ -36,7 +36,7 @@ def printed(events: Events) -> list[str]:
     return [content["text"] for kind, content in events if kind == "print"]
 
 
-def test_lines_are_sent_when_they_end(voice: Voice, events: Events) -> None:
+def test_lines_are_sent_when_they_end(voice: CallOutput, events: Events) -> None:
     """`print` writes a line in pieces."""
     for text in ("a", " ", "b", "\n", "c\nd\ne"):
         voice.write("stdout", text)
@@ -47,7 +47,7 @@ def test_lines_are_sent_when_they_end(voice: Voice, events: Events) -> None:
     assert len(events) == 3
 
 
-def test_streams_do_not_mix(voice: Voice, events: Events) -> None:
+def test_streams_do_not_mix(voice: CallOutput, events: Events) -> None:
     """What has no end on one of them does not become a part of the other."""
     voice.write("stdout", "out")
     voice.write("stderr", "err\n")
@@ -58,7 +58,7 @@ def test_streams_do_not_mix(voice: Voice, events: Events) -> None:
     ]
 
 
-def test_what_has_been_sent_is_flushed_once(voice: Voice, events: Events) -> None:
+def test_what_has_been_sent_is_flushed_once(voice: CallOutput, events: Events) -> None:
     """`print(..., flush=True)` writes a whole line before it flushes."""
     voice.flush("stdout")
     for stream in ("stdout", "stderr"):
@@ -72,52 +72,52 @@ def test_what_has_been_sent_is_flushed_once(voice: Voice, events: Events) -> Non
     ]
 
 
-def test_order_is_kept_with_what_is_not_printed(voice: Voice, events: Events) -> None:
+def test_order_is_kept_with_what_is_not_printed(voice: CallOutput, events: Events) -> None:
     """A warning comes behind the line that was begun before it."""
     voice.write("stdout", "begun")
-    voice.say("warned", {"text": "w"})
+    voice.send("warned", {"text": "w"})
     assert [kind for kind, _ in events] == ["print", "warned"]
 
 
-def test_long_text_comes_in_parts(voice: Voice, events: Events) -> None:
+def test_long_text_comes_in_parts(voice: CallOutput, events: Events) -> None:
     """None is larger than a message should be, and none is kept back for ever."""
     text = "x" * (2 * MAX_TEXT + 1)
     voice.write("stdout", text)
     assert [len(part) for part in printed(events)] == [MAX_TEXT, MAX_TEXT, 1]
 
 
-def test_a_thread_speaks_for_its_call_first(voice: Voice, events: Events) -> None:
+def test_a_thread_speaks_for_its_call_first(voice: CallOutput, events: Events) -> None:
     """Threads that speak for nobody do so for the call whose turn it is."""
-    other = Voice(lambda *_: None)
-    found: list[Voice | None] = []
-    assert current_voice() is None
-    with give_the_floor(other):
-        with speaking(voice):
+    other = CallOutput(lambda *_: None)
+    found: list[CallOutput | None] = []
+    assert current_output() is None
+    with as_default_output(other):
+        with output_to(voice):
             voice.write("stdout", "no end")
-            assert current_voice() is voice
-            thread = threading.Thread(target=lambda: found.append(current_voice()))
+            assert current_output() is voice
+            thread = threading.Thread(target=lambda: found.append(current_output()))
             thread.start()
             thread.join()
-        assert current_voice() is other
+        assert current_output() is other
     assert found == [other]
-    assert current_voice() is None
+    assert current_output() is None
     assert printed(events) == ["no end"]
 
 
-def test_a_callback_speaks_for_the_only_call_that_it_can_be(voice: Voice) -> None:
+def test_a_callback_speaks_for_the_only_call_that_it_can_be(voice: CallOutput) -> None:
     """With several of them, for none: nobody reads what another client's function prints."""
-    other = Voice(lambda *_: None)
-    note_caller(voice)
-    with give_the_floor(other):
-        with speaking_for_one():
-            assert current_voice() is voice
-        note_caller(other)
-        with speaking_for_one():
-            assert current_voice() is None
-        with speaking(other), speaking_for_one():
-            assert current_voice() is other
-    forget_caller(other)
-    forget_caller(voice)
-    forget_caller(voice)
-    with speaking_for_one():
-        assert current_voice() is None
+    other = CallOutput(lambda *_: None)
+    add_caller(voice)
+    with as_default_output(other):
+        with output_to_sole_caller():
+            assert current_output() is voice
+        add_caller(other)
+        with output_to_sole_caller():
+            assert current_output() is None
+        with output_to(other), output_to_sole_caller():
+            assert current_output() is other
+    remove_caller(other)
+    remove_caller(voice)
+    remove_caller(voice)
+    with output_to_sole_caller():
+        assert current_output() is None

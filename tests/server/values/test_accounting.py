@@ -4,7 +4,7 @@ import time
 
 from jaxd_protocol.pytree import Leaf
 from jaxd_server.values.accounting import holder_rows, largest
-from jaxd_server.values.value import Named, Value, ValuesOfSession
+from jaxd_server.values.value import NamedValues, SessionValues, Value
 
 MIB = 1 << 20
 
@@ -15,9 +15,9 @@ def value(nbytes: int, maker: str, age_s: float = 0.0) -> Value:
     return Value(None, leaf, nbytes, maker, made_at=time.time() - age_s)
 
 
-def session(principal: str, *values: Value) -> ValuesOfSession:
+def session(principal: str, *values: Value) -> SessionValues:
     """One that holds these."""
-    own = ValuesOfSession(principal)
+    own = SessionValues(principal)
     own.values = dict(enumerate(values))
     return own
 
@@ -28,7 +28,7 @@ def test_there_is_a_row_for_each_name_and_each_maker() -> None:
         session("me", value(8, "step", 50.0), value(8, "step", 10.0), value(1, "put")),
         session("me", value(4, "step")),
     ]
-    names = {("me", "w"): Named(b"", (value(100, "put", 7.0),), 130.0)}
+    names = {("me", "w"): NamedValues(b"", (value(100, "put", 7.0),), 130.0)}
     rows = holder_rows("me", names, sessions, {"me": 121}, 100.0)
     told = [(row["what"], row["values"], row["bytes"], row["ttl_s"]) for row in rows]
     assert told == [
@@ -44,7 +44,7 @@ def test_there_is_a_row_for_each_name_and_each_maker() -> None:
 def test_what_has_a_name_is_in_its_row_alone() -> None:
     """Also when several numbers and names stand for it: the rows add up to what is held."""
     one = value(8, "step")
-    names = {("me", name): Named(b"", (one,), None) for name in "ab"}
+    names = {("me", name): NamedValues(b"", (one,), None) for name in "ab"}
     rows = holder_rows("me", names, [session("me", one, one, value(2, "step"))], {"me": 10}, 0.0)
     assert sum(row["bytes"] for row in rows) == 10
     assert sum(row["values"] for row in rows) == 2
@@ -52,7 +52,7 @@ def test_what_has_a_name_is_in_its_row_alone() -> None:
 
 def test_of_others_only_the_size_is_told() -> None:
     """Neither their names nor what their functions are called."""
-    names = {("you", "secret"): Named(b"", (value(8, "put"),), None)}
+    names = {("you", "secret"): NamedValues(b"", (value(8, "put"),), None)}
     rows = holder_rows("me", names, [session("you", value(8, "private"))], {"you": 16}, 0.0)
     (row,) = rows
     assert (row["what"], row["principal"], row["bytes"]) == ("values of you", "you", 16)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_server.values.accounting import ValueRoom
+from jaxd_server.values.accounting import ValueAccounting
 
 
 def test_there_is_room_up_to_the_limit_and_to_ones_share() -> None:
     """Of what is used and what is promised."""
-    room = ValueRoom(limit=100, share=0.6)
+    room = ValueAccounting(limit=100, share=0.6)
     assert room.has("a", 60)
     assert not room.has("a", 61)
     room.charge("b", 30)
@@ -22,7 +22,7 @@ def test_there_is_room_up_to_the_limit_and_to_ones_share() -> None:
 
 def test_what_goes_leaves_nothing_behind() -> None:
     """No principal stays in the account with nothing."""
-    room = ValueRoom(limit=100, share=1.0)
+    room = ValueAccounting(limit=100, share=1.0)
     room.charge("a", 30)
     room.promise("a", 70)
     room.promise("a", -70)
@@ -33,7 +33,7 @@ def test_what_goes_leaves_nothing_behind() -> None:
 
 def test_without_a_limit_there_is_always_room() -> None:
     """Whatever is used."""
-    room = ValueRoom(limit=0, share=0.5)
+    room = ValueAccounting(limit=0, share=0.5)
     room.charge("a", 1 << 60)
     assert room.has("a", 1 << 60)
 
@@ -41,7 +41,7 @@ def test_without_a_limit_there_is_always_room() -> None:
 @pytest.mark.parametrize("promised", [0, 3 << 20])
 def test_who_gets_none_learns_why(promised: int) -> None:
     """How much there is, whose it is, and what to do."""
-    room = ValueRoom(limit=10 << 20, share=0.5)
+    room = ValueAccounting(limit=10 << 20, share=0.5)
     room.charge("a", 4 << 20)
     room.charge("b", 1 << 20)
     room.promise("b", promised)

@@ -19,7 +19,7 @@ from jaxd_protocol.base.shared_memory import create_sealed, map_file
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
 from jaxd_protocol.wire import BulkChannel, BulkStream
 from jaxd_server.values import client_memory as module
-from jaxd_server.values.client_memory import Mappings
+from jaxd_server.values.client_memory import ClientMemory
 
 pytestmark = pytest.mark.skipif(
     not shared_memory.available(), reason="this system has no files in memory"
@@ -47,13 +47,13 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def mappings() -> Iterator[Mappings]:
-    mappings = Mappings(LIMIT)
+def mappings() -> Iterator[ClientMemory]:
+    mappings = ClientMemory(LIMIT)
     yield mappings
     mappings.close()
 
 
-def shared(mappings: Mappings, number: int = 1) -> memoryview:
+def shared(mappings: ClientMemory, number: int = 1) -> memoryview:
     """The client's view of a block that the server has been given."""
     descriptor = create_sealed(SIZE)
     memory = map_file(descriptor, SIZE, writable=True)
@@ -65,7 +65,7 @@ def address_of(view: memoryview) -> int:
     return int(np.frombuffer(view, "u1").ctypes.data)
 
 
-def test_both_ends_see_the_same_bytes(mappings: Mappings) -> None:
+def test_both_ends_see_the_same_bytes(mappings: ClientMemory) -> None:
     """What the one writes, the other reads."""
     memory = shared(mappings)
     memory[7:10] = b"abc"
@@ -74,7 +74,7 @@ def test_both_ends_see_the_same_bytes(mappings: Mappings) -> None:
     assert bytes(memory[100:103]) == b"xyz"
 
 
-def test_arguments_can_only_be_read(mappings: Mappings) -> None:
+def test_arguments_can_only_be_read(mappings: ClientMemory) -> None:
     """They are the client's."""
     shared(mappings)
     assert mappings.view(1, 0, 9).readonly
@@ -85,7 +85,7 @@ def test_arguments_can_only_be_read(mappings: Mappings) -> None:
     [(2, 0, 1), (1, SIZE, 1), (1, 0, SIZE + 1), (1, -1, 1), (1, 5, -1), (1, 1 << 63, 1 << 63)],
 )
 def test_only_what_was_announced_can_be_reached(
-    mappings: Mappings, number: int, offset: int, nbytes: int
+    mappings: ClientMemory, number: int, offset: int, nbytes: int
 ) -> None:
     """Whatever numbers a client sends."""
     shared(mappings)
@@ -95,7 +95,7 @@ def test_only_what_was_announced_can_be_reached(
     assert len(mappings.view(1, SIZE, 0)) == 0
 
 
-def test_a_block_that_is_announced_twice_is_one(mappings: Mappings) -> None:
+def test_a_block_that_is_announced_twice_is_one(mappings: ClientMemory) -> None:
     """Two threads of a client may do so; the first mapping stays."""
     memory = shared(mappings)
     mappings.add(1, SIZE, create_sealed(SIZE))
@@ -103,7 +103,9 @@ def test_a_block_that_is_announced_twice_is_one(mappings: Mappings) -> None:
     assert bytes(mappings.view(1, 0, 1)) == b"x"
 
 
-def test_memory_that_could_be_taken_away_is_refused_and_not_left_open(mappings: Mappings) -> None:
+def test_memory_that_could_be_taken_away_is_refused_and_not_left_open(
+    mappings: ClientMemory,
+) -> None:
     """And memory that is smaller than announced, or no memory."""
     unsealed = os.memfd_create("test")
     os.ftruncate(unsealed, SIZE)
@@ -116,7 +118,7 @@ def test_memory_that_could_be_taken_away_is_refused_and_not_left_open(mappings: 
             mappings.add(1, nbytes, descriptor)
 
 
-def test_memory_that_cannot_be_written_is_refused(mappings: Mappings) -> None:
+def test_memory_that_cannot_be_written_is_refused(mappings: ClientMemory) -> None:
     """Results could not be put there."""
     import fcntl
 
@@ -130,7 +132,7 @@ def test_memory_that_cannot_be_written_is_refused(mappings: Mappings) -> None:
 
 def test_there_is_a_limit_to_the_bytes_and_to_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was removed counts no more."""
-    mappings = Mappings(2 * SIZE)
+    mappings = ClientMemory(2 * SIZE)
     for number in (1, 2):
         shared(mappings, number)
     with pytest.raises(LimitExceeded, match="786,432 bytes"):
@@ -142,7 +144,7 @@ def test_there_is_a_limit_to_the_bytes_and_to_the_blocks(monkeypatch: pytest.Mon
         shared(mappings, 4)
 
 
-def test_a_removed_block_is_gone_when_its_last_view_is(mappings: Mappings) -> None:
+def test_a_removed_block_is_gone_when_its_last_view_is(mappings: ClientMemory) -> None:
     """And can be read until then."""
     memory = shared(mappings)
     memory[:3] = b"abc"
@@ -158,7 +160,7 @@ def test_a_removed_block_is_gone_when_its_last_view_is(mappings: Mappings) -> No
     assert count_mapped() == before - 1
 
 
-def test_it_is_known_which_memory_is_the_clients(mappings: Mappings) -> None:
+def test_it_is_known_which_memory_is_the_clients(mappings: ClientMemory) -> None:
     """Also of a block that is removed while something reads it."""
     memory = shared(mappings)
     view = mappings.view(1, 100, 9)
@@ -194,7 +196,7 @@ def test_nothing_stays_when_a_client_is_killed() -> None:
     """Neither open files nor memory, whatever it was doing."""
     before = count_open(), count_mapped()
     for _ in range(2):
-        mappings = Mappings(LIMIT)
+        mappings = ClientMemory(LIMIT)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             client = subprocess.Popen(
@@ -210,7 +212,7 @@ def test_nothing_stays_when_a_client_is_killed() -> None:
 
 
 def _serve_until_killed(
-    sock: socket.socket, mappings: Mappings, client: subprocess.Popen[bytes]
+    sock: socket.socket, mappings: ClientMemory, client: subprocess.Popen[bytes]
 ) -> None:
     stream = BulkStream(sock)
     stream.expect_descriptors()

@@ -11,42 +11,46 @@ from jaxd_protocol.errors import ArgumentError, JaxdError, ProtocolError, ValueD
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
     BLOCK,
-    KEPT,
-    STORED,
+    CACHED_AS_VALUE,
+    CACHED_BY_CONTENT,
     VALUE,
-    Row,
+    DataLocation,
     content_id,
-    first_id,
+    first_value_id,
     pack_ids,
 )
-from jaxd_protocol.messages.failures import ForwardedFailure, describe_failure
+from jaxd_protocol.messages.failures import ForwardedFailure, encode_failure
 from jaxd_protocol.pytree import Layout, Leaf
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_server.jax_compat.arrays import key_data
 from jaxd_server.rpc.services.values import spec_of
-from jaxd_server.values.content_store import Contents
-from jaxd_server.values.references import Holdings, copy_of
-from jaxd_server.values.store import Values
-from jaxd_server.values.value import Value, ValuesOfSession
+from jaxd_server.values.content_store import ContentStore
+from jaxd_server.values.references import ReferencedData, copy_of
+from jaxd_server.values.store import ValueStore
+from jaxd_server.values.value import SessionValues, Value
 from tests.server.value_desks import Blocks
 
 F3 = Leaf("A", "float32", (3,))
 DATA: Any = np.arange(3, dtype=np.float32)
 
 
-class Bench:
+class ReferencedDataBench:
     """Holdings with one value under number 7, and a block with number 5."""
 
     def __init__(self, limit: int = 0) -> None:
-        self.values = Values(limit, contents=Contents(1000))
-        self.own = ValuesOfSession("uid:1")
+        self.values = ValueStore(limit, contents=ContentStore(1000))
+        self.own = SessionValues("uid:1")
         self.memory = bytearray(DATA.tobytes() * 4)
-        self.holdings = Holdings(self.values, self.own, Blocks(b5=self.memory))
+        self.holdings = ReferencedData(self.values, self.own, Blocks(b5=self.memory))
         self.array = jnp.asarray(DATA) + 10
         self.values.add(self.own, {7: Value(self.array, F3, 12, "f")})
 
     def fill(
-        self, *rows: Row, leaves: Any = (None, None), donated: Any = (), looks: Any = (F3, F3)
+        self,
+        *rows: DataLocation,
+        leaves: Any = (None, None),
+        donated: Any = (),
+        looks: Any = (F3, F3),
     ) -> list[Any]:
         """The leaves with what the rows refer to."""
         found = list(leaves)
@@ -56,9 +60,12 @@ class Bench:
 
 def test_values_and_blocks_are_put_where_they_belong() -> None:
     """The value as it is, without a copy; what was sent stays where it is."""
-    bench = Bench()
+    bench = ReferencedDataBench()
     first, second, third = bench.fill(
-        Row(0, VALUE, 7), Row(2, BLOCK, 5, 12), leaves=(None, DATA, None), looks=(F3, F3, F3)
+        DataLocation(0, VALUE, 7),
+        DataLocation(2, BLOCK, 5, 12),
+        leaves=(None, DATA, None),
+        looks=(F3, F3, F3),
     )
     assert first is bench.array
     assert second is DATA
@@ -67,25 +74,27 @@ def test_values_and_blocks_are_put_where_they_belong() -> None:
 
 def test_what_is_to_be_kept_becomes_a_value() -> None:
     """With the dtype that it was sent with; a call can have it by its number from then on."""
-    bench = Bench()
+    bench = ReferencedDataBench()
     wide: Any = np.arange(3) + (1 << 40)
     leaf = Leaf("A", "int64", (3,))
-    (given,) = bench.fill(Row(0, KEPT, 9), leaves=(wide,), looks=(leaf,))
+    (given,) = bench.fill(DataLocation(0, CACHED_AS_VALUE, 9), leaves=(wide,), looks=(leaf,))
     assert (given.dtype, given.tolist()) == (np.int64, wide.tolist())
     assert bench.own.get(9).array is given
     assert (len(bench.values), bench.values.nbytes) == (2, 36)
-    assert bench.fill(Row(0, VALUE, 9), leaves=(None,), looks=(leaf,))[0] is given
+    assert bench.fill(DataLocation(0, VALUE, 9), leaves=(None,), looks=(leaf,))[0] is given
 
 
-def stored(leaf: int, data: Any) -> Row:
+def stored(leaf: int, data: Any) -> DataLocation:
     """The row that says the truth."""
     spec = spec_bytes("A", data.dtype.name, data.shape)
-    return Row(leaf, STORED, *content_id(spec, data.reshape(-1).view("u1").data))
+    return DataLocation(
+        leaf, CACHED_BY_CONTENT, *content_id(spec, data.reshape(-1).view("u1").data)
+    )
 
 
 def test_what_is_stored_can_become_a_value_later() -> None:
     """Under each id that its client likes, and only of its own; it is no value before that."""
-    bench, row = Bench(), stored(0, DATA)
+    bench, row = ReferencedDataBench(), stored(0, DATA)
     (given,) = bench.fill(row, leaves=(DATA,), looks=(F3,))
     assert (given.tolist(), len(bench.values)) == (DATA.tolist(), 1)
     asked = pack_ids([row.a, row.b, row.b, row.a])
@@ -94,20 +103,20 @@ def test_what_is_stored_can_become_a_value_later() -> None:
     assert bench.own.get(20).copied
     assert bench.holdings.adopt(asked, pack_ids([30, 31])) == (OK, bytes([1, 0]))
     assert bench.values.nbytes == 24
-    other = Holdings(bench.values, ValuesOfSession("uid:2"), Blocks())
+    other = ReferencedData(bench.values, SessionValues("uid:2"), Blocks())
     assert other.adopt(asked, pack_ids([1, 2])) == (OK, bytes([0, 0]))
 
 
 def test_what_has_no_room_does_not_become_a_value() -> None:
     """Its client sends it then."""
-    bench, row = Bench(limit=20), stored(0, DATA)
+    bench, row = ReferencedDataBench(limit=20), stored(0, DATA)
     bench.fill(row, leaves=(DATA,), looks=(F3,))
     assert bench.holdings.adopt(pack_ids([row.a, row.b]), pack_ids([20])) == (OK, bytes(1))
 
 
 def test_what_is_stored_has_to_be_what_its_client_says() -> None:
     """Also its dtype and its shape; else a later call would get something else."""
-    bench = Bench()
+    bench = ReferencedDataBench()
     for lie in (DATA + 1, DATA.reshape(3, 1), DATA.view(np.int32)):
         with pytest.raises(ProtocolError, match="not what its client says"):
             bench.fill(stored(0, lie), leaves=(DATA,), looks=(F3,))
@@ -116,7 +125,7 @@ def test_what_is_stored_has_to_be_what_its_client_says() -> None:
 
 def test_what_is_stored_and_given_up_at_once_is_copied() -> None:
     """What is held is not what the call uses up."""
-    bench, row = Bench(), stored(0, DATA)
+    bench, row = ReferencedDataBench(), stored(0, DATA)
     (lent,) = bench.fill(row, leaves=(DATA,), donated={0}, looks=(F3,))
     bench.holdings.adopt(pack_ids([row.a, row.b]), pack_ids([20]))
     assert lent is not bench.own.get(20).array
@@ -125,33 +134,33 @@ def test_what_is_stored_and_given_up_at_once_is_copied() -> None:
 def test_a_question_that_cannot_be_read_is_refused() -> None:
     """Two numbers for each id."""
     with pytest.raises(ProtocolError, match="readably"):
-        Bench().holdings.adopt(pack_ids([1, 2, 3]), pack_ids([4]))
+        ReferencedDataBench().holdings.adopt(pack_ids([1, 2, 3]), pack_ids([4]))
 
 
 HOSTILE = [
-    Row(1, VALUE, 8),  # not there
-    Row(1, BLOCK, 5, 37),  # behind its end
-    Row(1, BLOCK, 6),  # not there
-    Row(1, STORED, 1, 2),  # not what is in it
+    DataLocation(1, VALUE, 8),  # not there
+    DataLocation(1, BLOCK, 5, 37),  # behind its end
+    DataLocation(1, BLOCK, 6),  # not there
+    DataLocation(1, CACHED_BY_CONTENT, 1, 2),  # not what is in it
 ]
 
 
 @pytest.mark.parametrize("row", HOSTILE)
-def test_what_cannot_be_changes_nothing(row: Row) -> None:
+def test_what_cannot_be_changes_nothing(row: DataLocation) -> None:
     """Not even what stands before it in the same call."""
-    bench = Bench()
+    bench = ReferencedDataBench()
     with pytest.raises(JaxdError):
-        bench.fill(Row(0, KEPT, 9), row, leaves=(DATA, DATA))
+        bench.fill(DataLocation(0, CACHED_AS_VALUE, 9), row, leaves=(DATA, DATA))
     assert (len(bench.values), bench.values.nbytes) == (1, 12)
     assert bench.own.values.keys() == {7}
 
 
-@pytest.mark.parametrize("kind", [VALUE, BLOCK, KEPT])
+@pytest.mark.parametrize("kind", [VALUE, BLOCK, CACHED_AS_VALUE])
 @pytest.mark.parametrize("tag", ["F", "I", "B", "C", "P"])
 def test_only_arrays_lie_elsewhere(kind: int, tag: str) -> None:
     """Neither a number nor a pickle."""
-    bench = Bench()
-    row = Row(0, kind, {VALUE: 7, BLOCK: 5, KEPT: 9}[kind])
+    bench = ReferencedDataBench()
+    row = DataLocation(0, kind, {VALUE: 7, BLOCK: 5, CACHED_AS_VALUE: 9}[kind])
     with pytest.raises(ProtocolError):
         bench.fill(row, leaves=(1.0,), looks=(Leaf(tag),))
     assert len(bench.values) == 1
@@ -169,46 +178,46 @@ def test_only_arrays_lie_elsewhere(kind: int, tag: str) -> None:
 def test_a_value_has_to_be_what_the_call_says(leaf: Leaf) -> None:
     """The program was made for that."""
     with pytest.raises(ProtocolError, match="not what the call says"):
-        Bench().fill(Row(0, VALUE, 7), looks=(leaf,))
+        ReferencedDataBench().fill(DataLocation(0, VALUE, 7), looks=(leaf,))
 
 
 def test_a_row_may_speak_of_several_values() -> None:
     """They are put in, and those that are donated are the call's, one by one."""
-    bench = Bench()
+    bench = ReferencedDataBench()
     bench.values.add(bench.own, {8: Value(bench.array, F3, 12, "f", copied=True)})
     bench.values.add(bench.own, {9: Value(bench.array + 1, F3, 12, "f")})
     leaves: Any = [None] * 3
     layout = Layout((F3,) * 3, tuple)
-    filled = bench.holdings.fill([Row(0, VALUE, 7, 2)], layout, leaves, {1, 2})
+    filled = bench.holdings.fill([DataLocation(0, VALUE, 7, 2)], layout, leaves, {1, 2})
     assert [leaf.tolist() for leaf in leaves] == [[10, 11, 12], [10, 11, 12], [11, 12, 13]]
     assert leaves[0] is bench.array
     assert leaves[1] is not bench.array
     assert filled.given == {2: 9}
     with pytest.raises(ValueDeleted):
-        bench.holdings.fill([Row(0, VALUE, 8, 2)], layout, leaves, ())
+        bench.holdings.fill([DataLocation(0, VALUE, 8, 2)], layout, leaves, ())
 
 
 def test_what_is_donated_cannot_be_in_two_stretches() -> None:
     """Neither when one lies inside of the other, nor when only their ends meet; apart is fine."""
-    bench = Bench()
+    bench = ReferencedDataBench()
     for number in (8, 9, 10):
         bench.values.add(bench.own, {number: Value(bench.array + number, F3, 12, "f")})
     layout = Layout((F3,) * 4, tuple)
     for rows in (
-        [Row(0, VALUE, 7, 2), Row(3, VALUE, 8)],
-        [Row(0, VALUE, 9, 1), Row(2, VALUE, 8, 1)],
+        [DataLocation(0, VALUE, 7, 2), DataLocation(3, VALUE, 8)],
+        [DataLocation(0, VALUE, 9, 1), DataLocation(2, VALUE, 8, 1)],
     ):
         with pytest.raises(ArgumentError, match="given to a call twice"):
             bench.holdings.fill(rows, layout, [None] * 4, {0, 1, 2, 3})
-    apart = [Row(0, VALUE, 9, 1), Row(2, VALUE, 7, 1)]
+    apart = [DataLocation(0, VALUE, 9, 1), DataLocation(2, VALUE, 7, 1)]
     assert bench.holdings.fill(apart, layout, [None] * 4, {0, 3}).given == {0: 9, 3: 8}
 
 
 def test_what_has_no_room_is_not_kept() -> None:
     """All of it or none, and half of the room stays free; the call has it all the same."""
-    bench = Bench(limit=70)
+    bench = ReferencedDataBench(limit=70)
     leaves: Any = [DATA, DATA]
-    rows = [Row(0, KEPT, 8), Row(1, KEPT, 9)]
+    rows = [DataLocation(0, CACHED_AS_VALUE, 8), DataLocation(1, CACHED_AS_VALUE, 9)]
     assert bench.holdings.fill(rows, Layout((F3, F3), tuple), leaves, ()).refused == (8, 9)
     assert [leaf.tolist() for leaf in leaves] == [[0, 1, 2]] * 2
     assert len(bench.values) == 1
@@ -218,12 +227,12 @@ def test_what_has_no_room_is_not_kept() -> None:
 
 def test_the_failure_of_a_call_is_that_of_those_that_use_its_results() -> None:
     """With its own traceback."""
-    bench = Bench()
-    bench.own.fail(3, describe_failure(ZeroDivisionError("there")))
+    bench = ReferencedDataBench()
+    bench.own.fail(3, encode_failure(ZeroDivisionError("there")))
     with pytest.raises(ForwardedFailure):
-        bench.fill(Row(0, VALUE, first_id(3) + 1))
+        bench.fill(DataLocation(0, VALUE, first_value_id(3) + 1))
     with pytest.raises(ValueDeleted):
-        bench.fill(Row(0, VALUE, first_id(4)))
+        bench.fill(DataLocation(0, VALUE, first_value_id(4)))
 
 
 # donation -------------------------------------------------------------------------------------
@@ -231,49 +240,58 @@ def test_the_failure_of_a_call_is_that_of_those_that_use_its_results() -> None:
 
 def test_what_nobody_else_has_is_given_up_as_it_is() -> None:
     """Its memory is used again."""
-    bench = Bench()
-    assert bench.fill(Row(0, VALUE, 7), donated={0})[0] is bench.array
+    bench = ReferencedDataBench()
+    assert bench.fill(DataLocation(0, VALUE, 7), donated={0})[0] is bench.array
 
 
 def test_what_others_have_is_copied_before_it_is_given_up() -> None:
     """What the client has itself, what has a name, and what another number stands for."""
-    bench = Bench()
-    bench.fill(Row(0, KEPT, 9), leaves=(DATA, None))
+    bench = ReferencedDataBench()
+    bench.fill(DataLocation(0, CACHED_AS_VALUE, 9), leaves=(DATA, None))
     bench.values.name("uid:1", "n", b"", [bench.own.get(7)], None)
     for number in (7, 9):
-        (lent, _) = bench.fill(Row(0, VALUE, number), donated={0})
+        (lent, _) = bench.fill(DataLocation(0, VALUE, number), donated={0})
         kept = bench.own.get(number).array
         assert lent is not kept
         assert lent.unsafe_buffer_pointer() != kept.unsafe_buffer_pointer()
         assert lent.tolist() == kept.tolist()
     bench.values.unname("uid:1", "n")
-    assert bench.fill(Row(0, VALUE, 7), donated={0})[0] is bench.array
+    assert bench.fill(DataLocation(0, VALUE, 7), donated={0})[0] is bench.array
     bench.values.add(bench.own, {8: bench.own.get(7)})
-    assert bench.fill(Row(0, VALUE, 7), donated={0})[0] is not bench.array
+    assert bench.fill(DataLocation(0, VALUE, 7), donated={0})[0] is not bench.array
 
 
 def test_what_is_kept_and_given_up_at_once_is_copied() -> None:
     """What is kept is not what the call uses up."""
-    bench = Bench()
-    (lent,) = bench.fill(Row(0, KEPT, 9), leaves=(DATA,), donated={0}, looks=(F3,))
+    bench = ReferencedDataBench()
+    (lent,) = bench.fill(
+        DataLocation(0, CACHED_AS_VALUE, 9), leaves=(DATA,), donated={0}, looks=(F3,)
+    )
     assert lent is not bench.own.get(9).array
 
 
 def test_nothing_is_given_up_that_the_same_call_needs() -> None:
     """The error says so before anything happens; twice without giving it up is fine."""
-    bench = Bench()
+    bench = ReferencedDataBench()
     for donated in ({0}, {1}, {0, 1}):
         with pytest.raises(ArgumentError, match="given to a call twice"):
-            bench.fill(Row(0, VALUE, 7), Row(1, VALUE, 7), donated=donated)
+            bench.fill(DataLocation(0, VALUE, 7), DataLocation(1, VALUE, 7), donated=donated)
     assert bench.own.get(7).array.tolist() == [10, 11, 12]
-    assert all(one is bench.array for one in bench.fill(Row(0, VALUE, 7), Row(1, VALUE, 7)))
+    assert all(
+        one is bench.array
+        for one in bench.fill(DataLocation(0, VALUE, 7), DataLocation(1, VALUE, 7))
+    )
     bench.own.get(7).copied = True  # then it is not the value that is given up
-    first, second = bench.fill(Row(0, VALUE, 7), Row(1, VALUE, 7), donated={0})
+    first, second = bench.fill(DataLocation(0, VALUE, 7), DataLocation(1, VALUE, 7), donated={0})
     assert first is not bench.array
     assert second is bench.array
     bench.own.get(7).copied = False
     found = bench.fill(
-        Row(0, VALUE, 7), Row(1, VALUE, 7), leaves=(None, None, DATA), donated={2}, looks=(F3,) * 3
+        DataLocation(0, VALUE, 7),
+        DataLocation(1, VALUE, 7),
+        leaves=(None, None, DATA),
+        donated={2},
+        looks=(F3,) * 3,
     )
     assert found[0] is found[1] is bench.array
 
@@ -313,7 +331,7 @@ def test_a_copy_is_what_it_was_made_of() -> None:
 
 def test_data_is_written_where_the_client_wants_it() -> None:
     """Each part in its place."""
-    bench = Bench()
+    bench = ReferencedDataBench()
     bench.holdings.write([5, 0, 5, 40], [memoryview(b"abcd"), memoryview(b"efgh")])
     assert bytes(bench.memory[:4] + bench.memory[40:44]) == b"abcdefgh"
     with pytest.raises(ProtocolError, match="readably"):

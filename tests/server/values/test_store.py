@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from jaxd_protocol.errors import ValueDeleted, ValuesFull
 from jaxd_protocol.pytree import Leaf
-from jaxd_server.values.content_store import Contents
-from jaxd_server.values.store import Values
-from jaxd_server.values.value import Value, ValuesOfSession
+from jaxd_server.values.content_store import ContentStore
+from jaxd_server.values.store import ValueStore
+from jaxd_server.values.value import SessionValues, Value
 from tests.server.staging import at_once
 
 MIB = 1 << 20
@@ -40,7 +40,7 @@ def value(nbytes: int = 8, maker: str = "step") -> Value:
 
 def test_what_was_added_is_found_and_what_was_dropped_is_not() -> None:
     """By its number; dropping what is not there is nothing."""
-    values, own = Values(), ValuesOfSession("uid:1")
+    values, own = ValueStore(), SessionValues("uid:1")
     one, two = value(8), value(16)
     values.add(own, {1: one, 2: two})
     assert (own.get(1), own.get(2)) == (one, two)
@@ -54,22 +54,22 @@ def test_what_was_added_is_found_and_what_was_dropped_is_not() -> None:
 
 def test_copies_of_what_a_client_has_are_not_missed() -> None:
     """A worker that holds nothing else can be replaced."""
-    values, own = Values(), ValuesOfSession("uid:1")
+    values, own = ValueStore(), SessionValues("uid:1")
     copy = value(8)
     copy.copied = True
-    assert not values.are_missed()
+    assert not values.has_only_copies()
     values.add(own, {1: copy})
-    assert not values.are_missed()
+    assert not values.has_only_copies()
     values.add(own, {2: value(8)})
-    assert values.are_missed()
+    assert values.has_only_copies()
     values.drop(own, [2])
     values.name("uid:1", "n", b"", [copy], None)
-    assert values.are_missed()
+    assert values.has_only_copies()
 
 
 def test_a_number_that_is_used_again_stands_for_what_came_last() -> None:
     """A call that is repeated makes its results again, and they are counted once."""
-    values, own = Values(), ValuesOfSession("uid:1")
+    values, own = ValueStore(), SessionValues("uid:1")
     values.add(own, {1: value(8)})
     last = value(16)
     values.add(own, {1: last})
@@ -79,7 +79,7 @@ def test_a_number_that_is_used_again_stands_for_what_came_last() -> None:
 
 def test_what_is_let_go_of_is_freed() -> None:
     """Nothing else keeps the array."""
-    values, own = Values(), ValuesOfSession("uid:1")
+    values, own = ValueStore(), SessionValues("uid:1")
     values.add(own, {1: value(), 2: value()})
     arrays = [weakref.ref(own.get(number).array) for number in (1, 2)]
     values.drop(own, [1])
@@ -90,7 +90,7 @@ def test_what_is_let_go_of_is_freed() -> None:
 
 def test_a_session_that_is_over_takes_nothing_in() -> None:
     """A call that was still running must not leave its results behind."""
-    values, own = Values(), ValuesOfSession("uid:1")
+    values, own = ValueStore(), SessionValues("uid:1")
     values.add(own, {1: value()})
     values.end(own)
     values.add(own, {2: value()})
@@ -101,7 +101,7 @@ def test_a_session_that_is_over_takes_nothing_in() -> None:
 
 def test_a_name_outlives_its_session() -> None:
     """And counts once as long as both hold it."""
-    values, own = Values(), ValuesOfSession("uid:1")
+    values, own = ValueStore(), SessionValues("uid:1")
     kept = value(8)
     values.add(own, {1: kept, 2: value(16)})
     values.name("uid:1", "weights", b"skeleton", [kept], None)
@@ -117,7 +117,7 @@ def test_a_name_outlives_its_session() -> None:
 
 def test_a_name_that_is_given_again_stands_for_what_came_last() -> None:
     """What it stood for before is let go of, also when a part of it is the same."""
-    values = Values()
+    values = ValueStore()
     first, both, last = value(8), value(16), value(32)
     values.name("uid:1", "state", b"1", [first, both], None)
     values.name("uid:1", "state", b"2", [both, last], None)
@@ -128,15 +128,15 @@ def test_a_name_that_is_given_again_stands_for_what_came_last() -> None:
 def test_a_name_lives_as_long_as_was_said() -> None:
     """Then it is gone, and its memory, whether anybody asks for it or not."""
     clock = Clock()
-    values = Values(clock=clock)
+    values = ValueStore(clock=clock)
     values.name("uid:1", "short", b"", [value()], 10.0)
     values.name("uid:1", "long", b"", [value()], None)
     clock.now += 9.9
-    values.look()
+    values.poll()
     assert len(values.named("uid:1", "short").values) == 1
     assert len(values) == 2
     clock.now += 0.1
-    values.look()
+    values.poll()
     assert len(values) == 1
     with pytest.raises(ValueDeleted, match="There are: 'long'"):
         values.named("uid:1", "short")
@@ -145,7 +145,7 @@ def test_a_name_lives_as_long_as_was_said() -> None:
 
 def test_nobody_sees_the_names_of_others() -> None:
     """Not even in the error, and not when they choose the same one."""
-    values = Values()
+    values = ValueStore()
     mine, theirs = value(), value()
     values.name("uid:1", "secret", b"", [mine], None)
     with pytest.raises(ValueDeleted, match="There is none") as refused:
@@ -165,8 +165,8 @@ def test_nobody_sees_the_names_of_others() -> None:
 
 def test_there_is_room_up_to_the_limit() -> None:
     """And the error names the largest holders, those of others by no more than their size."""
-    values = Values(limit=10 * MIB)
-    own, other = ValuesOfSession("uid:1"), ValuesOfSession("uid:2")
+    values = ValueStore(limit=10 * MIB)
+    own, other = SessionValues("uid:1"), SessionValues("uid:2")
     values.add(own, {1: value(4 * MIB, "train_step"), 2: value(MIB, "loss")})
     values.add(other, {1: value(2 * MIB, "of_another")})
     enter(values, own, 3 * MIB)
@@ -180,7 +180,7 @@ def test_there_is_room_up_to_the_limit() -> None:
 
 
 def enter(
-    values: Values, owner: ValuesOfSession, nbytes: int, given_up: tuple[int, ...] = ()
+    values: ValueStore, owner: SessionValues, nbytes: int, given_up: tuple[int, ...] = ()
 ) -> None:
     """Asks for room, and does nothing with it."""
     with values.room(owner, nbytes, given_up):
@@ -189,7 +189,7 @@ def enter(
 
 def test_room_is_promised_to_one_at_a_time() -> None:
     """Whoever asks in between finds it taken; afterwards it is there, also when nothing came."""
-    values, own, other = Values(limit=10 * MIB), ValuesOfSession("a"), ValuesOfSession("b")
+    values, own, other = ValueStore(limit=10 * MIB), SessionValues("a"), SessionValues("b")
     values.add(own, {1: value(4 * MIB)})
     with values.room(own, 8 * MIB, [1]):  # four that go, and four of those that are free
         enter(values, other, 2 * MIB)
@@ -207,7 +207,7 @@ def test_room_is_promised_to_one_at_a_time() -> None:
 
 def test_what_is_to_be_free_beside_it_is_not_promised() -> None:
     """It only has to be there."""
-    values, own = Values(limit=10 * MIB), ValuesOfSession("a")
+    values, own = ValueStore(limit=10 * MIB), SessionValues("a")
     with values.room(own, MIB, spare=9 * MIB):
         enter(values, own, 9 * MIB)
         with pytest.raises(ValuesFull), values.room(own, MIB, spare=9 * MIB):
@@ -216,8 +216,8 @@ def test_what_is_to_be_free_beside_it_is_not_promised() -> None:
 
 def test_one_principal_has_a_share_of_it() -> None:
     """Over all of its sessions and names; the others find their room."""
-    values = Values(limit=10 * MIB, share=0.5)
-    one, two, other = (ValuesOfSession(who) for who in ("uid:1", "uid:1", "uid:2"))
+    values = ValueStore(limit=10 * MIB, share=0.5)
+    one, two, other = (SessionValues(who) for who in ("uid:1", "uid:1", "uid:2"))
     values.add(one, {1: value(3 * MIB)})
     values.name("uid:1", "n", b"", [value(MIB)], None)
     enter(values, two, MIB)
@@ -228,7 +228,7 @@ def test_one_principal_has_a_share_of_it() -> None:
 
 def test_what_a_call_gives_up_makes_room_for_its_results() -> None:
     """A state that fills more than half of the room can be replaced by the next one."""
-    values, own = Values(limit=10 * MIB), ValuesOfSession("uid:1")
+    values, own = ValueStore(limit=10 * MIB), SessionValues("uid:1")
     named = value(2 * MIB)
     values.add(own, {1: value(6 * MIB), 2: named})
     values.name("uid:1", "n", b"", [named], None)
@@ -242,7 +242,7 @@ def test_what_a_call_gives_up_makes_room_for_its_results() -> None:
 def test_names_whose_time_has_passed_take_no_room() -> None:
     """Whoever asks first lets go of them."""
     clock = Clock()
-    values, own = Values(limit=MIB, clock=clock), ValuesOfSession("uid:1")
+    values, own = ValueStore(limit=MIB, clock=clock), SessionValues("uid:1")
     values.name("uid:1", "n", b"", [value(MIB)], 10.0)
     with pytest.raises(ValuesFull):
         enter(values, own, 1)
@@ -252,9 +252,9 @@ def test_names_whose_time_has_passed_take_no_room() -> None:
 
 def test_without_a_limit_there_is_always_room() -> None:
     """And nothing is no bytes, also where all is taken."""
-    values, own = Values(), ValuesOfSession("uid:1")
+    values, own = ValueStore(), SessionValues("uid:1")
     enter(values, own, 1 << 60)
-    values, own = Values(limit=MIB), ValuesOfSession("uid:1")
+    values, own = ValueStore(limit=MIB), SessionValues("uid:1")
     values.add(own, {1: value(2 * MIB)})
     enter(values, own, 0)
 
@@ -276,12 +276,12 @@ STEPS = st.lists(
 
 
 class Model:
-    """What `Values` should hold, in dicts; and the `Values`. Two sessions share a principal."""
+    """What `ValueStore` should hold, in dicts; and the `ValueStore`. Two sessions share a principal."""
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.values = Values(clock=self.clock)
-        self.sessions = [ValuesOfSession(who) for who in ("a", "a", "b")]
+        self.values = ValueStore(clock=self.clock)
+        self.sessions = [SessionValues(who) for who in ("a", "a", "b")]
         self.held: list[dict[int, Value]] = [{}, {}, {}]
         self.names: dict[tuple[str, int], tuple[list[Value], bool]] = {}
 
@@ -322,7 +322,7 @@ class Model:
     def wait(self) -> None:
         self.clock.now += 20
         self.names = {key: held for key, held in self.names.items() if not held[1]}
-        self.values.look()
+        self.values.poll()
 
     def all(self) -> dict[int, Value]:
         lists = [*(held.values() for held in self.held), *(held for held, _ in self.names.values())]
@@ -351,11 +351,11 @@ def test_the_count_never_drifts(steps: list[tuple[Any, ...]]) -> None:
 
 def test_many_threads_count_right() -> None:
     """Each adds, names, drops and ends what is its own, and of what they share a part."""
-    values, shared = Values(), value(1000)
+    values, shared = ValueStore(), value(1000)
 
     def work(index: int) -> None:
         for turn in range(100):
-            own = ValuesOfSession("uid:1")
+            own = SessionValues("uid:1")
             values.add(own, {number: value(number) for number in range(5)} | {9: shared})
             values.name("uid:1", f"n{index}", b"", [own.get(1), shared], None)
             values.drop(own, [turn % 5])
@@ -369,7 +369,7 @@ def test_many_threads_count_right() -> None:
 
 def test_what_somebody_had_goes_with_them() -> None:
     """Under names and as contents; that of others stays."""
-    values = Values(contents=Contents(100))
+    values = ValueStore(contents=ContentStore(100))
     for who in ("account:alice", "account:bob"):
         values.name(who, "w", b"", [value(8)], None)
         values.contents.put(who, (1, 2), value(8))

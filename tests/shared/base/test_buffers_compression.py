@@ -16,7 +16,7 @@ from jaxd_protocol.errors import ProtocolError
 def test_what_was_deflated_comes_back(data: bytes, pieces: int) -> None:
     """Whatever it is, and in however many pieces it goes in and out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buffers, "_PIECE", pieces)
+        patch.setattr(buffers, "_CHUNK_BYTES", pieces)
         packed = deflate(memoryview(data))
         assert bytes(inflate(memoryview(packed), len(data))) == data
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jaxd_protocol.base.process import Later, forget_after_fork, tell_of_forks
+from jaxd_protocol.base.process import Lazy, notify_before_forks, reset_after_fork
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
@@ -41,7 +41,7 @@ def exit_code_of_child(thing: Thing | None) -> int:
 def test_the_child_is_told_and_the_parent_is_not() -> None:
     """Only the child has something to forget."""
     thing = Thing()
-    forget_after_fork(thing)
+    reset_after_fork(thing)
     assert exit_code_of_child(thing) == 0
     assert not thing.forgot
 
@@ -49,7 +49,7 @@ def test_the_child_is_told_and_the_parent_is_not() -> None:
 def test_the_parent_is_told_before_and_after() -> None:
     """The child knows of the first only."""
     thing = Thing()
-    tell_of_forks(thing)
+    notify_before_forks(thing)
     child = os.fork()
     if not child:
         os._exit(thing.told)
@@ -60,7 +60,7 @@ def test_the_parent_is_told_before_and_after() -> None:
 def test_what_is_gone_is_not_kept_for_a_fork() -> None:
     """The list of things to tell does not keep them alive."""
     thing = Thing()
-    forget_after_fork(thing)
+    reset_after_fork(thing)
     del thing
     gc.collect()
     assert exit_code_of_child(None) == 1
@@ -74,7 +74,7 @@ def test_it_is_made_when_somebody_asks() -> None:
         made.append(object())
         return made[-1]
 
-    later = Later(make)
+    later = Lazy(make)
     assert later.made is None
     assert made == []
     assert later() is later() is later.made is made[0]
@@ -89,7 +89,7 @@ def test_threads_that_ask_together_get_the_same() -> None:
         both.wait(10)
         return object()
 
-    later, found = Later(make), list[object]()
+    later, found = Lazy(make), list[object]()
     threads = [threading.Thread(target=lambda: found.append(later())) for _ in range(2)]
     for thread in threads:
         thread.start()

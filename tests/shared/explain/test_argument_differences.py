@@ -12,18 +12,18 @@ import pytest
 
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.explain.argument_differences import argument_differences
-from jaxd_protocol.explain.argument_shapes import Argument, argument_forms
+from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
 from jaxd_protocol.explain.key_differences import Difference
-from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.static_args import StaticArgs
 
 PARAMETERS = ("x", "steps")
-STEPS_STATIC = Statics(frozenset({1}), frozenset({"steps"}))
+STEPS_STATIC = StaticArgs(frozenset({1}), frozenset({"steps"}))
 
 
-def forms(*args: Any, statics: Statics = STEPS_STATIC, **kwargs: Any) -> dict[str, Argument]:
+def forms(*args: Any, statics: StaticArgs = STEPS_STATIC, **kwargs: Any) -> dict[str, Argument]:
     """Those of a call of f(x, steps)."""
     skeleton = encode_arguments(args, kwargs, statics, {})[0]
-    return argument_forms(skeleton, PARAMETERS)
+    return argument_shapes(skeleton, PARAMETERS)
 
 
 def texts(before: dict[str, Argument], after: dict[str, Argument]) -> list[str]:

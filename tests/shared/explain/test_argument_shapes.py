@@ -10,8 +10,8 @@ import pytest
 
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.explain.argument_shapes import Argument, argument_forms, shortened
-from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes, shortened
+from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
 from jaxd_protocol.pytree.decoder import COUNT
 
@@ -24,11 +24,11 @@ class Point(NamedTuple):
 
 
 def forms(
-    *args: Any, parameters: tuple[str, ...] = (), statics: Statics | None = None, **kwargs: Any
+    *args: Any, parameters: tuple[str, ...] = (), statics: StaticArgs | None = None, **kwargs: Any
 ) -> dict[str, Argument]:
     """Those of a call, encoded as the client does."""
-    skeleton = encode_arguments(args, kwargs, statics or Statics(), {})[0]
-    return argument_forms(skeleton, parameters)
+    skeleton = encode_arguments(args, kwargs, statics or StaticArgs(), {})[0]
+    return argument_shapes(skeleton, parameters)
 
 
 def test_arguments_have_the_names_of_the_parameters() -> None:
@@ -67,7 +67,7 @@ def test_weak_arrays_and_keys_say_so() -> None:
     encoder.array(np.zeros(3, np.float32), weak=True)
     encoder.key("threefry2x32", np.zeros((4, 2), np.uint32))
     encoder.node({})
-    weak, key = argument_forms(encoder.skeleton).values()
+    weak, key = argument_shapes(encoder.skeleton).values()
     assert weak.form.text == "float32[3] (weak)"
     assert key.form.text == "threefry2x32 keys, uint32[4,2]"
 
@@ -76,7 +76,7 @@ def test_leaves_have_their_path() -> None:
     """As code would write it."""
     encoder = TreeEncoder()
     encoder.node((({"w": [1, 2.0], "p": Point(0.5, "sum")},), {}))
-    form = argument_forms(encoder.skeleton)["0"].form
+    form = argument_shapes(encoder.skeleton)["0"].form
     assert [(path, leaf.text) for path, leaf in form.leaves()] == [
         ("['p'].x", "float"),
         ("['p'].y", "'sum'"),
@@ -94,7 +94,7 @@ def test_the_order_of_a_dict_does_not_count() -> None:
 
 def test_static_values_count_as_a_whole_and_are_shown_in_short() -> None:
     """Two long ones that begin alike are two, and an object's pickle stays closed."""
-    statics = Statics(frozenset({0}))
+    statics = StaticArgs(frozenset({0}))
     one, other = "x" * 100 + "1", "x" * 100 + "2"
     first, second = (forms(value, statics=statics)["0"].form for value in (one, other))
     assert first.text == second.text
@@ -107,14 +107,14 @@ def test_static_values_count_as_a_whole_and_are_shown_in_short() -> None:
 def test_a_stock_clients_arguments_are_one() -> None:
     """They travel as two pickles."""
     skeleton = b"T\0\0\0\x02" + b"P\0\0\0\0" * 2
-    assert argument_forms(skeleton)["arguments"].form.text == "pickled objects"
+    assert argument_shapes(skeleton)["arguments"].form.text == "pickled objects"
 
 
 @pytest.mark.parametrize("skeleton", [b"", b"N", b"T\0\0\0\x02N", b"?", b"T\0\0\0\x02NN", b"L" * 9])
 def test_what_is_no_skeleton_is_refused(skeleton: bytes) -> None:
     """With the error that the peer's mistakes have."""
     with pytest.raises(ProtocolError):
-        argument_forms(skeleton)
+        argument_shapes(skeleton)
 
 
 def test_shortened_is_one_line() -> None:
@@ -133,7 +133,7 @@ def template(outline: Any, content: bytes, *leaves: bytes) -> bytes:
 def test_an_object_that_jax_takes_apart_has_the_paths_of_its_leaves() -> None:
     """What is packed of it stays closed."""
     outline = ("State", ((".step", None), (".params", ("dict", (("['w']", None),), ()))), ("a", 1))
-    form = argument_forms(template(outline, b"content", b"I", b"F"))["0"].form
+    form = argument_shapes(template(outline, b"content", b"I", b"F"))["0"].form
     assert (str(form), form.text, form.identity) == ("State of 2", "('a', 1)", b"content")
     assert [(path, str(leaf)) for path, leaf in form.leaves()] == [
         (".step", "int"),
@@ -144,4 +144,4 @@ def test_an_object_that_jax_takes_apart_has_the_paths_of_its_leaves() -> None:
 def test_an_object_with_fewer_leaves_than_it_says_is_refused() -> None:
     """As anything else that cannot be read."""
     with pytest.raises(ProtocolError):
-        argument_forms(template(("State", ((".a", None), (".b", None)), ()), b"", b"I"))
+        argument_shapes(template(("State", ((".a", None), (".b", None)), ()), b"", b"I"))

@@ -9,14 +9,14 @@ import pytest
 
 from jaxd_protocol.explain.key_differences import (
     Difference,
-    in_one_line,
     option_differences,
     part_differences,
     similarity,
+    summarize,
 )
 from jaxd_protocol.fingerprint.model import Part
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.transforms import transformation
+from jaxd_protocol.jit.transforms import encode_transformation
 
 
 def part(kind: str, name: str, content: str = "", shown: str = "", where: str = "") -> Part:
@@ -174,12 +174,12 @@ def test_where_no_part_is_known_it_says_so() -> None:
         ({"extra_key": 1}, {"extra_key": True}, "extra_key: 1 → True"),
         (
             {},
-            {"transformations": (transformation("grad", {"argnums": 1}),)},
+            {"transformations": (encode_transformation("grad", {"argnums": 1}),)},
             "transformations: none → grad(argnums=1)",
         ),
         (
-            {"transformations": (transformation("flat_vmap", {"axes": (0,)}),)},
-            {"transformations": (transformation("flat_vmap", {"axes": (1,)}),)},
+            {"transformations": (encode_transformation("flat_vmap", {"axes": (0,)}),)},
+            {"transformations": (encode_transformation("flat_vmap", {"axes": (1,)}),)},
             "transformations: vmap → vmap, for other arguments",
         ),
     ],
@@ -205,11 +205,11 @@ def test_similarity_counts_what_is_not_installed() -> None:
 def test_one_line_holds_the_first_few() -> None:
     """And no more than fits."""
     many = [Difference.of_values("value", f"global {name}", "1", "2") for name in "ABCDE"]
-    assert in_one_line(many[:1]) == "global A: 1 → 2"
-    assert in_one_line(many) == "global A: 1 → 2; global B: 1 → 2; global C: 1 → 2; and 2 more"
+    assert summarize(many[:1]) == "global A: 1 → 2"
+    assert summarize(many) == "global A: 1 → 2; global B: 1 → 2; global C: 1 → 2; and 2 more"
     long = Difference.of_values("value", "a\nb" * 200, "1", "2")
-    assert len(in_one_line([long])) == 301
-    assert "\n" not in in_one_line([long])
+    assert len(summarize([long])) == 301
+    assert "\n" not in summarize([long])
 
 
 def test_it_survives_json() -> None:

@@ -7,20 +7,8 @@ from textwrap import dedent, indent
 from types import CodeType, ModuleType
 from typing import Any
 
-from jaxd_protocol.fingerprint import Walked, World, walk
+from jaxd_protocol.fingerprint import ProcessView, WalkResult, walk
 from jaxd_protocol.fingerprint.code.reads import CodeFacts, facts_of
-
-__all__ = [
-    "code_of",
-    "define",
-    "digest_of",
-    "facts",
-    "function",
-    "part_names",
-    "reads",
-    "seen",
-    "shown_steps",
-]
 
 _SIGNS = {"a": ".{}", "i": "[{!r}]", "c": "({!r})", "w": "={}", "+": "+"}
 
@@ -46,19 +34,21 @@ def code_of(body: str, parameters: str = "x") -> CodeType:
     return code
 
 
-def seen(value: Any, world: World | None = None, ignore: Collection[str] = ()) -> Walked:
+def walk_of(
+    value: Any, process_view: ProcessView | None = None, ignore: Collection[str] = ()
+) -> WalkResult:
     """A walk over something called `f`."""
-    return walk(value, "f", world, ignore)
+    return walk(value, "f", process_view, ignore)
 
 
 def digest_of(value: Any) -> bytes:
     """What it means."""
-    return seen(value).fingerprint.digest
+    return walk_of(value).fingerprint.digest
 
 
 def part_names(value: Any) -> list[str]:
     """The names of the parts that were found, with their kinds."""
-    return [f"{part.kind}: {part.name}" for part in seen(value).fingerprint.parts]
+    return [f"{part.kind}: {part.name}" for part in walk_of(value).fingerprint.parts]
 
 
 def shown_steps(steps: Sequence[tuple[str, Any]]) -> str:

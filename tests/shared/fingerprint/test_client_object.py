@@ -6,14 +6,14 @@ import pickle
 import pytest
 
 from jaxd_protocol.errors import CallbackError
-from jaxd_protocol.fingerprint.client_object import Live, holds_function
+from jaxd_protocol.fingerprint.client_object import ClientObject, holds_function
 from tests.ids import stable_id
 
 
 def test_it_stands_for_attributes_too() -> None:
     """However deep; and travels as what it is."""
     for listed in (False, True):
-        live = Live(3, listed=listed).bar.update
+        live = ClientObject(3, listed=listed).bar.update
         copy = pickle.loads(pickle.dumps(live))
         for each in (live, copy):
             assert (each.number, each.names, each.listed) == (3, ("bar", "update"), listed)
@@ -22,9 +22,9 @@ def test_it_stands_for_attributes_too() -> None:
 def test_it_is_of_no_use_on_a_server() -> None:
     """Nothing runs on a stand-in by mistake, and nothing asks it for what Python asks objects."""
     with pytest.raises(CallbackError, match="stays in the client's process"):
-        Live(3)(1)
+        ClientObject(3)(1)
     with pytest.raises(AttributeError):
-        _ = Live(3).__wrapped__
+        _ = ClientObject(3).__wrapped__
 
 
 class Network:
@@ -44,7 +44,7 @@ class Network:
         (functools.partial(len), True),
         ("text".format, True),
         (Network().__call__, True),
-        (Live(0), True),
+        (ClientObject(0), True),
         (Network(), False),
         ({"k": [Network(), 1, "text", None]}, False),
     ],

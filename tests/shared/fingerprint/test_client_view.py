@@ -6,16 +6,16 @@ import json
 import sys
 from types import ModuleType
 
-from jaxd_protocol.fingerprint.client_view import There
+from jaxd_protocol.fingerprint.client_view import ClientProcess
 from jaxd_protocol.fingerprint.model import Source
 from jaxd_protocol.packages.packages import Package
 
 PACKAGE = Package("optax", "1.0", b"d" * 16)
 
 
-def there() -> There:
+def there() -> ClientProcess:
     """A client that has said this much."""
-    return There(
+    return ClientProcess(
         salt=b"salt",
         packages={"optax": PACKAGE},
         local={"json": True, "mine": True, "theirs": False},
@@ -27,27 +27,27 @@ def there() -> There:
 
 def test_there_what_the_client_said_counts() -> None:
     """Also where this process would have decided in another way."""
-    world = there()
-    assert world.is_local("json")
-    assert not world.is_local("theirs")
-    assert world.package("optax.losses") is PACKAGE
-    assert world.package("numpy") is None
-    assert world.carries(json, "dumps", json.dumps)
-    assert not world.carries(json, "loads", lambda x: x)
+    process_view = there()
+    assert process_view.is_local("json")
+    assert not process_view.is_local("theirs")
+    assert process_view.package("optax.losses") is PACKAGE
+    assert process_view.package("numpy") is None
+    assert process_view.carries(json, "dumps", json.dumps)
+    assert not process_view.carries(json, "loads", lambda x: x)
 
 
 def test_there_what_the_client_did_not_meet_is_looked_at_here() -> None:
     """Objects of the server's own libraries may lead to more modules."""
-    world = there()
-    assert not world.is_local("numpy.linalg")
-    assert world.is_local(__name__)
+    process_view = there()
+    assert not process_view.is_local("numpy.linalg")
+    assert process_view.is_local(__name__)
 
 
 def test_there_local_modules_are_those_that_came() -> None:
     """Never those of this process: two clients have two of the same name."""
-    world = there()
-    assert world.module("mine") is world.modules["mine"]
-    assert world.module("json") is None
-    assert world.module("math") is sys.modules["math"]
-    assert world.source("late") is world.sources["late"]
-    assert world.source("world_alone") is None
+    process_view = there()
+    assert process_view.module("mine") is process_view.modules["mine"]
+    assert process_view.module("json") is None
+    assert process_view.module("math") is sys.modules["math"]
+    assert process_view.source("late") is process_view.sources["late"]
+    assert process_view.source("world_alone") is None

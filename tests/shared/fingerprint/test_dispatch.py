@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.fingerprint.function_wrapper import PlainInside
-from tests.shared.fingerprint.defining import digest_of, function, seen
+from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
+from tests.shared.fingerprint.defining import digest_of, function, walk_of
 
 
 def one(x: Any) -> Any:
@@ -90,7 +90,7 @@ def test_no_kind_is_like_another() -> None:
 def test_a_persistent_function_is_the_function() -> None:
     """Inside of another one."""
 
-    class Persistent(PlainInside):
+    class Persistent(FunctionWrapper):
         def __init__(self, wrapped: Any, options: Any = None) -> None:
             self.__wrapped__ = wrapped
             self.jit_options = options
@@ -126,7 +126,7 @@ def test_an_empty_cell_is_no_cell_with_none() -> None:
 def test_a_cell_is_watched() -> None:
     """Reached as a value."""
     cell = types.CellType(1)
-    guards = seen([cell]).guards
+    guards = walk_of([cell]).guards
     cell.cell_contents = 2
     assert not guards.hold()
 
@@ -135,7 +135,7 @@ def test_of_an_object_that_is_called_only_what_its_call_reads_counts() -> None:
     """As the function to run; in a list it counts whole."""
     assert digest_of(Called(1, 1)) == digest_of(Called(1, 2)) != digest_of(Called(2, 1))
     assert digest_of([Called(1, 1)]) != digest_of([Called(1, 2)])
-    walked = seen(called := Called(1, 1))
+    walked = walk_of(called := Called(1, 1))
     assert walked.reach.part_of(called) == {"rate"}
 
 

@@ -15,7 +15,7 @@ def test_a_walk_gives_a_fingerprint_what_is_reached_and_guards() -> None:
     walked = walk(function("return x * RATE", RATE=2), "step")
     assert len(walked.fingerprint.digest) == 16
     assert walked.guards.hold()
-    assert walked.reach.untravelable == {}
+    assert walked.reach.unpicklable == {}
 
 
 def test_what_can_neither_be_in_a_key_nor_carried_is_refused_by_name() -> None:

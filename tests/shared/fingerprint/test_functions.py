@@ -13,7 +13,7 @@ import pytest
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.functions import code_digest
-from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
+from tests.shared.fingerprint.defining import define, digest_of, function, part_names, walk_of
 
 optax = pytest.importorskip("optax")
 
@@ -58,7 +58,7 @@ def test_a_variable_that_is_not_assigned_yet_counts_as_such() -> None:
 
 def test_an_installed_function_counts_by_its_name() -> None:
     """Its code is the same wherever its package is."""
-    assert seen(json.dumps).fingerprint.parts == ()
+    assert walk_of(json.dumps).fingerprint.parts == ()
     assert digest_of(json.dumps) != digest_of(json.loads)
 
 
@@ -66,7 +66,7 @@ def test_a_function_that_a_library_made_counts_by_what_it_closes_over() -> None:
     """`optax.sgd` gives functions of its own."""
     one, same, other = (optax.sgd(rate).update for rate in (0.1, 0.1, 0.2))
     assert digest_of(one) == digest_of(same) != digest_of(other)
-    assert set(seen(one).fingerprint.packages) >= {"optax"}
+    assert set(walk_of(one).fingerprint.packages) >= {"optax"}
 
 
 def test_an_installed_function_with_other_code_is_refused(
@@ -82,9 +82,9 @@ def test_an_installed_function_with_other_code_is_refused(
     patched.__code__ = mine.__code__
     patched.__module__ = "json"
     with pytest.raises(PackingError, match=r"json\.dumps, whose code was replaced.*your own"):
-        seen(patched)
+        walk_of(patched)
     with pytest.raises(PackingError, match=r"json\.dumps, whose code was replaced"):
-        seen(function("import json\nreturn json.dumps(x)"))
+        walk_of(function("import json\nreturn json.dumps(x)"))
 
 
 class Model:
@@ -112,8 +112,8 @@ def test_of_the_object_of_a_method_only_what_it_reads_counts() -> None:
     assert digest_of(Model(1, 1).run) == digest_of(Model(1, 2).run) != digest_of(Model(2, 1).run)
     assert digest_of(Model(1, 1).all) != digest_of(Model(1, 2).all)
     model = Model(1, 1)
-    assert seen(model.run).reach.part_of(model) == {"rate"}
-    assert seen(model.all).reach.part_of(model) is None
+    assert walk_of(model.run).reach.part_of(model) == {"rate"}
+    assert walk_of(model.all).reach.part_of(model) is None
 
 
 def test_a_method_of_a_class_counts_with_its_class() -> None:
@@ -155,6 +155,6 @@ def test_a_partial_names_the_parameters_that_it_binds() -> None:
 def test_a_change_of_what_a_partial_binds_is_noticed() -> None:
     """Its keywords are a dict that can be changed."""
     bound = functools.partial(json.dumps, indent=2)
-    guards = seen(bound).guards
+    guards = walk_of(bound).guards
     bound.keywords["indent"] = 4
     assert not guards.hold()

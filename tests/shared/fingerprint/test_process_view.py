@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd_protocol.fingerprint.process_view import SALT, Here, is_extension
+from jaxd_protocol.fingerprint.process_view import SALT, LocalProcess, is_extension
 from jaxd_protocol.packages.packages import Package
 
 PACKAGE = Package("optax", "1.0", b"d" * 16)
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_what_is_the_user_s_own_is_local(folder: Path, name: str) -> None:
     """Imported or not, and what is not there at all; nothing is imported to find out."""
-    assert Here().is_local(name)
+    assert LocalProcess().is_local(name)
     assert (name in sys.modules) == (name in ("__main__", __name__))
 
 
@@ -57,12 +57,12 @@ def test_what_is_the_user_s_own_is_local(folder: Path, name: str) -> None:
 )
 def test_what_is_installed_is_not_local(name: str) -> None:
     """Imported or not."""
-    assert not Here().is_local(name)
+    assert not LocalProcess().is_local(name)
 
 
 def test_here_packages_and_modules_are_those_of_this_process() -> None:
     """The standard library belongs to no package."""
-    here = Here()
+    here = LocalProcess()
     package = here.package("numpy.linalg")
     assert package is not None
     assert (package.name, package.version) == ("numpy", np.__version__)
@@ -85,7 +85,7 @@ def test_the_source_of_a_module_that_is_not_imported(
     folder: Path, name: str, value: int, is_package: bool
 ) -> None:
     """Compiled and not run; with whether it has submodules."""
-    source = Here().source(name)
+    source = LocalProcess().source(name)
     assert source is not None
     content: dict[str, object] = {}
     exec(source.code, content)
@@ -96,12 +96,12 @@ def test_the_source_of_a_module_that_is_not_imported(
 @pytest.mark.parametrize("name", ["world_missing", "world_space", "colorsys", "math", "a.b.c"])
 def test_what_has_no_source_of_the_user_s_own(folder: Path, name: str) -> None:
     """Missing, a folder without a file, and what is installed."""
-    assert Here().source(name) is None
+    assert LocalProcess().source(name) is None
 
 
 def test_a_source_is_kept_while_its_file_stays_as_it_is(folder: Path) -> None:
     """The same object, so that a guard can compare it."""
-    here = Here()
+    here = LocalProcess()
     before = here.source("world_alone")
     assert here.source("world_alone") is before
     (folder / "world_alone.py").write_text("VALUE = 100\n")
@@ -113,7 +113,7 @@ def test_a_source_is_kept_while_its_file_stays_as_it_is(folder: Path) -> None:
 
 def test_here_what_somebody_may_have_changed_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a module came with is not."""
-    here = Here()
+    here = LocalProcess()
     assert not here.carries(json, "dumps", json.dumps)
     assert here.carries(json, "dumps", lambda x: x)
 
@@ -138,8 +138,8 @@ def test_a_package_that_an_import_hook_finds_is_found(
             return spec_from_file_location(name, tmp_path / "hooked_package.py")
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
-    assert Here().is_local("hooked_package")
-    found = Here().source("hooked_package")
+    assert LocalProcess().is_local("hooked_package")
+    found = LocalProcess().source("hooked_package")
     assert found is not None
     assert "VALUE" in found.code.co_names
     assert "hooked_package" not in sys.modules

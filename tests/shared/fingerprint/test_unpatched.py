@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd_protocol.fingerprint.unpatched import home_of, is_plain_data, is_pristine
+from jaxd_protocol.fingerprint.unpatched import globals_module, is_plain_data, is_unpatched
 from jaxd_protocol.packages.installed import is_local_module
 from tests.ids import stable_id
 from tests.shared.fingerprint.defining import define
@@ -34,7 +34,7 @@ class Mine:
 
 def judged(module: ModuleType, name: str, value: Any) -> bool:
     """Whether it certainly belongs there."""
-    return is_pristine(module, name, value, is_local_module)
+    return is_unpatched(module, name, value, is_local_module)
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_a_function_is_at_home_where_its_globals_are() -> None:
     """Whatever `functools.wraps` has copied."""
     made: Any = define("def f(x): return x").f
     made.__module__ = "json"
-    assert home_of(made) == "made_up"
+    assert globals_module(made) == "made_up"

@@ -11,12 +11,12 @@ import pytest
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint import walk as package_walk
-from jaxd_protocol.fingerprint.client_view import There
+from jaxd_protocol.fingerprint.client_view import ClientProcess
 from jaxd_protocol.fingerprint.dispatch import HANDLERS
 from jaxd_protocol.fingerprint.model import Part
-from jaxd_protocol.fingerprint.process_view import SALT, Here
-from jaxd_protocol.fingerprint.walk import MAX_PARTS, Walk, shown
-from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
+from jaxd_protocol.fingerprint.process_view import SALT, LocalProcess
+from jaxd_protocol.fingerprint.walk import MAX_PARTS, Walk, short_repr
+from tests.shared.fingerprint.defining import define, digest_of, function, part_names, walk_of
 
 LIST = [1]
 
@@ -43,7 +43,7 @@ def test_a_circle_ends() -> None:
     items: list[Any] = []
     items.append(items)
     table = {"items": items}
-    walked = seen([items, table])
+    walked = walk_of([items, table])
     assert sum(value is items for value in walked.reach.numbered) == 1
 
 
@@ -93,14 +93,14 @@ def test_a_set_that_leads_back_to_itself_ends() -> None:
 
 def test_the_salt_is_in_every_digest() -> None:
     """Another version of Python, or of this algorithm, has other keys."""
-    here = Here()
-    assert seen(1, here).fingerprint.digest == seen(1).fingerprint.digest
+    here = LocalProcess()
+    assert walk_of(1, here).fingerprint.digest == walk_of(1).fingerprint.digest
 
-    def world(salt: bytes) -> There:
-        return There(salt, {}, {}, frozenset())
+    def process_view(salt: bytes) -> ClientProcess:
+        return ClientProcess(salt, {}, {}, frozenset())
 
-    assert seen(1, world(SALT)).fingerprint.digest == seen(1).fingerprint.digest
-    assert seen(1, world(b"other")).fingerprint.digest != seen(1).fingerprint.digest
+    assert walk_of(1, process_view(SALT)).fingerprint.digest == walk_of(1).fingerprint.digest
+    assert walk_of(1, process_view(b"other")).fingerprint.digest != walk_of(1).fingerprint.digest
 
 
 def numbers() -> Any:
@@ -117,12 +117,12 @@ def test_what_has_no_content_makes_the_digest_like_no_other() -> None:
         """,
         CONFIG={"stream": numbers()},
     )
-    first, again = seen(module.f), seen(module.f)
+    first, again = walk_of(module.f), walk_of(module.f)
     assert first.fingerprint.digest != again.fingerprint.digest
     (found,) = first.fingerprint.unshared
     assert found.path == "f → helper → CONFIG['stream']"
     assert found.type_name == "generator"
-    assert first.reach.untravelable[id(module.CONFIG["stream"])] == found
+    assert first.reach.unpicklable[id(module.CONFIG["stream"])] == found
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_what_is_ignored_does_not_count(body: str, ignored: str) -> None:
             config = SimpleNamespace(a=value)
         return function(body, CONFIG=config, NAME=value)
 
-    one, other = (seen(made(value), None, (ignored,)) for value in ([1], [2]))
+    one, other = (walk_of(made(value), None, (ignored,)) for value in ([1], [2]))
     assert one.fingerprint.digest == other.fingerprint.digest
     assert one.fingerprint.unshared == ()
-    assert one.reach.untravelable == {}
+    assert one.reach.unpicklable == {}
 
 
 def test_what_is_ignored_takes_no_numbers_from_the_rest() -> None:
@@ -155,7 +155,7 @@ def test_what_is_ignored_takes_no_numbers_from_the_rest() -> None:
     places = []
     for config in ("[[]]", "[[], [], []]"):
         module = define(source.format(config))
-        found = seen(module.f, None, ["CONFIG"]).reach.numbered
+        found = walk_of(module.f, None, ["CONFIG"]).reach.numbered
         places.append([value is module.helper for value in found].index(True))
     assert places[0] == places[1]
 
@@ -163,8 +163,8 @@ def test_what_is_ignored_takes_no_numbers_from_the_rest() -> None:
 def test_what_is_ignored_and_has_no_content_is_shared() -> None:
     """This is what it is for."""
     made = function("return next(STREAM)", STREAM=numbers())
-    assert seen(made, None, ["STREAM"]).fingerprint.unshared == ()
-    assert seen(made, None, ["OTHER"]).fingerprint.unshared != ()
+    assert walk_of(made, None, ["STREAM"]).fingerprint.unshared == ()
+    assert walk_of(made, None, ["OTHER"]).fingerprint.unshared != ()
 
 
 def test_a_walk_can_be_told_from_where() -> None:
@@ -172,7 +172,7 @@ def test_a_walk_can_be_told_from_where() -> None:
     made = function("return STREAM", STREAM=numbers())
     (found,) = walk(made, "step").fingerprint.unshared
     assert found.path == "step → f → STREAM"
-    assert Walk(HANDLERS, Here()).run(1, "one").fingerprint.digest == digest_of(1)
+    assert Walk(HANDLERS, LocalProcess()).run(1, "one").fingerprint.digest == digest_of(1)
 
 
 def test_parts_are_named_as_people_call_them() -> None:
@@ -198,7 +198,7 @@ def test_parts_are_named_as_people_call_them() -> None:
 def test_a_part_says_its_value_and_where_it_is_read() -> None:
     """File and line of the function that reads it."""
     module = define("RATE = 0.5\n\ndef f(x):\n    return x * RATE\n")
-    parts = seen(module.f).fingerprint.parts
+    parts = walk_of(module.f).fingerprint.parts
     assert [(part.name, part.shown, part.where) for part in parts] == [
         ("function f", "", "made_up.py:3"),
         ("global RATE", "0.5", "made_up.py:3"),
@@ -209,7 +209,7 @@ def test_a_part_says_its_value_and_where_it_is_read() -> None:
 def test_not_all_parts_of_a_large_function_are_named() -> None:
     """All of them count."""
     many = list(range(MAX_PARTS + 10))
-    parts = seen(function("return MANY", MANY=many)).fingerprint.parts
+    parts = walk_of(function("return MANY", MANY=many)).fingerprint.parts
     assert len(parts) == MAX_PARTS
     other = function("return MANY", MANY=[*many[:-1], 0])
     assert digest_of(other) != digest_of(function("return MANY", MANY=many))
@@ -228,15 +228,15 @@ def test_a_note_says_who_reads_what_and_where() -> None:
         return jax.pure_callback(lambda: time.time(), x)
     """
     module = define(source)
-    (note,) = seen(module.f).fingerprint.notes
+    (note,) = walk_of(module.f).fingerprint.notes
     assert note == ("f → clock", "the clock (time.time)", "made_up.py:4")
-    assert seen(module.quiet).fingerprint.notes == ()
+    assert walk_of(module.quiet).fingerprint.notes == ()
 
 
 def test_what_was_decided_about_modules_is_told() -> None:
     """Which are local, which packages are reached, and what counts of them by its value."""
     module = define("import math, json, numpy as np\ndef f(x): return np.sum(x), json.dumps(x)")
-    found = seen(module.f).fingerprint
+    found = walk_of(module.f).fingerprint
     assert found.local["numpy"] is False
     assert found.local["made_up"] is True
     assert set(found.packages) == {"numpy"}
@@ -247,13 +247,13 @@ def test_what_is_carried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its value, for the packing."""
     module = define("import json\ndef f(x): return json.limit")
     monkeypatch.setattr("json.limit", 10, raising=False)
-    walked = seen(module.f)
+    walked = walk_of(module.f)
     assert walked.fingerprint.carried == {"json:limit"}
     assert walked.reach.carried == {"json": {"limit": 10}}
 
 
 def test_a_value_is_shown_in_a_few_characters() -> None:
     """Sixty at most."""
-    assert shown("a") == "'a'"
-    assert len(shown("a" * 100)) == 60
-    assert shown("a" * 100).endswith("...")
+    assert short_repr("a") == "'a'"
+    assert len(short_repr("a" * 100)) == 60
+    assert short_repr("a" * 100).endswith("...")

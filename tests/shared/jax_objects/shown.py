@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_protocol.jax_objects import array_content, take_apart
+from jaxd_protocol.jax_objects import array_content, decompose
 from jaxd_protocol.packages.importable import importable_name
 
 
 def digest(value: Any) -> str:
     """A hash of the text, to hand between processes."""
-    return hashlib.blake2b(repr(Shown().show(value)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr(StructureDigest().show(value)).encode(), digest_size=8).hexdigest()
 
 
-class Shown:
+class StructureDigest:
     """One walk; what it meets again has a number."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Shown:
         """Nested tuples of plain values."""
         if isinstance(value, str | int | float | bytes | bool | None | np.dtype):
             return str(type(value).__name__), str(value)
-        anatomy = take_apart(value)
+        anatomy = decompose(value)
         if isinstance(value, tuple) or (anatomy is not None and anatomy.is_value):
             return self._once(value)
         if id(value) in self._numbers:
@@ -38,7 +38,7 @@ class Shown:
         return self._once(value)
 
     def _once(self, value: Any) -> Any:
-        anatomy = take_apart(value)
+        anatomy = decompose(value)
         if anatomy is not None:
             children = tuple((label, self.show(child)) for label, child in anatomy.children)
             return anatomy.kind, anatomy.settings, children

@@ -6,9 +6,9 @@ from tests.shared.jax_objects.by_value import run
 
 WITHOUT_JAX = """
 import json, sys
-from jaxd_protocol.jax_objects import array_content, class_registration, reduce_jax, take_apart
+from jaxd_protocol.jax_objects import array_content, class_registration, reduce_jax, decompose
 class Own: pass
-found = [take_apart(Own()), array_content(Own()), class_registration(Own)]
+found = [decompose(Own()), array_content(Own()), class_registration(Own)]
 found.append(reduce_jax(Own()) is NotImplemented)
 heavy = {"jax", "jaxlib", "numpy", "importlib.metadata", "flax", "equinox"}
 print(json.dumps([found, sorted(heavy & set(sys.modules))]))

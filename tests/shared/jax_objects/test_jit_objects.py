@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxd_protocol.jax_objects.jit_objects import jit_again, jit_extras, jit_options, jit_parts
+from jaxd_protocol.jax_objects.jit_objects import jit_extras, jit_options, jit_parts, make_jit
 from tests.shared.jax_objects.samples_jax import product, samples
 
 JITTED = [name for name in samples() if name.startswith("jit ") and name != "jit of jax"]
@@ -18,7 +18,7 @@ JITTED = [name for name in samples() if name.startswith("jit ") and name != "jit
 def test_the_options_make_an_equal_object(name: str) -> None:
     """Everything but the attributes that were set on it afterwards."""
     jitted = samples()[name]
-    again = jit_again(jitted._fun, jit_options(jitted))
+    again = make_jit(jitted._fun, jit_options(jitted))
     assert jit_parts(again) | jit_extras(jitted) == {
         key: value for key, value in jit_parts(jitted).items() if not key.startswith("attribute")
     } | jit_extras(jitted)
@@ -42,7 +42,7 @@ def test_static_arguments_are_static_again() -> None:
         seen.append(n)
         return x
 
-    jit_again(look, jit_options(jax.jit(look, static_argnames="n")))(1.0, n=3)
+    make_jit(look, jit_options(jax.jit(look, static_argnames="n")))(1.0, n=3)
     assert seen == [3]
 
 

@@ -9,24 +9,24 @@ import jax
 import jax.numpy as jnp
 import pytest  # noqa: TC002 - the fixture is a test's argument
 
-from jaxd_protocol.jax_objects import found_name
+from jaxd_protocol.jax_objects import name_of_jax_object
 from tests.shared.jax_objects.samples_jax import sine, up
 
 
 def test_a_primitive_is_found_in_the_public_modules_of_jax() -> None:
     """It says nothing about where it is."""
-    assert found_name(jax.lax.sin_p) == ("jax.lax", "sin_p")
+    assert name_of_jax_object(jax.lax.sin_p) == ("jax.lax", "sin_p")
 
 
 def test_what_says_its_name_is_not_searched_for() -> None:
     """`jnp.sin` knows it."""
-    assert found_name(jnp.sin) == ("jax.numpy", "sin")
+    assert name_of_jax_object(jnp.sin) == ("jax.numpy", "sin")
 
 
 def test_local_objects_have_no_name_to_travel_by() -> None:
     """They have one here, and the server has not the module."""
-    assert found_name(up) is None
-    assert found_name(sine) is None
+    assert name_of_jax_object(up) is None
+    assert name_of_jax_object(sine) is None
 
 
 def test_a_primitive_of_another_installed_package_is_found_there(
@@ -43,4 +43,4 @@ def test_a_primitive_of_another_installed_package_is_found_there(
     rule.__module__ = "installed_one"
     module.own_p = type(jax.lax.sin_p)("own")  # type: ignore[attr-defined]
     module.own_p.def_impl(rule)
-    assert found_name(module.own_p) == ("installed_one", "own_p")
+    assert name_of_jax_object(module.own_p) == ("installed_one", "own_p")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from jaxd_protocol.jax_objects import Anatomy, take_apart
+from jaxd_protocol.jax_objects import ObjectParts, decompose
 from tests.shared.jax_objects.by_value import run
 from tests.shared.jax_objects.samples_jax import product, samples
 from tests.shared.jax_objects.shown import digest
@@ -41,7 +41,7 @@ def test_every_sample_has_parts_of_its_own(digests: list[dict[str, str]]) -> Non
     assert len(set(digests[0].values())) == len(digests[0])
 
 
-def _settings(anatomy: Anatomy | None) -> list[Any]:
+def _settings(anatomy: ObjectParts | None) -> list[Any]:
     assert anatomy is not None
     return [value for _, value in anatomy.settings]
 
@@ -55,7 +55,7 @@ def _is_plain(value: Any) -> bool:
 @pytest.mark.parametrize("name", samples())
 def test_settings_are_plain_values(name: str) -> None:
     """They can be hashed as they are."""
-    anatomy = take_apart(samples()[name])
+    anatomy = decompose(samples()[name])
     if anatomy is not None:
         assert all(map(_is_plain, _settings(anatomy)))
 
@@ -85,15 +85,15 @@ def test_an_attribute_that_was_set_on_a_jitted_function_is_a_part() -> None:
     """Code can read `step.rate`, so it counts."""
     first, second = jax.jit(product), jax.jit(product)
     second.rate = 3  # type: ignore[attr-defined]
-    assert take_apart(first) != take_apart(second)
+    assert decompose(first) != decompose(second)
 
 
 def test_what_jax_defines_is_its_name() -> None:
     """`jnp.sin` is the same in every version of the user's code."""
-    found = take_apart(jnp.sin)
-    assert found == Anatomy("jit", (("module", "jax.numpy"), ("name", "sin")))
-    primitive = take_apart(jax.lax.sin_p)
-    assert primitive == Anatomy("primitive", (("module", "jax.lax"), ("name", "sin_p")))
+    found = decompose(jnp.sin)
+    assert found == ObjectParts("jit", (("module", "jax.numpy"), ("name", "sin")))
+    primitive = decompose(jax.lax.sin_p)
+    assert primitive == ObjectParts("primitive", (("module", "jax.lax"), ("name", "sin_p")))
 
 
 def test_a_rule_of_a_custom_derivative_is_a_part() -> None:
@@ -109,7 +109,7 @@ def test_a_rule_of_a_custom_derivative_is_a_part() -> None:
 
 def test_a_tree_structure_has_its_classes_among_its_children() -> None:
     """A user's class in it is walked like any other."""
-    found = take_apart(jax.tree.structure({"b": 1, "a": (None, 2)}))
+    found = decompose(jax.tree.structure({"b": 1, "a": (None, 2)}))
     assert found is not None
     assert found.settings[0] == ("nodes", (2, 2, 0, "leaf", "leaf"))
     classes = [child for label, child in found.children if label.startswith("class")]
@@ -120,7 +120,7 @@ def test_the_order_of_devices_and_the_types_of_axes_are_parts_of_a_mesh() -> Non
     """Neither is in the text of a sharding."""
     devices = np.array(jax.devices()[:1])
     auto, explicit = (
-        take_apart(Mesh(devices, ("x",), axis_types=(kind,)))
+        decompose(Mesh(devices, ("x",), axis_types=(kind,)))
         for kind in (AxisType.Auto, AxisType.Explicit)
     )
     assert auto != explicit
@@ -131,7 +131,7 @@ def test_the_order_of_devices_and_the_types_of_axes_are_parts_of_a_mesh() -> Non
 def test_an_unconstrained_axis_is_not_an_axis_without_partition() -> None:
     """`None` means replicated, `UNCONSTRAINED` leaves it to the compiler."""
     spec: Any = PartitionSpec
-    assert take_apart(spec(spec.UNCONSTRAINED)) != take_apart(spec(None))
+    assert decompose(spec(spec.UNCONSTRAINED)) != decompose(spec(None))
 
 
 def test_an_exported_program_is_its_module_and_types() -> None:
@@ -146,4 +146,4 @@ def test_an_exported_program_is_its_module_and_types() -> None:
 @pytest.mark.parametrize("value", [1, "text", len, np.ones(2), object(), product])
 def test_what_is_not_of_jax_is_not_taken_apart(value: Any) -> None:
     """It is for the walk itself."""
-    assert take_apart(value) is None
+    assert decompose(value) is None

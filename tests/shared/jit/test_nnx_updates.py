@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import LostUpdateError
-from jaxd_protocol.jit.nnx_updates import GIVEN, Updating, refusing_lost_updates, variables_of
-from jaxd_protocol.jit.static_args import statics_of
+from jaxd_protocol.jit.nnx_updates import (
+    SAME_ARGUMENT,
+    Updating,
+    refusing_lost_updates,
+    variables_of,
+)
+from jaxd_protocol.jit.static_args import infer_static_args
 
 nnx: Any = pytest.importorskip("flax.nnx")
 
@@ -86,8 +91,8 @@ def test_an_argument_in_the_result_is_marked() -> None:
         return {"model": model, "others": [other, other.first[...]]}
 
     _, result, marks = jax.jit(Updating(same))(Tied(), other=Tied())
-    assert result["model"] == {GIVEN: {0: None}}
-    assert result["others"][0] == {GIVEN: {"other": None}}
+    assert result["model"] == {SAME_ARGUMENT: {0: None}}
+    assert result["others"][0] == {SAME_ARGUMENT: {"other": None}}
     assert marks == [None, None]
 
 
@@ -138,5 +143,5 @@ def test_it_has_the_signature_and_the_name_of_the_function() -> None:
     from jaxd_protocol.jit.options import Options
 
     updating = Updating(counted)
-    assert statics_of(updating, Options(static_argnames=("x",))).positions == {1}
+    assert infer_static_args(updating, Options(static_argnames=("x",))).positions == {1}
     assert updating.__qualname__ == counted.__qualname__

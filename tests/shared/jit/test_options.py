@@ -12,7 +12,7 @@ from jaxd_protocol.jit.options import (
     function_key,
     normal_config,
 )
-from jaxd_protocol.jit.transforms import transformation
+from jaxd_protocol.jit.transforms import encode_transformation
 from jaxd_protocol.pytree import dump_literal
 
 EVERY_ONE_CHANGED = [
@@ -34,9 +34,9 @@ EVERY_ONE_CHANGED = [
     Options(config=(("jax_enable_x64", True),)),
     Options(extra_key="a"),
     Options(extra_key=b"a"),
-    Options(transformations=(transformation("grad", {}),)),
-    Options(transformations=(transformation("grad", {}), transformation("vmap", {}))),
-    Options(transformations=(transformation("vmap", {}), transformation("grad", {}))),
+    Options(transformations=(encode_transformation("grad", {}),)),
+    Options(transformations=(encode_transformation("grad", {}), encode_transformation("vmap", {}))),
+    Options(transformations=(encode_transformation("vmap", {}), encode_transformation("grad", {}))),
     Options(device=0),
     Options(device=1),
 ]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import jax
 
-from jaxd_protocol.jit.source_locations import without_places
+from jaxd_protocol.jit.source_locations import without_source_locations
 
 
 def lowered_here() -> str:
@@ -19,8 +19,8 @@ def lowered_there() -> str:
 
 def test_a_program_does_not_say_where_it_stood() -> None:
     """Which notices when the name moves in jax: then every edit above a function counts."""
-    assert "test_exported.py" in lowered_here()
-    with without_places():
+    assert "test_source_locations.py" in lowered_here()
+    with without_source_locations():
         here, there = lowered_here(), lowered_there()
-    assert "test_exported.py" not in here
+    assert "test_source_locations.py" not in here
     assert here == there

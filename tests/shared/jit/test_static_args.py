@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics, statics_of
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs, infer_static_args
 
 
 def plain(x: Any, n: int, flag: bool = True) -> Any:
@@ -17,14 +17,14 @@ def mixed(x: Any, /, n: int, *rest: Any, flag: bool = True, **more: Any) -> Any:
     """One with every kind of parameter."""
 
 
-def statics(positions: set[int], names: set[str]) -> Statics:
-    return Statics(frozenset(positions), frozenset(names))
+def statics(positions: set[int], names: set[str]) -> StaticArgs:
+    return StaticArgs(frozenset(positions), frozenset(names))
 
 
 @pytest.mark.parametrize(
     ("function", "options", "expected"),
     [
-        (plain, Options(), NO_STATICS),
+        (plain, Options(), NO_STATIC_ARGS),
         (plain, Options(static_argnums=(1,)), statics({1}, {"n"})),
         (plain, Options(static_argnums=(-1, 0)), statics({0, -1}, {"x"})),
         (plain, Options(static_argnames=("flag",)), statics({2}, {"flag"})),
@@ -38,10 +38,10 @@ def statics(positions: set[int], names: set[str]) -> Statics:
     ],
 )
 def test_positions_and_names_follow_from_each_other(
-    function: Callable[..., Any], options: Options, expected: Statics
+    function: Callable[..., Any], options: Options, expected: StaticArgs
 ) -> None:
     """As in `jax.jit`."""
-    assert statics_of(function, options) == expected
+    assert infer_static_args(function, options) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_positions_and_names_follow_from_each_other(
         (Options(static_argnames=("key",)), statics(set(), {"key"})),
     ],
 )
-def test_without_a_signature_they_count_as_they_are(options: Options, expected: Statics) -> None:
+def test_without_a_signature_they_count_as_they_are(options: Options, expected: StaticArgs) -> None:
     """Some functions written in C have none."""
-    assert statics_of(min, options) == expected
+    assert infer_static_args(min, options) == expected
 
 
 def test_negative_positions_count_from_the_last_argument_of_a_call() -> None:
     """And not from the last parameter, as in `jax.jit`."""
-    found = statics_of(plain, Options(static_argnums=(-1, 0)))
+    found = infer_static_args(plain, Options(static_argnums=(-1, 0)))
     assert [sorted(found.at(count)) for count in (2, 3, 1)] == [[0, 1], [0, 2], [0]]
     assert statics({1}, set()).at(1) == {1}
     with pytest.raises(ValueError, match=r"got value -1 for len\(args\) == 0"):
@@ -67,13 +67,13 @@ def test_negative_positions_count_from_the_last_argument_of_a_call() -> None:
 
 def test_the_rule_of_jax_is_strict() -> None:
     """With and without static arguments."""
-    assert statics_of(plain, Options(static="jax")).strict
-    assert statics_of(plain, Options(static="jax", static_argnums=(1,))).strict
-    assert not statics_of(plain, Options(static_argnums=(1,))).strict
+    assert infer_static_args(plain, Options(static="jax")).strict
+    assert infer_static_args(plain, Options(static="jax", static_argnums=(1,))).strict
+    assert not infer_static_args(plain, Options(static_argnums=(1,))).strict
 
 
 def test_statics_are_true_when_there_are_any() -> None:
     """The usual call asks only that."""
-    assert not NO_STATICS
+    assert not NO_STATIC_ARGS
     assert statics({0}, set())
     assert statics(set(), {"n"})

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import ArgumentError
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.jit.static_leaves import (
     StaticLeaf,
-    close_arguments,
-    close_untraceable,
     content_of,
-    opening,
+    unwrapping_arguments,
+    wrap_untraceable,
+    wrap_untraceable_arguments,
 )
 
 
@@ -91,12 +91,12 @@ def test_all_of_an_object_that_can_be_called_counts() -> None:
 def test_what_jax_cannot_trace_is_closed() -> None:
     """Numbers and arrays stay what they are; those of classes of their own become plain."""
     tree = {"a": "text", "b": [Setting(1), np.ones(2), Size.TWO], "c": (True, None, jnp.sin)}
-    found = close_untraceable(tree, strict=False)
+    found = wrap_untraceable(tree, strict=False)
     leaves = jax.tree.leaves(found)
     assert [type(leaf) for leaf in leaves] == [np.ndarray, int, bool]
     assert found["a"] == StaticLeaf("text")
     assert found["c"][2].value is jnp.sin
-    assert close_untraceable(np.str_("a"), strict=False) == StaticLeaf(np.str_("a"))
+    assert wrap_untraceable(np.str_("a"), strict=False) == StaticLeaf(np.str_("a"))
 
 
 def test_arrays_of_others_are_not_closed() -> None:
@@ -107,13 +107,13 @@ def test_arrays_of_others_are_not_closed() -> None:
             return np.ones(3)
 
     value = Foreign()
-    assert close_untraceable(value, strict=False) is value
+    assert wrap_untraceable(value, strict=False) is value
 
 
 def test_by_the_rule_of_jax_nothing_is_closed() -> None:
     """But numbers are numbers."""
-    assert close_untraceable(["text", Size.TWO], strict=True) == ["text", 2]
-    assert type(close_untraceable(Size.TWO, strict=True)) is int
+    assert wrap_untraceable(["text", Size.TWO], strict=True) == ["text", 2]
+    assert type(wrap_untraceable(Size.TWO, strict=True)) is int
 
 
 def test_a_function_gets_what_was_closed_as_it_was() -> None:
@@ -127,8 +127,8 @@ def test_a_function_gets_what_was_closed_as_it_was() -> None:
 
     args: Any = (2.0, StaticLeaf(setting), declared)
     kwargs = {"options": {"mode": StaticLeaf("times"), "rate": 1.0}}
-    statics = Statics(frozenset({2}))
-    opened = opening(function, statics)
+    statics = StaticArgs(frozenset({2}))
+    opened = unwrapping_arguments(function, statics)
     assert opened(*args, **kwargs) == 6.0
     traced = jax.jit(lambda *args: opened(*args, declared, **kwargs))
     assert float(traced(*args[:2])) == 6.0
@@ -138,12 +138,16 @@ def test_a_function_gets_what_was_closed_as_it_was() -> None:
 def test_what_has_nothing_closed_in_it_is_passed_as_it_is() -> None:
     """No node of the user's is made anew for nothing."""
     tree = {"a": [1.0]}
-    assert opening(lambda x, y: (x is tree, y is tree), NO_STATICS)(tree, y=tree) == (True, True)
+    assert unwrapping_arguments(lambda x, y: (x is tree, y is tree), NO_STATIC_ARGS)(
+        tree, y=tree
+    ) == (True, True)
 
 
 def test_all_arguments_of_a_call_are_closed() -> None:
     """But for those that are declared static."""
-    statics = Statics(frozenset({-1}), frozenset({"mode"}))
-    args, kwargs = close_arguments(("a", ["b", 1.0], "c"), {"mode": "d", "x": "e"}, statics)
+    statics = StaticArgs(frozenset({-1}), frozenset({"mode"}))
+    args, kwargs = wrap_untraceable_arguments(
+        ("a", ["b", 1.0], "c"), {"mode": "d", "x": "e"}, statics
+    )
     assert args == (StaticLeaf("a"), [StaticLeaf("b"), 1.0], "c")
     assert kwargs == {"mode": "d", "x": StaticLeaf("e")}

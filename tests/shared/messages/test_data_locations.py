@@ -9,44 +9,45 @@ from hypothesis import strategies as st
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.messages.data_locations import (
     BLOCK,
-    EVERYTHING,
-    KEPT,
-    NOTHING,
-    PACKED,
+    CACHED_AS_VALUE,
+    COMPRESSED,
+    KEEP_ALL,
+    KEEP_NONE,
     VALUE,
-    Row,
-    Stay,
-    call_of,
+    DataLocation,
+    ResultPolicy,
+    call_number_of,
     content_id,
-    first_id,
-    inflated_bytes,
-    leaves_of_kinds,
+    decompressed_bytes,
+    first_value_id,
+    leaves_located_in,
     pack_ids,
-    pack_numbers,
-    pack_rows,
+    pack_leaf_numbers,
+    pack_locations,
     unpack_ids,
-    unpack_numbers,
-    unpack_rows,
+    unpack_leaf_numbers,
+    unpack_locations,
 )
 
 U64 = st.integers(0, (1 << 64) - 1)
 
 
-@given(st.dictionaries(st.integers(0, 99), st.tuples(st.integers(VALUE, PACKED), U64, U64)))
+@given(st.dictionaries(st.integers(0, 99), st.tuples(st.integers(VALUE, COMPRESSED), U64, U64)))
 def test_rows_arrive_as_they_were(rows: dict[int, tuple[int, int, int]]) -> None:
     """In the order of their leaves."""
     given_rows = [
-        Row(leaf, kind, a, 0 if kind == VALUE else b) for leaf, (kind, a, b) in sorted(rows.items())
+        DataLocation(leaf, kind, a, 0 if kind == VALUE else b)
+        for leaf, (kind, a, b) in sorted(rows.items())
     ]
-    assert unpack_rows(pack_rows(given_rows), 100) == given_rows
+    assert unpack_locations(pack_locations(given_rows), 100) == given_rows
 
 
 def test_a_row_may_speak_of_several_values() -> None:
     """Which follow one another, as the leaves do."""
-    rows = [Row(0, VALUE, 70, 2), Row(3, BLOCK, 5, 12), Row(4, VALUE, 9)]
-    assert unpack_rows(pack_rows(rows), 5) == rows
+    rows = [DataLocation(0, VALUE, 70, 2), DataLocation(3, BLOCK, 5, 12), DataLocation(4, VALUE, 9)]
+    assert unpack_locations(pack_locations(rows), 5) == rows
     assert [list(row.leaves) for row in rows] == [[0, 1, 2], [3], [4]]
-    assert leaves_of_kinds(rows, {VALUE}) == (0, 1, 2, 4)
+    assert leaves_located_in(rows, {VALUE}) == (0, 1, 2, 4)
 
 
 def test_a_content_id_stands_for_data_and_what_it_is() -> None:
@@ -60,49 +61,57 @@ def test_a_content_id_stands_for_data_and_what_it_is() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        [Row(3, VALUE, 1)],  # there are three
-        [Row(1, VALUE, 1), Row(0, VALUE, 2)],
-        [Row(1, VALUE, 1), Row(1, BLOCK, 2)],
-        [Row(1, VALUE, 1, 2)],
-        [Row(0, VALUE, 1, 1), Row(1, VALUE, 7)],
-        [Row(0, VALUE, 1, (1 << 64) - 1)],
-        [Row(0, 0, 1)],
-        [Row(0, PACKED + 1, 1)],
+        [DataLocation(3, VALUE, 1)],  # there are three
+        [DataLocation(1, VALUE, 1), DataLocation(0, VALUE, 2)],
+        [DataLocation(1, VALUE, 1), DataLocation(1, BLOCK, 2)],
+        [DataLocation(1, VALUE, 1, 2)],
+        [DataLocation(0, VALUE, 1, 1), DataLocation(1, VALUE, 7)],
+        [DataLocation(0, VALUE, 1, (1 << 64) - 1)],
+        [DataLocation(0, 0, 1)],
+        [DataLocation(0, COMPRESSED + 1, 1)],
     ],
 )
-def test_rows_that_cannot_be_are_refused(rows: list[Row]) -> None:
+def test_rows_that_cannot_be_are_refused(rows: list[DataLocation]) -> None:
     """Leaves that are not there, out of order or named twice, and unknown kinds."""
     with pytest.raises(ProtocolError, match="none can be"):
-        unpack_rows(pack_rows(rows), 3)
+        unpack_locations(pack_locations(rows), 3)
 
 
 @pytest.mark.parametrize("cut", [1, 20])
 def test_rows_that_are_cut_off_are_refused(cut: int) -> None:
     """Whatever is left of them."""
     with pytest.raises(ProtocolError, match="readably"):
-        unpack_rows(pack_rows([Row(0, KEPT, 7), Row(1, KEPT, 8)])[:-cut], 3)
+        unpack_locations(
+            pack_locations(
+                [DataLocation(0, CACHED_AS_VALUE, 7), DataLocation(1, CACHED_AS_VALUE, 8)]
+            )[:-cut],
+            3,
+        )
 
 
 def test_what_is_to_stay_arrives_as_it_was() -> None:
     """With bounds at both ends; nothing at all is said by no bytes."""
-    for stay in (Stay(1, EVERYTHING, -1), Stay((1 << 44) - 1, NOTHING, NOTHING, 1 << 63)):
-        assert Stay.from_bytes(stay.to_bytes()) == stay
-    assert Stay.from_bytes(b"") is None
+    for stay in (
+        ResultPolicy(1, KEEP_ALL, -1),
+        ResultPolicy((1 << 44) - 1, KEEP_NONE, KEEP_NONE, 1 << 63),
+    ):
+        assert ResultPolicy.from_bytes(stay.to_bytes()) == stay
+    assert ResultPolicy.from_bytes(b"") is None
     with pytest.raises(ProtocolError, match="what is to stay"):
-        Stay.from_bytes(Stay(1, 0, 0).to_bytes()[1:])
+        ResultPolicy.from_bytes(ResultPolicy(1, 0, 0).to_bytes()[1:])
 
 
 def test_an_id_says_which_call_has_made_it() -> None:
     """The ids of two calls are never the same."""
-    assert first_id(7) + 3 != first_id(8) + 3
-    assert {call_of(first_id(7) + leaf) for leaf in (0, 1, (1 << 20) - 1)} == {7}
+    assert first_value_id(7) + 3 != first_value_id(8) + 3
+    assert {call_number_of(first_value_id(7) + leaf) for leaf in (0, 1, (1 << 20) - 1)} == {7}
 
 
 @given(st.lists(U64), st.lists(st.integers(0, (1 << 32) - 1)))
 def test_ids_and_numbers_arrive_as_they_were(ids: list[int], numbers: list[int]) -> None:
     """As many as there are, or none."""
     assert unpack_ids(pack_ids(ids)) == tuple(ids)
-    assert unpack_numbers(pack_numbers(numbers)) == tuple(numbers)
+    assert unpack_leaf_numbers(pack_leaf_numbers(numbers)) == tuple(numbers)
 
 
 def test_ids_and_numbers_that_are_cut_off_are_refused() -> None:
@@ -110,12 +119,21 @@ def test_ids_and_numbers_that_are_cut_off_are_refused() -> None:
     with pytest.raises(ProtocolError, match="ids"):
         unpack_ids(struct.pack("!Q", 7)[1:])
     with pytest.raises(ProtocolError, match="numbers"):
-        unpack_numbers(struct.pack("!I", 7)[1:])
+        unpack_leaf_numbers(struct.pack("!I", 7)[1:])
 
 
 def test_what_compressed_data_becomes_is_known_without_its_call() -> None:
     """Of anything that is no rows it is nothing: those are refused later."""
-    rows = [Row(0, KEPT, 7), Row(1, PACKED, 100), Row(2, VALUE, 9, 3), Row(9, PACKED, 20)]
-    assert inflated_bytes(pack_rows(rows)) == 120
-    assert inflated_bytes(pack_rows(rows[:1])) == inflated_bytes(b"") == 0
-    assert inflated_bytes(pack_rows(rows)[:-1]) == inflated_bytes(bytes([PACKED]) * 30) == 0
+    rows = [
+        DataLocation(0, CACHED_AS_VALUE, 7),
+        DataLocation(1, COMPRESSED, 100),
+        DataLocation(2, VALUE, 9, 3),
+        DataLocation(9, COMPRESSED, 20),
+    ]
+    assert decompressed_bytes(pack_locations(rows)) == 120
+    assert decompressed_bytes(pack_locations(rows[:1])) == decompressed_bytes(b"") == 0
+    assert (
+        decompressed_bytes(pack_locations(rows)[:-1])
+        == decompressed_bytes(bytes([COMPRESSED]) * 30)
+        == 0
+    )

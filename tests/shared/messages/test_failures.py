@@ -14,7 +14,7 @@ from jaxd.results.reader import ResultReader
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, RemoteError
 from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.messages.failures import ForwardedFailure, describe_failure, rebuild_failure
+from jaxd_protocol.messages.failures import ForwardedFailure, decode_failure, encode_failure
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.wire import Frame
 from jaxd_protocol.wire.connection import _usual_message, encode_reply
@@ -84,10 +84,10 @@ def travel(error: BaseException, own: tuple[type, ...] = OWN) -> BaseException:
         arrived(cls)
     with pytest.raises(type(error)) as raised:
         fail(error)
-    frame = Frame(encode_reply(1, describe_failure(raised.value)))
+    frame = Frame(encode_reply(1, encode_failure(raised.value)))
     message = _usual_message(frame)
     assert message is not None
-    return rebuild_failure(message[2], ResultReader({("", cls.__qualname__): cls for cls in own}))
+    return decode_failure(message[2], ResultReader({("", cls.__qualname__): cls for cls in own}))
 
 
 @pytest.mark.parametrize(
@@ -202,11 +202,11 @@ def test_attributes_that_are_data_come_along() -> None:
 
 def test_attributes_are_nothing_but_data() -> None:
     """A class that the server names there is refused."""
-    failure = list(describe_failure(Plain("x")))
+    failure = list(encode_failure(Plain("x")))
     cls = dump_literal((Plain.__module__, "Plain", content_id(Plain)))
     state = b"D\0\0\0\1" + dump_literal("how") + b"O" + cls + b"D\0\0\0\0"
     failure[9] = (content_id(Plain), state, b"")
-    found = rebuild_failure(tuple(failure), ResultReader({("", "Plain"): Plain}))
+    found = decode_failure(tuple(failure), ResultReader({("", "Plain"): Plain}))
     assert type(found) is RemoteError
 
 
@@ -264,7 +264,7 @@ def test_nothing_is_imported_to_find_a_type(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "lazy_module", lazy)
     monkeypatch.delitem(sys.modules, "wave", raising=False)
     for module in ("lazy_module", "wave"):
-        found = rebuild_failure((module, "Error", "text", None, 0.0, ""))
+        found = decode_failure((module, "Error", "text", None, 0.0, ""))
         assert type(found) is RemoteError
     assert "wave" not in sys.modules
 
@@ -272,7 +272,7 @@ def test_nothing_is_imported_to_find_a_type(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["print", "object", "int", "Exception.__init__", "", "."])
 def test_only_exceptions_are_taken(name: str) -> None:
     """The other end names a type, and can name anything."""
-    assert type(rebuild_failure(("builtins", name, "text", None, 0.0, ""))) is RemoteError
+    assert type(decode_failure(("builtins", name, "text", None, 0.0, ""))) is RemoteError
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -306,9 +306,9 @@ def test_the_users_frames_come_along(error: BaseException) -> None:
 
 def test_an_error_of_the_server_itself_shows_its_whole_traceback() -> None:
     """There is none of the user's code in it, and somebody has to find it."""
-    failure = list(describe_failure(Plain("broken")))
+    failure = list(encode_failure(Plain("broken")))
     failure[6:8] = [(), ()]
-    (note,) = rebuild_failure(tuple(failure)).__notes__
+    (note,) = decode_failure(tuple(failure)).__notes__
     assert "Raised on the jaxd server" in note
 
 
@@ -319,7 +319,7 @@ def test_an_error_with_a_long_history_is_described() -> None:
         later = ValueError(number)
         later.__context__ = error
         error = later
-    found = rebuild_failure(describe_failure(error))
+    found = decode_failure(encode_failure(error))
     assert type(found) is ValueError
     assert found.args == (4999,)
 
@@ -331,7 +331,7 @@ def test_an_error_that_cannot_be_described_is_named() -> None:
         def __getattr__(self, name: str) -> Any:
             raise SystemExit(3)
 
-    said = str(rebuild_failure(describe_failure(Nasty("x"))))
+    said = str(decode_failure(encode_failure(Nasty("x"))))
     assert "Nasty, which cannot be described: SystemExit" in said
 
 
@@ -347,6 +347,6 @@ def test_an_error_may_be_its_own_cause() -> None:
 
 def test_a_failure_of_another_process_is_passed_on_as_it_is() -> None:
     """With the traceback of the process that it was raised in."""
-    failure = describe_failure(Plain("there"))
-    assert describe_failure(ForwardedFailure(failure)) is failure
+    failure = encode_failure(Plain("there"))
+    assert encode_failure(ForwardedFailure(failure)) is failure
     assert str(ForwardedFailure(failure)) == "there"

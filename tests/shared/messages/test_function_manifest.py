@@ -10,13 +10,13 @@ import pytest
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint import Part, walk
-from jaxd_protocol.fingerprint.model import Entry, Source
+from jaxd_protocol.fingerprint.model import ListedCallback, Source
 from jaxd_protocol.fingerprint.process_view import SALT
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.packages.packages import Package
 
 PART = Part("value", "global LR", b"d" * 8, "0.1", "train.py:7")
-MEANING = Meaning(
+MEANING = FunctionManifest(
     fingerprint=b"f" * 16,
     salt=b"salt",
     parts=(PART, Part("function", "function f", b"e" * 8)),
@@ -25,9 +25,9 @@ MEANING = Meaning(
     carried=frozenset({"optax:sgd", "json:limit"}),
     ignored=("CONFIG['stream']",),
     shared=False,
-    callbacks=(Entry(0, "", "mine:log"), Entry(1, "add", "mine:History.add")),
+    callbacks=(ListedCallback(0, "", "mine:log"), ListedCallback(1, "add", "mine:History.add")),
 )
-FIELDS = list(Meaning._fields)
+FIELDS = list(FunctionManifest._fields)
 
 
 def function(x: Any) -> Any:
@@ -35,11 +35,11 @@ def function(x: Any) -> Any:
     return sys.maxsize, x
 
 
-@pytest.mark.parametrize("meaning", [MEANING, Meaning(b"f" * 16)], ids=["full", "empty"])
-def test_it_arrives_as_it_was(meaning: Meaning) -> None:
+@pytest.mark.parametrize("meaning", [MEANING, FunctionManifest(b"f" * 16)], ids=["full", "empty"])
+def test_it_arrives_as_it_was(manifest: FunctionManifest) -> None:
     """In plain tuples, text and bytes."""
-    message = meaning.to_message()
-    assert Meaning.from_message(message) == meaning
+    message = manifest.to_message()
+    assert FunctionManifest.from_message(message) == manifest
     assert plain(message)
 
 
@@ -52,23 +52,25 @@ def plain(value: Any) -> bool:
 
 def test_one_that_was_kept_before_callbacks_could_be_listed_is_read() -> None:
     """It lists none."""
-    assert Meaning.from_message(MEANING.to_message()[:-1]) == MEANING._replace(callbacks=())
+    assert FunctionManifest.from_message(MEANING.to_message()[:-1]) == MEANING._replace(
+        callbacks=()
+    )
 
 
 def test_it_says_what_a_walk_has_found() -> None:
     """With the algorithm of this process."""
     found = walk(function, "f").fingerprint
-    meaning = Meaning.of(found, ("LR",))
-    assert (meaning.fingerprint, meaning.salt) == (found.digest, SALT)
-    assert (meaning.parts, meaning.carried) == (found.parts, found.carried)
-    assert (meaning.packages, meaning.local) == (found.packages, found.local)
-    assert (meaning.ignored, meaning.shared) == (("LR",), True)
+    manifest = FunctionManifest.of(found, ("LR",))
+    assert (manifest.fingerprint, manifest.salt) == (found.digest, SALT)
+    assert (manifest.parts, manifest.carried) == (found.parts, found.carried)
+    assert (manifest.packages, manifest.local) == (found.packages, found.local)
+    assert (manifest.ignored, manifest.shared) == (("LR",), True)
 
 
 def test_a_function_with_something_that_has_no_content_is_not_shared() -> None:
     """Its fingerprint is like no other."""
     stream = (number for number in [1])
-    assert not Meaning.of(walk(lambda x: next(stream), "f").fingerprint).shared
+    assert not FunctionManifest.of(walk(lambda x: next(stream), "f").fingerprint).shared
 
 
 def test_a_walk_on_the_server_asks_what_the_client_said() -> None:
@@ -140,7 +142,7 @@ def with_field(name: str, value: Any) -> tuple[Any, ...]:
 def test_what_has_another_form_is_refused(name: str, value: Any) -> None:
     """Before anything is done with it."""
     with pytest.raises(ProtocolError, match="what a client says of its function"):
-        Meaning.from_message(with_field(name, value))
+        FunctionManifest.from_message(with_field(name, value))
 
 
 @pytest.mark.parametrize(
@@ -151,4 +153,4 @@ def test_what_has_another_form_is_refused(name: str, value: Any) -> None:
 def test_what_is_no_such_message_is_refused(message: Any) -> None:
     """Of any type and length."""
     with pytest.raises(ProtocolError, match="what a client says of its function"):
-        Meaning.from_message(message)
+        FunctionManifest.from_message(message)

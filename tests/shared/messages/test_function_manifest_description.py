@@ -9,9 +9,9 @@ import pytest
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint.model import Part
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.messages.function_manifest import Description, parameter_names
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor, parameter_names
 
-WHOLE = Description(
+WHOLE = FunctionDescriptor(
     "make.<locals>.step",
     b"f" * 16,
     Options(static_argnums=(1,)),
@@ -22,7 +22,7 @@ WHOLE = Description(
 
 def test_it_arrives_as_it_was_sent() -> None:
     """As plain values in between."""
-    assert Description.from_message(WHOLE.to_message()) == WHOLE
+    assert FunctionDescriptor.from_message(WHOLE.to_message()) == WHOLE
 
 
 def test_its_short_name_leaves_out_where_it_is_nested() -> None:
@@ -45,7 +45,7 @@ def test_its_short_name_leaves_out_where_it_is_nested() -> None:
 def test_what_is_no_description_is_refused(message: Any) -> None:
     """With the error that the peer's mistakes have."""
     with pytest.raises(ProtocolError):
-        Description.from_message(message)
+        FunctionDescriptor.from_message(message)
 
 
 def test_parameters_are_those_that_can_be_given_by_position() -> None:

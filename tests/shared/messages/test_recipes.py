@@ -10,7 +10,7 @@ import pytest
 
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall, dump_recipes, load_recipes
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from jaxd_protocol.pytree import parse_skeleton
@@ -24,10 +24,10 @@ class Pair:
     b: Any
 
 
-STRICT = Statics(strict=True)
+STRICT = StaticArgs(strict=True)
 
 
-def recorded(*args: Any, statics: Statics = STRICT) -> RecordedCall:
+def recorded(*args: Any, statics: StaticArgs = STRICT) -> RecordedCall:
     """That of a call with these arguments."""
     skeleton, _, buffers = encode_arguments(args, {}, statics, {})[:3]
     layout = parse_skeleton(skeleton, lambda *_: tuple, lambda _: None)
@@ -79,7 +79,7 @@ def test_recipes_survive_the_wire() -> None:
 
 def test_static_objects_stay_closed() -> None:
     """They stand in the skeleton, and nothing that reads a recipe unpickles."""
-    call = recorded(Pair(1, 2), Bomb(), statics=Statics(frozenset({1}), strict=True))
+    call = recorded(Pair(1, 2), Bomb(), statics=StaticArgs(frozenset({1}), strict=True))
     messages, buffers = dump_recipes([recipe("a", call)])
     assert load_recipes(messages, buffers)[0].calls == (call,)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.messages.tracebacks import RemoteFrame, frames_of, text_of, traceback_of
+from jaxd_protocol.messages.tracebacks import RemoteFrame, format_traceback, frames_of, traceback_of
 from tests.live_server import source_environment
 
 
@@ -193,7 +193,7 @@ def test_what_goes_back_quotes_nothing_that_the_other_end_has_named() -> None:
     except KeyError as error:
         group = ExceptionGroup("all", [error])
         assert "from __future__" in "".join(traceback.format_exception(group))
-        text = text_of(group)
+        text = format_traceback(group)
     assert "from __future__" not in text
     assert f'File "{__file__}", line 1, in f' in text
     assert "raise KeyError" in text
@@ -202,7 +202,7 @@ def test_what_goes_back_quotes_nothing_that_the_other_end_has_named() -> None:
 def test_the_text_of_an_exception_is_that_of_python() -> None:
     """Where nothing of it has come from elsewhere."""
     error = caught(outer)
-    assert text_of(error) == "".join(traceback.format_exception(error))
+    assert format_traceback(error) == "".join(traceback.format_exception(error))
 
 
 def test_a_statement_is_as_long_as_one_can_be() -> None:
@@ -225,9 +225,9 @@ def test_a_module_that_is_loaded_lazily_is_not_loaded_to_look(tmp_path: Path) ->
         "sys.modules['springs'] = module = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
         "from jaxd.events.output import _category, _module_of\n"
-        "from jaxd_protocol.messages.tracebacks import shown_file\n"
+        "from jaxd_protocol.messages.tracebacks import display_file\n"
         "print(shown_file('x.py'), _module_of('x.py'))\n"
-        "print(_category({'category': ['springs', 'W'], 'bases': []}))\n"
+        "print(_warning_category({'category': ['springs', 'W'], 'bases': []}))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -120,7 +120,7 @@ def test_something_that_is_no_folder(tmp_path: Path) -> None:
 
 def test_there_are_not_too_many(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server holds each proof against all of them."""
-    monkeypatch.setattr(module, "MOST_ACCOUNTS", 1)
+    monkeypatch.setattr(module, "MAX_ACCOUNTS", 1)
     add_account("alice", folder)
     with pytest.raises(ConfigurationError, match="--revoke"):
         add_account("bob", folder)

@@ -27,19 +27,19 @@ from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.handshake import (
     MAGIC,
     UNIX,
-    Channel,
-    Guest,
-    Line,
+    ByteStream,
+    ChannelBinding,
+    ClientIdentity,
     Transcript,
-    finish_greeting,
-    greet_client,
-    greet_server,
+    finish_handshake,
+    handshake_with_client,
+    handshake_with_server,
     receive_message,
-    refuse,
+    refuse_client,
     send_message,
     server_proof,
 )
-from jaxd_protocol.network.versions import Peer, this_end
+from jaxd_protocol.network.versions import Peer, local_peer
 from jaxd_protocol.wire.frames import HEADER, MAX_BODY_BYTES
 
 TOKEN = "a token that is long enough to be one"
@@ -56,18 +56,20 @@ def pair() -> Iterator[Pair]:
         yield client, server
 
 
-def serve(sock: socket.socket, token: str | None, channel: Channel = UNIX) -> Guest:
+def serve(sock: socket.socket, token: str | None, channel: ChannelBinding = UNIX) -> ClientIdentity:
     """The server's side, from the first byte to the last."""
     assert sock.recv(len(MAGIC), socket.MSG_WAITALL) == MAGIC
     accounts = [] if token is None else [Account.unnamed(token)]
     return serve_those(sock, accounts, channel)
 
 
-def serve_those(sock: Line, accounts: Sequence[Account], channel: Channel = UNIX) -> Guest:
+def serve_those(
+    sock: ByteStream, accounts: Sequence[Account], channel: ChannelBinding = UNIX
+) -> ClientIdentity:
     """The same of a server with several accounts, from behind the first bytes."""
-    guest, said = greet_client(sock, channel, accounts, "uid:7")
+    guest, said = handshake_with_client(sock, channel, accounts, "uid:7")
     proof = server_proof(guest.account, said)
-    finish_greeting(sock, {"jax": "1"}, proof, {"session": "s", "slots": 4})
+    finish_handshake(sock, {"jax": "1"}, proof, {"session": "s", "slots": 4})
     return guest
 
 
@@ -84,7 +86,8 @@ def test_a_client_may_want_a_device(pair: Pair, device: Any, told: int | None) -
     """Proved with the rest; what is no number is none."""
     client, server = pair
     _, guest = meet(
-        lambda: greet_server(client, UNIX, {}, TOKEN, None, device), lambda: serve(server, TOKEN)
+        lambda: handshake_with_server(client, UNIX, {}, TOKEN, None, device),
+        lambda: serve(server, TOKEN),
     )
     assert (guest.device, guest.account) == (told, Account.unnamed(TOKEN))
 
@@ -95,10 +98,10 @@ def test_a_device_that_is_not_there_is_a_choice_to_be_changed(pair: Pair) -> Non
 
     def refuse_it() -> None:
         assert server.recv(len(MAGIC), socket.MSG_WAITALL) == MAGIC
-        greet_client(server, UNIX, (), "uid:7")
-        refuse(server, ConfigurationError("there are 8"))
+        handshake_with_client(server, UNIX, (), "uid:7")
+        refuse_client(server, ConfigurationError("there are 8"))
 
-    error, _ = meet(lambda: greet_server(client, UNIX, {}, None, None, 9), refuse_it)
+    error, _ = meet(lambda: handshake_with_server(client, UNIX, {}, None, None, 9), refuse_it)
     assert (type(error), str(error)) == (ConfigurationError, "there are 8")
 
 
@@ -107,7 +110,7 @@ def test_two_ends_that_belong_together_meet(pair: Pair, token: str | None) -> No
     """Each learns what the other is, and the client what the server grants."""
     client, server = pair
     welcome, guest = meet(
-        lambda: greet_server(client, UNIX, {"numpy": "2"}, token, "old session"),
+        lambda: handshake_with_server(client, UNIX, {"numpy": "2"}, token, "old session"),
         lambda: serve(server, token),
     )
     assert (welcome["session"], welcome["slots"]) == ("s", 4)
@@ -121,13 +124,15 @@ def test_two_ends_that_belong_together_meet(pair: Pair, token: str | None) -> No
 def test_a_wrong_token_is_refused_and_says_so(pair: Pair) -> None:
     """On both sides, with what to do."""
     client, server = pair
-    ends = meet(lambda: greet_server(client, UNIX, {}, "wrong", None), lambda: serve(server, TOKEN))
+    ends = meet(
+        lambda: handshake_with_server(client, UNIX, {}, "wrong", None), lambda: serve(server, TOKEN)
+    )
     for error in ends:
         assert isinstance(error, AuthenticationFailed)
         assert "wrong token. Use the one that the server was started with" in str(error)
 
 
-GREETING = {**this_end({}).to_message(), "channel": UNIX.said()}
+GREETING = {**local_peer({}).to_message(), "channel": UNIX.said()}
 ALICE, BOB = Account.named("alice", "a" * 43), Account.named("bob", "b" * 43)
 
 
@@ -146,11 +151,13 @@ def test_a_server_with_several_accounts_knows_who_comes(pair: Pair, who: Account
             said.append(data)
             server.sendall(data)
 
-    def serve_all() -> Guest:
+    def serve_all() -> ClientIdentity:
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         return serve_those(Listening(), [ALICE, BOB, Account.unnamed(TOKEN)])
 
-    welcome, guest = meet(lambda: greet_server(client, UNIX, {}, who.token, None), serve_all)
+    welcome, guest = meet(
+        lambda: handshake_with_server(client, UNIX, {}, who.token, None), serve_all
+    )
     assert (welcome["session"], guest.principal, guest.account) == ("s", who.principal, who)
     spoken = b"".join(said)
     assert not any(word in spoken for word in (b"alice", b"bob", b"account", who.token.encode()))
@@ -170,11 +177,11 @@ def test_every_stranger_is_held_against_every_account(
     monkeypatch.setattr(module, "_same", noted)
     client, server = pair
 
-    def serve_all() -> Guest:
+    def serve_all() -> ClientIdentity:
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         return serve_those(server, [ALICE, BOB])
 
-    meet(lambda: greet_server(client, UNIX, {}, ALICE.token, None), serve_all)
+    meet(lambda: handshake_with_server(client, UNIX, {}, ALICE.token, None), serve_all)
     assert len(set(held)) == 3  # those of both at the server, and the server's own at the client
 
 
@@ -193,7 +200,7 @@ def test_a_stranger_learns_nothing_of_names(pair: Pair, token: str) -> None:
         send_message(client, {"proof": said.proof(token, "client")}, said)
         told.append(receive_message(client, said))
 
-    def serve_all() -> Guest:
+    def serve_all() -> ClientIdentity:
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         return serve_those(server, [ALICE, BOB])
 
@@ -209,7 +216,7 @@ def test_a_missing_token_says_where_it_belongs(pair: Pair) -> None:
 
     def without_token() -> None:
         with client:
-            greet_server(client, UNIX, {}, None, None)
+            handshake_with_server(client, UNIX, {}, None, None)
 
     here, there = meet(without_token, lambda: serve(server, TOKEN))
     assert isinstance(here, AuthenticationFailed)
@@ -225,7 +232,7 @@ def impostor(sock: socket.socket, last: Callable[[Transcript], dict[str, Any]]) 
     send_message(sock, {**GREETING, "auth": "token", "nonce": "0"}, said)
     receive_message(sock, said)
     proof = receive_message(sock, said)["proof"]
-    send_message(sock, {**this_end({}).to_message(), **last(said), "echo": proof}, said)
+    send_message(sock, {**local_peer({}).to_message(), **last(said), "echo": proof}, said)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +253,8 @@ def test_a_server_without_the_token_is_found_out(
     """Before the client sends it any code."""
     client, server = pair
     error, _ = meet(
-        lambda: greet_server(client, UNIX, {}, TOKEN, None), lambda: impostor(server, proof)
+        lambda: handshake_with_server(client, UNIX, {}, TOKEN, None),
+        lambda: impostor(server, proof),
     )
     assert isinstance(error, AuthenticationFailed)
     assert "impostor" in str(error)
@@ -263,9 +271,9 @@ def test_a_server_cannot_answer_with_the_clients_own_proof(pair: Pair) -> None:
         send_message(server, {**GREETING, "auth": "token"}, said)
         receive_message(server, said)
         proof = receive_message(server, said)
-        send_message(server, {**this_end({}).to_message(), **proof}, said)
+        send_message(server, {**local_peer({}).to_message(), **proof}, said)
 
-    error, _ = meet(lambda: greet_server(client, UNIX, {}, TOKEN, None), reflect)
+    error, _ = meet(lambda: handshake_with_server(client, UNIX, {}, TOKEN, None), reflect)
     assert isinstance(error, AuthenticationFailed)
 
 
@@ -273,7 +281,7 @@ def test_a_server_that_does_not_ask_for_the_token_is_not_trusted(pair: Pair) -> 
     """Else an impostor need only not ask."""
     client, server = pair
     error, _ = meet(
-        lambda: greet_server(client, UNIX, {}, TOKEN, None), lambda: serve(server, None)
+        lambda: handshake_with_server(client, UNIX, {}, TOKEN, None), lambda: serve(server, None)
     )
     assert isinstance(error, AuthenticationFailed)
     assert "did not ask for the token" in str(error)
@@ -294,7 +302,7 @@ def meet_through(
     token: str,
     old: bytes,
     new: bytes,
-    channel: Callable[[socket.socket, str], Channel] = lambda sock, role: UNIX,
+    channel: Callable[[socket.socket, str], ChannelBinding] = lambda sock, role: UNIX,
 ) -> tuple[Any, Any, bytearray]:
     """The two sides with somebody in the middle, and all that was said."""
     (client, near), (far, server) = pair, socket.socketpair()
@@ -309,7 +317,9 @@ def meet_through(
 
         def ask() -> Any:
             try:
-                return greet_server(client, channel(client, "client"), {}, token, "session-of-ann")
+                return handshake_with_server(
+                    client, channel(client, "client"), {}, token, "session-of-ann"
+                )
             finally:
                 client.shutdown(socket.SHUT_WR)
 
@@ -351,8 +361,8 @@ def test_who_relays_all_of_it_gets_no_proof_that_is_worth_something(
     owners: dict[socket.socket, int] = {}
     monkeypatch.setattr(tcp_owners, "owner_of_peer", owners.__getitem__)
 
-    def channel(sock: socket.socket, role: str) -> Channel:
-        class Owned(Channel):
+    def channel(sock: socket.socket, role: str) -> ChannelBinding:
+        class Owned(ChannelBinding):
             def said(self) -> dict[str, Any]:
                 return {"kind": "tcp", "uid": own[role], "insecure": False}
 
@@ -380,13 +390,15 @@ def test_versions_are_for_those_who_have_proved_the_token(pair: Pair) -> None:
             self.said.append(data)
             self.sock.sendall(data)
 
-    def serve_it() -> Guest:
+    def serve_it() -> ClientIdentity:
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         return serve_those(Noting(server, "server"), [Account.unnamed(TOKEN)])
 
     versions = {"numpy": "2.99"}
     welcome, guest = meet(
-        lambda: greet_server(Noting(client, "client"), UNIX, versions, TOKEN, "session", 3),
+        lambda: handshake_with_server(
+            Noting(client, "client"), UNIX, versions, TOKEN, "session", 3
+        ),
         serve_it,
     )
     assert welcome["peer"].versions == {"jaxd": __version__, "jax": "1"}
@@ -404,12 +416,12 @@ def test_a_server_that_asks_for_no_proof_over_tcp(insecure: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname(), 10)
         with client, listener.accept()[0] as server:
-            channel = Channel("tcp", sock=client, insecure=insecure)
+            channel = ChannelBinding("tcp", sock=client, insecure=insecure)
             here, there = meet(
-                lambda: greet_server(client, channel, {"numpy": "2.99"}, None, "session"),
+                lambda: handshake_with_server(client, channel, {"numpy": "2.99"}, None, "session"),
                 lambda: serve(server, None),
             )
-    assert isinstance(there, Guest)
+    assert isinstance(there, ClientIdentity)
     assert there.session == ("session" if insecure else None)
     assert there.peer.versions == ({"jaxd": __version__, "numpy": "2.99"} if insecure else {})
     if insecure:
@@ -422,7 +434,7 @@ def test_a_server_that_asks_for_no_proof_over_tcp(insecure: bool) -> None:
 def test_the_token_itself_is_never_sent(pair: Pair) -> None:
     """Neither way, in no form that can be read back."""
     here, there, seen = meet_through(pair, TOKEN, b"", b"")
-    assert isinstance(there, Guest)
+    assert isinstance(there, ClientIdentity)
     assert here["session"] == "s"
     assert b"proof" in seen
     for form in (TOKEN.encode(), TOKEN[:8].encode(), TOKEN.encode().hex().encode()):
@@ -445,7 +457,7 @@ def test_a_conversation_cannot_be_replayed(pair: Pair) -> None:
             serve(server, TOKEN)
 
 
-HERE = this_end({"jax": "0.10"})
+HERE = local_peer({"jax": "0.10"})
 OTHER_PYTHON = Peer(HERE.protocol, (3, 9), "610d0d0a", {})
 OTHER_MAGIC = Peer(HERE.protocol, HERE.python, "00000000", {})
 OTHER_PROTOCOL = Peer(99, HERE.python, HERE.magic, {"jaxd": "9.9"})
@@ -475,7 +487,7 @@ def test_the_client_compares_versions_too(pair: Pair) -> None:
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         send_message(server, {**OTHER_PYTHON.to_message(), "auth": "none"}, Transcript())
 
-    error, _ = meet(lambda: greet_server(client, UNIX, {}, None, None), answer)
+    error, _ = meet(lambda: handshake_with_server(client, UNIX, {}, None, None), answer)
     assert isinstance(error, VersionMismatch)
 
 
@@ -493,9 +505,9 @@ def test_a_refusal_arrives_as_what_it_is(
 ) -> None:
     """But only as one of our own kinds."""
     client, server = pair
-    refuse(server, kind("because"))
+    refuse_client(server, kind("because"))
     with pytest.raises(expected, match=r"^because$") as caught:
-        greet_server(client, UNIX, {}, None, None)
+        handshake_with_server(client, UNIX, {}, None, None)
     assert type(caught.value) is expected
 
 
@@ -503,11 +515,11 @@ def test_a_refusal_arrives_as_what_it_is(
 def test_who_is_to_come_later_is_told_when(pair: Pair, said: Any, heard: float) -> None:
     """What makes no sense is a second."""
     client, server = pair
-    refuse(server, Busy("because", said)) if said == heard else send_message(
+    refuse_client(server, Busy("because", said)) if said == heard else send_message(
         server, {"error": "Busy", "text": "because", "retry_after_s": said}, Transcript()
     )
     with pytest.raises(Busy, match=r"^because$") as caught:
-        greet_server(client, UNIX, {}, None, None)
+        handshake_with_server(client, UNIX, {}, None, None)
     assert caught.value.retry_after_s == heard
 
 
@@ -530,7 +542,7 @@ def test_garbage_is_refused_in_our_own_words(data: bytes) -> None:
         with client:
             client.sendall(struct.pack("!H", len(data)) + data)
         with pytest.raises(ProtocolError):
-            greet_client(server, UNIX, (), "uid:7")
+            handshake_with_client(server, UNIX, (), "uid:7")
 
 
 def test_a_message_that_is_too_long_is_not_read(pair: Pair) -> None:
@@ -555,10 +567,10 @@ def test_a_peer_that_leaves_is_noticed(pair: Pair, said: bytes) -> None:
 def test_a_refusal_by_a_peer_that_reads_nothing_is_heard(pair: Pair) -> None:
     """A server without a place for a client closes at once; the client is to come again."""
     client, server = pair
-    refuse(server, Busy("no place.", 2.0))
+    refuse_client(server, Busy("no place.", 2.0))
     server.close()
     with pytest.raises(Busy, match="no place") as caught:
-        greet_server(client, UNIX, {}, None, None)
+        handshake_with_server(client, UNIX, {}, None, None)
     assert caught.value.retry_after_s == 2.0
 
 
@@ -588,7 +600,7 @@ def test_a_client_greets_in_one_piece() -> None:
             pieces.append(data)
 
     with pytest.raises(EOFError):
-        greet_server(Deaf(), UNIX, {}, None, None)
+        handshake_with_server(Deaf(), UNIX, {}, None, None)
     (greeting,) = pieces
     assert greeting.startswith(MAGIC)
 

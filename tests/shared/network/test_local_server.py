@@ -12,8 +12,8 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import (
     LocalServerFiles,
     control_path,
-    server_runs,
-    somebody_answers,
+    has_listener,
+    is_server_running,
 )
 
 
@@ -38,9 +38,9 @@ def test_a_tcp_server_has_its_control_socket_among_the_local_files() -> None:
 
 def test_nobody_answers_where_nothing_is(path: str) -> None:
     """No file, and a file that is no socket."""
-    assert not somebody_answers(path)
+    assert not has_listener(path)
     Path(path).touch()
-    assert not somebody_answers(path)
+    assert not has_listener(path)
 
 
 def test_a_listening_socket_answers_and_a_dead_one_does_not(path: str) -> None:
@@ -48,8 +48,8 @@ def test_a_listening_socket_answers_and_a_dead_one_does_not(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
-        assert somebody_answers(path)
-    assert not somebody_answers(path)
+        assert has_listener(path)
+    assert not has_listener(path)
 
 
 def test_a_server_that_is_too_busy_to_accept_answers_all_the_same(path: str) -> None:
@@ -59,20 +59,20 @@ def test_a_server_that_is_too_busy_to_accept_answers_all_the_same(path: str) -> 
         listening.listen(0)
         with socket.socket(socket.AF_UNIX) as waiting:
             waiting.connect(path)
-            assert somebody_answers(path)
+            assert has_listener(path)
 
 
 @pytest.mark.parametrize("suffix", ["", ".control"])
 def test_a_server_runs_when_either_of_its_sockets_answers(path: str, suffix: str) -> None:
     """Its control socket may be elsewhere, and it need not be asked on the other one."""
-    assert not server_runs(path)
+    assert not is_server_running(path)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path + suffix)
         listening.listen()
-        assert server_runs(path)
+        assert is_server_running(path)
 
 
 def test_without_unix_sockets_nobody_answers(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Some systems do not have them."""
     monkeypatch.delattr(socket, "AF_UNIX")
-    assert not somebody_answers(path)
+    assert not has_listener(path)

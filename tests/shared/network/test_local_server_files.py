@@ -11,7 +11,7 @@ from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.local_server import (
     LocalServerFiles,
     environment_digest,
-    private_directory,
+    make_private_directory,
     runtime_dir,
 )
 
@@ -95,7 +95,7 @@ def test_only_the_jax_that_is_imported_counts(
 def test_a_private_directory_is_the_users_alone(tmp_path: Path) -> None:
     """Made with its parents, and found again."""
     path = tmp_path / "jaxd" / "0123"
-    assert private_directory(str(path)) == private_directory(str(path)) == str(path)
+    assert make_private_directory(str(path)) == make_private_directory(str(path)) == str(path)
     for made in (path, path.parent):
         assert stat.S_IMODE(made.stat().st_mode) == 0o700
 
@@ -107,17 +107,17 @@ def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path, mode: int)
     path.mkdir()
     path.chmod(mode)
     with pytest.raises(ConfigurationError, match=f"chmod 700 {path}"):
-        private_directory(str(path))
+        make_private_directory(str(path))
 
 
 def test_somebody_elses_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever owns it can enter it."""
-    path = private_directory(str(tmp_path / "theirs"))
+    path = make_private_directory(str(tmp_path / "theirs"))
     monkeypatch.setattr(os, "getuid", lambda: os.stat(path).st_uid + 1)
     with pytest.raises(ConfigurationError, match="directory of yours"):
-        private_directory(path)
+        make_private_directory(path)
 
 
 def test_a_link_is_no_directory(tmp_path: Path) -> None:
@@ -125,11 +125,11 @@ def test_a_link_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(ConfigurationError):
-        private_directory(str(tmp_path / "link"))
+        make_private_directory(str(tmp_path / "link"))
 
 
 def test_a_directory_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     """And where another may be."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"cannot make .*XDG_RUNTIME_DIR"):
-        private_directory(str(tmp_path / "file" / "jaxd" / "0123"))
+        make_private_directory(str(tmp_path / "file" / "jaxd" / "0123"))

@@ -102,8 +102,8 @@ def test_who_listens_at_the_port_does_not_count(
 ) -> None:
     """The kernel tells of him where it knows no such connection."""
     client, _ = pair
-    here = tcp_owners._end(client.getsockname())
-    there = tcp_owners._end(client.getpeername())
+    here = tcp_owners._endpoint(client.getsockname())
+    there = tcp_owners._endpoint(client.getpeername())
     assert tcp_owners._by_netlink(there, here) is not None
     assert tcp_owners._by_netlink(there, here._replace(port=1)) is None
     assert tcp_owners._by_tables(there, here._replace(port=1)) is None
@@ -113,7 +113,7 @@ def test_a_user_without_a_number_here_is_not_known(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All those of other namespaces have the same one."""
-    found = tcp_owners._Found(1, 65534, 7)
+    found = tcp_owners._SocketInfo(1, 65534, 7)
     monkeypatch.setattr(tcp_owners, "_by_netlink", lambda local, remote: found)
     assert owner_of_peer(pair[0]) is None
 
@@ -123,7 +123,7 @@ def test_where_the_system_tells_nothing_nobody_is_known(
 ) -> None:
     """As on systems that are not Linux."""
     monkeypatch.delattr(socket, "AF_NETLINK")
-    monkeypatch.setattr(tcp_owners, "_TABLES", ("/nowhere", "/nowhere"))
+    monkeypatch.setattr(tcp_owners, "_SOCKET_TABLES", ("/nowhere", "/nowhere"))
     assert owner_of_peer(pair[0]) is None
 
 

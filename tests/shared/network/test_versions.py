@@ -9,9 +9,9 @@ import pytest
 
 from jaxd_protocol import PROTOCOL_VERSION, __version__
 from jaxd_protocol.errors import ProtocolError, VersionMismatch
-from jaxd_protocol.network.versions import Peer, check_versions, this_end
+from jaxd_protocol.network.versions import Peer, check_versions, local_peer
 
-HERE = this_end({"jax": "0.10"})
+HERE = local_peer({"jax": "0.10"})
 
 
 def test_this_end_is_this_process() -> None:
@@ -79,4 +79,4 @@ def test_another_protocol_says_what_to_install() -> None:
 
 def test_other_packages_may_differ() -> None:
     """Their versions are for reports and warnings."""
-    check_versions(HERE, this_end({"jax": "9", "numpy": "3"}))
+    check_versions(HERE, local_peer({"jax": "9", "numpy": "3"}))

@@ -9,8 +9,8 @@ from jaxd_protocol.packages.distributions import (
     describe,
     digest_of_files,
     digest_of_record,
+    file_stamp,
     owners,
-    stamp,
 )
 from tests.fake_packages import FakeSite
 
@@ -145,8 +145,8 @@ def test_files_without_record_are_known_by_size_and_time(tmp_path: Path) -> None
 def test_a_file_that_is_not_there_has_a_stamp(tmp_path: Path) -> None:
     """So that its coming and going is noticed."""
     path = tmp_path / "file"
-    gone = stamp(str(path))
+    gone = file_stamp(str(path))
     path.touch()
-    assert stamp(str(path)) != gone
+    assert file_stamp(str(path)) != gone
     path.unlink()
-    assert stamp(str(path)) == gone
+    assert file_stamp(str(path)) == gone

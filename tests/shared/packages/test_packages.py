@@ -12,9 +12,9 @@ import pytest
 from jaxd_protocol.packages.packages import (
     Package,
     changed_since_first_seen,
+    describe_change,
     import_root,
     package_of,
-    say_change,
     still_current,
 )
 from tests.fake_packages import FakeSite
@@ -107,7 +107,7 @@ def test_nothing_is_imported_and_little_is_loaded() -> None:
     """A client asks before its first call."""
     needs("google")
     code = (
-        "import sys; from jaxd_protocol.packages.packages.packages import package_of;"
+        "import sys; from jaxd_protocol.packages.packages import package_of;"
         "assert package_of('jax') and package_of('numpy') and package_of('google.protobuf');"
         "heavy = {'jax', 'numpy', 'google', 'importlib.metadata', 'email', 'csv', 'zipfile'};"
         "print(sorted(heavy & sys.modules.keys()))"
@@ -211,7 +211,7 @@ def test_what_was_missing_is_looked_for_again(site: FakeSite) -> None:
 )
 def test_a_change_in_words(new: Package | None, text: str) -> None:
     """Which package, and from what to what."""
-    assert say_change(Package("p", "1", b"1"), new) == text
+    assert describe_change(Package("p", "1", b"1"), new) == text
 
 
 def test_a_stranger_is_not_current() -> None:

@@ -67,20 +67,22 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def pack_there(author: Path, module: str, names: Iterable[str], **env: str) -> dict[str, bytes]:
+def pack_in_subprocess(
+    author: Path, module: str, names: Iterable[str], **env: str
+) -> dict[str, bytes]:
     """Functions of a module, packed in a process of their author's."""
     written = run(_PACK, module, *names, cwd=author, **env)
     return {name: base64.b64decode(data) for name, data in json.loads(written).items()}
 
 
-def call_there(server: Path, packed: dict[str, bytes], **env: str) -> dict[str, str]:
+def call_in_subprocess(server: Path, packed: dict[str, bytes], **env: str) -> dict[str, str]:
     """The `repr` of what each function returns in a process that has only the protocol."""
     given = json.dumps({name: base64.b64encode(data).decode() for name, data in packed.items()})
     found: dict[str, str] = json.loads(run(_CALL, cwd=server, given=given, **env))
     return found
 
 
-def arrive(function: Callable[..., Any]) -> Any:
+def round_trip(function: Callable[..., Any]) -> Any:
     """The function as a server would have it, in this process."""
     data = pack_function(function, "it", walk(function, "it").reach)
     return unpack_function(data).function

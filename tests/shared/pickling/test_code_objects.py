@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.pickling.code_objects import code_arguments, find_code, place_of_code, unshared
-from tests.shared.pickling.processes import arrive
+from jaxd_protocol.pickling.code_objects import (
+    code_arguments,
+    find_code,
+    locate_code,
+    without_shared_objects,
+)
+from tests.shared.pickling.processes import round_trip
 
 optax = pytest.importorskip("optax")
 
@@ -20,7 +25,7 @@ UPDATE: Any = optax.sgd(0.1).update
 
 def place() -> Any:
     """That of a function which a library has made."""
-    found = place_of_code(UPDATE.__globals__["__name__"], UPDATE.__code__)
+    found = locate_code(UPDATE.__globals__["__name__"], UPDATE.__code__)
     assert found is not None
     return found
 
@@ -45,12 +50,12 @@ def test_code_that_differs_is_taken_when_there_is_only_one() -> None:
 
 def test_code_made_at_run_time_has_no_place() -> None:
     """It travels by value."""
-    assert place_of_code("json", compile("1", "<made>", "eval")) is None
+    assert locate_code("json", compile("1", "<made>", "eval")) is None
 
 
 def test_a_function_of_a_library_reads_the_librarys_own_globals() -> None:
     """Only what it closes over travels."""
-    copy = arrive(UPDATE)
+    copy = round_trip(UPDATE)
     assert copy is not UPDATE
     assert copy.__globals__ is UPDATE.__globals__
     assert copy.__code__ == UPDATE.__code__
@@ -61,7 +66,7 @@ def test_a_generated_function_of_a_library_travels_with_its_code() -> None:
     namespace = vars(json)
     made: dict[str, Any] = {}
     exec("def generated(): return loads('[1]')", namespace, made)
-    copy = arrive(made["generated"])
+    copy = round_trip(made["generated"])
     assert copy() == [1]
     assert copy.__globals__ is namespace
 
@@ -77,7 +82,7 @@ def test_a_closure_of_the_standard_library() -> None:
     def _(value: int) -> str:
         return "int"
 
-    copy = arrive(kind)
+    copy = round_trip(kind)
     assert (copy(1), copy("x")) == ("int", "object")
 
 
@@ -90,7 +95,7 @@ def test_code_is_made_again_from_its_arguments() -> None:
 def test_equal_constants_are_not_one_object() -> None:
     """Whether they are depends on where the code came from, and the bytes must not."""
     text = "text that is not a name"
-    once, again = unshared((text, (text, b"bytes")))
+    once, again = without_shared_objects((text, (text, b"bytes")))
     assert once == again[0] == text
     assert once is not again[0]
     assert again[1] == b"bytes"

@@ -27,10 +27,10 @@ from jaxd.interop.lazy_array import LazyArray
 from jaxd.results.local_objects import RemoteObject
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.fingerprint.client_object import Live
+from jaxd_protocol.fingerprint.client_object import ClientObject
 from jaxd_protocol.jit.batching import Batched
 from jaxd_protocol.jit.nnx_updates import Updating
-from jaxd_protocol.jit.transforms import transformation, transformed
+from jaxd_protocol.jit.transforms import apply_transformations, encode_transformation
 from jaxd_protocol.pickling import names
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
@@ -148,12 +148,12 @@ VALUES: dict[str, Any] = {
     "instance": Params(1),
     "installed": [np.add, jax.jit, jax.numpy.float32, np],
     "lazy": LazyArray("float32", (), memoryview(b"abcd")),
-    "live": Live(3),
+    "live": ClientObject(3),
     "module": types.ModuleType("some"),
     "placeholder": make_placeholder,
     "remote object": RemoteObject(b"token", "an object", "f"),
     "streams": [sys.stdout, sys.stderr],
-    "transformed": transformed(helper, [transformation("grad", {})]),
+    "transformed": apply_transformations(helper, [encode_transformation("grad", {})]),
     "updating": Updating(helper),
     "weak": weakref.WeakKeyDictionary(),
 }

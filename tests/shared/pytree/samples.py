@@ -14,7 +14,7 @@ from jaxd_protocol.pytree import (
     INLINE_BYTES,
     Layout,
     Leaf,
-    Place,
+    LeafOffset,
     TreeEncoder,
     parse_skeleton,
     read_scalar,
@@ -88,7 +88,7 @@ def decode(encoder: TreeEncoder) -> Any:
     return layout.build(leaves)
 
 
-def _read(leaf: Leaf, place: Place, blob: bytes, buffers: list[memoryview]) -> Any:
+def _read(leaf: Leaf, place: LeafOffset, blob: bytes, buffers: list[memoryview]) -> Any:
     if leaf.tag not in "AK":
         return read_scalar(leaf.tag, blob, place.offset)
     array = numpy_leaf(leaf, place, blob, buffers)

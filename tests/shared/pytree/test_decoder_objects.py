@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import ProtocolError, ResultError
-from jaxd_protocol.pytree.decoder import restore
+from jaxd_protocol.pytree.decoder import restore_instance
 
 
 class Plain:
@@ -37,24 +37,24 @@ class Needy:
 
 def test_attributes_are_put_in_place_without_running_anything() -> None:
     """No `__init__`, no property, no `__setattr__`; and the class stays what it is."""
-    made = restore(Plain, {"a": 1, "guarded": 2, "__class__": Slotted, "__dict__": {}})
+    made = restore_instance(Plain, {"a": 1, "guarded": 2, "__class__": Slotted, "__dict__": {}})
     assert type(made) is Plain
     assert vars(made) == {"a": 1, "guarded": 2, "__class__": Slotted, "__dict__": {}}
 
 
 def test_attributes_in_slots() -> None:
     """Of frozen classes too."""
-    assert restore(Slotted, {"x": 3}) == Slotted(3)
+    assert restore_instance(Slotted, {"x": 3}) == Slotted(3)
 
 
 @pytest.mark.parametrize("name", ["y", "__class__", 1])
 def test_an_attribute_that_the_class_has_no_place_for(name: Any) -> None:
     """Is refused."""
     with pytest.raises(ProtocolError):
-        restore(Slotted, {name: 3})
+        restore_instance(Slotted, {name: 3})
 
 
 def test_a_class_that_cannot_be_made() -> None:
     """Is named, with what to do."""
     with pytest.raises(ResultError, match=r"Needy.*Return dicts"):
-        restore(Needy, {})
+        restore_instance(Needy, {})

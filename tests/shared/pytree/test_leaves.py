@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import ArgumentError, ProtocolError
-from jaxd_protocol.pytree import INLINE_BYTES, Leaf, Place, read_scalar
+from jaxd_protocol.pytree import INLINE_BYTES, Leaf, LeafOffset, read_scalar
 from jaxd_protocol.pytree.leaves import (
-    SCALARS,
+    SCALAR_FORMATS,
     array_spec,
     dtype_of,
     itemsize_of,
+    lay_out_leaves,
     load_spec,
-    place_leaves,
     spec_bytes,
 )
 from tests.shared.pytree.samples import DTYPES
@@ -25,20 +25,20 @@ def test_small_items_lie_in_rows_and_large_ones_beside() -> None:
     """The place of each follows from the leaves alone."""
     small, large = Leaf("A", "float32", (3,)), Leaf("A", "float32", (5000,))
     at_the_limit = Leaf("A", "uint8", (INLINE_BYTES,))
-    _, found, blob_bytes, buffers = place_leaves(
+    _, found, blob_bytes, buffers = lay_out_leaves(
         [Leaf("F"), small, large, Leaf("B"), Leaf("P", buffers=2), at_the_limit, large]
     )
     assert list(found) == [
-        Place(offset=0),
-        Place(offset=16),
-        Place(buffer=0),
-        Place(offset=32),
-        Place(buffer=1),
-        Place(offset=48),
-        Place(buffer=4),
+        LeafOffset(offset=0),
+        LeafOffset(offset=16),
+        LeafOffset(buffer=0),
+        LeafOffset(offset=32),
+        LeafOffset(buffer=1),
+        LeafOffset(offset=48),
+        LeafOffset(buffer=4),
     ]
     assert (blob_bytes, buffers) == (48 + INLINE_BYTES, 5)
-    assert place_leaves([]) == ((), (), 0, 0)
+    assert lay_out_leaves([]) == ((), (), 0, 0)
 
 
 @pytest.mark.parametrize("value", [-0.0, 1.5, -(1 << 63), (1 << 63) - 1, True, False, 2 - 3j])
@@ -46,7 +46,7 @@ def test_a_number_is_read_where_it_lies(value: complex) -> None:
     """With its type."""
     tag = {float: "F", int: "I", bool: "B", complex: "C"}[type(value)]
     parts = (value.real, value.imag) if tag == "C" else (value,)
-    blob = bytes(16) + SCALARS[tag.encode()].pack(*parts)
+    blob = bytes(16) + SCALAR_FORMATS[tag.encode()].pack(*parts)
     found = read_scalar(tag, blob, 16)
     assert type(found) is type(value)
     assert repr(found) == repr(value)

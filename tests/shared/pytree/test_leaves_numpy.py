@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxd_protocol.pytree import Leaf, Place, parse_skeleton
+from jaxd_protocol.pytree import Leaf, LeafOffset, parse_skeleton
 from jaxd_protocol.pytree.leaves import no_derivative, numpy_leaf, spec_bytes
 from tests.shared.pytree.samples import DTYPES
 
@@ -16,8 +16,8 @@ def test_an_array_is_a_view_of_what_arrived(dtype: np.dtype[np.generic], tag: st
     leaf, data = Leaf(tag, dtype.name, (2, 3)), expected.tobytes()
     blob, buffer = bytes(16) + data, memoryview(bytearray(data))
     for array in (
-        numpy_leaf(leaf, Place(offset=16), blob, []),
-        numpy_leaf(leaf, Place(buffer=1), b"", [memoryview(b""), buffer]),
+        numpy_leaf(leaf, LeafOffset(offset=16), blob, []),
+        numpy_leaf(leaf, LeafOffset(buffer=1), b"", [memoryview(b""), buffer]),
     ):
         assert (array.dtype, array.shape) == (dtype, (2, 3))
         assert array.tobytes() == data
@@ -27,8 +27,8 @@ def test_an_array_is_a_view_of_what_arrived(dtype: np.dtype[np.generic], tag: st
 def test_only_a_buffer_of_its_own_is_writable() -> None:
     """The blob belongs to all that lies in it."""
     leaf, buffer = Leaf("A", "uint8", (3,)), memoryview(bytearray(3))
-    assert not numpy_leaf(leaf, Place(offset=0), b"abc", []).flags.writeable
-    numpy_leaf(leaf, Place(buffer=0), b"", [buffer])[:] = 7
+    assert not numpy_leaf(leaf, LeafOffset(offset=0), b"abc", []).flags.writeable
+    numpy_leaf(leaf, LeafOffset(buffer=0), b"", [buffer])[:] = 7
     assert bytes(buffer) == b"\7\7\7"
 
 
@@ -36,7 +36,7 @@ def test_only_a_buffer_of_its_own_is_writable() -> None:
 def test_an_array_may_be_empty_or_have_no_dimensions(shape: tuple[int, ...]) -> None:
     """Also at the very end of the blob."""
     data = bytes(8) if shape == () else b""
-    array = numpy_leaf(Leaf("A", "float64", shape), Place(offset=0), data, [])
+    array = numpy_leaf(Leaf("A", "float64", shape), LeafOffset(offset=0), data, [])
     assert array.shape == shape
 
 

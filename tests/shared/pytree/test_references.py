@@ -6,7 +6,7 @@ import pytest
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.pytree import dump_literal
-from jaxd_protocol.pytree.references import Reference, load_reference, mark_of, with_tokens
+from jaxd_protocol.pytree.references import Reference, function_mark, load_reference, replace_tokens
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_what_is_no_reference_is_refused(value: Any) -> None:
 
 def test_a_mark_does_not_give_the_fingerprint_away() -> None:
     """It names a function only to those who know it."""
-    assert mark_of(b"a" * 16) == mark_of(b"a" * 16) != mark_of(b"b" * 16)
-    assert mark_of(b"a" * 16) != b"a" * 16
+    assert function_mark(b"a" * 16) == function_mark(b"a" * 16) != function_mark(b"b" * 16)
+    assert function_mark(b"a" * 16) != b"a" * 16
 
 
 def test_a_skeleton_gets_the_tokens_of_another_process() -> None:
@@ -68,6 +68,6 @@ def test_a_skeleton_gets_the_tokens_of_another_process() -> None:
     ]
     skeleton = b"L" + b"".join(b"R" + dump_literal(one.plain()) for one in found)
     other = {"owner": b"O" * 16, "method": b"M" * 16}
-    changed = with_tokens(skeleton, found, lambda reference: other[reference.about])
+    changed = replace_tokens(skeleton, found, lambda reference: other[reference.about])
     assert changed == skeleton.replace(b"o" * 16, b"O" * 16).replace(b"m" * 16, b"M" * 16)
     assert changed != skeleton

@@ -22,7 +22,7 @@ HANDLES_SIGNALS = frozenset(
 
 
 @contextmanager
-def unheard_interrupt(*functions: Callable[..., object]) -> Iterator[None]:
+def swallowed_interrupt(*functions: Callable[..., object]) -> Iterator[None]:
     """KeyboardInterrupt in the main thread, once that waits in one of the functions.
 
     As Ctrl-C just before a system call, or as a debugger's: no system call is ended by it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from itertools import pairwise
 
-from jaxd_protocol.wire.adaptive_wait import Patience
+from jaxd_protocol.wire.adaptive_wait import AdaptiveWait
 
 
 def never() -> bool:
@@ -28,21 +28,21 @@ class Counting:
 def test_it_returns_as_soon_as_a_message_is_there() -> None:
     """One question is enough."""
     ready = Counting(True)
-    Patience(ready).wait()
+    AdaptiveWait(ready).wait()
     assert ready.asked == 1
 
 
 def test_it_gives_up_when_nothing_comes() -> None:
     """The caller then sleeps, as it would have done at once."""
-    Patience(never).wait()
+    AdaptiveWait(never).wait()
 
 
-def awake(patience: Patience, ready: Counting, messages: int) -> list[int]:
+def awake(adaptive_wait: AdaptiveWait, ready: Counting, messages: int) -> list[int]:
     """For which of so many messages it stays awake."""
     found = []
     for number in range(messages):
         before = ready.asked
-        patience.wait()
+        adaptive_wait.wait()
         if ready.asked > before:
             found.append(number)
     return found
@@ -51,7 +51,7 @@ def awake(patience: Patience, ready: Counting, messages: int) -> list[int]:
 def test_it_rests_after_vain_attempts_for_longer_and_longer() -> None:
     """A peer that takes its time costs little."""
     ready = Counting(False)
-    found = awake(Patience(ready), ready, 400)
+    found = awake(AdaptiveWait(ready), ready, 400)
     rests = [b - a - 1 for a, b in pairwise(found) if b - a > 1]
     assert found[:4] == [0, 1, 2, 11]
     assert rests == sorted(rests)
@@ -62,7 +62,7 @@ def test_it_rests_after_vain_attempts_for_longer_and_longer() -> None:
 def test_two_ends_that_rest_find_each_other_again() -> None:
     """An attempt only pays when the other end is awake as well, and their rests differ."""
     one, other = Counting(False), Counting(False)
-    ends = Patience(one), Patience(other)
+    ends = AdaptiveWait(one), AdaptiveWait(other)
     awake(ends[0], one, 37)  # it has rested before the other has
     messages = 0
     while messages < 1000:
@@ -80,15 +80,15 @@ def test_two_ends_that_rest_find_each_other_again() -> None:
 def test_one_success_makes_it_try_again_each_time() -> None:
     """The peer is quick again."""
     ready = Counting(False)
-    patience = Patience(ready)
-    awake(patience, ready, 60)
+    adaptive_wait = AdaptiveWait(ready)
+    awake(adaptive_wait, ready, 60)
     ready.answer = True
-    while not awake(patience, ready, 1):
+    while not awake(adaptive_wait, ready, 1):
         pass
-    assert awake(patience, ready, 50) == list(range(50))
+    assert awake(adaptive_wait, ready, 50) == list(range(50))
     ready.answer = False
-    assert len(awake(patience, ready, 3)) == 3
-    assert patience._rest == 8
+    assert len(awake(adaptive_wait, ready, 3)) == 3
+    assert adaptive_wait._rest == 8
 
 
 def test_only_one_thread_of_a_process_stays_awake() -> None:
@@ -99,11 +99,11 @@ def test_only_one_thread_of_a_process_stays_awake() -> None:
         entered.set()
         return leave.wait(10)
 
-    first = threading.Thread(target=Patience(hold).wait)
+    first = threading.Thread(target=AdaptiveWait(hold).wait)
     first.start()
     assert entered.wait(10)
     ready = Counting(True)
-    Patience(ready).wait()
+    AdaptiveWait(ready).wait()
     leave.set()
     first.join()
     assert ready.asked == 0

@@ -13,7 +13,7 @@ import pytest
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
 from jaxd_protocol.wire import BulkChannel, BulkStream, descriptors, frame_reader, stream
 from jaxd_protocol.wire import frames as frames_module
-from jaxd_protocol.wire.descriptors import Arrivals, can_pass, rights
+from jaxd_protocol.wire.descriptors import ReceivedDescriptors, ancillary_data, can_pass
 from jaxd_protocol.wire.frame_reader import FrameReader
 from jaxd_protocol.wire.frames import MAX_DESCRIPTORS, Frame
 from tests.shared.wire.by_hand import (
@@ -259,7 +259,7 @@ def test_what_was_lost_keeps_its_place() -> None:
     """The next message does not get what belongs to the one behind it."""
     ours, theirs = socket.socketpair()
     with ours, theirs, open_files(1) as numbers:
-        arrivals = Arrivals()
+        arrivals = ReceivedDescriptors()
         view = memoryview(bytearray(9))
         send_with(ours, b"x", numbers)
         with no_more_files():
@@ -307,10 +307,10 @@ def test_a_system_without_them_passes_none(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_sent_along_is_what_the_library_would_send() -> None:
-    """`socket.send_fds` and `rights` come to the same."""
+    """`socket.send_fds` and `ancillary_data` come to the same."""
     ours, theirs = socket.socketpair()
     with ours, theirs, open_files(3) as numbers:
-        ours.sendmsg([b"x"], rights(numbers))
+        ours.sendmsg([b"x"], ancillary_data(numbers))
         _, received, _, _ = socket.recv_fds(theirs, 9, 9)
         assert list(map(file_of, received)) == list(map(file_of, numbers))
         for descriptor in received:
@@ -321,7 +321,7 @@ def test_the_first_ones_stay_the_first_until_they_are_dropped() -> None:
     """And dropping twice drops nothing else."""
     ours, theirs = socket.socketpair()
     with ours, theirs, open_files(2) as numbers:
-        arrivals = Arrivals()
+        arrivals = ReceivedDescriptors()
         for number in numbers:
             send_with(ours, b"x", [number])
             arrivals.receive_into(theirs, [memoryview(bytearray(9))], [])

@@ -228,7 +228,7 @@ def test_a_compressed_message_inflates_no_further_than_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1 kB of zeros can stand for 1 MB."""
-    monkeypatch.setattr(frames, "MAX_INFLATED_BYTES", 1 << 16)
+    monkeypatch.setattr(frames, "MAX_DECOMPRESSED_BYTES", 1 << 16)
     with arriving(frame_bytes(bytes(1 << 20), compressed=True)) as incoming:
         peak = _peak_of(
             FrameReader(incoming.receive_into, LIMIT, inflates=True).peek, LimitExceeded
@@ -289,7 +289,7 @@ def test_a_hurried_reader_gives_up_anywhere_and_goes_on_there() -> None:
     found: list[Sent] = []
     waits = 0
     while len(found) < len(sent):
-        with reader.hurried(lambda: next(turns)):
+        with reader.bounded_wait(lambda: next(turns)):
             try:
                 found.append(received(reader.peek()))
             except TimeoutError:

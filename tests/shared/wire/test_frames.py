@@ -13,7 +13,7 @@ from jaxd_protocol.wire.frames import (
     FLAG_COMPRESSED,
     HEADER,
     Descriptors,
-    inflate,
+    decompress,
     too_large,
     too_many,
     too_many_descriptors,
@@ -49,8 +49,8 @@ def test_descriptors_are_closed_with_the_message_that_holds_them() -> None:
 
 def test_a_compressed_frame_is_inflated() -> None:
     """Also up to the very limit."""
-    assert inflate(Frame(zlib.compress(b"body"))) == b"body"
-    assert inflate(Frame(zlib.compress(b""))) == b""
+    assert decompress(Frame(zlib.compress(b"body"))) == b"body"
+    assert decompress(Frame(zlib.compress(b""))) == b""
 
 
 @pytest.mark.parametrize(("over", "refused"), [(-1, False), (0, False), (1, True), (9999, True)])
@@ -58,13 +58,13 @@ def test_inflation_stops_at_the_limit(
     monkeypatch: pytest.MonkeyPatch, over: int, refused: bool
 ) -> None:
     """What is exactly as large as allowed passes."""
-    monkeypatch.setattr(frames, "MAX_INFLATED_BYTES", 50_000)
+    monkeypatch.setattr(frames, "MAX_DECOMPRESSED_BYTES", 50_000)
     frame = Frame(zlib.compress(bytes(50_000 + over)))
     if refused:
         with pytest.raises(LimitExceeded, match="beyond 50,000 bytes"):
-            inflate(frame)
+            decompress(frame)
     else:
-        assert len(inflate(frame)) == 50_000 + over
+        assert len(decompress(frame)) == 50_000 + over
 
 
 def test_what_a_frame_becomes_is_admitted_first() -> None:
@@ -78,7 +78,7 @@ def test_what_a_frame_becomes_is_admitted_first() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(LimitExceeded):
-            inflate(bomb, refuse)
+            decompress(bomb, refuse)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -89,7 +89,7 @@ def test_what_a_frame_becomes_is_admitted_first() -> None:
 def test_a_compressed_frame_that_is_cut_short_is_refused(cut: int) -> None:
     """Never half a message."""
     with pytest.raises(ProtocolError, match="compressed frame cannot be read"):
-        inflate(Frame(zlib.compress(b"body of a message")[:-cut]))
+        decompress(Frame(zlib.compress(b"body of a message")[:-cut]))
 
 
 def test_a_message_over_the_limit_says_what_to_do() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.wire import BulkStream, tune_socket
-from jaxd_protocol.wire.descriptors import Arrivals
+from jaxd_protocol.wire.descriptors import ReceivedDescriptors
 from tests.shared.wire.by_hand import streams
-from tests.shared.wire.interrupt import endlessly, unheard_interrupt
+from tests.shared.wire.interrupt import endlessly, swallowed_interrupt
 
 
 @pytest.fixture
@@ -189,8 +189,8 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait_for_bytes(
     ours.stay_interruptible()
     data = [memoryview(bytearray(2)) for _ in range(views)]
     counts: list[int] = []
-    waiting = Arrivals.receive_into if takes_files else BulkStream.receive_into
-    with unheard_interrupt(waiting), pytest.raises(KeyboardInterrupt):
+    waiting = ReceivedDescriptors.receive_into if takes_files else BulkStream.receive_into
+    with swallowed_interrupt(waiting), pytest.raises(KeyboardInterrupt):
         endlessly(ours.receive_into, data, counts)
     theirs.sock.sendall(b"ab")
     ours.receive_into(data, counts)
@@ -206,7 +206,7 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait_for_room(
     ours.stay_interruptible()
     data = [memoryview(bytes(1 << 20))] * views
     sent: list[int] = []
-    with unheard_interrupt(BulkStream.send_some), pytest.raises(KeyboardInterrupt):
+    with swallowed_interrupt(BulkStream.send_some), pytest.raises(KeyboardInterrupt):
         endlessly(ours.send_some, data, sent)
     ours.close()
     received = 0

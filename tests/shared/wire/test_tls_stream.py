@@ -16,7 +16,7 @@ from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_protocol.wire.tls_stream import TlsStream
 from tests.certificates import tls_streams
 from tests.shared.wire.by_hand import Sent
-from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt, endlessly, unheard_interrupt
+from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt, endlessly, swallowed_interrupt
 from tests.shared.wire.test_frame_reader import MIXED, read_all, received
 from tests.shared.wire.test_frame_writer import BEFORE, BEHIND, INTERRUPTED, LIMIT, write
 
@@ -166,13 +166,13 @@ def test_an_interrupt_that_no_system_call_hears_of_ends_a_wait(pair: Pair) -> No
     ours.stay_interruptible()
     data = memoryview(bytearray(2))
     counts: list[int] = []
-    with unheard_interrupt(TlsSocket._receive), pytest.raises(KeyboardInterrupt):
+    with swallowed_interrupt(TlsSocket._receive), pytest.raises(KeyboardInterrupt):
         ours.receive_into([data], counts)
     theirs.send_some([memoryview(b"ab")], [])
     ours.receive_into([data], counts)
     assert (counts, bytes(data)) == ([2], b"ab")
     sent: list[int] = []
-    with unheard_interrupt(TlsSocket.flush), pytest.raises(KeyboardInterrupt):
+    with swallowed_interrupt(TlsSocket.flush), pytest.raises(KeyboardInterrupt):
         endlessly(ours.send_some, [memoryview(bytes(1 << 20))], sent)
     rest = threading.Thread(target=ours.flush)  # what is encrypted goes out first
     rest.start()

@@ -170,7 +170,7 @@ def _measured(epochs: int) -> list[dict[str, Any]]:
     from tempfile import TemporaryDirectory
 
     from jaxd import connect
-    from jaxd_protocol.network.local_server import private_directory, runtime_dir
+    from jaxd_protocol.network.local_server import make_private_directory, runtime_dir
 
     missing = [name for name in ("jax", "sklearn") if find_spec(name) is None]
     if missing:
@@ -179,7 +179,7 @@ def _measured(epochs: int) -> list[dict[str, Any]]:
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is stopped
     # Beside the local server's directory: the path of a Unix socket has to be short.
-    place = private_directory(runtime_dir())
+    place = make_private_directory(runtime_dir())
     with TemporaryDirectory(prefix="demo-", dir=place) as directory, _server(directory) as address:
         # Untimed, or the first run would pay for the disk.
         imports = [sys.executable, "-P", "-c", "import cloudpickle, jax, rpyc, sklearn.datasets"]
@@ -199,7 +199,7 @@ def _measured(epochs: int) -> list[dict[str, Any]]:
 @contextmanager
 def _server(directory: str) -> Iterator[str]:
     """Runs a server in `directory` and yields its address; the local server is not touched."""
-    from jaxd.connection.control_client import ask
+    from jaxd.connection.control_client import send_request
     from jaxd.connection.local_server import SERVER_COMMAND
     from jaxd_protocol.network.addresses import Address
     from jaxd_protocol.network.local_server import LocalServerFiles
@@ -216,7 +216,9 @@ def _server(directory: str) -> Iterator[str]:
                     log.seek(0)
                     raise ServerStartFailed(f"the server ended. Its log:\n{log.read()}")
                 time.sleep(0.05)
-                state = (ask(files.control, {"ask": "status"}) or {}).get("worker_state", state)
+                state = (send_request(files.control, {"ask": "status"}) or {}).get(
+                    "worker_state", state
+                )
             yield address
         finally:
             server.terminate()

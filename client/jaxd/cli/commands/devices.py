@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from jaxd.cli.query import add_json_option, add_server_option, print_report
-from jaxd.cli.terminal import cut
+from jaxd.cli.terminal import truncate
 from jaxd_protocol.base.terminal import size, table
 
 SUMMARY = "list the devices of the server, their memory, and how many clients are on each"
 EXAMPLE = "jaxd devices --json"
 
-_WIDEST: Final = 40
+_MAX_WIDTH: Final = 40
 
 Row = Mapping[str, Any]
 
@@ -30,10 +30,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         JaxdError: when a server runs but does not tell us.
     """
-    return print_report(arguments, "devices", lambda said: _text(said["devices"]), _without_us)
+    return print_report(
+        arguments, "devices", lambda said: _table_text(said["devices"]), _without_own_session
+    )
 
 
-def _without_us(report: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_own_session(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """This command is a client as well, and tells of the others."""
     rows = [
         {name: value for name, value in row.items() if name != "is_yours"}
@@ -43,15 +45,15 @@ def _without_us(report: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**report, "devices": rows}
 
 
-def _text(rows: Sequence[Row]) -> str:
+def _table_text(rows: Sequence[Row]) -> str:
     head = ("index", "kind", "memory in use", "of", "sessions")
-    return str(table([head, *map(_cells, rows)]))
+    return str(table([head, *map(_row_cells, rows)]))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _row_cells(row: Row) -> tuple[str, ...]:
     return (
         str(row["index"]),
-        cut(row["kind"], _WIDEST),
+        truncate(row["kind"], _MAX_WIDTH),
         size(row["bytes_in_use"]),
         size(row["bytes_limit"]),
         str(row["sessions"]),

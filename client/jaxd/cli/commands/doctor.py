@@ -29,9 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints what was found; 0 when nothing is bad, 1 when something is. Starts no server."""
     # Slow to import, and the other commands do not need them.
     from jaxd.cli.doctor import checks as every
-    from jaxd.cli.doctor.context import Situation
+    from jaxd.cli.doctor.context import DoctorContext
 
-    checks = every.examine(Situation(Settings.resolve(server=arguments.server)))
+    checks = every.examine(DoctorContext(Settings.resolve(server=arguments.server)))
     bad = [check for check in checks if check.state == "bad"]
     if arguments.json:
         print_json({"healthy": not bad, "checks": [asdict(check) for check in checks]})

@@ -11,20 +11,20 @@ from jaxd.cli.query import (
     NO_SERVER,
     add_json_option,
     add_server_option,
-    control_of,
-    named_or_local,
+    control_socket_of,
     print_json,
     print_report,
+    server_address,
 )
-from jaxd.cli.terminal import ago, cut, duration
-from jaxd.connection.control_client import ask
+from jaxd.cli.terminal import ago, duration, truncate
+from jaxd.connection.control_client import send_request
 from jaxd.connection.settings import Settings
 from jaxd_protocol.base.terminal import size, table
 
 SUMMARY = "list what is compiled, what that cost and what it has saved"
 EXAMPLE = "jaxd functions --sort saved"
 
-_WIDEST: Final = 40
+_MAX_WIDTH: Final = 40
 _SHOWN_DIGITS: Final = 8
 _FINGERPRINT_DIGITS: Final = 12
 
@@ -72,34 +72,37 @@ def run(arguments: argparse.Namespace) -> int:
         JaxdError: when a server runs but does not tell us.
     """
     if arguments.quarantined or arguments.release is not None:
-        return _quarantine(arguments)
+        return _run_quarantine(arguments)
 
     def in_order(report: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**report, "functions": sorted(report["functions"], key=_SORTS[arguments.sort])}
 
     return print_report(
-        arguments, "functions", lambda said: _text(said["functions"], said["totals"]), in_order
+        arguments,
+        "functions",
+        lambda said: _table_text(said["functions"], said["totals"]),
+        in_order,
     )
 
 
-def _text(rows: Sequence[Row], totals: Row) -> str:
+def _table_text(rows: Sequence[Row], totals: Row) -> str:
     if not rows:
         return "nothing is compiled, in memory or on disk"
     head = ("key", "function", "arguments", "where", "calls", "last use", "built", "saved", "size")
     count = "1 program" if len(rows) == 1 else f"{len(rows)} programs"
     built, saved = duration(totals["build_s"]), duration(totals["saved_s"])
     return (
-        f"{table([head, *map(_cells, rows)])}\n"
+        f"{table([head, *map(_row_cells, rows)])}\n"
         f"{count}; since the server's worker started, {built} of building and {saved} saved"
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _row_cells(row: Row) -> tuple[str, ...]:
     shared = row["shared_with"]
     return (
         row["key"][:_SHOWN_DIGITS],
-        cut(row["name"], _WIDEST),
-        cut(row["arguments"], _WIDEST),
+        truncate(row["name"], _MAX_WIDTH),
+        truncate(row["arguments"], _MAX_WIDTH),
         row["state"],
         f"{row['calls']:,}",
         ago(row["last_use_s"]),
@@ -116,7 +119,7 @@ def _bytes(row: Row) -> int:
     return int(row["host_bytes"] + row["device_bytes"])
 
 
-def _quarantine(arguments: argparse.Namespace) -> int:
+def _run_quarantine(arguments: argparse.Namespace) -> int:
     """Lists the functions that a server calls no more, or has some of them called again.
 
     Returns:
@@ -126,17 +129,17 @@ def _quarantine(arguments: argparse.Namespace) -> int:
         ConfigurationError: when the server is on another machine.
         ConnectionLost: when its host does not reply.
     """
-    address = named_or_local(Settings.resolve(server=arguments.server))
-    control, what = control_of(address), arguments.release
+    address = server_address(Settings.resolve(server=arguments.server))
+    control, what = control_socket_of(address), arguments.release
     request = {"ask": "quarantined"} if what is None else {"ask": "release", "what": what}
-    report = ask(control, request, address.uid)
+    report = send_request(control, request, address.uid)
     if report is None:
         print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
         return NO_SERVER
     if arguments.json:
         print_json({"server": str(address), **report})
     elif what is None:
-        print(_listed(report["quarantined"]))
+        print(_quarantine_text(report["quarantined"]))
     else:
         for row in report["released"]:
             whose = f" of {row['principal']}" if "principal" in row else ""
@@ -150,7 +153,7 @@ def _quarantine(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _listed(rows: list[Mapping[str, Any]]) -> str:
+def _quarantine_text(rows: list[Mapping[str, Any]]) -> str:
     if not rows:
         return "no function is in quarantine"
     head = ["fingerprint", "function", "workers ended", "how", "last"]

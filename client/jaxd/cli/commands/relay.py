@@ -34,4 +34,4 @@ def run(arguments: argparse.Namespace) -> int:
             f"{address} is no Unix socket. Name one with --server unix:///path, or unset "
             "JAXD_SERVER."
         )
-    return ssh_relay.main(address.path, "" if address.uid is None else str(address.uid))
+    return ssh_relay.relay_stdio(address.path, "" if address.uid is None else str(address.uid))

@@ -9,12 +9,12 @@ from jaxd.cli.query import (
     NO_SERVER,
     add_json_option,
     add_server_option,
-    control_of,
-    named_or_local,
+    control_socket_of,
     print_json,
+    server_address,
 )
 from jaxd.cli.terminal import duration
-from jaxd.connection.control_client import ask_patiently
+from jaxd.connection.control_client import send_slow_request
 from jaxd.connection.settings import Settings
 
 SUMMARY = "replace a server's worker by a fresh one; calls wait meanwhile, and none fails"
@@ -39,9 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: when the server is on another machine.
         ConnectionLost: when its host does not reply.
     """
-    address = named_or_local(Settings.resolve(server=arguments.server))
+    address = server_address(Settings.resolve(server=arguments.server))
     request = {"ask": "restart", "force": arguments.force}
-    report = ask_patiently(control_of(address), request, address.uid)
+    report = send_slow_request(control_socket_of(address), request, address.uid)
     if report is None:
         print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
         return NO_SERVER

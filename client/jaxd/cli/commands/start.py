@@ -8,7 +8,7 @@ from jaxd.cli.query import add_json_option, print_json
 from jaxd.connection.discovery import require_server_extra
 from jaxd.connection.local_server import start_background
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import LocalServerFiles, server_runs
+from jaxd_protocol.network.local_server import LocalServerFiles, is_server_running
 
 SUMMARY = "start the local server in the background, until `jaxd stop`"
 EXAMPLE = "jaxd start && jaxd status"
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         ServerStartFailed: when it ended again.
     """
     files = LocalServerFiles.of_this_environment()
-    was_running = server_runs(files.socket)
+    was_running = is_server_running(files.socket)
     if not was_running:
         require_server_extra()
         start_background(files, by_hand=True)

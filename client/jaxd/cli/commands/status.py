@@ -7,21 +7,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from jaxd.cli.query import NO_SERVER, add_json_option, add_server_option, named_or_local, print_json
+from jaxd.cli.query import NO_SERVER, add_json_option, add_server_option, print_json, server_address
 from jaxd.cli.terminal import duration
-from jaxd.connection.control_client import ask
+from jaxd.connection.control_client import send_request
 from jaxd.connection.settings import Settings
 from jaxd_protocol.base.terminal import size
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import control_path, somebody_answers
+from jaxd_protocol.network.local_server import control_path, has_listener
 
 SUMMARY = "say what a server is doing and has done"
 EXAMPLE = "jaxd status --json"
 
 Report = Mapping[str, Any]
 
-_ANSWERS = ("ready", "busy", "resting")
+_LIVE_STATES = ("ready", "busy", "resting")
 """States of a worker in which calls are answered, if not at once."""
 
 _ABSENT: Report = {"worker_state": "absent", "host": None, "worker": {}}
@@ -46,31 +46,31 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         JaxdError: when one runs but does not tell us, such as for a wrong token.
     """
-    address = named_or_local(Settings.resolve(server=arguments.server))
-    report = _ask_host(address) or _ask_worker(address)
+    address = server_address(Settings.resolve(server=arguments.server))
+    report = _query_host(address) or _query_worker(address)
     if arguments.json:
         print_json({"server": str(address), **(report or _ABSENT)})
     elif report is not None:
-        print("\n".join(_lines(address, report)))
+        print("\n".join(_report_lines(address, report)))
     if report is None:
         print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
         return NO_SERVER
-    if arguments.ready and report["worker_state"] not in _ANSWERS:
+    if arguments.ready and report["worker_state"] not in _LIVE_STATES:
         print(f"jaxd: the server answers no call: {report['worker_state']}", file=sys.stderr)
         return 1
     return 0
 
 
-def _ask_host(address: Address) -> Report | None:
+def _query_host(address: Address) -> Report | None:
     """What the host says, which answers also when its worker hangs; None: not reachable so."""
     if not address.is_loopback:
         return None
-    return ask(control_path(address), {"ask": "status"}, address.uid)
+    return send_request(control_path(address), {"ask": "status"}, address.uid)
 
 
-def _ask_worker(address: Address) -> Report | None:
+def _query_worker(address: Address) -> Report | None:
     """What a server says of itself on its own address, as from another machine or container."""
-    if address.kind == "unix" and not somebody_answers(address.path):
+    if address.kind == "unix" and not has_listener(address.path):
         return None
     import jaxd
 
@@ -81,20 +81,20 @@ def _ask_worker(address: Address) -> Report | None:
         return None
 
 
-def _lines(address: Address, report: Report) -> list[str]:
+def _report_lines(address: Address, report: Report) -> list[str]:
     host, seen = report["host"] or {}, report["worker"]
-    lines = [f"{'server':<9} {address}", f"{'state':<9} {_state(report)}"]
+    lines = [f"{'server':<9} {address}", f"{'state':<9} {_state_line(report)}"]
     if host:
         lines.append(
             f"{'host':<9} process {host['pid']}, up {duration(host['uptime_s'])}, "
             f"{host['restarts']} restarts of the worker"
         )
-    lines += [f"{'worker':<9} {_of_one(row)}" for row in report.get("workers", ())]
+    lines += [f"{'worker':<9} {_tenant_lines(row)}" for row in report.get("workers", ())]
     if "calls" in seen:
-        lines += _counters(seen)
-    lines += _clients(seen)
+        lines += _counter_lines(seen)
+    lines += _client_lines(seen)
     lines += [
-        f"{'running':<9} {call['function']} for {duration(call['seconds'])}{_whose(call)}"
+        f"{'running':<9} {call['function']} for {duration(call['seconds'])}{_owner_text(call)}"
         for call in seen.get("running", ())
     ]
     lines += [
@@ -111,7 +111,7 @@ def _lines(address: Address, report: Report) -> list[str]:
     return lines
 
 
-def _state(report: Report) -> str:
+def _state_line(report: Report) -> str:
     state: str = report["worker_state"]
     if state in ("busy", "stuck"):
         process = report.get("worker_process") or "unknown"
@@ -122,7 +122,7 @@ def _state(report: Report) -> str:
     return state
 
 
-def _of_one(row: Report) -> str:
+def _tenant_lines(row: Report) -> str:
     """A worker of a server that has one for each principal."""
     name = row["principal"].removeprefix("account:")
     if row["worker_state"] == "resting":
@@ -131,15 +131,15 @@ def _of_one(row: Report) -> str:
     seen = row["worker"]
     told = [f"process {row['worker_pid']}{user}", f"{row['restarts']} restarts"]
     told += [f"{seen.get(what, 0):,} {what}" for what in ("calls", "values", "connections")]
-    return f"{name}: {_state(row)}, {', '.join(told)}"
+    return f"{name}: {_state_line(row)}, {', '.join(told)}"
 
 
-def _whose(call: Report) -> str:
+def _owner_text(call: Report) -> str:
     """Of whom it is, where several workers are told of."""
     return f", of {call['principal'].removeprefix('account:')}" if "principal" in call else ""
 
 
-def _counters(seen: Report) -> list[str]:
+def _counter_lines(seen: Report) -> list[str]:
     def count(name: str) -> str:
         return f"{seen.get(name, 0):,} {name.removeprefix('executable_').replace('_', ' ')}"
 
@@ -148,14 +148,14 @@ def _counters(seen: Report) -> list[str]:
     received, sent = size(seen.get("bytes_received", 0)), size(seen.get("bytes_sent", 0))
     return [
         f"{'did':<9} " + ", ".join(count(name) for name in did),
-        f"{'paid':<9} {_paid(seen)}",
+        f"{'paid':<9} {_cost_lines(seen)}",
         f"{'holds':<9} " + ", ".join(count(name) for name in holds),
         f"{'disk':<9} {size(seen.get('disk_bytes', 0))} in {seen.get('disk_files', 0):,} files",
         f"{'traffic':<9} {received} received, {sent} sent",
     ]
 
 
-def _clients(seen: Report) -> list[str]:
+def _client_lines(seen: Report) -> list[str]:
     """Who is here, where that is more than one: of most servers it is their own user."""
     rows = seen.get("principals", ())
     if len(rows) < 2 and not any(row["principal"].startswith("account:") for row in rows):
@@ -164,7 +164,7 @@ def _clients(seen: Report) -> list[str]:
     return [f"{'clients':<9} {', '.join(told)}"]
 
 
-def _paid(seen: Report) -> str:
+def _cost_lines(seen: Report) -> str:
     """What programs have cost, and what others were spared."""
     names = ("trace_s", "compile_s", "load_s", "saved_s")
     trace, compile_, load, saved = (duration(seen.get(name, 0.0)) for name in names)

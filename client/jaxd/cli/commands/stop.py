@@ -6,12 +6,12 @@ import argparse
 import socket
 import sys
 
-from jaxd.cli.query import add_server_option, control_of, named_or_local
-from jaxd.connection.control_client import ask, stop_and_wait
+from jaxd.cli.query import add_server_option, control_socket_of, server_address
+from jaxd.connection.control_client import send_request, stop_and_wait
 from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import somebody_answers
+from jaxd_protocol.network.local_server import has_listener
 
 _CONNECT_S = 5.0
 SUMMARY = "finish the running calls of a server, then end it"
@@ -31,13 +31,13 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: when the server is on another machine, or its control socket elsewhere.
         ConnectionLost: when its host does not reply.
     """
-    address = named_or_local(Settings.resolve(server=arguments.server))
-    control = control_of(address)
+    address = server_address(Settings.resolve(server=arguments.server))
+    control = control_socket_of(address)
     if not arguments.now:
-        _tell_of_running_calls(control, address.uid)
+        _print_running_calls(control, address.uid)
     if stop_and_wait(control, now=arguments.now, uid=address.uid):
         print(f"stopped the server at {address}")
-    elif _answers(address):
+    elif _accepts_connections(address):
         raise ConfigurationError(
             f"something listens at {address}, but its control socket is not at {control}: it was "
             "started from another environment, by another user or with --control, or it is no "
@@ -48,10 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _answers(address: Address) -> bool:
+def _accepts_connections(address: Address) -> bool:
     """Whether anything accepts connections there; no handshake, since it may be another program."""
     if address.kind == "unix":
-        return somebody_answers(address.path)
+        return has_listener(address.path)
     try:
         socket.create_connection(address.place, _CONNECT_S).close()
     except OSError:
@@ -59,9 +59,9 @@ def _answers(address: Address) -> bool:
     return True
 
 
-def _tell_of_running_calls(control: str, uid: int | None) -> None:
+def _print_running_calls(control: str, uid: int | None) -> None:
     """On a terminal, says what the wait is for and how to end it."""
-    status = ask(control, {"ask": "status"}, uid) or {}
+    status = send_request(control, {"ask": "status"}, uid) or {}
     running = (status.get("worker") or {}).get("running_calls")
     if running and sys.stderr.isatty():
         print(f"jaxd: waiting for {running} running calls (else: jaxd stop --now)", file=sys.stderr)

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             there is none to be taken away.
     """
     if arguments.list:
-        print(_listed(arguments.token_dir))
+        print(_token_lines(arguments.token_dir))
         return 0
     if arguments.revoke is not None:
         remove_account(arguments.revoke, arguments.token_dir)
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _listed(folder: str) -> str:
+def _token_lines(folder: str) -> str:
     rows = [
         (file.name, time.strftime("%Y-%m-%d %H:%M", time.localtime(file.made_at)))
         for file in token_files(folder)

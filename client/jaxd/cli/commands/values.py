@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from jaxd.cli.query import add_json_option, add_server_option, print_report
-from jaxd.cli.terminal import ago, cut, duration
+from jaxd.cli.terminal import ago, duration, truncate
 from jaxd_protocol.base.terminal import size, table
 
 SUMMARY = "list the arrays that stay on the server, and who holds them"
 EXAMPLE = "jaxd values --json"
 
-_WIDEST: Final = 40
+_MAX_WIDTH: Final = 40
 
 Row = Mapping[str, Any]
 
@@ -30,29 +30,31 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         JaxdError: when a server runs but does not tell us.
     """
-    return print_report(arguments, "values", lambda said: _text(said["holders"], said["totals"]))
+    return print_report(
+        arguments, "values", lambda said: _table_text(said["holders"], said["totals"])
+    )
 
 
-def _text(rows: Sequence[Row], totals: Row) -> str:
+def _table_text(rows: Sequence[Row], totals: Row) -> str:
     if not rows:
         return "no arrays stay on the server"
     count = "1 array" if totals["values"] == 1 else f"{totals['values']:,} arrays"
     limit = f" of {size(totals['limit_bytes'])}" if totals["limit_bytes"] else ""
     head = ("what", "arrays", "size", "oldest", "ends in")
-    return f"{table([head, *map(_cells, rows)])}\n{count}, {size(totals['bytes'])}{limit}"
+    return f"{table([head, *map(_row_cells, rows)])}\n{count}, {size(totals['bytes'])}{limit}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _row_cells(row: Row) -> tuple[str, ...]:
     return (
-        cut(row["what"], _WIDEST),
+        truncate(row["what"], _MAX_WIDTH),
         "" if row["values"] is None else f"{row['values']:,}",
         size(row["bytes"]),
         "" if row["age_s"] is None else ago(row["age_s"]),
-        _end(row),
+        _expiry_text(row),
     )
 
 
-def _end(row: Row) -> str:
+def _expiry_text(row: Row) -> str:
     """When it goes: a name with its time, the rest with the process that holds it."""
     if row["ttl_s"] is not None:
         return duration(max(0.0, float(row["ttl_s"])))

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Final
 from jaxd.api.client import Client
 from jaxd.cli.query import add_json_option, add_server_option, print_json
 from jaxd.cli.run_program import run_program, wait_for_interrupt
-from jaxd.cli.terminal import Bar, duration
+from jaxd.cli.terminal import BuildBar, duration
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd_protocol.errors import ConfigurationError, NoServer
 
 if TYPE_CHECKING:
-    from jaxd.cli.warm_build import Done
+    from jaxd.cli.warm_build import BuildOutcome
 
 
 SUMMARY = "build programs before they are called, as a lockfile says; or record one"
 EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"
 
-_VERBS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
-_CHECKED: Final = {"hit": "ready", "load": "on disk", "compile": "to be compiled"}
+_OUTCOME_WORDS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
+_CHECK_WORDS: Final = {"hit": "ready", "load": "on disk", "compile": "to be compiled"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -86,33 +86,33 @@ def _client(server: str | None) -> Iterator[Client]:
 
 
 def _record(arguments: argparse.Namespace, program: Sequence[str]) -> int:
-    from jaxd.cli.lockfile import prove_writable, write_lockfile
-    from jaxd.dispatch.warm import recipes_since, start_of_recipes
+    from jaxd.cli.lockfile import check_writable, write_lockfile
+    from jaxd.dispatch.warm import recipe_mark, recipes_since
 
-    prove_writable(arguments.file)
+    check_writable(arguments.file)
     with _client(arguments.server) as client:
-        mark = start_of_recipes(client.caller)
+        mark = recipe_mark(client.caller)
         code = 0
         if program:
             code = run_program(program, arguments.server)
         else:
             wait_for_interrupt(
-                lambda: _tell("recording what the server is called with; Ctrl-C ends")
+                lambda: _print_error("recording what the server is called with; Ctrl-C ends")
             )
         try:
             recipes, left_out = recipes_since(client.caller, mark)
             write_lockfile(arguments.file, recipes)
         except Exception as error:  # noqa: BLE001  the program has run: its exit code counts
-            _tell(str(error))
+            _print_error(str(error))
             return code or 1
     count = sum(len(recipe.calls) for recipe in recipes)
     for each in left_out:
-        _tell(f"{each['name']} is not recorded: {each['reason']}")
+        _print_error(f"{each['name']} is not recorded: {each['reason']}")
     if arguments.json:
         told = {"file": arguments.file, "functions": len(recipes), "programs": count}
         print_json({**told, "left_out": left_out})
     else:
-        _tell(f"recorded {count} programs of {len(recipes)} functions in {arguments.file}")
+        _print_error(f"recorded {count} programs of {len(recipes)} functions in {arguments.file}")
     return code
 
 
@@ -126,36 +126,36 @@ def _build(arguments: argparse.Namespace) -> int:
     recipes = read_lockfile(arguments.file)
     is_terminal = sys.stderr.isatty()
     told = not arguments.json and not (is_terminal and sys.stdout.isatty())  # else the bar does
-    bar = Bar(sum(len(recipe.calls) for recipe in recipes), is_terminal)
+    bar = BuildBar(sum(len(recipe.calls) for recipe in recipes), is_terminal)
     started = time.monotonic()
     done = []
-    with _warnings_told(), _client(arguments.server) as client:
+    with _warnings_printed(), _client(arguments.server) as client:
         client.caller.session.progress = bar
         with closing((check_all if arguments.check else build_all)(client, recipes)) as results:
             for each in results:
                 done.append(each)
                 bar.advance(None if each.error is None else f"jaxd: {each.function}: {each.error}")
                 if told and each.verdict is not None:
-                    print(_line(each, arguments.check), flush=True)
+                    print(_outcome_line(each, arguments.check), flush=True)
         bar.close()
     _summarise(arguments, done, time.monotonic() - started)
-    _warn_of_unkept(done)
-    return 1 if any(_is_wanting(each, arguments.check) for each in done) else 0
+    _warn_not_persisted(done)
+    return 1 if any(_needs_attention(each, arguments.check) for each in done) else 0
 
 
-def _is_wanting(done: Done, check: bool) -> bool:
+def _needs_attention(done: BuildOutcome, check: bool) -> bool:
     return done.verdict is None or (check and done.verdict == "compile")
 
 
-def _line(done: Done, check: bool) -> str:
+def _outcome_line(done: BuildOutcome, check: bool) -> str:
     assert done.verdict is not None
     if check:
-        return f"{_CHECKED[done.verdict]}: {done.function}"
-    return f"{_VERBS[done.verdict]} {done.function} in {duration(done.seconds)}"
+        return f"{_CHECK_WORDS[done.verdict]}: {done.function}"
+    return f"{_OUTCOME_WORDS[done.verdict]} {done.function} in {duration(done.seconds)}"
 
 
-def _summarise(arguments: argparse.Namespace, done: Sequence[Done], seconds: float) -> None:
-    words: Mapping[str, str] = _CHECKED if arguments.check else _VERBS
+def _summarise(arguments: argparse.Namespace, done: Sequence[BuildOutcome], seconds: float) -> None:
+    words: Mapping[str, str] = _CHECK_WORDS if arguments.check else _OUTCOME_WORDS
     counts = {verdict: sum(each.verdict == verdict for each in done) for verdict in words}
     failed = [{"function": each.function, "error": each.error} for each in done if each.error]
     if arguments.json:
@@ -169,10 +169,10 @@ def _summarise(arguments: argparse.Namespace, done: Sequence[Done], seconds: flo
     print(f"{', '.join(parts)}; {duration(seconds)}")
 
 
-def _warn_of_unkept(done: Sequence[Done]) -> None:
+def _warn_not_persisted(done: Sequence[BuildOutcome]) -> None:
     unkept = [each.function for each in done if each.kept is False]
     if unkept:
-        _tell(
+        _print_error(
             f"warning: {len(unkept)} of {len(done)} programs are not on disk, such as {unkept[0]}: "
             "they are ready only as long as this server runs, and an image that is made of its "
             "disk, such as Docker's, would not hold them. The server's log and `jaxd why` say why."
@@ -180,12 +180,12 @@ def _warn_of_unkept(done: Sequence[Done]) -> None:
 
 
 @contextmanager
-def _warnings_told() -> Iterator[None]:
+def _warnings_printed() -> Iterator[None]:
     """A server's warnings are about the functions of the lockfile, and no line of this program."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _tell(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
         yield
 
 
-def _tell(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"jaxd: {text}", file=sys.stderr, flush=True)

@@ -14,14 +14,20 @@ from typing import Any, Final
 from jaxd.api.decorator import persistent_call
 from jaxd.api.function import PersistentFunction
 from jaxd.api.method import PersistentMethod
-from jaxd.cli.query import add_json_option, add_server_option, ask, print_json, without_server
+from jaxd.cli.query import (
+    add_json_option,
+    add_server_option,
+    ask_server,
+    print_json,
+    report_no_server,
+)
 from jaxd_protocol.errors import ConfigurationError, NoServer
 
 SUMMARY = "say whether a function is compiled, what was compiled last, and why"
 EXAMPLE = "jaxd why train:train_step; jaxd why --recent 5 --json"
 
-_RECENT: Final = 20
-_VERBS: Final = {"compile": "compiled", "load": "loaded"}
+_DEFAULT_RECENT: Final = 20
+_OUTCOME_WORDS: Final = {"compile": "compiled", "load": "loaded"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,15 +43,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--recent",
         nargs="?",
         metavar="N",
-        type=_count,
-        const=_RECENT,
-        help=f"the last N programs that were made (default: {_RECENT}), each with the reason",
+        type=_parse_count,
+        const=_DEFAULT_RECENT,
+        help=f"the last N programs that were made (default: {_DEFAULT_RECENT}), each with the reason",
     )
     add_server_option(parser)
     add_json_option(parser)
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1_000_000:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
     return int(text)
@@ -64,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _print_function(arguments)
     except NoServer as error:
-        return without_server(error)
+        return report_no_server(error)
     return 0
 
 
@@ -72,18 +78,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_recent(arguments: argparse.Namespace) -> None:
-    report = ask(arguments.server, "recent", arguments.recent)
+    report = ask_server(arguments.server, "recent", arguments.recent)
     if arguments.json:
         print_json(report)
     elif not report["decisions"]:
         print("nothing was compiled since the server's worker started")
     else:
-        print("\n".join(map(_decision, report["decisions"])))
+        print("\n".join(map(_build_text, report["decisions"])))
 
 
-def _decision(decision: Mapping[str, Any]) -> str:
+def _build_text(decision: Mapping[str, Any]) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(decision["time"]))
-    verb = _VERBS.get(decision["verdict"], decision["verdict"])
+    verb = _OUTCOME_WORDS.get(decision["verdict"], decision["verdict"])
     return (
         f"{at}  {decision['function']}  {verb} in {decision['seconds']:.1f} s: {decision['reason']}"
     )
@@ -93,8 +99,8 @@ def _decision(decision: Mapping[str, Any]) -> str:
 
 
 def _print_function(arguments: argparse.Namespace) -> None:
-    with _server_named(arguments.server):
-        why = _persistent(_find(arguments.function), arguments.function).why()
+    with _with_server(arguments.server):
+        why = _as_persistent(_find_function(arguments.function), arguments.function).why()
     if arguments.json:
         print_json(why.to_dict())
     else:
@@ -102,7 +108,7 @@ def _print_function(arguments: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _server_named(server: str | None) -> Iterator[None]:
+def _with_server(server: str | None) -> Iterator[None]:
     """`--server` for functions that name no server themselves."""
     before = os.environ.get("JAXD_SERVER")
     if server is not None:
@@ -116,7 +122,7 @@ def _server_named(server: str | None) -> Iterator[None]:
                 os.environ["JAXD_SERVER"] = before
 
 
-def _find(target: str) -> Any:
+def _find_function(target: str) -> Any:
     module, colon, names = target.partition(":")
     if not (colon and module and names) or module.endswith(".py"):
         raise ConfigurationError(
@@ -158,7 +164,7 @@ def _not_importable(module: str, error: Exception) -> ConfigurationError:
     )
 
 
-def _persistent(found: Any, target: str) -> PersistentFunction[..., Any]:
+def _as_persistent(found: Any, target: str) -> PersistentFunction[..., Any]:
     if isinstance(found, PersistentMethod):
         found = found.func
     if isinstance(found, PersistentFunction):

@@ -6,28 +6,28 @@ from collections.abc import Callable
 from typing import Final
 
 from jaxd.cli.doctor import connection, gpu, installation
-from jaxd.cli.doctor.context import Check, Situation
+from jaxd.cli.doctor.context import Check, DoctorContext
 
-CHECKS: Final[tuple[Callable[[Situation], Check | None], ...]] = (
+CHECKS: Final[tuple[Callable[[DoctorContext], Check | None], ...]] = (
     installation.python,
     installation.packages,
     installation.server_extra,
     installation.configuration,
     installation.runtime_directory,
     installation.disk,
-    installation.memory_to_share,
+    installation.shared_memory_files,
     installation.token,
     gpu.driver,
     gpu.plugin,
-    gpu.visible,
+    gpu.jax_sees_gpu,
     gpu.other_processes,
     gpu.preallocation,
-    gpu.shared_folder,
+    gpu.shared_memory,
     connection.local_server,
 )
 
 
-def examine(situation: Situation) -> list[Check]:
+def examine(situation: DoctorContext) -> list[Check]:
     """What every check found, and how far the server was reached; without what does not apply."""
     found = [check(situation) for check in CHECKS]
     return [each for each in found if each is not None] + connection.steps(situation)

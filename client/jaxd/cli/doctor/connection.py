@@ -11,9 +11,9 @@ import stat
 from collections.abc import Mapping
 from typing import Any
 
-from jaxd.cli.doctor.context import Check, Situation
+from jaxd.cli.doctor.context import Check, DoctorContext
 from jaxd.cli.doctor.gpu import has_gpu
-from jaxd.connection.control_client import ask
+from jaxd.connection.control_client import send_request
 from jaxd_protocol.errors import (
     AuthenticationFailed,
     JaxdError,
@@ -21,22 +21,22 @@ from jaxd_protocol.errors import (
     VersionMismatch,
 )
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import server_runs
+from jaxd_protocol.network.local_server import is_server_running
 
 _CONNECT_S = 5.0
 
 
-def local_server(situation: Situation) -> Check:
+def local_server(situation: DoctorContext) -> Check:
     """The one of this environment."""
     name, path = "local server", situation.files.socket
     if not os.path.lexists(path):
         return Check(name, "ok", "not running")
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         return Check(name, "bad", f"{path} is no socket", f"Run: rm {path}")
-    if not server_runs(path):
+    if not is_server_running(path):
         return Check(name, "note", "gone; its socket file is left", "The next start replaces it.")
     try:
-        status = ask(f"{path}.control", {"ask": "status"})
+        status = send_request(f"{path}.control", {"ask": "status"})
     except JaxdError as error:
         return Check(name, "bad", "does not reply", str(error))
     if status is None:
@@ -48,12 +48,12 @@ def local_server(situation: Situation) -> Check:
     return Check(name, "ok", f"{state}, process {status['host']['pid']}")
 
 
-def steps(situation: Situation) -> list[Check]:
+def steps(situation: DoctorContext) -> list[Check]:
     """From the name of the server to its devices; up to the first step that fails."""
     if not situation.has_server:
         return [Check("connection", "ok", "no server to try; the first call starts one")]
     checks: list[Check] = []
-    for step in (name, port):
+    for step in (host_name, server_port):
         check = step(situation.address)
         checks += [] if check is None else [check]
         if check is not None and check.state == "bad":
@@ -63,12 +63,12 @@ def steps(situation: Situation) -> list[Check]:
     try:
         welcome = probe(situation.address, situation.settings)
     except JaxdError as error:
-        return [*checks, Check(_step_of(error), "bad", str(situation.address), str(error))]
+        return [*checks, Check(_failed_step(error), "bad", str(situation.address), str(error))]
     checks.append(Check("connection", "ok", str(situation.address)))
     return [*checks, versions(situation, welcome), devices(situation)]
 
 
-def name(address: Address) -> Check | None:
+def host_name(address: Address) -> Check | None:
     """Whether the host's name means anything here; None where there is none to look up."""
     if not address.needs_token:
         return None
@@ -80,7 +80,7 @@ def name(address: Address) -> Check | None:
     return Check("host name", "ok", address.host)
 
 
-def port(address: Address) -> Check | None:
+def server_port(address: Address) -> Check | None:
     """Whether anybody listens there; None where there is no port."""
     if not address.needs_token:
         return None
@@ -102,7 +102,7 @@ def port(address: Address) -> Check | None:
     return Check("port", "ok", f"{where} is open")
 
 
-def _step_of(error: JaxdError) -> str:
+def _failed_step(error: JaxdError) -> str:
     """Which step of the handshake it was that failed."""
     if isinstance(error, VersionMismatch):
         return "versions"
@@ -118,7 +118,7 @@ def _step_of(error: JaxdError) -> str:
     return "protocol" if isinstance(error, ProtocolError) else "connection"
 
 
-def versions(situation: Situation, welcome: Mapping[str, Any]) -> Check:
+def versions(situation: DoctorContext, welcome: Mapping[str, Any]) -> Check:
     """The packages that both sides have, in versions that are not the same."""
     pairs = [(package, situation.version(package), v) for package, v in welcome["versions"].items()]
     differing = [
@@ -130,7 +130,7 @@ def versions(situation: Situation, welcome: Mapping[str, Any]) -> Check:
     return Check("versions", "note", ", ".join(differing), advice)
 
 
-def devices(situation: Situation) -> Check:
+def devices(situation: DoctorContext) -> Check:
     """What the server computes on."""
     from jaxd.api.client import Client
     from jaxd.dispatch.caller import Caller
@@ -148,4 +148,4 @@ def devices(situation: Situation) -> Check:
         advice = "When the lines above are ok: jaxd stop && JAX_PLATFORMS=cuda jaxd start"
         return Check("devices", "bad", f"{words}, beside a GPU", advice)
     advice = "If that machine has a GPU, `jaxd doctor` there says what keeps jax from it."
-    return Check("devices", "ok", words, "" if situation.serves_here else advice)
+    return Check("devices", "ok", words, "" if situation.is_server_local else advice)

@@ -11,9 +11,9 @@ from typing import Literal
 
 from jaxd.connection.settings import Settings
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import LocalServerFiles, server_runs
+from jaxd_protocol.network.local_server import LocalServerFiles, is_server_running
 
-_PATIENCE_S = 60.0
+_COMMAND_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Situation:
+class DoctorContext:
     """This machine, this environment, and the server that a call would use.
 
     Attributes:
@@ -57,10 +57,10 @@ class Situation:
     @property
     def has_server(self) -> bool:
         """Whether there is a server to try: one that was named, or the local one when it runs."""
-        return self.settings.server is not None or server_runs(self.files.socket)
+        return self.settings.server is not None or is_server_running(self.files.socket)
 
     @property
-    def serves_here(self) -> bool:
+    def is_server_local(self) -> bool:
         """Whether the server is, or would be, on this machine."""
         return self.address.kind == "unix"
 
@@ -92,7 +92,7 @@ class Situation:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=_PATIENCE_S,
+                timeout=_COMMAND_TIMEOUT_S,
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):

@@ -11,58 +11,60 @@ import re
 import sys
 from typing import Final
 
-from jaxd.cli.doctor.context import Check, Situation
+from jaxd.cli.doctor.context import Check, DoctorContext
 
-_OLDEST_DRIVER: Final = {12: 525, 13: 580}
+_MIN_DRIVER: Final = {12: 525, 13: 580}
 """The first drivers for CUDA 12 and 13 on Linux, by NVIDIA's table of compatibility."""
 
 _FRACTIONS: Final = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 """jax's variable, and what it was called before."""
 
-_SHM_BYTES: Final = 512 << 20
-_ASK_JAX: Final = "import jax, json; print(json.dumps([d.platform for d in jax.devices()]))"
+_MIN_SHM_BYTES: Final = 512 << 20
+_JAX_PLATFORMS_SCRIPT: Final = (
+    "import jax, json; print(json.dumps([d.platform for d in jax.devices()]))"
+)
 
 
-def has_gpu(situation: Situation) -> bool:
+def has_gpu(situation: DoctorContext) -> bool:
     """Whether a server on this machine has an NVIDIA GPU to compute on, in whatever state."""
-    if not situation.serves_here:
+    if not situation.is_server_local:
         return False
     if os.path.exists(situation.path("proc/driver/nvidia/version")):
         return True
     return any(_is_nvidia_display(situation, device) for device in _pci_devices(situation))
 
 
-def _pci_devices(situation: Situation) -> list[str]:
+def _pci_devices(situation: DoctorContext) -> list[str]:
     try:
         return os.listdir(situation.path("sys/bus/pci/devices"))
     except OSError:
         return []
 
 
-def _is_nvidia_display(situation: Situation, device: str) -> bool:
+def _is_nvidia_display(situation: DoctorContext, device: str) -> bool:
     folder = ("sys/bus/pci/devices", device)
     vendor, kind = (situation.read(*folder, name).strip() for name in ("vendor", "class"))
     return vendor == "0x10de" and kind.startswith("0x03")
 
 
-def _driver_version(situation: Situation) -> str:
+def _driver_version(situation: DoctorContext) -> str:
     text = situation.read("proc/driver/nvidia/version")
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found[1] if found else ""
 
 
-def _plugins(situation: Situation) -> dict[int, str]:
+def _plugins(situation: DoctorContext) -> dict[int, str]:
     """The CUDA plugins of jax that are installed, by the major version of CUDA."""
-    versions = {n: situation.version(f"jax-cuda{n}-plugin") for n in _OLDEST_DRIVER}
+    versions = {n: situation.version(f"jax-cuda{n}-plugin") for n in _MIN_DRIVER}
     return {number: version for number, version in versions.items() if version is not None}
 
 
-def _wanted_extra(situation: Situation) -> str:
+def _cuda_extra(situation: DoctorContext) -> str:
     major = int(_driver_version(situation).partition(".")[0] or 0)
-    return "cuda13" if major >= _OLDEST_DRIVER[13] else "cuda12"
+    return "cuda13" if major >= _MIN_DRIVER[13] else "cuda12"
 
 
-def driver(situation: Situation) -> Check | None:
+def driver(situation: DoctorContext) -> Check | None:
     """Whether the kernel has a driver for it, and whether a container was given the device."""
     if not has_gpu(situation):
         return None
@@ -81,13 +83,13 @@ def driver(situation: Situation) -> Check | None:
     return Check("gpu driver", "ok", version)
 
 
-def plugin(situation: Situation) -> Check | None:
+def plugin(situation: DoctorContext) -> Check | None:
     """Whether jax has a plugin for CUDA, for this driver, and for this jax."""
     version = _driver_version(situation)
     if not has_gpu(situation) or not version or situation.version("jax") is None:
         return None
     found = _plugins(situation)
-    install = f"Run: pip install 'jaxd[server,{_wanted_extra(situation)}]'"
+    install = f"Run: pip install 'jaxd[server,{_cuda_extra(situation)}]'"
     if not found:
         return Check("jax for cuda", "bad", "jax is installed for CPU only", install)
     words = ", ".join(f"CUDA {number} (plugin {v})" for number, v in found.items())
@@ -95,8 +97,8 @@ def plugin(situation: Situation) -> Check | None:
         advice = "Keep one: pip uninstall jax-cuda12-plugin jax-cuda12-pjrt, or the same with 13."
         return Check("jax for cuda", "bad", f"two plugins: {words}", advice)
     ((number, plugin_version),) = found.items()
-    if int(version.partition(".")[0]) < _OLDEST_DRIVER[number]:
-        found_words = f"{words} needs driver {_OLDEST_DRIVER[number]} or later, this is {version}"
+    if int(version.partition(".")[0]) < _MIN_DRIVER[number]:
+        found_words = f"{words} needs driver {_MIN_DRIVER[number]} or later, this is {version}"
         advice = "Update the driver" + (f", or: {install}" if number != 12 else ".")
         return Check("jax for cuda", "bad", found_words, advice)
     jaxlib = situation.version("jaxlib")
@@ -106,17 +108,19 @@ def plugin(situation: Situation) -> Check | None:
     return Check("jax for cuda", "ok", words)
 
 
-def visible(situation: Situation) -> Check | None:
+def jax_sees_gpu(situation: DoctorContext) -> Check | None:
     """Whether jax, started as a server would be, finds it."""
     if not has_gpu(situation) or not _plugins(situation):
         return None
-    hidden = _hidden_by(situation)
+    hidden = _hiding_variable(situation)
     if hidden:
         name, _, value = hidden.partition("=")
         return Check("gpu for jax", "bad", f"hidden by {name}={value!r}", f"Run: unset {name}")
     if situation.has_server:
         return None  # it has the device; `reaching.devices` asks it
-    said = situation.run([sys.executable, "-c", _ASK_JAX], XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    said = situation.run(
+        [sys.executable, "-c", _JAX_PLATFORMS_SCRIPT], XLA_PYTHON_CLIENT_PREALLOCATE="false"
+    )
     platforms = json.loads(said.splitlines()[-1]) if said else []
     if "gpu" in platforms or "cuda" in platforms:
         return Check("gpu for jax", "ok", f"{len(platforms)} found")
@@ -124,7 +128,7 @@ def visible(situation: Situation) -> Check | None:
     return Check("gpu for jax", "bad", "jax finds no GPU", advice)
 
 
-def _hidden_by(situation: Situation) -> str:
+def _hiding_variable(situation: DoctorContext) -> str:
     """The variable that keeps jax from it, as NAME=VALUE; empty when none does."""
     platforms = situation.environment.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
@@ -135,17 +139,17 @@ def _hidden_by(situation: Situation) -> str:
     return ""
 
 
-def _query(situation: Situation, what: str) -> list[list[str]]:
+def _query_smi(situation: DoctorContext, what: str) -> list[list[str]]:
     """Rows of nvidia-smi's answer; none when it cannot be asked."""
     said = situation.run(["nvidia-smi", what, "--format=csv,noheader,nounits"])
     return [[cell.strip() for cell in row.split(",")] for row in (said or "").splitlines()]
 
 
-def other_processes(situation: Situation) -> Check | None:
+def other_processes(situation: DoctorContext) -> Check | None:
     """Who else computes on it; not the server, and nobody whose share is known to be small."""
     if not has_gpu(situation):
         return None
-    rows = _query(situation, "--query-compute-apps=pid,process_name,used_memory")
+    rows = _query_smi(situation, "--query-compute-apps=pid,process_name,used_memory")
     own = _own_process_group(situation)
     others = [row for row in rows if len(row) == 3 and row[0] not in own]
     if not others:
@@ -158,14 +162,14 @@ def other_processes(situation: Situation) -> Check | None:
     return Check("gpu users", "note", words, advice)
 
 
-def _own_process_group(situation: Situation) -> set[str]:
+def _own_process_group(situation: DoctorContext) -> set[str]:
     """The numbers of the local server's processes."""
-    from jaxd.connection.control_client import ask
+    from jaxd.connection.control_client import send_request
     from jaxd_protocol.network.local_server import control_path
 
     try:
         address = situation.address
-        status = ask(control_path(address), {"ask": "status"}, address.uid) or {}
+        status = send_request(control_path(address), {"ask": "status"}, address.uid) or {}
     except OSError:
         status = {}
     host = status.get("host") or {}
@@ -174,7 +178,7 @@ def _own_process_group(situation: Situation) -> set[str]:
     return {str(number) for number in numbers if number}
 
 
-def preallocation(situation: Situation) -> Check | None:
+def preallocation(situation: DoctorContext) -> Check | None:
     """How much of the device's memory a server takes at its start."""
     if not has_gpu(situation) or not _plugins(situation):
         return None
@@ -189,9 +193,9 @@ def preallocation(situation: Situation) -> Check | None:
     return Check("gpu memory", "note", f"a server by hand takes {share} of it at once", advice)
 
 
-def shared_folder(situation: Situation) -> Check | None:
+def shared_memory(situation: DoctorContext) -> Check | None:
     """Room in /dev/shm, which NCCL needs where several GPUs work together."""
-    if not has_gpu(situation) or len(_query(situation, "--query-gpu=name")) < 2:
+    if not has_gpu(situation) or len(_query_smi(situation, "--query-gpu=name")) < 2:
         return None
     try:
         status = os.statvfs(situation.path("dev/shm"))
@@ -199,6 +203,6 @@ def shared_folder(situation: Situation) -> Check | None:
         return None
     size = status.f_blocks * status.f_frsize
     found = f"{size >> 20} MiB in /dev/shm"
-    if size < _SHM_BYTES:
+    if size < _MIN_SHM_BYTES:
         return Check("shared memory", "bad", found, "In a container: docker run --shm-size=1g …")
     return Check("shared memory", "ok", found)

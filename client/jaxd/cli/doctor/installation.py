@@ -6,27 +6,27 @@ import os
 import platform
 import shutil
 
-from jaxd.cli.doctor.context import Check, Situation
+from jaxd.cli.doctor.context import Check, DoctorContext
 from jaxd.connection.discovery import has_server_extra
 from jaxd.connection.settings import config_file
 from jaxd_protocol import __version__
 from jaxd_protocol.base import shared_memory
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.network.local_server import private_directory
+from jaxd_protocol.network.local_server import make_private_directory
 from jaxd_protocol.network.tokens import default_token_file
 
-_NEEDED = ("rpyc", "cloudpickle", "numpy")
-_LITTLE_ROOM_BYTES = 64 << 20
+_REQUIRED_PACKAGES = ("rpyc", "cloudpickle", "numpy")
+_MIN_FREE_BYTES = 64 << 20
 
 
-def python(situation: Situation) -> Check:
+def python(situation: DoctorContext) -> Check:
     """Which Python, and which jaxd: both ends need the same minor version of the first."""
     return Check("python", "ok", f"{platform.python_version()}, jaxd {__version__}")
 
 
-def packages(situation: Situation) -> Check:
+def packages(situation: DoctorContext) -> Check:
     """What the client needs."""
-    versions = {name: situation.version(name) for name in _NEEDED}
+    versions = {name: situation.version(name) for name in _REQUIRED_PACKAGES}
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         words = f"not installed: {', '.join(missing)}"
@@ -34,7 +34,7 @@ def packages(situation: Situation) -> Check:
     return Check("packages", "ok", ", ".join(f"{name} {v}" for name, v in versions.items()))
 
 
-def server_extra(situation: Situation) -> Check:
+def server_extra(situation: DoctorContext) -> Check:
     """Whether a server could run here, where one is needed."""
     if has_server_extra():
         return Check("server extra", "ok", f"jax {situation.version('jax')}")
@@ -43,38 +43,38 @@ def server_extra(situation: Situation) -> Check:
     return Check("server extra", "bad" if needed else "note", "no jax here", advice)
 
 
-def configuration(situation: Situation) -> Check:
+def configuration(situation: DoctorContext) -> Check:
     """Where lasting choices would be."""
     path = config_file()
     return Check("config file", "ok", path if os.path.exists(path) else f"none ({path})")
 
 
-def runtime_directory(situation: Situation) -> Check:
+def runtime_directory(situation: DoctorContext) -> Check:
     """The folder of the local server's socket."""
     name, directory = "runtime directory", situation.files.directory
     if not os.path.lexists(directory):
         return Check(name, "ok", f"{directory}, made when it is needed")
     try:
-        return Check(name, "ok", f"{private_directory(directory)}, private")
+        return Check(name, "ok", f"{make_private_directory(directory)}, private")
     except JaxdError as error:
         return Check(name, "bad", directory, str(error))
 
 
-def disk(situation: Situation) -> Check:
+def disk(situation: DoctorContext) -> Check:
     """Room for a socket, a lock and a log."""
     place = situation.files.directory
     while not os.path.isdir(place):
         place = os.path.dirname(place)
     free = shutil.disk_usage(place).free
     found = f"{free / 1e6:,.0f} MB free at {place}"
-    if free < _LITTLE_ROOM_BYTES:
+    if free < _MIN_FREE_BYTES:
         return Check("disk", "bad", found, "Free some room, or set XDG_RUNTIME_DIR elsewhere.")
     return Check("disk", "ok", found)
 
 
-def memory_to_share(situation: Situation) -> Check | None:
+def shared_memory_files(situation: DoctorContext) -> Check | None:
     """Whether large arrays can go to a server on this machine without a socket."""
-    if not situation.serves_here:
+    if not situation.is_server_local:
         return None
     if shared_memory.available():
         return Check("memory to share", "ok", "files in memory (memfd), no folder needed")
@@ -82,7 +82,7 @@ def memory_to_share(situation: Situation) -> Check | None:
     return Check("memory to share", "note", "this system has no memfd_create", advice)
 
 
-def token(situation: Situation) -> Check:
+def token(situation: DoctorContext) -> Check:
     """The secret for TCP and TLS."""
     settings = situation.settings
     try:

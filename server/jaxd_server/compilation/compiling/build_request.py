@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxd_protocol.messages.recipes import RecordedCall
-from jaxd_protocol.pytree import Placement
+from jaxd_protocol.pytree import BlobLayout
 from jaxd_server.codec.arguments import Arguments
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import FunctionSource
@@ -35,7 +35,7 @@ class BuildRequest(NamedTuple):
     arguments: Arguments
     recorded: RecordedCall
     skeleton: bytes
-    placement: Placement
+    placement: BlobLayout
     blob: bytes
     buffers: Sequence[memoryview]
     source: FunctionSource

@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar
 
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
-from jaxd_server.runtime.threads.cancellation import EVER, Interest
-from jaxd_server.runtime.threads.fairness import Turnstile
+from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
+from jaxd_server.runtime.threads.fairness import FairSemaphore
 from jaxd_server.runtime.timers import process_timers
 from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
 
@@ -44,10 +44,10 @@ class Build:
         self.name = ""
         self.owner = owner
         self.future: Future[Any] = Future()
-        self.waiting: list[tuple[Interest, threading.Event]] = []
+        self.waiting: list[tuple[CancelToken, threading.Event]] = []
         self.begun: float | None = None
         self.error: DeadlineExceeded | None = None
-        self.is_left = False
+        self.is_abandoned = False
         self.interruptible = Interruptible()
         self.end_by_force: Callable[[], None] | None = None
         self._hooks: list[Callable[[], None]] = []
@@ -71,10 +71,10 @@ class Build:
         Raises:
             Interrupted: when nobody does.
         """
-        if self.is_left:
+        if self.is_abandoned:
             raise Interrupted
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Runs the hooks: nobody waits for the build any more."""
         with self._lock:
             hooks, self._hooks = self._hooks, []
@@ -82,12 +82,12 @@ class Build:
             hook()
 
     @contextmanager
-    def telling(self, hook: Callable[[], None]) -> Iterator[None]:
+    def cancel_hook(self, hook: Callable[[], None]) -> Iterator[None]:
         """Within it, `hook` is called when nobody waits any more; at once when that is so."""
         with self._lock:
             self._hooks.append(hook)
-        if self.is_left:  # since before
-            self.tell()
+        if self.is_abandoned:  # since before
+            self.notify()
         try:
             yield
         finally:
@@ -96,26 +96,26 @@ class Build:
                     self._hooks.remove(hook)
 
 
-_present: ContextVar[Build | None] = ContextVar("present build", default=None)
+_current: ContextVar[Build | None] = ContextVar("present build", default=None)
 
 
 @contextmanager
-def being_made(build: Build) -> Iterator[None]:
+def as_current_build(build: Build) -> Iterator[None]:
     """Within it, this is the current build of the thread."""
-    token = _present.set(build)
+    token = _current.set(build)
     try:
         yield
     finally:
-        _present.reset(token)
+        _current.reset(token)
 
 
-def present_build() -> Build | None:
+def current_build() -> Build | None:
     """The build that this thread works on; None outside of builds."""
-    return _present.get()
+    return _current.get()
 
 
 @contextmanager
-def in_turn(room: Turnstile, name: str) -> Iterator[None]:
+def build_turn(room: FairSemaphore, name: str) -> Iterator[None]:
     """Within it, it is the turn of what this thread makes.
 
     Args:
@@ -125,12 +125,12 @@ def in_turn(room: Turnstile, name: str) -> Iterator[None]:
     Raises:
         Interrupted: when nobody waits for it any more.
     """
-    build = _present.get()
+    build = _current.get()
     if build is None:
         with room:
             yield
         return
-    if not room.enter(build.owner, build.telling):
+    if not room.enter(build.owner, build.cancel_hook):
         raise Interrupted
     try:
         build.begin(name)
@@ -139,13 +139,13 @@ def in_turn(room: Turnstile, name: str) -> Iterator[None]:
         room.leave()
 
 
-def check_wanted() -> None:
+def check_not_abandoned() -> None:
     """Returns when somebody waits for what this thread makes.
 
     Raises:
         Interrupted: when nobody does.
     """
-    build = _present.get()
+    build = _current.get()
     if build is not None:
         build.check()
 
@@ -153,11 +153,11 @@ def check_wanted() -> None:
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-_AGAIN_S: Final = 0.05
+_INTERRUPT_RETRY_S: Final = 0.05
 """An exception that was swallowed is sent again after that."""
 
 
-class _LetGo(Exception):
+class _Abandoned(Exception):
     """Nobody waited for a build any more, so that there is no result."""
 
 
@@ -175,7 +175,7 @@ class Builds(Generic[K, V]):
         left: Callable[[Build], None] = lambda build: None,
     ) -> None:
         self._max_s = max_s
-        self._left = left
+        self._on_abandoned = left
         self._builds: dict[K, Build] = {}
         self._lock = threading.Lock()  # guards _builds, and who waits for each
 
@@ -184,7 +184,7 @@ class Builds(Generic[K, V]):
         key: K,
         find: Callable[[], V | None],
         make: Callable[[], V],
-        interest: Interest = EVER,
+        interest: CancelToken = NEVER_CANCELLED,
         owner: object = None,
     ) -> V:
         """What `find` has, or what one caller's `make` returns.
@@ -215,20 +215,20 @@ class Builds(Generic[K, V]):
                     build = self._builds[key] = Build(owner)
                 place = (interest, threading.Event())
                 build.waiting.append(place)
-                build.is_left = False
+                build.is_abandoned = False
             try:
                 if mine:
                     self._start(key, build, make)
                 result: V = self._await(build, *place)
                 return result
-            except _LetGo:
+            except _Abandoned:
                 continue
             except (ConnectionLost, ProtocolError):
                 if mine:
                     raise
                 continue  # its maker's client failed, and ours may not
             finally:
-                self._leave(key, build, place)
+                self._stop_waiting(key, build, place)
 
     def _start(self, key: K, build: Build, make: Callable[[], V]) -> None:
         args = (key, build, make)
@@ -239,14 +239,14 @@ class Builds(Generic[K, V]):
 
     def _make(self, key: K, build: Build, make: Callable[[], V]) -> None:
         if self._max_s:
-            process_timers.after(self._max_s, lambda: self._look(build))
+            process_timers.after(self._max_s, lambda: self._release_overdue(build))
         outcome: V | None = None
         error: BaseException | None = None
         try:
-            with being_made(build), may_interrupt(build.interruptible):
+            with as_current_build(build), may_interrupt(build.interruptible):
                 outcome = make()
         except Interrupted:
-            error = _LetGo()
+            error = _Abandoned()
         except BaseException as raised:  # noqa: BLE001  raised again by those who wait
             error = raised
         with self._lock:
@@ -256,12 +256,12 @@ class Builds(Generic[K, V]):
         else:
             build.future.set_exception(error)
 
-    def _await(self, build: Build, interest: Interest, gate: threading.Event) -> Any:
+    def _await(self, build: Build, interest: CancelToken, gate: threading.Event) -> Any:
         build.future.add_done_callback(lambda _: gate.set())
         if build.begun is not None:
             interest.enter("building")
         if build.error is None:
-            with interest.telling(gate.set):
+            with interest.cancel_hook(gate.set):
                 gate.wait()
         if build.future.done():
             return build.future.result()
@@ -269,25 +269,27 @@ class Builds(Generic[K, V]):
         assert build.error is not None
         raise DeadlineExceeded(str(build.error))
 
-    def _leave(self, key: K, build: Build, place: tuple[Interest, threading.Event]) -> None:
+    def _stop_waiting(
+        self, key: K, build: Build, place: tuple[CancelToken, threading.Event]
+    ) -> None:
         """One waits no more. If it was the last, nothing is made for nobody."""
         with self._lock:
             build.waiting = [one for one in build.waiting if one is not place]
             if build.waiting or build.future.done():
                 return
-            build.is_left = True
+            build.is_abandoned = True
             self._interrupt(key, build)
-        build.tell()
-        process_timers.after(_AGAIN_S, lambda: self._press(key, build))
-        self._left(build)
+        build.notify()
+        process_timers.after(_INTERRUPT_RETRY_S, lambda: self._interrupt_again(key, build))
+        self._on_abandoned(build)
 
-    def _press(self, key: K, build: Build) -> None:
+    def _interrupt_again(self, key: K, build: Build) -> None:
         """Interrupts again what does not leave."""
         with self._lock:
-            if build.future.done() or not build.is_left:
+            if build.future.done() or not build.is_abandoned:
                 return
             self._interrupt(key, build)
-        process_timers.after(_AGAIN_S, lambda: self._press(key, build))
+        process_timers.after(_INTERRUPT_RETRY_S, lambda: self._interrupt_again(key, build))
 
     def _interrupt(self, key: K, build: Build) -> None:
         """Interrupts it where it can be; nobody else is to wait for it then. The lock is held."""
@@ -298,14 +300,14 @@ class Builds(Generic[K, V]):
         if self._builds.get(key) is build:
             del self._builds[key]
 
-    def _look(self, build: Build) -> None:
+    def _release_overdue(self, build: Build) -> None:
         """Releases those who wait for a build that takes too long."""
         if build.future.done():
             return
         since = time.monotonic() if build.begun is None else build.begun
         left_s = since + self._max_s - time.monotonic()
         if left_s > 0:
-            process_timers.after(left_s, lambda: self._look(build))
+            process_timers.after(left_s, lambda: self._release_overdue(build))
             return
         build.error = DeadlineExceeded(
             f"{build.name} was being built for {self._max_s:g} s, which is as long as this server "

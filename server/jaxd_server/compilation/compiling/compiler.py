@@ -17,7 +17,7 @@ import jax
 from jaxd_protocol.errors import ArgumentError, ConfigurationError, InternalError, ResultError
 from jaxd_protocol.jit.options import Options
 from jaxd_server.codec.arguments import Arguments
-from jaxd_server.codec.results import ResultForm, result_form
+from jaxd_server.codec.results import ResultLayout, result_layout
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.compilation_cache import Compilations
@@ -35,11 +35,11 @@ from jaxd_server.jax_compat.placement import is_bound, move_lowered
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.memory import resident_bytes
-from jaxd_server.runtime.threads.fairness import Turnstile
-from jaxd_server.user_code.capture_output import listen_for_warnings
+from jaxd_server.runtime.threads.fairness import FairSemaphore
+from jaxd_server.user_code.capture_output import capture_warnings
 from jaxd_server.user_code.interrupt import run_interruptibly
-from jaxd_server.user_code.mutation_guard import NOTHING, Captured
-from jaxd_server.user_code.output import Voice, speaking
+from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard
+from jaxd_server.user_code.output import CallOutput, output_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class LoweredFunction:
 
     program: bytes
     obstacle: Obstacle | None
-    form: ResultForm
+    form: ResultLayout
     structure: Any
     trace_s: float
     lowered: Any
@@ -73,7 +73,7 @@ class Compiler:
 
     def __init__(self, counters: Counters, builds: int) -> None:
         self._counters = counters
-        self._room = Turnstile(builds)
+        self._room = FairSemaphore(builds)
         self._compilations = Compilations(
             lambda seconds: counters.add(compiles=1),
             lambda: counters.add(xla_cache_hits=1),
@@ -83,7 +83,7 @@ class Compiler:
         """Stops listening to jax."""
         self._compilations.close()
 
-    def room(self) -> Turnstile:
+    def room(self) -> FairSemaphore:
         """To be inside of while something is built."""
         return self._room
 
@@ -95,7 +95,7 @@ class Compiler:
         arguments: Arguments,
         structure: Any,
         emit: Emit,
-        captured: Captured = NOTHING,
+        captured: MutationGuard = NO_GUARD,
     ) -> LoweredFunction:
         """Traces and lowers a function.
 
@@ -120,10 +120,10 @@ class Compiler:
             with (
                 pinned(options.config),
                 jax.log_compiles(True),
-                speaking(Voice(emit)),
+                output_to(CallOutput(emit)),
                 captured.kept(),
             ):
-                listen_for_warnings()
+                capture_warnings()
                 jitted = jax.jit(self._private(function), **options.jit_arguments())
                 args, kwargs = arguments
                 traced = run_interruptibly(lambda: jitted.trace(*args, **kwargs))
@@ -140,7 +140,7 @@ class Compiler:
                 f"jax takes the arguments of {name} in another order than jaxd passes them. "
                 "Please report this with the arguments of the call."
             )
-        form = result_form(out_leaves(lowered), lowered.out_tree)
+        form = result_layout(out_leaves(lowered), lowered.out_tree)
         took = time.monotonic() - started
         self._counters.add(trace_s=took)
         return LoweredFunction(program, obstacle, form, lowered.out_tree, took, lowered)
@@ -155,7 +155,7 @@ class Compiler:
         """
         emit("stage", {"stage": "compile", "function": name})
         started, before = time.monotonic(), resident_bytes()
-        with pinned(options.config), jax.log_compiles(True), speaking(Voice(emit)):
+        with pinned(options.config), jax.log_compiles(True), output_to(CallOutput(emit)):
             lowered = function.lowered
             if isinstance(lowered, bytes):
                 lowered = unpack_lowered(lowered)

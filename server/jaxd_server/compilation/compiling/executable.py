@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from jaxd_protocol.messages.recipes import RecordedCall
-from jaxd_server.codec.results import ResultForm, Staying
+from jaxd_server.codec.results import ResultLayout, RetainedLeaves
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.config import Config, configured
 
@@ -83,11 +83,11 @@ class Executable:
         "principal",
         "program",
         "recorded",
+        "retained",
         "run_s",
         "saved_s",
         "serial",
         "start_s",
-        "stays",
         "structure",
     )
 
@@ -96,7 +96,7 @@ class Executable:
         name: str,
         key: bytes,
         program: Program,
-        form: ResultForm,
+        form: ResultLayout,
         config: Config = (),
         costs: Costs = Costs(),
         recorded: RecordedCall = RecordedCall(b""),  # noqa: B008  frozen
@@ -114,7 +114,7 @@ class Executable:
         self.serial = next(_serials)
         self.principal = ""
         self.kept_as = b""
-        self.stays: dict[Hashable, Staying] = {}
+        self.retained: dict[Hashable, RetainedLeaves] = {}
         self.run_s: float | None = None
         self.start_s: float | None = None
         self.calls = 0
@@ -181,7 +181,7 @@ class Executable:
         """Whether a call is dispatched in such a time, however long the device then takes."""
         return self.start_s is not None and self.start_s <= QUICK_S and not self.calls_python
 
-    def starts_in(self, seconds: float) -> None:
+    def record_start_time(self, seconds: float) -> None:
         """Notes how long a warm call took until it was dispatched."""
         self.start_s = seconds if self.start_s is None else 0.75 * self.start_s + 0.25 * seconds
 

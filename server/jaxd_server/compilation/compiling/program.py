@@ -61,7 +61,7 @@ class Program:
     ) -> None:
         self.id = id
         self.compiled = call
-        self.call = _in_turn(call) if len(devices) > 1 else call
+        self.call = _one_at_a_time(call) if len(devices) > 1 else call
         self.compile_s = compile_s
         self.load_s = load_s
         self.host_bytes = host_bytes
@@ -82,7 +82,7 @@ These wait for each other inside of it, so all of them have to start such progra
 """
 
 
-def _in_turn(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def _one_at_a_time(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     def in_turn(*leaves: Any) -> list[Any]:
         with _spread:
             return run(*leaves)

@@ -15,15 +15,15 @@ from typing import Any
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import Statics
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.cache import Store
 from jaxd_server.cache.writer import Troubles
 from jaxd_server.codec.arguments import Arguments, dynamic, leaves_of
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.disk_cache.environments import Environments
-from jaxd_server.compilation.disk_cache.records import KeptCall, call_name
+from jaxd_server.compilation.disk_cache.records import CallRecord, call_name
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.placement import are_several, is_known_as_bound, read_program
@@ -34,7 +34,7 @@ from jaxd_server.runtime.memory import resident_bytes
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
 
-class Shelf:
+class ProgramCache:
     """Functions and programs in a store. Thread-safe; never raises for invalid files.
 
     Args:
@@ -45,7 +45,7 @@ class Shelf:
     def __init__(self, store: Store, packages: ImportedPackages) -> None:
         self.store = store
         self._keeper = SerialExecutor("jaxd-keep")
-        self._environments = Environments(store, packages, self._spoilt)
+        self._environments = Environments(store, packages, self._remove_invalid)
         self._suspects: set[bytes] = set()  # programs that did not run; each step is atomic
         self._troubles = Troubles()
 
@@ -58,16 +58,16 @@ class Shelf:
             return None
         try:
             values: Mapping[str, Any] = dict(record.content)
-            meaning = Meaning.from_message(values["meaning"])
+            manifest = FunctionManifest.from_message(values["meaning"])
             options = Options.from_bytes(values["options"])
-            described = Described(meaning.fingerprint, values["name"], options, meaning)
+            described = Described(manifest.fingerprint, values["name"], options, manifest)
             positions, names = map(frozenset, values["statics"])
-            statics = Statics(positions, names, options.static == "jax")
+            statics = StaticArgs(positions, names, options.static == "jax")
             parameters = tuple(values["parameters"])
         except (KeyError, TypeError, ValueError, ProtocolError):
-            self._spoilt("functions", key)
+            self._remove_invalid("functions", key)
             return None
-        if not self.store.has("code", meaning.fingerprint):
+        if not self.store.has("code", manifest.fingerprint):
             return None
         return Function(key, described, statics, parameters)
 
@@ -94,12 +94,12 @@ class Shelf:
             return
         described = function.described
         statics = function.statics
-        assert described.meaning is not None
+        assert described.manifest is not None
         content = {
             "name": described.name,
             "fingerprint": described.fingerprint,
             "options": described.options.to_bytes(),
-            "meaning": described.meaning.to_message(),
+            "meaning": described.manifest.to_message(),
             "statics": (tuple(sorted(statics.positions)), tuple(sorted(statics.names))),
             "parameters": function.parameters,
         }
@@ -144,7 +144,7 @@ class Shelf:
         program.run_bytes = programs.run_bytes(call)
         return program
 
-    def suspect_program(self, id: bytes) -> None:  # noqa: A002
+    def distrust_program(self, id: bytes) -> None:  # noqa: A002
         """Loads a program that did not run no more; its file stays until a new one replaces it.
 
         It may have been the device that failed, and then nothing is lost.
@@ -175,7 +175,7 @@ class Shelf:
         """The lasting name of a call; None when it can have none."""
         return call_name(function, arguments)
 
-    def find(self, function: Function, name: bytes) -> KeptCall | None:
+    def find(self, function: Function, name: bytes) -> CallRecord | None:
         """What is kept for a call, if it is sound and still as good as new."""
         kept = self._read_call(name)
         if kept is None or kept.obstacle is not None or kept.key != function.key:
@@ -195,7 +195,7 @@ class Shelf:
             and self._has_program(kept.program)
         )
 
-    def is_current(self, kept: KeptCall) -> bool:
+    def is_current(self, kept: CallRecord) -> bool:
         """Whether the packages that were loaded when it was made are the same now."""
         return self._environments.is_current(kept.environment)
 
@@ -209,7 +209,7 @@ class Shelf:
     ) -> None:
         """Has an executable written, soon; with an obstacle, only the note that there is one."""
         inputs = len(leaves_of(dynamic(arguments, function.statics)))
-        kept = KeptCall(
+        kept = CallRecord(
             function.name,
             function.key,
             function.described.fingerprint,
@@ -227,7 +227,7 @@ class Shelf:
         self._keeper.put(partial(self._keep, function, name, kept, executable, inputs))
 
     def _keep(
-        self, function: Function, name: bytes, kept: KeptCall, executable: Executable, inputs: int
+        self, function: Function, name: bytes, kept: CallRecord, executable: Executable, inputs: int
     ) -> None:
         program = executable.program
         try:
@@ -245,7 +245,7 @@ class Shelf:
             return
         self.store.write("calls", name, kept.to_content())
 
-    def calls(self) -> dict[bytes, KeptCall]:
+    def calls(self) -> dict[bytes, CallRecord]:
         """All that is kept, by name; reads every file, and holds nothing afterwards."""
         found = ((name, self._read_call(name)) for name in self.store.names("calls"))
         return {name: kept for name, kept in found if kept is not None}
@@ -254,17 +254,17 @@ class Shelf:
         """Forgets one call. Its program stays until nothing names it any more."""
         self.store.remove("calls", name)
 
-    def _read_call(self, name: bytes) -> KeptCall | None:
+    def _read_call(self, name: bytes) -> CallRecord | None:
         record = self.store.read("calls", name, payload=False)  # which is no use of it
         if record is None:
             return None
         try:
-            return KeptCall.from_content(record.content)
+            return CallRecord.from_content(record.content)
         except (KeyError, TypeError, ValueError, ProtocolError):
-            self._spoilt("calls", name)
+            self._remove_invalid("calls", name)
             return None
 
-    def _spoilt(self, kind: Any, name: bytes) -> None:
+    def _remove_invalid(self, kind: Any, name: bytes) -> None:
         """Removes what was whole, but is not what it should be."""
         self._troubles.warn("cache_spoilt", kind, kind=kind, name=name.hex())
         self.store.remove(kind, name)

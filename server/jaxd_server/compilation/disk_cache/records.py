@@ -8,13 +8,13 @@ from typing import Any
 
 from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_server.codec.arguments import Arguments
-from jaxd_server.codec.results import ResultForm
+from jaxd_server.codec.results import ResultLayout
 from jaxd_server.codec.signature import lasting_signature
 from jaxd_server.compilation.functions.function import Function
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCall:
+class CallRecord:
     """What is on disk for one function and one signature.
 
     Attributes:
@@ -41,7 +41,7 @@ class KeptCall:
     parameters: tuple[str, ...]
     program: bytes
     obstacle: str | None
-    form: ResultForm
+    form: ResultLayout
     trace_s: float
     compile_s: float
     created: float
@@ -59,7 +59,7 @@ class KeptCall:
         return tuple({**values, "form": (self.form.skeleton, self.form.order)}.items())
 
     @classmethod
-    def from_content(cls, content: Any) -> KeptCall:
+    def from_content(cls, content: Any) -> CallRecord:
         """What `to_content` made.
 
         Raises:
@@ -67,7 +67,7 @@ class KeptCall:
         """
         values = dict(content)
         values.pop("said", None)  # earlier versions kept what a function printed as well
-        return cls(**{**values, "form": ResultForm.of(*values["form"])})
+        return cls(**{**values, "form": ResultLayout.of(*values["form"])})
 
 
 def call_name(function: Function, arguments: Arguments) -> bytes | None:

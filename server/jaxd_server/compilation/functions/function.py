@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.jit.nnx_updates import refusing_lost_updates
 from jaxd_protocol.jit.options import Options, function_key
-from jaxd_protocol.jit.static_args import NO_STATICS, Statics
-from jaxd_protocol.jit.static_leaves import opening
-from jaxd_protocol.jit.transforms import shown_name, transformed
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
+from jaxd_protocol.jit.static_leaves import unwrapping_arguments
+from jaxd_protocol.jit.transforms import apply_transformations, display_name
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.compilation.functions.package_skew import Difference
-from jaxd_server.compilation.functions.receive import Arrival
-from jaxd_server.user_code.callback_targets import noting_arguments
-from jaxd_server.user_code.mutation_guard import Captured
+from jaxd_server.compilation.functions.receive import UnpackedFunction
+from jaxd_server.user_code.callback_targets import recording_arguments
+from jaxd_server.user_code.mutation_guard import MutationGuard
 
 
 class Described(NamedTuple):
@@ -32,7 +32,7 @@ class Described(NamedTuple):
     fingerprint: bytes
     name: str
     options: Options
-    meaning: Meaning | None = None
+    manifest: FunctionManifest | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -50,15 +50,15 @@ class Function:
 
     key: bytes
     described: Described
-    statics: Statics = NO_STATICS
+    statics: StaticArgs = NO_STATIC_ARGS
     parameters: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
-    arrival: Arrival | None = None
+    unpacked: UnpackedFunction | None = None
 
     @property
     def name(self) -> str:
         """What people call it, with what it is transformed by."""
-        return shown_name(self.described.name, self.options.transformations)
+        return display_name(self.described.name, self.options.transformations)
 
     @property
     def options(self) -> Options:
@@ -76,30 +76,30 @@ class Function:
     @property
     def function(self) -> Callable[..., Any]:
         """What is called, once it is unpacked."""
-        assert self.arrival is not None, "Functions.unpack comes first"
-        return transformed(self.arrival.function, self.options.transformations)
+        assert self.unpacked is not None, "Functions.unpack comes first"
+        return apply_transformations(self.unpacked.function, self.options.transformations)
 
     @property
     def traceable(self) -> Callable[..., Any]:
         """What jax is given of it: takes closed arguments, and loses no change of nnx objects."""
         function = refusing_lost_updates(self.function)
-        if self.arrival is not None and not self.options.transformations:
-            function = noting_arguments(function, self.arrival.targets)
-        return opening(function, self.statics)
+        if self.unpacked is not None and not self.options.transformations:
+            function = recording_arguments(function, self.unpacked.targets)
+        return unwrapping_arguments(function, self.statics)
 
     @property
-    def captured(self) -> Captured:
+    def captured(self) -> MutationGuard:
         """What tracing it could change, once it is unpacked."""
-        assert self.arrival is not None, "Functions.unpack comes first"
-        return self.arrival.captured
+        assert self.unpacked is not None, "Functions.unpack comes first"
+        return self.unpacked.captured
 
     @property
     def doubt(self) -> str | None:
         """Why it is not what its key says; None when it is."""
-        return None if self.arrival is None else self.arrival.doubt
+        return None if self.unpacked is None else self.unpacked.doubt
 
     @property
     def is_lasting(self) -> bool:
         """Whether its key means the same in every process, so that it may be kept on disk."""
-        meaning = self.described.meaning
-        return meaning is not None and meaning.shared and self.doubt is None
+        manifest = self.described.manifest
+        return manifest is not None and manifest.shared and self.doubt is None

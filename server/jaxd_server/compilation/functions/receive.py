@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError, ProtocolError
-from jaxd_protocol.fingerprint import Entry, Part, Walked, walk
-from jaxd_protocol.fingerprint.client_view import There
-from jaxd_protocol.fingerprint.model import Targets
+from jaxd_protocol.fingerprint import ListedCallback, Part, WalkResult, walk
+from jaxd_protocol.fingerprint.client_view import ClientProcess
+from jaxd_protocol.fingerprint.model import CallbackCandidates
 from jaxd_protocol.jit.options import fingerprint_of
-from jaxd_protocol.messages.function_manifest import Meaning
-from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
+from jaxd_protocol.messages.function_manifest import FunctionManifest
+from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
-from jaxd_server.codec.object_references import homes
-from jaxd_server.user_code.mutation_guard import Captured
+from jaxd_server.codec.object_references import object_numbers
+from jaxd_server.user_code.mutation_guard import MutationGuard
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class UnpackedFunction:
     """An unpacked function.
 
     Attributes:
@@ -40,19 +40,19 @@ class Arrival:
     function: Callable[..., Any]
     doubt: str | None = None
     objects: tuple[Any, ...] = ()
-    targets: Targets = field(default_factory=Targets)
-    listed: tuple[Entry, ...] = ()
-    captured: Captured = field(default_factory=Captured)
+    targets: CallbackCandidates = field(default_factory=CallbackCandidates)
+    listed: tuple[ListedCallback, ...] = ()
+    captured: MutationGuard = field(default_factory=MutationGuard)
 
 
-def receive(
-    name: str, meaning: Meaning | None, fingerprint: bytes, data: bytes | memoryview
-) -> Arrival:
+def receive_function(
+    name: str, manifest: FunctionManifest | None, fingerprint: bytes, data: bytes | memoryview
+) -> UnpackedFunction:
     """Unpacks a function and checks its fingerprint.
 
     Args:
         name: what people call it.
-        meaning: what its client says; None from a client that names functions by their bytes.
+        manifest: what its client says; None from a client that names functions by their bytes.
         fingerprint: what it was asked for by.
         data: the packed function.
 
@@ -61,48 +61,48 @@ def receive(
         PackingError: when it reads a setting of an installed class that is another one here.
         Exception: whatever unpacking raises, such as ImportError.
     """
-    if meaning is None:
+    if manifest is None:
         if fingerprint_of(data) != fingerprint:
             raise ProtocolError(
                 "the client sent other code than the fingerprint stands for. "
                 "Install the same jaxd on both sides."
             )
-        return Arrival(unpack(data))
-    with server_table.making():  # until here, nobody else has its classes
+        return UnpackedFunction(unpack(data))
+    with content_table.unpacking():  # until here, nobody else has its classes
         arrived = unpack_function(data)
-        there = meaning.there({**arrived.overlays, **arrived.modules}, arrived.sources)
-        server_table.keep_only(lambda name, cls: _is_right(name, cls, there, arrived.archives))
+        there = manifest.there({**arrived.patched_modules, **arrived.modules}, arrived.sources)
+        content_table.discard_wrong(lambda name, cls: _is_right(name, cls, there, arrived.archives))
 
-    def walked_over() -> Walked:
-        more = meaning.ignored, arrived.archives, meaning.listed
+    def walked_over() -> WalkResult:
+        more = manifest.ignored, arrived.archives, manifest.listed
         return walk(arrived.function, name, there, *more)
 
-    if not meaning.shared:
+    if not manifest.shared:
         # its key is like no other
-        targets = Targets()
+        targets = CallbackCandidates()
         with suppress(PackingError):  # it could not be compared either
             targets = walked_over().reach.targets
-        captured = Captured([arrived.function], meaning.ignored)
-        return Arrival(arrived.function, None, (), targets, meaning.callbacks, captured)
+        captured = MutationGuard([arrived.function], manifest.ignored)
+        return UnpackedFunction(arrived.function, None, (), targets, manifest.callbacks, captured)
     walked = walked_over()
     found = walked.fingerprint
-    _refuse_settings(name, meaning.parts, found.parts)
+    _refuse_settings(name, manifest.parts, found.parts)
     doubt = None
-    if found.digest != meaning.fingerprint:
+    if found.digest != manifest.fingerprint:
         doubt = (
             f"{name} is not shared with other processes: on the server it has another "
-            f"fingerprint than here ({_differing(meaning.parts, found.parts)}). Was it changed "
+            f"fingerprint than here ({_differing(manifest.parts, found.parts)}). Was it changed "
             "while it was sent? Else set extra_key= and report this."
         )
     objects = tuple(walked.reach.numbered)
     if doubt is None:  # else the numbers may not be those of the client
-        homes.add(meaning.fingerprint, objects)
-    captured = Captured(objects, meaning.ignored)
+        object_numbers.add(manifest.fingerprint, objects)
+    captured = MutationGuard(objects, manifest.ignored)
     targets = walked.reach.targets
-    return Arrival(arrived.function, doubt, objects, targets, meaning.callbacks, captured)
+    return UnpackedFunction(arrived.function, doubt, objects, targets, manifest.callbacks, captured)
 
 
-def _is_right(name: ClassId, cls: type, there: There, archives: Any) -> bool:
+def _is_right(name: ClassId, cls: type, there: ClientProcess, archives: Any) -> bool:
     """Whether a class has the content that its id says, so that others may have it too."""
     found = walk(cls, cls.__qualname__, there, archives=archives).fingerprint
     return found.digest == name.content or bool(found.unshared)

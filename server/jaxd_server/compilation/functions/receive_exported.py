@@ -7,9 +7,9 @@ from typing import Final
 
 from jaxd_protocol.errors import NotPermitted, ProtocolError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options, fingerprint_of
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.compilation.functions.function import Described
-from jaxd_server.compilation.functions.receive import Arrival
+from jaxd_server.compilation.functions.receive import UnpackedFunction
 from jaxd_server.jax_compat.exported import open_program
 
 XLA_OPTIONS: Final[Mapping[str, type[bool | int]]] = {
@@ -47,17 +47,17 @@ _MOST: Final = 1024
 
 def receive_exported(
     name: str,
-    meaning: Meaning | None,
+    manifest: FunctionManifest | None,
     fingerprint: bytes,
     data: bytes | memoryview,
     *,
     unchecked: frozenset[str],
-) -> Arrival:
+) -> UnpackedFunction:
     """As `arrivals.receive`, of what `jax.export` has written; no code of the client's runs.
 
     Args:
         name: what people call the function.
-        meaning: what its client says of it.
+        manifest: what its client says of it.
         fingerprint: what it was asked for by.
         data: the program.
         unchecked: native code that it may call with any shapes, beside what jax itself calls.
@@ -73,9 +73,9 @@ def receive_exported(
             "started with --accept exported). Use a client of the same jaxd, which exports by "
             "itself, or a server that takes code."
         )
-    if meaning is None:
+    if manifest is None:
         raise ProtocolError("an exported program came without saying what it is.")
-    return Arrival(open_program(code, unchecked))
+    return UnpackedFunction(open_program(code, unchecked))
 
 
 def require_harmless(described: Described) -> None:

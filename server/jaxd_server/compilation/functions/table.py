@@ -10,17 +10,17 @@ from typing import Protocol
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import function_key
-from jaxd_protocol.jit.static_args import statics_of
-from jaxd_protocol.messages.function_manifest import Meaning, parameter_names
+from jaxd_protocol.jit.static_args import infer_static_args
+from jaxd_protocol.messages.function_manifest import FunctionManifest, parameter_names
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.package_skew import compare, refuse_missing
-from jaxd_server.compilation.functions.receive import Arrival, receive
+from jaxd_server.compilation.functions.receive import UnpackedFunction, receive_function
 from jaxd_server.runtime.threads.single_flight import SingleFlight
 
-Receive = Callable[[str, Meaning | None, bytes, bytes | memoryview], Arrival]
+Receive = Callable[[str, FunctionManifest | None, bytes, bytes | memoryview], UnpackedFunction]
 """See `arrivals.receive`."""
 
-Permit = Callable[[Described], None]
+PermissionCheck = Callable[[Described], None]
 """Raises when a function may not be compiled as its client says."""
 
 
@@ -41,7 +41,7 @@ class FunctionSource(Protocol):
         """Within it the call waits for an answer of its client, or of another call's client."""
 
 
-class FunctionShelf(Protocol):
+class FunctionCache(Protocol):
     """The functions that earlier processes have kept on disk."""
 
     def function(self, key: bytes) -> Function | None:
@@ -80,17 +80,17 @@ class Functions:
     def __init__(
         self,
         limit: int = 1000,
-        shelf: FunctionShelf | None = None,
-        receiving: Receive = receive,
-        permitting: Permit = permit_all,
+        shelf: FunctionCache | None = None,
+        receiving: Receive = receive_function,
+        permitting: PermissionCheck = permit_all,
     ) -> None:
         self._open = receiving
         self._permit = permitting
         self._shelf = shelf
         self._functions = BoundedDict[bytes, Function](limit)
-        self._arrivals = BoundedDict[bytes, Arrival](limit)
-        self._flights: SingleFlight[bytes, Function] = SingleFlight()
-        self._receiving: SingleFlight[bytes, tuple[bytes, Arrival]] = SingleFlight()
+        self._arrivals = BoundedDict[bytes, UnpackedFunction](limit)
+        self._single_flight: SingleFlight[bytes, Function] = SingleFlight()
+        self._receiving: SingleFlight[bytes, tuple[bytes, UnpackedFunction]] = SingleFlight()
 
     def __len__(self) -> int:
         return len(self._functions)
@@ -107,7 +107,7 @@ class Functions:
         if known is not None:
             return known
         with source.waiting():  # what it waits for may stand behind the next message of its client
-            return self._flights.run(
+            return self._single_flight.run(
                 _private(key, source.owner),
                 lambda: self._known(key, source),
                 lambda: self._fetch(key, source),
@@ -132,8 +132,8 @@ class Functions:
                 "Install the same jaxd on both sides."
             )
         function = self._compared(Function(key, described))
-        arrival = function.arrival = self._arrival(described, source)
-        function.statics = statics_of(arrival.function, described.options)
+        arrival = function.unpacked = self._arrival(described, source)
+        function.statics = infer_static_args(arrival.function, described.options)
         function.parameters = parameter_names(function.function)
         if arrival.doubt is not None:
             function.key = _private(key, source.owner)
@@ -143,8 +143,8 @@ class Functions:
     def _compared(self, function: Function) -> Function:
         """With its differences; raises `MissingPackage` before unpacking stumbles over one."""
         self._permit(function.described)
-        meaning = function.described.meaning
-        function.differences = compare(function.name, meaning.packages if meaning else {})
+        manifest = function.described.manifest
+        function.differences = compare(function.name, manifest.packages if manifest else {})
         refuse_missing(function.differences)
         return function
 
@@ -155,12 +155,12 @@ class Functions:
             FunctionReplaced: when what was kept of it is in doubt.
             Exception: whatever unpacking raises, such as ImportError.
         """
-        if function.arrival is not None:
+        if function.unpacked is not None:
             return
         with source.waiting():
             arrival = self._arrival(function.described, source)
             if arrival.doubt is None:
-                function.arrival = arrival
+                function.unpacked = arrival
                 return
             self._functions.pop(function.key, None)
             if self._shelf is not None:
@@ -168,7 +168,7 @@ class Functions:
             self._ask(function.key, source)
         raise FunctionReplaced(function.name)
 
-    def _arrival(self, described: Described, source: FunctionSource) -> Arrival:
+    def _arrival(self, described: Described, source: FunctionSource) -> UnpackedFunction:
         """The code; asked for once, however many ask, unless it is in doubt."""
         name = described.fingerprint
         known = self._arrivals.use(name)
@@ -181,7 +181,9 @@ class Functions:
             _, arrival = self._receive(described, source)  # ours may be right
         return arrival
 
-    def _receive(self, described: Described, source: FunctionSource) -> tuple[bytes, Arrival]:
+    def _receive(
+        self, described: Described, source: FunctionSource
+    ) -> tuple[bytes, UnpackedFunction]:
         fingerprint = described.fingerprint
         known = self._arrivals.use(fingerprint)
         if known is not None:  # while this one waited for its turn
@@ -189,22 +191,22 @@ class Functions:
         arrival = self._unpack_kept(described)
         if arrival is None:
             data = source.code(fingerprint)
-            arrival = self._open(described.name, described.meaning, fingerprint, data)
-            is_right = arrival.doubt is None and described.meaning and described.meaning.shared
+            arrival = self._open(described.name, described.manifest, fingerprint, data)
+            is_right = arrival.doubt is None and described.manifest and described.manifest.shared
             if self._shelf and is_right:
                 self._shelf.keep_code(fingerprint, bytes(data))
         if arrival.doubt is None:
             self._arrivals[fingerprint] = arrival
         return source.owner, arrival
 
-    def _unpack_kept(self, described: Described) -> Arrival | None:
+    def _unpack_kept(self, described: Described) -> UnpackedFunction | None:
         """From the code on disk; None when there is none, or it can no longer be unpacked."""
         fingerprint = described.fingerprint
         kept = self._shelf.code(fingerprint) if self._shelf else None
         if kept is None:
             return None
         try:
-            return self._open(described.name, described.meaning, fingerprint, kept)
+            return self._open(described.name, described.manifest, fingerprint, kept)
         except Exception:  # noqa: BLE001  its client is asked instead, and told what is wrong
             return None
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.explain.argument_shapes import Form
-from jaxd_protocol.messages.function_manifest import Description
+from jaxd_protocol.explain.argument_shapes import ArgumentShape
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_protocol.pytree.leaves import itemsize_of
-from jaxd_server.compilation.history.ledger import Record
+from jaxd_server.compilation.history.ledger import KeyHistory
 from jaxd_server.compilation.history.reasons import key_differences
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Advice(NamedTuple):
     text: str
 
 
-class Advised:
+class AdviceHistory:
     """Remembers which advice was given; safe from any thread.
 
     Args:
@@ -52,21 +52,21 @@ class Advised:
     """
 
     def __init__(self, limit: int = 1000) -> None:
-        self._said = BoundedDict[tuple[str, str, str], None](limit)
+        self._given = BoundedDict[tuple[str, str, str], None](limit)
         self._lock = threading.Lock()  # guards _said
 
-    def news(self, advice: Sequence[Advice]) -> list[Advice]:
+    def new_only(self, advice: Sequence[Advice]) -> list[Advice]:
         """The advice that was not given before; it counts as given from now on."""
         fresh = []
         with self._lock:
             for one in advice:
-                if one[:3] not in self._said:
-                    self._said[one[:3]] = None
+                if one[:3] not in self._given:
+                    self._given[one[:3]] = None
                     fresh.append(one)
         return fresh
 
 
-def advice_for(record: Record, versions: Sequence[Record]) -> list[Advice]:
+def advice_for(record: KeyHistory, versions: Sequence[KeyHistory]) -> list[Advice]:
     """What there is to say about a function.
 
     Args:
@@ -81,7 +81,7 @@ def advice_for(record: Record, versions: Sequence[Record]) -> list[Advice]:
     ]
 
 
-def _many_values(described: Description, versions: Sequence[Record]) -> Iterator[Advice]:
+def _many_values(described: FunctionDescriptor, versions: Sequence[KeyHistory]) -> Iterator[Advice]:
     """For a number that is all that differs between many keys."""
     values: dict[str, set[str]] = {}
     for version in versions:
@@ -103,7 +103,7 @@ def _many_values(described: Description, versions: Sequence[Record]) -> Iterator
             )
 
 
-def _many_shapes(record: Record) -> Iterator[Advice]:
+def _many_shapes(record: KeyHistory) -> Iterator[Advice]:
     """For an argument whose shape changes from call to call."""
     name = record.description.short_name
     for path, forms in _forms_by_path(record, "leaf").items():
@@ -119,7 +119,7 @@ def _many_shapes(record: Record) -> Iterator[Advice]:
             )
 
 
-def _many_static_values(record: Record) -> Iterator[Advice]:
+def _many_static_values(record: KeyHistory) -> Iterator[Advice]:
     """For what is static and has another value in each call."""
     name = record.description.short_name
     declared = _declared(record.description)
@@ -147,7 +147,7 @@ def _many_static_values(record: Record) -> Iterator[Advice]:
             )
 
 
-def _declared(described: Description) -> set[str]:
+def _declared(described: FunctionDescriptor) -> set[str]:
     """Names of the arguments that are declared static."""
     nums, names = described.options.static_argnums, described.options.static_argnames
     count = len(described.parameters)
@@ -155,9 +155,9 @@ def _declared(described: Description) -> set[str]:
     return {*(names or ()), *(p for i, p in enumerate(described.parameters) if i in positions)}
 
 
-def _forms_by_path(record: Record, kind: str) -> dict[str, dict[Form, None]]:
+def _forms_by_path(record: KeyHistory, kind: str) -> dict[str, dict[ArgumentShape, None]]:
     """For each place in the arguments, what stood there, in order of appearance."""
-    found: dict[str, dict[Form, None]] = {}
+    found: dict[str, dict[ArgumentShape, None]] = {}
     for built in record.built:
         for name, argument in built.arguments.items():
             for path, leaf in _leaves(argument.form, kind):
@@ -165,11 +165,11 @@ def _forms_by_path(record: Record, kind: str) -> dict[str, dict[Form, None]]:
     return found
 
 
-def _leaves(form: Form, kind: str) -> Iterator[tuple[str, Form]]:
+def _leaves(form: ArgumentShape, kind: str) -> Iterator[tuple[str, ArgumentShape]]:
     return ((path, leaf) for path, leaf in form.leaves() if leaf.kind == kind)
 
 
-def _large_arrays(described: Description) -> Iterator[Advice]:
+def _large_arrays(described: FunctionDescriptor) -> Iterator[Advice]:
     for part in described.parts:
         size = _nbytes(part) if part.kind == "array" else 0
         if size >= LARGE_BYTES:

@@ -10,17 +10,17 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
-from jaxd_protocol.explain.argument_shapes import argument_forms
-from jaxd_protocol.messages.function_manifest import Description
-from jaxd_server.compilation.builder import Made
+from jaxd_protocol.explain.argument_shapes import argument_shapes
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
+from jaxd_server.compilation.builder import BuildResult
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.disk_cache.programs import Shelf
-from jaxd_server.compilation.disk_cache.records import KeptCall
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.compilation.history.advice import Advice, Advised, advice_for
-from jaxd_server.compilation.history.ledger import Built, Ledger, Verdict
+from jaxd_server.compilation.history.advice import Advice, AdviceHistory, advice_for
+from jaxd_server.compilation.history.ledger import BuildEntry, BuildHistory, Verdict
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
-from jaxd_server.compilation.history.visibility import Acquaintances
+from jaxd_server.compilation.history.visibility import KnownFunctions
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.logs import log_event
 
@@ -32,7 +32,7 @@ LONG_BUILD_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class BuildLogEntry:
     """One program that was made, and why.
 
     Attributes:
@@ -78,7 +78,7 @@ class Decision:
         }
 
 
-class Decisions:
+class BuildLog:
     """The most recent builds with their reasons; safe from any thread.
 
     Args:
@@ -89,27 +89,27 @@ class Decisions:
         acquaintances: who may be told what; as long as nothing else is put here, everybody all.
     """
 
-    def __init__(self, shelf: Shelf | None = None, limit: int = 200) -> None:
-        self.acquaintances = Acquaintances()
-        self._ledger = Ledger()
+    def __init__(self, shelf: ProgramCache | None = None, limit: int = 200) -> None:
+        self.acquaintances = KnownFunctions()
+        self._ledger = BuildHistory()
         self._shelf = shelf
         self._is_restored = shelf is None
         self._started = time.time()
         self._loads: dict[bytes, weakref.ref[Executable]] = {}  # by the names on disk
-        self._recent: deque[Decision] = deque(maxlen=limit)
-        self._advised = Advised()
+        self._recent: deque[BuildLogEntry] = deque(maxlen=limit)
+        self._advised = AdviceHistory()
         self._reading = threading.Lock()  # one reads the records for all who want them
         self._restoring = threading.Lock()  # guards _is_restored and _loads; never held for long
         self._lock = threading.Lock()  # guards _recent; one build after the other finds its reason
 
-    def recent(self, count: int, principal: str = "") -> list[Decision]:
+    def recent(self, count: int, principal: str = "") -> list[BuildLogEntry]:
         """The last ones that a principal may see, the last first."""
         sees_all = self.acquaintances.is_owner(principal)
         found = [one for one in list(self._recent) if sees_all or one.principal == principal]
         return found[: -count - 1 : -1] if count > 0 else []
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> BuildHistory:
         """What was built, here and by those before; reads their records when first asked for."""
         if not self._is_restored:
             with self._reading:
@@ -120,7 +120,7 @@ class Decisions:
                         self._is_restored = True
         return self._ledger
 
-    def _read(self) -> list[tuple[bytes, KeptCall, Function]]:
+    def _read(self) -> list[tuple[bytes, CallRecord, Function]]:
         """What earlier processes have kept last, oldest first, by name."""
         assert self._shelf is not None
         calls = self._shelf.calls().items()  # those of this process are added when they are made
@@ -134,9 +134,9 @@ class Decisions:
             if (function := functions[call.key]) is not None
         ]
 
-    def _restore(self, found: list[tuple[bytes, KeptCall, Function]]) -> None:
+    def _restore(self, found: list[tuple[bytes, CallRecord, Function]]) -> None:
         for name, call, function in found:
-            built = Built(
+            built = BuildEntry(
                 call.skeleton,
                 call.parameters,
                 call.trace_s + call.compile_s,
@@ -148,7 +148,7 @@ class Decisions:
             self._ledger.add(call.key, describe(function), built)
             self.acquaintances.note(call.principal, call.key)
 
-    def made(self, function: Function, skeleton: bytes, made: Made, emit: Emit) -> None:
+    def made(self, function: Function, skeleton: bytes, made: BuildResult, emit: Emit) -> None:
         """Notes an executable and tells the caller why it was made, and what to do about it."""
         if made.verdict == "load":
             self._loaded(function, made)
@@ -164,7 +164,7 @@ class Decisions:
         for one in advice:
             emit("warning", {"category": "advice", **one._asdict()})
 
-    def _loaded(self, function: Function, made: Made) -> None:
+    def _loaded(self, function: Function, made: BuildResult) -> None:
         """Costs nothing: what would have to be read for a reason is not worth it."""
         seconds = made.executable.costs.paid_s
         with self._restoring:
@@ -174,7 +174,7 @@ class Decisions:
             if self._is_restored:
                 self._ledger.attach(function.key, made.name, made.executable)
         self._recent.append(
-            Decision(
+            BuildLogEntry(
                 time.time(),
                 function.name,
                 function.key,
@@ -186,12 +186,12 @@ class Decisions:
         )
 
     def _note(
-        self, function: Function, skeleton: bytes, made: Made
-    ) -> tuple[Decision, list[Advice]]:
+        self, function: Function, skeleton: bytes, made: BuildResult
+    ) -> tuple[BuildLogEntry, list[Advice]]:
         described = describe(function)
-        arguments = argument_forms(skeleton, described.parameters)
+        arguments = argument_shapes(skeleton, described.parameters)
         now, seconds = time.time(), made.executable.costs.paid_s
-        built = Built(
+        built = BuildEntry(
             skeleton,
             described.parameters,
             seconds,
@@ -201,11 +201,11 @@ class Decisions:
             made.obstacle,
         )
         ledger, principal = self.ledger, made.executable.principal
-        seen = ledger.seen_with(self.acquaintances.sight(principal))
+        seen = ledger.filtered(self.acquaintances.sight(principal))
         with self._lock:
             reason = reason_for(seen, function.key, described, arguments)
             record = ledger.add(function.key, described, built)
-            decision = Decision(
+            decision = BuildLogEntry(
                 now,
                 function.name,
                 function.key,
@@ -218,17 +218,17 @@ class Decisions:
             self._recent.append(decision)
         self.acquaintances.note(principal, function.key)
         advice = advice_for(record, versions_of(seen, described))
-        return decision, self._advised.news(advice)
+        return decision, self._advised.new_only(advice)
 
 
-def describe(function: Function) -> Description:
+def describe(function: Function) -> FunctionDescriptor:
     """What is known of a function that the server has."""
-    meaning = function.described.meaning
-    return Description(
+    manifest = function.described.manifest
+    return FunctionDescriptor(
         function.name,
         function.described.fingerprint,
         function.options,
-        meaning.parts if meaning else (),
+        manifest.parts if manifest else (),
         function.parameters,
-        meaning.shared if meaning else True,
+        manifest.shared if manifest else True,
     )

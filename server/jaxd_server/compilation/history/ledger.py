@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
-from jaxd_protocol.explain.argument_shapes import Argument, argument_forms
-from jaxd_protocol.messages.function_manifest import Description
+from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.history.visibility import Sight
+from jaxd_server.compilation.history.visibility import Visibility
 
 Verdict = Literal["hit", "load", "compile"]
 """What a call finds: a ready executable, one on disk, or none."""
@@ -26,11 +26,11 @@ _SMALL_SKELETON: Final = 1 << 14
 
 @lru_cache(maxsize=128)  # a record is read again for each further program of its function
 def _forms_of_small(skeleton: bytes, parameters: tuple[str, ...]) -> dict[str, Argument]:
-    return argument_forms(skeleton, parameters)
+    return argument_shapes(skeleton, parameters)
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuildEntry:
     """One program that was made.
 
     Attributes:
@@ -55,7 +55,7 @@ class Built:
     def arguments(self) -> dict[str, Argument]:
         """What the arguments look like."""
         if len(self.skeleton) > _SMALL_SKELETON:
-            return argument_forms(self.skeleton, self.parameters)
+            return argument_shapes(self.skeleton, self.parameters)
         return _forms_of_small(self.skeleton, self.parameters)
 
     @property
@@ -75,7 +75,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KeyHistory:
     """What was built under one key.
 
     Attributes:
@@ -85,8 +85,8 @@ class Record:
     """
 
     key: bytes
-    description: Description
-    built: tuple[Built, ...]
+    description: FunctionDescriptor
+    built: tuple[BuildEntry, ...]
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +95,7 @@ class Record:
         return skeletons + _PART_BYTES * len(self.description.parts)
 
 
-class LedgerView:
+class BuildHistoryView:
     """The part of a build history that one principal may see.
 
     Args:
@@ -103,20 +103,20 @@ class LedgerView:
         sight: which keys may be seen.
     """
 
-    def __init__(self, ledger: Ledger, sight: Sight) -> None:
+    def __init__(self, ledger: BuildHistory, sight: Visibility) -> None:
         self._ledger = ledger
         self._sight = sight
 
-    def find(self, key: bytes) -> Record | None:
+    def find(self, key: bytes) -> KeyHistory | None:
         """What is known of a key."""
         return self._ledger.find(key) if self._sight(key) else None
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[KeyHistory]:
         """All records that may be seen, the one that was written last at the end."""
         return [record for record in self._ledger.records() if self._sight(record.key)]
 
 
-class Ledger:
+class BuildHistory:
     """The keys for which something was built last; safe from any thread.
 
     Args:
@@ -131,32 +131,32 @@ class Ledger:
         self._limit = limit
         self._limit_per_key = limit_per_key
         self._limit_bytes = limit_bytes
-        self._records: OrderedDict[bytes, Record] = OrderedDict()
+        self._records: OrderedDict[bytes, KeyHistory] = OrderedDict()
         self._nbytes = 0
         self._lock = threading.Lock()  # guards _records and _nbytes
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def find(self, key: bytes) -> Record | None:
+    def find(self, key: bytes) -> KeyHistory | None:
         """What is known of a key."""
         return self._records.get(key)
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[KeyHistory]:
         """All records, the one that was written last at the end."""
         with self._lock:
             return list(self._records.values())
 
-    def seen_with(self, sight: Sight) -> LedgerView:
+    def filtered(self, sight: Visibility) -> BuildHistoryView:
         """The part of it that somebody may see."""
-        return LedgerView(self, sight)
+        return BuildHistoryView(self, sight)
 
-    def add(self, key: bytes, description: Description, built: Built) -> Record:
+    def add(self, key: bytes, description: FunctionDescriptor, built: BuildEntry) -> KeyHistory:
         """Enters a program and returns the record of its key."""
         with self._lock:
             known = self._records.pop(key, None)
             if known is None:
-                record = Record(key, self._with_shared_parts(description), (built,))
+                record = KeyHistory(key, self._with_shared_parts(description), (built,))
             else:
                 self._nbytes -= known.nbytes
                 record = replace(known, built=(*known.built, built)[-self._limit_per_key :])
@@ -180,7 +180,7 @@ class Ledger:
                 )
                 self._records[key] = replace(record, built=built)
 
-    def _with_shared_parts(self, description: Description) -> Description:
+    def _with_shared_parts(self, description: FunctionDescriptor) -> FunctionDescriptor:
         """The same, in the memory of the last record with that name: most parts never change."""
         twin = next(
             (

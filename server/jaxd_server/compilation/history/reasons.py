@@ -11,13 +11,18 @@ from jaxd_protocol.explain.argument_differences import argument_differences
 from jaxd_protocol.explain.argument_shapes import Argument
 from jaxd_protocol.explain.key_differences import (
     Difference,
-    in_one_line,
     option_differences,
     part_differences,
     similarity,
+    summarize,
 )
-from jaxd_protocol.messages.function_manifest import Description
-from jaxd_server.compilation.history.ledger import Built, Ledger, LedgerView, Record
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
+from jaxd_server.compilation.history.ledger import (
+    BuildEntry,
+    BuildHistory,
+    BuildHistoryView,
+    KeyHistory,
+)
 
 _MAX_COMPARED: Final = 64
 _ALIKE_SAME_NAME: Final = 0.2
@@ -57,8 +62,8 @@ class Reason:
         differences: what differs; empty when it was built before and is gone.
     """
 
-    nearest: Record | None = None
-    built: Built | None = None
+    nearest: KeyHistory | None = None
+    built: BuildEntry | None = None
     differences: tuple[Difference, ...] = ()
 
     @property
@@ -66,13 +71,13 @@ class Reason:
         """One line."""
         if self.nearest is None:
             return _FIRST
-        return in_one_line(self.differences) or _DROPPED
+        return summarize(self.differences) or _DROPPED
 
 
 def reason_for(
-    ledger: Ledger | LedgerView,
+    ledger: BuildHistory | BuildHistoryView,
     key: bytes,
-    description: Description,
+    description: FunctionDescriptor,
     arguments: Mapping[str, Argument] | None,
 ) -> Reason:
     """Compares a call with what was built so far.
@@ -98,7 +103,9 @@ def reason_for(
     return Reason(nearest, built, found[:_MAX_DIFFERENCES])
 
 
-def versions_of(ledger: Ledger | LedgerView, description: Description) -> list[Record]:
+def versions_of(
+    ledger: BuildHistory | BuildHistoryView, description: FunctionDescriptor
+) -> list[KeyHistory]:
     """The records of functions with that name, the last one first."""
     name = description.short_name
     records = reversed(ledger.records())
@@ -106,7 +113,9 @@ def versions_of(ledger: Ledger | LedgerView, description: Description) -> list[R
     return list(islice(same, _MAX_COMPARED))
 
 
-def key_differences(before: Description, after: Description) -> tuple[Difference, ...]:
+def key_differences(
+    before: FunctionDescriptor, after: FunctionDescriptor
+) -> tuple[Difference, ...]:
     """What differs between two functions with their options."""
     options = option_differences(before.options, after.options)
     if not (before.shared and after.shared):
@@ -117,8 +126,8 @@ def key_differences(before: Description, after: Description) -> tuple[Difference
 
 
 def _nearest_version(
-    ledger: Ledger | LedgerView, description: Description
-) -> tuple[Record | None, tuple[Difference, ...]]:
+    ledger: BuildHistory | BuildHistoryView, description: FunctionDescriptor
+) -> tuple[KeyHistory | None, tuple[Difference, ...]]:
     """The last one of those that differ least, and how."""
     candidates = [
         record
@@ -129,7 +138,7 @@ def _nearest_version(
     return min(compared, key=lambda pair: len(pair[1]), default=(None, ()))
 
 
-def _is_like(one: Description, other: Description) -> bool:
+def _is_like(one: FunctionDescriptor, other: FunctionDescriptor) -> bool:
     """Whether two functions of one name are versions of each other, and no namesakes."""
     if one.fingerprint and one.fingerprint == other.fingerprint:
         return True
@@ -139,12 +148,14 @@ def _is_like(one: Description, other: Description) -> bool:
     return same_file or similarity(one.parts, other.parts) >= _ALIKE_SAME_NAME
 
 
-def _file(description: Description) -> str:
+def _file(description: FunctionDescriptor) -> str:
     """Where the function itself stands: it is the first part of its fingerprint."""
     return description.parts[0].where.rpartition(":")[0]
 
 
-def _renamed(ledger: Ledger | LedgerView, description: Description) -> list[Record]:
+def _renamed(
+    ledger: BuildHistory | BuildHistoryView, description: FunctionDescriptor
+) -> list[KeyHistory]:
     """The one record that has most in common, whatever its name, if that is much."""
     recent = islice(reversed(ledger.records()), _MAX_COMPARED)
     shares = [(similarity(each.description.parts, description.parts), each) for each in recent]
@@ -153,8 +164,8 @@ def _renamed(ledger: Ledger | LedgerView, description: Description) -> list[Reco
 
 
 def _nearest_arguments(
-    record: Record, arguments: Mapping[str, Argument]
-) -> tuple[Built, tuple[Difference, ...]]:
+    record: KeyHistory, arguments: Mapping[str, Argument]
+) -> tuple[BuildEntry, tuple[Difference, ...]]:
     compared = [
         (built, argument_differences(built.arguments, arguments))
         for built in reversed(record.built)

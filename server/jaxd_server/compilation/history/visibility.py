@@ -14,16 +14,16 @@ from typing import Final
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.network.accounts import UNNAMED
 
-Sight = Callable[[bytes], bool]
+Visibility = Callable[[bytes], bool]
 """Whether somebody may be shown what there is about a key."""
 
-_MOST_KEYS: Final = 10_000
+_MAX_KEYS: Final = 10_000
 """For each principal, those that it has called last."""
 
 _ROOT: Final = "uid:0"
 
 
-class Acquaintances:
+class KnownFunctions:
     """The functions that each principal has called. Thread-safe.
 
     Args:
@@ -40,9 +40,9 @@ class Acquaintances:
         if self.is_owner(principal):
             return
         with self._lock:
-            self._known.setdefault(principal, BoundedDict(_MOST_KEYS))[key] = None
+            self._known.setdefault(principal, BoundedDict(_MAX_KEYS))[key] = None
 
-    def sight(self, principal: str) -> Sight:
+    def sight(self, principal: str) -> Visibility:
         """What a principal may be shown."""
         if self.is_owner(principal):
             return lambda key: True

@@ -7,24 +7,24 @@ from typing import Final, NamedTuple
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.messages.failures import ForwardedFailure
 from jaxd_server.codec.arguments import structure_of
-from jaxd_server.codec.rebind_results import adopted
-from jaxd_server.codec.results import ResultForm
+from jaxd_server.codec.rebind_results import rebind_form
+from jaxd_server.codec.results import ResultLayout
 from jaxd_server.compilation.compiling.build_request import BuildRequest
-from jaxd_server.compilation.compiling.builds import present_build
+from jaxd_server.compilation.compiling.builds import current_build
 from jaxd_server.compilation.compiling.compiler import LoweredFunction
-from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.compilation.remote_trace.messages import (
     Ended,
     Failed,
     Lowered,
-    Order,
     Outdated,
     Refused,
     Reply,
+    TraceRequest,
     sent_data,
 )
-from jaxd_server.compilation.remote_trace.pool import Tracers, asked
+from jaxd_server.compilation.remote_trace.pool import TracerPool, trace_with
 from jaxd_server.compilation.remote_trace.process import TracerProcess
 from jaxd_server.runtime.events import OutputOnce
 from jaxd_server.runtime.logs import log_event
@@ -32,7 +32,7 @@ from jaxd_server.runtime.logs import log_event
 _MAX_PICKLED_BYTES: Final = 64 << 20
 
 
-class Errand(NamedTuple):
+class RemoteTrace(NamedTuple):
     """One function to be traced and lowered elsewhere.
 
     Attributes:
@@ -44,11 +44,11 @@ class Errand(NamedTuple):
         emit: told what happens meanwhile.
     """
 
-    tracers: Tracers
+    tracers: TracerPool
     tracer: TracerProcess
-    order: Order
+    order: TraceRequest
     source: FunctionSource
-    shelf: Shelf | None
+    shelf: ProgramCache | None
     emit: OutputOnce
 
     def lower(self) -> LoweredFunction | None:
@@ -60,11 +60,11 @@ class Errand(NamedTuple):
             InternalError: when the function ended the process that traced it.
         """
         self.emit.begin_trace()
-        reply = asked(self.tracer, self.order, self.emit)
-        build = present_build()
+        reply = trace_with(self.tracer, self.order, self.emit)
+        build = current_build()
         if build is not None:
-            if build.is_left and isinstance(reply, Lowered | Failed | Refused):
-                self.tracers.heed(reply.side)
+            if build.is_abandoned and isinstance(reply, Lowered | Failed | Refused):
+                self.tracers.apply_side_effects(reply.side)
             build.check()
         if isinstance(reply, Ended) and reply.orders:  # another one, or somebody, may have ended it
             self.emit.begin_trace()
@@ -74,11 +74,11 @@ class Errand(NamedTuple):
             if not isinstance(again, Ended) or again.orders:  # else it is cleared of nothing
                 reply = again
         if isinstance(reply, Ended) and reply.orders:
-            self.tracers.beware(self.order.key)
+            self.tracers.mark_deadly(self.order.key)
             raise _ended(self.order.name, reply.how)
-        return self._understood(reply)
+        return self._parse_reply(reply)
 
-    def with_code(self) -> Errand:
+    def with_code(self) -> RemoteTrace:
         """The same with the code; the client is asked for it when it is not on disk."""
         return self._replace(order=self.order._replace(code=self._code()))
 
@@ -90,7 +90,7 @@ class Errand(NamedTuple):
         with self.source.waiting():
             return bytes(self.source.code(fingerprint))
 
-    def _understood(self, reply: Reply) -> LoweredFunction | None:
+    def _parse_reply(self, reply: Reply) -> LoweredFunction | None:
         if isinstance(reply, Ended):
             return None  # before it had begun
         if isinstance(reply, Outdated):
@@ -98,20 +98,20 @@ class Errand(NamedTuple):
             self.tracers.drop(self.tracer)
             return None
         if isinstance(reply, Refused):
-            self.tracers.heed(reply.side)  # a trace that was in vain is one as well
+            self.tracers.apply_side_effects(reply.side)  # a trace that was in vain is one as well
             log_event("tracer_refused", function=self.order.name, reason=reply.reason)
             self.tracer.known.discard(self.order.fingerprint)
             if reply.always:
                 self.tracers.refused[self.order.key] = None
             return None
-        self.tracers.heed(reply.side)
+        self.tracers.apply_side_effects(reply.side)
         self.tracer.known.add(self.order.fingerprint)
         if isinstance(reply, Failed):
             raise ForwardedFailure(reply.failure)
         return _lowered(reply)
 
 
-def order_of(request: BuildRequest, name: bytes) -> Order | None:
+def trace_request_of(request: BuildRequest, name: bytes) -> TraceRequest | None:
     """What the tracer has to know of a call, but for the code; None when that is too much.
 
     Args:
@@ -122,15 +122,15 @@ def order_of(request: BuildRequest, name: bytes) -> Order | None:
         request.placement, request.blob, request.buffers, warm_only=request.warm_only
     )
     described = request.function.described
-    if described.meaning is None or sum(map(len, buffers)) > _MAX_PICKLED_BYTES:
+    if described.manifest is None or sum(map(len, buffers)) > _MAX_PICKLED_BYTES:
         return None
-    return Order(
+    return TraceRequest(
         0,
         request.function.key,
         described.fingerprint,
         described.name,
         described.options.to_bytes(),
-        described.meaning.to_message(),
+        described.manifest.to_message(),
         None,
         request.skeleton,
         scalars,
@@ -147,6 +147,6 @@ def _ended(name: str, how: str) -> InternalError:
 
 
 def _lowered(reply: Lowered) -> LoweredFunction:
-    form = adopted(ResultForm.of(reply.skeleton, reply.order))
+    form = rebind_form(ResultLayout.of(reply.skeleton, reply.order))
     structure = structure_of(((0,) * len(reply.order), {}))  # its own is of no use here
     return LoweredFunction(reply.program, None, form, structure, reply.trace_s, reply.data)

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.failures import Failure
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.packages.packages import Package
-from jaxd_protocol.pytree import Layout, Placement, read_scalar
+from jaxd_protocol.pytree import BlobLayout, Layout, read_scalar
 from jaxd_server.codec.arguments import empty_leaves
 from jaxd_server.compilation.functions.function import Described
 
 
-class Order(NamedTuple):
+class TraceRequest(NamedTuple):
     """A request to trace and lower one function.
 
     Attributes:
@@ -33,7 +33,7 @@ class Order(NamedTuple):
     fingerprint: bytes
     name: str
     options: bytes
-    meaning: tuple[Any, ...]
+    manifest: tuple[Any, ...]
     code: bytes | None
     skeleton: bytes
     scalars: tuple[Any, ...]
@@ -42,11 +42,11 @@ class Order(NamedTuple):
 
     def described(self) -> Described:
         """What the client said."""
-        meaning = Meaning.from_message(self.meaning)
-        return Described(self.fingerprint, self.name, Options.from_bytes(self.options), meaning)
+        manifest = FunctionManifest.from_message(self.manifest)
+        return Described(self.fingerprint, self.name, Options.from_bytes(self.options), manifest)
 
 
-class Forget(NamedTuple):
+class CancelTrace(NamedTuple):
     """Cancels a request, which is answered all the same."""
 
     number: int
@@ -67,7 +67,7 @@ class Event(NamedTuple):
     content: dict[str, Any]
 
 
-class Side(NamedTuple):
+class SideEffects(NamedTuple):
     """Counters and imports that a request has changed beside its result.
 
     Attributes:
@@ -88,7 +88,7 @@ class Lowered(NamedTuple):
     skeleton: bytes
     order: tuple[int, ...]
     trace_s: float
-    side: Side
+    side: SideEffects
 
 
 class Failed(NamedTuple):
@@ -96,7 +96,7 @@ class Failed(NamedTuple):
 
     number: int
     failure: Failure
-    side: Side
+    side: SideEffects
 
 
 class Refused(NamedTuple):
@@ -105,7 +105,7 @@ class Refused(NamedTuple):
     number: int
     reason: str
     always: bool
-    side: Side
+    side: SideEffects
 
 
 class Outdated(NamedTuple):
@@ -132,7 +132,7 @@ Reply = Lowered | Failed | Refused | Outdated | Ended
 
 
 def sent_data(
-    placement: Placement, blob: bytes, buffers: Sequence[memoryview], *, warm_only: bool = False
+    placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview], *, warm_only: bool = False
 ) -> tuple[tuple[Any, ...], tuple[memoryview, ...]]:
     """The plain numbers among the arguments of a call, and the buffers of its pickled leaves.
 
@@ -152,7 +152,9 @@ def sent_data(
     return tuple(scalars), tuple(one for first, end in ranges for one in buffers[first:end])
 
 
-def leaves_of_order(layout: Layout, scalars: Sequence[Any], buffers: Sequence[bytes]) -> list[Any]:
+def leaves_of_request(
+    layout: Layout, scalars: Sequence[Any], buffers: Sequence[bytes]
+) -> list[Any]:
     """The leaves of the arguments, with zeros for the data of arrays."""
     leaves = empty_leaves(layout, [memoryview(buffer) for buffer in buffers])
     numbered = (index for index, leaf in enumerate(layout.leaves) if leaf.tag not in "AKP")

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Literal
 
 from jaxd_server.compilation.compiling.build_request import BuildRequest
-from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
-from jaxd_server.compilation.remote_trace.job import Errand, order_of
-from jaxd_server.compilation.remote_trace.pool import Tracers
+from jaxd_server.compilation.remote_trace.job import RemoteTrace, trace_request_of
+from jaxd_server.compilation.remote_trace.pool import TracerPool
 from jaxd_server.compilation.remote_trace.process import TracerProcess
-from jaxd_server.jax_compat.lowered_transfer import understands
+from jaxd_server.jax_compat.lowered_transfer import can_unpack
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.imported_packages import ImportedPackages
 
@@ -23,7 +23,7 @@ TraceIn = Literal["auto", "worker", "tracer"]
 """Where functions are traced: `auto` as there are clients, always here, or always there."""
 
 
-class Tracing:
+class TracePolicy:
     """Sends a build to a tracer when it is worth it. Thread-safe.
 
     Args:
@@ -41,20 +41,20 @@ class Tracing:
         is_shared: Callable[[], bool],
         counters: Counters,
         packages: ImportedPackages,
-        shelf: Shelf | None = None,
-        start: Callable[[], TracerProcess] = lambda: TracerProcess("text", understands),
+        shelf: ProgramCache | None = None,
+        start: Callable[[], TracerProcess] = lambda: TracerProcess("text", can_unpack),
     ) -> None:
         self._trace_in = trace_in
         self._is_shared = is_shared
         self._shelf = shelf
-        self._tracers = Tracers(counters, packages, start)
+        self._tracers = TracerPool(counters, packages, start)
 
     def settle(self) -> None:
         """Starts the tracer now if it is wanted whoever comes."""
         if self._trace_in == "tracer":
             self._tracers.present()
 
-    def errand(self, request: BuildRequest) -> Errand | None:
+    def errand(self, request: BuildRequest) -> RemoteTrace | None:
         """What has to be done to have a function traced elsewhere; None: it is traced here.
 
         The client is asked for the code when that is needed.
@@ -71,13 +71,13 @@ class Tracing:
         name = call_name(function, request.arguments)
         if name is None:
             return None  # another process may not mean the same by it
-        order = order_of(request, name)
+        order = trace_request_of(request, name)
         if order is None:
             return None
         tracer = self._ready(patiently=function.key in tracers.deadly)
         if tracer is None:
             return None
-        errand = Errand(tracers, tracer, order, request.source, self._shelf, request.emit)
+        errand = RemoteTrace(tracers, tracer, order, request.source, self._shelf, request.emit)
         return errand if order.fingerprint in tracer.known else errand.with_code()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Tracing:
 
     def _is_wanted(self) -> bool:
         wanted = self._trace_in == "tracer" or (self._trace_in == "auto" and self._is_shared())
-        return wanted and not self._tracers.are_off
+        return wanted and not self._tracers.is_disabled
 
     def _ready(self, *, patiently: bool) -> TracerProcess | None:
         """The tracer; one that has only just been started is for the next build."""

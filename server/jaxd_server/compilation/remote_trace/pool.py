@@ -9,19 +9,19 @@ from contextlib import closing
 from typing import Final
 
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_server.compilation.compiling.builds import present_build
-from jaxd_server.compilation.remote_trace.messages import Order, Reply, Side
+from jaxd_server.compilation.compiling.builds import current_build
+from jaxd_server.compilation.remote_trace.messages import Reply, SideEffects, TraceRequest
 from jaxd_server.compilation.remote_trace.process import TracerProcess
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
 
-_MAX_NOTED: Final = 10_000
-_MAX_FALSE_STARTS: Final = 3
+_MAX_KEYS: Final = 10_000
+_MAX_FAILED_STARTS: Final = 3
 
 
-class Tracers:
+class TracerPool:
     """Provides a tracer when one is needed; knows the functions that it cannot trace. Thread-safe.
 
     Args:
@@ -37,8 +37,8 @@ class Tracers:
     def __init__(
         self, counters: Counters, packages: ImportedPackages, start: Callable[[], TracerProcess]
     ) -> None:
-        self.refused = BoundedDict[bytes, None](_MAX_NOTED)
-        self.deadly = BoundedDict[bytes, None](_MAX_NOTED)
+        self.refused = BoundedDict[bytes, None](_MAX_KEYS)
+        self.deadly = BoundedDict[bytes, None](_MAX_KEYS)
         self._counters = counters
         self._packages = packages
         self._start = start
@@ -48,7 +48,7 @@ class Tracers:
         self._lock = threading.Lock()  # guards the three
 
     @property
-    def are_off(self) -> bool:
+    def is_disabled(self) -> bool:
         """Whether there is none any more, and will be none."""
         return self._is_off
 
@@ -58,7 +58,7 @@ class Tracers:
             tracer = self._tracer
             if tracer is not None and tracer.state == "ended":
                 self._false_starts = 0 if tracer.was_ready else self._false_starts + 1
-                if self._false_starts >= _MAX_FALSE_STARTS:
+                if self._false_starts >= _MAX_FAILED_STARTS:
                     log_event("tracer_given_up", level=logging.WARNING)
                     self._is_off = True
                 tracer = None
@@ -82,30 +82,30 @@ class Tracers:
         if tracer is not None:
             tracer.close()
 
-    def alone(self, order: Order, emit: Emit) -> Reply:
+    def alone(self, order: TraceRequest, emit: Emit) -> Reply:
         """Has an order worked out in a process that does nothing else."""
         with closing(self._start()) as tracer:
             tracer.wait()
-            return asked(tracer, order, emit)
+            return trace_with(tracer, order, emit)
 
-    def heed(self, side: Side) -> None:
+    def apply_side_effects(self, side: SideEffects) -> None:
         """Applies counters and imports that a tracer has reported."""
         self._counters.add(**side.counts)
         self._packages.adopt(side.packages)
 
-    def beware(self, key: bytes) -> None:
+    def mark_deadly(self, key: bytes) -> None:
         """Records that a function crashes the process that traces it."""
         self.deadly[key] = None
         self.present()  # for others, who need not wait for it then
 
 
-def asked(tracer: TracerProcess, order: Order, emit: Emit) -> Reply:
+def trace_with(tracer: TracerProcess, order: TraceRequest, emit: Emit) -> Reply:
     """What a tracer makes of an order; whoever gives up the build that this thread does ends it."""
-    build = present_build()
+    build = current_build()
     if build is None:
         return tracer.ask(order, emit)
     build.end_by_force = tracer.kill
     try:
-        return tracer.ask(order, emit, build.telling)
+        return tracer.ask(order, emit, build.cancel_hook)
     finally:
         build.end_by_force = None

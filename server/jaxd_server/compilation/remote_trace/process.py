@@ -16,16 +16,23 @@ from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final, Literal
 
-from jaxd_server.compilation.remote_trace.messages import Ended, Event, Forget, Order, Ready, Reply
+from jaxd_server.compilation.remote_trace.messages import (
+    CancelTrace,
+    Ended,
+    Event,
+    Ready,
+    Reply,
+    TraceRequest,
+)
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.threads.fairness import Telling
+from jaxd_server.runtime.threads.fairness import CancelHook
 
 TRACER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.tracer.tracer")
 
-_PATIENCE_S: Final = 5.0
+_MAX_WAIT_S: Final = 5.0
 
-_START_S: Final = 60.0
+_START_TIMEOUT_S: Final = 60.0
 """One that takes longer to come up never will."""
 
 
@@ -64,7 +71,7 @@ class TracerProcess:
         self._connection: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
         # One thread for as long as it lives: Linux kills it when the thread ends that started it.
-        self._thread = threading.Thread(target=self._live, name="jaxd-tracer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="jaxd-tracer", daemon=True)
         self._thread.start()
 
     @property
@@ -82,7 +89,9 @@ class TracerProcess:
         self._settled.wait()
         return self._state == "ready"
 
-    def ask(self, order: Order, emit: Emit, telling: Telling = lambda hook: nullcontext()) -> Reply:
+    def ask(
+        self, order: TraceRequest, emit: Emit, telling: CancelHook = lambda hook: nullcontext()
+    ) -> Reply:
         """Has an order worked out, however long that takes.
 
         Args:
@@ -113,7 +122,7 @@ class TracerProcess:
         connection = self._connection
         with suppress(OSError), self._sending:
             if connection is not None:
-                connection.send(Forget(number))
+                connection.send(CancelTrace(number))
 
     def kill(self) -> None:
         """Ends it at once, whatever it does; who waits for an order learns of it."""
@@ -134,9 +143,9 @@ class TracerProcess:
         if self._process is not None:
             self._process.kill()
         if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE_S)
+            self._thread.join(_MAX_WAIT_S)
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
             connection = self._start()
             if self._closing:
@@ -171,7 +180,7 @@ class TracerProcess:
 
     def _listen(self, connection: Connection) -> None:
         with connection:
-            if not connection.poll(_START_S):
+            if not connection.poll(_START_TIMEOUT_S):
                 log_event("tracer_too_slow", level=logging.WARNING, pid=self.pid)
                 assert self._process is not None
                 self._process.kill()
@@ -188,9 +197,9 @@ class TracerProcess:
             self._settled.set()
             log_event("tracer_ready", pid=self.pid)
             while True:
-                self._pass_on(connection.recv())
+                self._dispatch(connection.recv())
 
-    def _pass_on(self, message: Any) -> None:
+    def _dispatch(self, message: Any) -> None:
         with self._lock:
             if isinstance(message, Event):
                 inbox = self._waiting.get(message.number)
@@ -203,7 +212,7 @@ class TracerProcess:
             self.close()
 
     def _end(self) -> None:
-        how = self._ending()
+        how = self._reap()
         with self._lock:
             self._state = "ended"
             left = list(self._waiting.values())
@@ -215,12 +224,12 @@ class TracerProcess:
         for inbox in left:
             inbox.put(Ended(how, suspects))
 
-    def _ending(self) -> str:
+    def _reap(self) -> str:
         """Collects the process."""
         if self._process is None:
             return "it could not be started"
         try:
-            code = self._process.wait(_PATIENCE_S)
+            code = self._process.wait(_MAX_WAIT_S)
         except subprocess.TimeoutExpired:  # it has only closed its end
             self._process.kill()
             code = self._process.wait()

@@ -23,23 +23,23 @@ from typing import Any, Final
 from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
 from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import refuse
+from jaxd_protocol.network.handshake import refuse_client
 from jaxd_protocol.network.versions import peer_uid
-from jaxd_server.auth.acceptor import Admits, Reception
+from jaxd_server.auth.acceptor import Acceptor, Authenticates
 from jaxd_server.auth.accounts import Accounts
-from jaxd_server.auth.authenticator import Admitted, Doormen
-from jaxd_server.auth.connected_accounts import Visitors
+from jaxd_server.auth.authenticator import AuthenticatedPeer, AuthenticatorFactory
+from jaxd_server.auth.connected_accounts import ConnectedAccounts
 from jaxd_server.auth.handover import hand_over
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.gateway.tls_proxy import relay
+from jaxd_server.processes.gateway.tls_proxy import relay_tls
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_process import die_with_the_parent
-from jaxd_server.runtime.json_lines import Tether
+from jaxd_server.runtime.json_lines import HostChannel
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import allow_files
 
-_LOOK_S: Final = 0.5
-_DECISION_S: Final = 30.0
+_POLL_S: Final = 0.5
+_ANSWER_TIMEOUT_S: Final = 30.0
 """The host has much to do only when it starts a process."""
 
 
@@ -50,23 +50,23 @@ def main() -> None:
     logs.configure(options.log_format, "door")
     die_with_the_parent()
     allow_files(2 * options.max_connections)  # of a relayed client, one for either side
-    door = Door(options)
-    tether = Tether(
+    door = Gateway(options)
+    tether = HostChannel(
         socket.socket(fileno=argument["tether_fd"]),
         door.status,
         door.stopping.set,
         lambda: os._exit(1),
-        door.obey,
+        door.handle_order,
     )
     door.open(tether, argument["listeners"])
-    tether.tell({"event": "ready"})
+    tether.notify({"event": "ready"})
     door.watch()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-class Door:
+class Gateway:
     """The gateway: all its listeners, and its requests to the host.
 
     Args:
@@ -80,53 +80,57 @@ class Door:
         self.stopping = threading.Event()
         self._options = options
         self._accounts = Accounts(options)
-        self._visitors = Visitors(self._accounts)
-        self._tether: Tether | None = None
-        self._gates: list[Gate] = []
+        self._visitors = ConnectedAccounts(self._accounts)
+        self._tether: HostChannel | None = None
+        self._listeners: list[GatewayListener] = []
         self._numbers = itertools.count(1)
-        self._asked: dict[int, Future[Mapping[str, Any]]] = {}
-        self._here: Counter[str] = Counter()
-        self._told: dict[str, str] | None = None  # what the host takes the tokens to be
+        self._pending: dict[int, Future[Mapping[str, Any]]] = {}
+        self._clients: Counter[str] = Counter()
+        self._reported_tokens: dict[str, str] | None = None  # what the host takes the tokens to be
         self._lock = threading.Lock()  # guards the three
-        self._telling = threading.RLock()  # held from a look at the tokens until the host is told,
+        self._report_lock = (
+            threading.RLock()
+        )  # held from a look at the tokens until the host is told,
         # so that what the host hears last is what they were last
         self._busy_at = time.monotonic()
 
-    def open(self, tether: Tether, listeners: list[dict[str, Any]]) -> None:
+    def open(self, tether: HostChannel, listeners: list[dict[str, Any]]) -> None:
         """Lets clients in from now on."""
         self._tether = tether
-        self._tell_of_accounts()
-        doormen = Doormen(self._options, self._accounts)
+        self._report_accounts()
+        doormen = AuthenticatorFactory(self._options, self._accounts)
         for listener in listeners:
             address = Address.parse(listener["address"])
-            gate = Gate(socket.socket(fileno=listener["fd"]), address, doormen.at(address), self)
+            gate = GatewayListener(
+                socket.socket(fileno=listener["fd"]), address, doormen.at(address), self
+            )
             gate.start_in_thread()
-            self._gates.append(gate)
+            self._listeners.append(gate)
 
     def watch(self) -> None:
         """Closes connections of revoked accounts; returns when all clients have gone."""
-        while not self.stopping.wait(_LOOK_S):
-            self._visitors.look()
-            self._tell_of_accounts()
-        for gate in self._gates:
+        while not self.stopping.wait(_POLL_S):
+            self._visitors.poll()
+            self._report_accounts()
+        for gate in self._listeners:
             gate.close()
-        while self._here.total():  # workers finish what they do
-            time.sleep(_LOOK_S / 10)
+        while self._clients.total():  # workers finish what they do
+            time.sleep(_POLL_S / 10)
 
     def status(self) -> dict[str, Any]:
         """For the host."""
-        here = self._here.total()
+        here = self._clients.total()
         idle_s = 0.0 if here else time.monotonic() - self._busy_at
         return {"running_calls": here, "connections": here, "idle_s": idle_s}
 
-    def obey(self, order: Mapping[str, Any]) -> None:
+    def handle_order(self, order: Mapping[str, Any]) -> None:
         """Takes the host's answer to a question."""
         with self._lock:
-            waiting = self._asked.pop(order.get("id", 0), None)
+            waiting = self._pending.pop(order.get("id", 0), None)
         if waiting is not None:
             waiting.set_result(order)
 
-    def place_for(self, admitted: Admitted) -> str:
+    def worker_path_for(self, admitted: AuthenticatedPeer) -> str:
         """Where the worker of a client listens; the host starts it if need be.
 
         Raises:
@@ -137,7 +141,7 @@ class Door:
         self._busy_at = time.monotonic()
         account = admitted.account
         found = self._ask(admitted.principal, account)
-        self._prove_stays(account)
+        self._check_still_valid(account)
         match found:
             case {"path": str(path)}:
                 return path
@@ -146,7 +150,7 @@ class Door:
         raise NoServer(str(found.get("refused", "the server does not say where to go.")))
 
     @contextmanager
-    def attending(self, principal: str) -> Iterator[None]:
+    def counting_client(self, principal: str) -> Iterator[None]:
         """Counts a client that the gateway handles: during handover, or while its TLS is relayed.
 
         Raises:
@@ -154,34 +158,34 @@ class Door:
         """
         limit = max(1, int(self._options.max_connections * self._options.call_share))
         with self._lock:
-            if self._here[principal] >= limit:
+            if self._clients[principal] >= limit:
                 raise Busy(
                     f"{limit} clients of yours are coming in, or are here over TLS, which is your "
                     "share of --max-connections. Close some, or connect later."
                 )
-            self._here[principal] += 1
+            self._clients[principal] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._here[principal] -= 1
-                if not self._here[principal]:
-                    del self._here[principal]
+                self._clients[principal] -= 1
+                if not self._clients[principal]:
+                    del self._clients[principal]
             self._busy_at = time.monotonic()
 
     @property
-    def visitors(self) -> Visitors:
+    def visitors(self) -> ConnectedAccounts:
         """The open connections of accounts."""
         return self._visitors
 
     @property
-    def most_clients(self) -> int:
+    def max_clients(self) -> int:
         """That may be here at the same time."""
         return self._options.max_connections
 
-    def _prove_stays(self, account: Account | None) -> None:
-        if account is not None and not self._accounts.may_stay(account):
-            self._tell_of_accounts(again=True)  # the host may have started a worker for it
+    def _check_still_valid(self, account: Account | None) -> None:
+        if account is not None and not self._accounts.is_still_valid(account):
+            self._report_accounts(again=True)  # the host may have started a worker for it
             raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
 
     def _ask(self, principal: str, account: Account | None) -> Mapping[str, Any]:
@@ -191,31 +195,31 @@ class Door:
         answer: Future[Mapping[str, Any]] = Future()
         with self._lock:
             number = next(self._numbers)
-            self._asked[number] = answer
+            self._pending[number] = answer
         try:
-            with self._telling:
-                self._prove_stays(account)  # an old token would end the new one's worker
+            with self._report_lock:
+                self._check_still_valid(account)  # an old token would end the new one's worker
                 with self._lock:
-                    if self._told is not None and token is not None:
-                        self._told[principal] = token
-                self._tether.tell({**question, "id": number})
-            return answer.result(_DECISION_S)
+                    if self._reported_tokens is not None and token is not None:
+                        self._reported_tokens[principal] = token
+                self._tether.notify({**question, "id": number})
+            return answer.result(_ANSWER_TIMEOUT_S)
         except TimeoutError as error:
             raise NoServer("the server's host does not answer. See its log.") from error
         finally:
             with self._lock:
-                self._asked.pop(number, None)
+                self._pending.pop(number, None)
 
-    def _tell_of_accounts(self, *, again: bool = False) -> None:
+    def _report_accounts(self, *, again: bool = False) -> None:
         """Reports to the host which accounts are valid: those whose token is unchanged."""
         assert self._tether is not None
-        with self._telling:
+        with self._report_lock:
             now = {account.principal: _digest(account) for account in self._accounts.now()}
             with self._lock:
-                is_known = now == self._told
-                self._told = dict(now)
+                is_known = now == self._reported_tokens
+                self._reported_tokens = dict(now)
             if again or not is_known:
-                self._tether.tell({"event": "accounts", "valid": now})
+                self._tether.notify({"event": "accounts", "valid": now})
 
 
 def _digest(account: Account) -> str:
@@ -223,17 +227,17 @@ def _digest(account: Account) -> str:
     return hashlib.sha256(account.token.encode()).hexdigest()
 
 
-class Gate(Reception):
+class GatewayListener(Acceptor):
     """Accepts the clients of one listener and hands them over to their workers."""
 
     def __init__(
-        self, listener: socket.socket, address: Address, doorman: Admits, door: Door
+        self, listener: socket.socket, address: Address, doorman: Authenticates, door: Gateway
     ) -> None:
-        super().__init__(listener, address, self, door.most_clients, door.visitors)
+        super().__init__(listener, address, self, door.max_clients, door.visitors)
         self._doorman = doorman
         self._door = door
 
-    def admit(self, sock: socket.socket) -> Admitted:
+    def admit(self, sock: socket.socket) -> AuthenticatedPeer:
         """Authenticates one peer; a user may have no more than its share of handshakes.
 
         Raises:
@@ -243,20 +247,20 @@ class Gate(Reception):
         uid = peer_uid(sock) if sock.family == socket.AF_UNIX else None
         if uid is None:
             return self._doorman.admit(sock)  # strangers are few at a time
-        with self._door.attending(f"uid:{uid} comes in"):
+        with self._door.counting_client(f"uid:{uid} comes in"):
             return self._doorman.admit(sock)
 
-    def _serve_client(self, admitted: Admitted) -> None:
+    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
         line = admitted.line
         try:
-            with self._door.attending(admitted.principal):
-                path = self._door.place_for(admitted)
+            with self._door.counting_client(admitted.principal):
+                path = self._door.worker_path_for(admitted)
                 with hand_over(path, admitted) as worker:
                     if not isinstance(line, socket.socket):
-                        relay(line, worker)
+                        relay_tls(line, worker)
         except JaxdError as error:
             if admitted.guest is not None:
-                refuse(line, error)
+                refuse_client(line, error)
             raise
         except OSError as error:
             log_event("worker_not_reached", principal=admitted.principal, reason=str(error))

@@ -12,10 +12,10 @@ from jaxd_protocol.wire import tune_socket
 from jaxd_protocol.wire.tls_socket import TlsSocket
 
 _STEP_BYTES: Final = 1 << 18
-_OVER: Final = (EOFError, OSError, ssl.SSLError)
+_CONNECTION_ENDED: Final = (EOFError, OSError, ssl.SSLError)
 
 
-def relay(client: TlsSocket, worker: socket.socket) -> None:
+def relay_tls(client: TlsSocket, worker: socket.socket) -> None:
     """Passes bytes both ways until either end closes; both are shut then.
 
     Takes the calling thread for what the worker says, and another one for the client. Who is slow
@@ -42,13 +42,13 @@ def _inward(client: TlsSocket, worker: socket.socket) -> None:
             counts: list[int] = []
             client.receive_into([room], counts)
             worker.sendall(room[: sum(counts)])
-    except _OVER:
+    except _CONNECTION_ENDED:
         _shut(client.raw, worker)
 
 
 def _outward(client: TlsSocket, worker: socket.socket) -> None:
     room = memoryview(bytearray(_STEP_BYTES))
-    with suppress(*_OVER):
+    with suppress(*_CONNECTION_ENDED):
         while count := worker.recv_into(room):
             rest = room[:count]
             while rest:

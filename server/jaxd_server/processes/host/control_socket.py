@@ -13,7 +13,7 @@ from jaxd_server.runtime.json_lines import encode_line, messages
 _MAX_REQUEST_BYTES = 1 << 16
 
 
-class Controlled(Protocol):
+class ControlledServer(Protocol):
     """The interface of the host for its control socket."""
 
     async def status(self) -> dict[str, Any]:
@@ -33,7 +33,9 @@ class Controlled(Protocol):
 
 
 @asynccontextmanager
-async def answering(listening: socket, controlled: Controlled) -> AsyncIterator[None]:
+async def serving_control_socket(
+    listening: socket, controlled: ControlledServer
+) -> AsyncIterator[None]:
     """Answers on the socket `listening` until the block ends.
 
     One JSON object a line each way: `{"ask": "status"}`, `{"ask": "stop"}`,
@@ -61,7 +63,7 @@ async def answering(listening: socket, controlled: Controlled) -> AsyncIterator[
         server.close()
 
 
-async def _reply(request: Mapping[str, Any], controlled: Controlled) -> dict[str, Any]:
+async def _reply(request: Mapping[str, Any], controlled: ControlledServer) -> dict[str, Any]:
     match request:
         case {"ask": "status"}:
             return await controlled.status()

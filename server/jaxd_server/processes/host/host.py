@@ -14,15 +14,19 @@ from jaxd_protocol import __version__
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from jaxd_server.auth.listen_policy import check_trust
-from jaxd_server.auth.listeners import Listener, listening_on
-from jaxd_server.auth.tls_setup import invitations
+from jaxd_server.auth.listeners import Listener, open_listeners
+from jaxd_server.auth.tls_setup import connection_hints
 from jaxd_server.cache.directory import cache_root
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.host.control_socket import answering
-from jaxd_server.processes.supervision.quarantine import Part, Quarantine, QuarantineFile
-from jaxd_server.processes.supervision.worker_slot import Post
-from jaxd_server.processes.tenants.directory import root_of_all
-from jaxd_server.processes.tenants.manager import Crew
+from jaxd_server.processes.host.control_socket import serving_control_socket
+from jaxd_server.processes.supervision.quarantine import (
+    Quarantine,
+    QuarantineFile,
+    WorkerQuarantine,
+)
+from jaxd_server.processes.supervision.worker_slot import WorkerSlot
+from jaxd_server.processes.tenants.directory import tenants_root
+from jaxd_server.processes.tenants.manager import TenantManager
 from jaxd_server.runtime.logs import log_event
 
 
@@ -47,7 +51,7 @@ def reap_orphans(own: Collection[int]) -> list[int]:
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.processes.worker.worker")
 """`-P`: a `random.py` in the directory where somebody typed `jaxd` is not the library's."""
 
-_SHORTEST_NAP_S = 0.05
+_MIN_SLEEP_S = 0.05
 
 
 class Host:
@@ -66,12 +70,16 @@ class Host:
     ) -> None:
         self._options = options
         apart = options.worker_per_principal
-        root = root_of_all(options) if apart else cache_root(options.cache_dir)
-        self._kept = QuarantineFile(root, str(options.listen[0]))
-        self._staff: Post | Crew = (
-            Crew(options, worker_command, kept=self._kept)
+        root = tenants_root(options) if apart else cache_root(options.cache_dir)
+        self._quarantine_file = QuarantineFile(root, str(options.listen[0]))
+        self._workers: WorkerSlot | TenantManager = (
+            TenantManager(options, worker_command, kept=self._quarantine_file)
             if apart
-            else Post(options, worker_command, quarantine=Quarantine(Part(self._kept)))
+            else WorkerSlot(
+                options,
+                worker_command,
+                quarantine=Quarantine(WorkerQuarantine(self._quarantine_file)),
+            )
         )
         self._started_at = time.monotonic()
         self._listeners: list[Listener] = []
@@ -94,23 +102,23 @@ class Host:
 
     def stop(self, *, now: bool = False) -> None:
         """Begins to stop: finishes running calls first, or kills the worker `now`."""
-        self._staff.stop(now=now)
+        self._workers.stop(now=now)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Replaces the worker; see `Supervisor.restart`."""
-        return await self._staff.restart(force=force)
+        return await self._workers.restart(force=force)
 
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions that are called no more, because they have ended workers."""
-        return self._staff.quarantined()
+        return self._workers.quarantined()
 
     def release(self, what: str) -> list[dict[str, Any]]:
         """Has some of them called again, by name or fingerprint; their rows."""
-        return self._staff.release(what)
+        return self._workers.release(what)
 
     async def status(self) -> dict[str, Any]:
         """The reply of the control socket; waits half a second for a worker, and no longer."""
-        return {"host": self._describe(), **await self._staff.status()}
+        return {"host": self._describe(), **await self._workers.status()}
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -118,7 +126,7 @@ class Host:
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_at, 3),
             "listen": [str(one.address) for one in self._listeners],
-            **self._staff.describe(),
+            **self._workers.describe(),
             "log": self._log_file(),
         }
 
@@ -134,25 +142,25 @@ class Host:
         self._handle_signals()
         check_trust(self._options)
         is_shared = bool(self._options.allow_uids)
-        with listening_on(self._options.listen, for_others=is_shared) as listeners:
+        with open_listeners(self._options.listen, for_others=is_shared) as listeners:
             self._listeners = listeners
             self._control = self._options.control or control_path(listeners[0].address)
             control = [Address.unix(self._control)]
-            with listening_on(control, beside_others=is_shared) as (door,):
+            with open_listeners(control, beside_others=is_shared) as (door,):
                 for one in listeners:
                     log_event("listening", address=str(one.address), control=self._control)
-                for line in invitations(self._options, listeners):
+                for line in connection_hints(self._options, listeners):
                     print(line, flush=True)  # noqa: T201  to be typed elsewhere, so not in the log
-                async with answering(door.socket, self):
+                async with serving_control_socket(door.socket, self):
                     code = await self._serve(listeners)
-        self._kept.close()
+        self._quarantine_file.close()
         log_event("stopped", exit_code=code)
         return code
 
     async def _serve(self, listeners: Sequence[Listener]) -> int:
         watch = asyncio.create_task(self._watch_idleness())
         try:
-            return await self._staff.run(listeners, self._control)
+            return await self._workers.run(listeners, self._control)
         finally:
             watch.cancel()
 
@@ -164,12 +172,12 @@ class Host:
             loop.add_signal_handler(number, self._on_stop_signal, number)
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
-        is_second = self._staff.is_stopping
+        is_second = self._workers.is_stopping
         log_event("signal", name=number.name, second=is_second or None)
         self.stop(now=is_second)
 
     def _on_child(self) -> None:
-        workers = self._staff.processes()
+        workers = self._workers.processes()
         for worker in workers:
             worker.collect()
         if os.getpid() == 1:
@@ -178,9 +186,9 @@ class Host:
     async def _watch_idleness(self) -> None:
         limit_s = self._options.idle_timeout_s
         while limit_s > 0:
-            idle_s = await self._staff.idle_s()
+            idle_s = await self._workers.idle_s()
             if idle_s >= limit_s:
                 log_event("idle", idle_s=idle_s)
                 self.stop()
                 return
-            await asyncio.sleep(max(limit_s - idle_s, _SHORTEST_NAP_S))
+            await asyncio.sleep(max(limit_s - idle_s, _MIN_SLEEP_S))

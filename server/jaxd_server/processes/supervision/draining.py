@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from jaxd_server.processes.supervision.worker_channel import PATIENCE_S
+from jaxd_server.processes.supervision.worker_channel import ANSWER_TIMEOUT_S
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from jaxd_server.runtime.logs import log_event
 
 
-async def first_of(*events: asyncio.Event, timeout_s: float | None = None) -> None:
+async def wait_first(*events: asyncio.Event, timeout_s: float | None = None) -> None:
     """Returns when one of `events` is set, or after `timeout_s`."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
@@ -22,10 +22,10 @@ async def first_of(*events: asyncio.Event, timeout_s: float | None = None) -> No
             wait.cancel()
 
 
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
-class Retiring:
+class DrainingWorkers:
     """Workers that accept no more clients. Belongs to the thread of the event loop.
 
     Args:
@@ -49,7 +49,7 @@ class Retiring:
     def dismiss(self, worker: WorkerProcess) -> None:
         """Ends one that never let anybody in."""
         worker.kill()
-        self._tasks[worker] = asyncio.create_task(self._bury(worker))
+        self._tasks[worker] = asyncio.create_task(self._collect(worker))
 
     async def are_gone(self) -> None:
         """Returns when none of those is left that there are now."""
@@ -65,20 +65,20 @@ class Retiring:
         """
         quiet_since = time.monotonic()
         while not worker.exited.is_set():
-            if await worker.refresh(PATIENCE_S) and worker.snapshot.get("running_calls"):
+            if await worker.refresh(ANSWER_TIMEOUT_S) and worker.snapshot.get("running_calls"):
                 quiet_since = time.monotonic()
             elif time.monotonic() - quiet_since >= self._drain_timeout_s and not self._is_forced():
                 log_event("drain_timed_out", pid=worker.pid)
                 give_up()
-            await first_of(worker.exited, timeout_s=_LOOK_S)
+            await wait_first(worker.exited, timeout_s=_POLL_S)
 
     async def _retire(self, worker: WorkerProcess) -> None:
         await self.until_drained(worker, worker.kill)
-        await self._bury(worker)
+        await self._collect(worker)
 
-    async def _bury(self, worker: WorkerProcess) -> None:
+    async def _collect(self, worker: WorkerProcess) -> None:
         await worker.exited.wait()
-        await worker.hear_out()
+        await worker.read_remaining()
         worker.close()
         log_exit(worker)
         self._tasks.pop(worker, None)

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.supervisor import Supervisor
-from jaxd_server.processes.supervision.untrusted_report import fitting
-from jaxd_server.processes.supervision.worker_channel import PATIENCE_S
+from jaxd_server.processes.supervision.untrusted_report import valid_rows
+from jaxd_server.processes.supervision.worker_channel import ANSWER_TIMEOUT_S
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
-from jaxd_server.runtime.child_process import ask_for_stacks
+from jaxd_server.runtime.child_process import request_stack_dump
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import resident_bytes
 
-_SETTLED_S: Final = 60.0
+_MIN_READY_S: Final = 60.0
 """A worker that is too large sooner than that would be so again at once."""
 
 
@@ -42,18 +42,18 @@ def reason_to_recycle(
     if options.recycle_after_s and ready_s >= options.recycle_after_s:
         return f"it is {ready_s:.0f} s old (--recycle-after-s {options.recycle_after_s:g})"
     limit = options.recycle_above_bytes
-    if limit and resident_bytes >= limit and ready_s >= _SETTLED_S:
+    if limit and resident_bytes >= limit and ready_s >= _MIN_READY_S:
         return f"it has {resident_bytes >> 20:,} MiB of memory (--recycle-above-bytes)"
     return ""
 
 
-_BEAT_S: Final = 1.0
+_CHECK_S: Final = 1.0
 _STAND_BY_AFTER_S: Final = 5.0
-_STAND_BY_AT_LAST_S: Final = 60.0
-_TRY_AGAIN_S: Final = 60.0
+_STAND_BY_LATEST_S: Final = 60.0
+_RETRY_S: Final = 60.0
 
 
-class Heartbeat:
+class HealthMonitor:
     """Acts on workers that answer, and on those that do not.
 
     Args:
@@ -64,38 +64,38 @@ class Heartbeat:
     def __init__(self, supervisor: Supervisor, options: ServerOptions) -> None:
         self._supervisor = supervisor
         self._options = options
-        self._told: WorkerProcess | None = None  # people were told that this one is stuck
+        self._reported: WorkerProcess | None = None  # people were told that this one is stuck
         self._recycle_again_at = 0.0
         self._recycling: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
         """Checks the worker until it is cancelled."""
         while True:
-            await asyncio.sleep(_BEAT_S)
+            await asyncio.sleep(_CHECK_S)
             try:
-                await self._look()
+                await self._check()
             except Exception:  # noqa: BLE001  whatever it is, the next look may be better
                 log_event("heartbeat_failed", level=logging.ERROR)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         worker = self._supervisor.worker
         if worker is None or worker.state != "ready":
             return
-        if await worker.refresh(PATIENCE_S):
-            self._goes_on(worker)
+        if await worker.refresh(ANSWER_TIMEOUT_S):
+            self._check_recycling(worker)
         elif self.is_stuck(worker):
-            self._tell_of(worker)
+            self._report_stuck(worker)
 
     def is_stuck(self, worker: WorkerProcess) -> bool:
         """Whether a worker should have said something by now."""
         return worker.state == "ready" and worker.silent_s >= self._options.stuck_after_s
 
-    def _goes_on(self, worker: WorkerProcess) -> None:
-        if self._told is worker:
-            self._told = None
+    def _check_recycling(self, worker: WorkerProcess) -> None:
+        if self._reported is worker:
+            self._reported = None
             log_event("worker_answers_again", pid=worker.pid)
         ready_s = worker.ready_s
-        after_s = _STAND_BY_AT_LAST_S if worker.snapshot.get("running_calls") else _STAND_BY_AFTER_S
+        after_s = _STAND_BY_LATEST_S if worker.snapshot.get("running_calls") else _STAND_BY_AFTER_S
         if self._options.keeps_standby and ready_s >= after_s:  # not while it builds, at first
             self._supervisor.stand_by()
         if self._recycling is None and time.monotonic() >= self._recycle_again_at:
@@ -105,7 +105,7 @@ class Heartbeat:
                 self._recycling = asyncio.create_task(self._recycle(reason))
 
     async def _recycle(self, reason: str) -> None:
-        self._recycle_again_at = time.monotonic() + _TRY_AGAIN_S
+        self._recycle_again_at = time.monotonic() + _RETRY_S
         try:
             outcome = await self._supervisor.restart()
             refused = outcome.get("refused")
@@ -115,9 +115,9 @@ class Heartbeat:
         finally:
             self._recycling = None
 
-    def _tell_of(self, worker: WorkerProcess) -> None:
-        if self._told is not worker:
-            self._told = worker
+    def _report_stuck(self, worker: WorkerProcess) -> None:
+        if self._reported is not worker:
+            self._reported = worker
             log_event(
                 "worker_stuck",
                 level=logging.WARNING,
@@ -126,7 +126,7 @@ class Heartbeat:
                 process=process_state(worker.pid),
                 running=calls_of(worker),
             )
-            ask_for_stacks(worker.pid)
+            request_stack_dump(worker.pid)
         limit_s = self._options.recycle_stuck_s
         if limit_s and worker.silent_s >= limit_s and not others_with_values(worker):
             worker.kill(f"stuck: no word for {worker.silent_s:.0f} s")
@@ -143,7 +143,7 @@ def calls_of(worker: WorkerProcess) -> list[dict[str, Any]]:
     asked = round(worker.silent_s, 3)  # warm calls are not written down: as it said last
     return [
         {**call, "seconds": round(call["seconds"] + asked, 3)}
-        for call in fitting(worker.snapshot, "running")
+        for call in valid_rows(worker.snapshot, "running")
     ]
 
 

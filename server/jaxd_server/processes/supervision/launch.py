@@ -20,7 +20,7 @@ from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.output_relay import OutputRelay
 from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.runtime.child_process import in_a_file
-from jaxd_server.runtime.flight_recorder import BlackBox
+from jaxd_server.runtime.flight_recorder import FlightRecorder
 
 _FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"
 _FRACTION_BEFORE: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -48,11 +48,11 @@ def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> 
     return environment
 
 
-Suspects = Sequence[Mapping[str, Any]]
+SuspectRows = Sequence[Mapping[str, Any]]
 """See `Quarantine.for_worker`."""
 
 
-class Launched(NamedTuple):
+class LaunchedWorker(NamedTuple):
     """A worker that was started, and the host's ends.
 
     Attributes:
@@ -65,7 +65,7 @@ class Launched(NamedTuple):
     process: subprocess.Popen[bytes]
     tether: socket.socket
     relay: OutputRelay
-    box: BlackBox
+    box: FlightRecorder
 
 
 def launch(
@@ -73,9 +73,9 @@ def launch(
     options: ServerOptions,
     listeners: Sequence[Listener],
     epoch: int = 0,
-    suspects: Suspects = (),
+    suspects: SuspectRows = (),
     tenant: Tenant | None = None,
-) -> Launched:
+) -> LaunchedWorker:
     """Starts `command` with one JSON argument, as `read_argument` expects it.
 
     In a session of its own, so that a terminal's Ctrl-C reaches only the host.
@@ -92,7 +92,7 @@ def launch(
         OSError: when no process can be made, or no file be opened; nothing is left open then.
     """
     with ExitStack() as theirs, ExitStack() as ours:
-        box = BlackBox.create()
+        box = FlightRecorder.create()
         theirs.callback(box.close)
         tether, other_end = (ours.enter_context(one) for one in socket.socketpair())
         theirs.callback(other_end.close)
@@ -101,7 +101,9 @@ def launch(
         relay = _relaying(output, can_end=tenant is not None)
         inherited = {"tether_fd": other_end.fileno(), "black_box_fd": box.descriptor}
         environment = worker_environment(options, os.environ)
-        argument = _argument(options, listeners) | inherited | _order(epoch, suspects, tenant)
+        argument = (
+            _argument(options, listeners) | inherited | _worker_identity(epoch, suspects, tenant)
+        )
         passed = [*inherited.values(), *(one.socket.fileno() for one in listeners)]
         if tenant is not None:  # who is here, and which functions ended a worker, is not for all
             argument, file = in_a_file(argument)
@@ -118,7 +120,7 @@ def launch(
             **(tenant.process() if tenant is not None else {}),
         )
         ours.pop_all()
-    return Launched(process, tether, relay, box)
+    return LaunchedWorker(process, tether, relay, box)
 
 
 def _relaying(output: int, *, can_end: bool) -> OutputRelay:
@@ -132,7 +134,7 @@ def _relaying(output: int, *, can_end: bool) -> OutputRelay:
     return relay
 
 
-def _order(epoch: int, suspects: Suspects, tenant: Tenant | None) -> dict[str, Any]:
+def _worker_identity(epoch: int, suspects: SuspectRows, tenant: Tenant | None) -> dict[str, Any]:
     """Which worker it is to be."""
     order = {"epoch": epoch, "suspects": list(suspects)} if epoch else {"stands_by": True}
     return order if tenant is None else {**order, "principal": tenant.principal}

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 _STDERR = 2
 _LAST_LINES = 20
-_LONGEST_LINE_BYTES = 1 << 16
-_LAST_WORDS_S: Final = 0.25
+_MAX_LINE_BYTES = 1 << 16
+_FINAL_READ_S: Final = 0.25
 """So long what one principal left behind may go on; the host may wait for the end of it."""
 
 
@@ -48,7 +48,7 @@ class OutputRelay(threading.Thread):
         """Copies line by line; started by `start()`."""
         try:
             with self._opened() as pipe:
-                while line := pipe.readline(_LONGEST_LINE_BYTES):
+                while line := pipe.readline(_MAX_LINE_BYTES):
                     self._last_lines.append(line.decode(errors="replace").rstrip())
                     _write_all(line)
         finally:
@@ -110,7 +110,7 @@ class _EndedPipe(io.FileIO):
             return False
         now = time.monotonic()
         if self._over_at is None:
-            self._over_at = now + _LAST_WORDS_S
+            self._over_at = now + _FINAL_READ_S
         return self.fileno() not in ready or now >= self._over_at
 
 

@@ -29,18 +29,18 @@ from typing import Any, Final, NamedTuple, Protocol
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.cache.directory import make_trusted
-from jaxd_server.runtime.flight_recorder import Entry
+from jaxd_server.runtime.flight_recorder import FlightEntry
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
-MOST_STRIKES: Final = 2
+MAX_DEATHS: Final = 2
 """A function that has ended so many workers while nothing else ran is called no more."""
 
-_REMEMBERED_S: Final = 3600.0
+_RECORD_TTL_S: Final = 3600.0
 """A death that is longer ago counts no more, unless the function is in quarantine by then."""
 
-_MOST_RECORDS: Final = 1000
-_FEWEST_DIGITS: Final = 6
+_MAX_RECORDS: Final = 1000
+_MIN_DIGITS: Final = 6
 
 
 @dataclass(slots=True)
@@ -67,16 +67,16 @@ class _Record:
 
     @property
     def is_quarantined(self) -> bool:
-        return len(self.deaths) >= MOST_STRIKES
+        return len(self.deaths) >= MAX_DEATHS
 
 
-class Kept(Protocol):
+class QuarantineStore(Protocol):
     """Where quarantine is kept over a restart of the host."""
 
-    def load(self) -> Sequence[Sentence]:
+    def load(self) -> Sequence[QuarantineEntry]:
         """The functions that were in quarantine before."""
 
-    def save(self, sentences: Sequence[Sentence]) -> None:
+    def save(self, sentences: Sequence[QuarantineEntry]) -> None:
         """Replaces them by those that are now."""
 
 
@@ -89,11 +89,11 @@ class Quarantine:
     """
 
     def __init__(
-        self, kept: Kept | None = None, clock: Callable[[], float] = time.monotonic
+        self, kept: QuarantineStore | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._kept = kept
-        self._records = BoundedDict[bytes, _Record](_MOST_RECORDS)
+        self._records = BoundedDict[bytes, _Record](_MAX_RECORDS)
         for one in () if kept is None else kept.load():
             ago_s = max(0.0, time.time() - one.at)
             deaths = [clock() - ago_s] * one.deaths
@@ -105,13 +105,15 @@ class Quarantine:
         now, here = time.time(), self._clock()
         self._kept.save(
             [
-                Sentence(one.name, one.ids, len(one.deaths), one.how, now - (here - one.deaths[-1]))
+                QuarantineEntry(
+                    one.name, one.ids, len(one.deaths), one.how, now - (here - one.deaths[-1])
+                )
                 for one in self._records.values()
                 if one.is_quarantined
             ]
         )
 
-    def died(self, entries: Iterable[Entry], epoch: int, how: str) -> None:
+    def record_deaths(self, entries: Iterable[FlightEntry], epoch: int, how: str) -> None:
         """Takes in what a worker was doing when it died.
 
         Args:
@@ -125,7 +127,7 @@ class Quarantine:
         if any(found):
             self._keep()
 
-    def _note(self, entry: Entry, epoch: int, how: str) -> bool:
+    def _note(self, entry: FlightEntry, epoch: int, how: str) -> bool:
         """Whether its function is called no more because of that."""
         record = self._records.setdefault(entry.ids[0], _Record(entry.function, entry.ids))
         record.epoch, record.how, record.noted = epoch, how, self._clock()
@@ -144,7 +146,7 @@ class Quarantine:
         return record.is_quarantined
 
     def _forget_old(self) -> None:
-        since = self._clock() - _REMEMBERED_S
+        since = self._clock() - _RECORD_TTL_S
         for record in self._records.values():
             if not record.is_quarantined:
                 record.deaths = [death for death in record.deaths if death >= since]
@@ -159,7 +161,7 @@ class Quarantine:
         found = [
             one
             for one in self._records.values()
-            if one.is_quarantined and (what in ("all", one.name) or _begins(one.ids, what))
+            if one.is_quarantined and (what in ("all", one.name) or _has_prefix(one.ids, what))
         ]
         rows = [self._row(one) for one in found]
         for one in found:
@@ -199,27 +201,25 @@ class Quarantine:
         ]
 
 
-def _begins(ids: Iterable[bytes], digits: str) -> bool:
-    return len(digits) >= _FEWEST_DIGITS and any(
-        id_.hex().startswith(digits.lower()) for id_ in ids
-    )
+def _has_prefix(ids: Iterable[bytes], digits: str) -> bool:
+    return len(digits) >= _MIN_DIGITS and any(id_.hex().startswith(digits.lower()) for id_ in ids)
 
 
 _FOLDER: Final = "quarantine"
 _FORMAT: Final = 1
-_MOST_BYTES: Final = 4 << 20
-_MOST_OF_ONE: Final = 100
-_MOST: Final = 1000
-_LONGEST: Final = 200
-_LAST_WORDS_S: Final = 2.0
+_MAX_BYTES: Final = 4 << 20
+_MAX_PER_WORKER: Final = 100
+_MAX_ENTRIES: Final = 1000
+_MAX_TEXT: Final = 200
+_CLOSE_TIMEOUT_S: Final = 2.0
 _ID_BYTES: Final = 16
-_NOT_BELIEVED: Final = (
+_INVALID_FILE: Final = (
     *(OSError, ValueError, TypeError, KeyError),
     *(OverflowError, RecursionError),
 )
 
 
-class Sentence(NamedTuple):
+class QuarantineEntry(NamedTuple):
     """A function in quarantine.
 
     Attributes:
@@ -237,7 +237,7 @@ class Sentence(NamedTuple):
     at: float
 
 
-class Part(NamedTuple):
+class WorkerQuarantine(NamedTuple):
     """One worker's part of the file.
 
     Attributes:
@@ -250,11 +250,11 @@ class Part(NamedTuple):
     principal: str = ""
     home: str = ""
 
-    def load(self) -> Sequence[Sentence]:
+    def load(self) -> Sequence[QuarantineEntry]:
         """What is in it."""
         return self.file.of(self.principal, self.home)
 
-    def save(self, sentences: Sequence[Sentence]) -> None:
+    def save(self, sentences: Sequence[QuarantineEntry]) -> None:
         """Has it written; nobody waits for the disk."""
         self.file.keep(self.principal, self.home, sentences)
 
@@ -277,23 +277,25 @@ class QuarantineFile:
         self._writer = SerialExecutor("jaxd-quarantine")
         self._found = self._read()
 
-    def of(self, principal: str = "", home: str = "") -> list[Sentence]:
+    def of(self, principal: str = "", home: str = "") -> list[QuarantineEntry]:
         """What is kept of the quarantine of a worker that is about to start."""
         whose, sentences = self._found.get(principal, (home, []))
         self._found[principal] = home, sentences if whose == home else []
         return list(self._found[principal][1])
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[WorkerQuarantine]:
         """Those in which there is anything."""
         return [
-            Part(self, principal, home) for principal, (home, found) in self._found.items() if found
+            WorkerQuarantine(self, principal, home)
+            for principal, (home, found) in self._found.items()
+            if found
         ]
 
-    def keep(self, principal: str, home: str, sentences: Sequence[Sentence]) -> None:
+    def keep(self, principal: str, home: str, sentences: Sequence[QuarantineEntry]) -> None:
         """Replaces it, also on disk, soon; nothing of one who is no longer the holder of a name."""
         if self._found.get(principal, (None,))[0] != home:
             return
-        newest = sorted(sentences, key=lambda one: one.at)[-_MOST_OF_ONE:]
+        newest = sorted(sentences, key=lambda one: one.at)[-_MAX_PER_WORKER:]
         self._found[principal] = home, newest
         self._begin_to_write()
 
@@ -304,11 +306,11 @@ class QuarantineFile:
 
     def close(self) -> None:
         """Returns when all is written, or after two seconds."""
-        self._writer.flush(_LAST_WORDS_S)
+        self._writer.flush(_CLOSE_TIMEOUT_S)
 
     # on disk --------------------------------------------------------------------------------------
 
-    def _read(self) -> dict[str, tuple[str, list[Sentence]]]:
+    def _read(self) -> dict[str, tuple[str, list[QuarantineEntry]]]:
         if self._root is None:
             return {}
         try:
@@ -319,7 +321,7 @@ class QuarantineFile:
         except ConfigurationError:  # the worker says so, which keeps nothing there either
             self._root = None
             return {}
-        except _NOT_BELIEVED as error:
+        except _INVALID_FILE as error:
             log_event("quarantine_not_read", level=logging.WARNING, reason=_in_words(error))
             return {}
 
@@ -363,7 +365,7 @@ class QuarantineFile:
                 **one._asdict(),
                 "ids": [id_.hex() for id_ in one.ids],
             }
-            for principal, home, one in every[-_MOST:]
+            for principal, home, one in every[-_MAX_ENTRIES:]
         ]
         return json.dumps({"format": _FORMAT, "versions": self._versions, "functions": rows})
 
@@ -390,15 +392,15 @@ def _trusted_bytes(path: str) -> bytes:
         is_ours = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
         if not (stat.S_ISREG(status.st_mode) and is_ours):
             raise ValueError(f"others can have written {path}")
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
         raise ValueError(f"{path} is larger than any that this server writes")
     return data
 
 
 def _parsed(
     content: Mapping[str, Any], versions: Mapping[str, str]
-) -> dict[str, tuple[str, list[Sentence]]]:
+) -> dict[str, tuple[str, list[QuarantineEntry]]]:
     """What a file says; nothing when other versions wrote it.
 
     Raises:
@@ -406,26 +408,26 @@ def _parsed(
     """
     if content["format"] != _FORMAT or content["versions"] != versions:
         return {}
-    found: dict[str, tuple[str, list[Sentence]]] = {}
-    for row in content["functions"][:_MOST]:
+    found: dict[str, tuple[str, list[QuarantineEntry]]] = {}
+    for row in content["functions"][:_MAX_ENTRIES]:
         home = _word(row["home"])
         _, sentences = found.setdefault(_word(row["principal"]), (home, []))
-        sentences.append(_sentence(row))
+        sentences.append(_entry(row))
     return found
 
 
-def _sentence(row: Mapping[str, Any]) -> Sentence:
+def _entry(row: Mapping[str, Any]) -> QuarantineEntry:
     ids = tuple(bytes.fromhex(id_) for id_ in row["ids"])
     deaths, at = int(row["deaths"]), float(row["at"])
     if len(ids) not in (1, 2) or {len(id_) for id_ in ids} != {_ID_BYTES}:
         raise ValueError("a function has no fingerprint")
-    if not (0 < deaths <= _MOST and 0 < at < time.time() + 1e9):
+    if not (0 < deaths <= _MAX_ENTRIES and 0 < at < time.time() + 1e9):
         raise ValueError("a function has ended workers at no time")
-    return Sentence(_word(row["name"]), ids, deaths, _word(row["how"]), at)
+    return QuarantineEntry(_word(row["name"]), ids, deaths, _word(row["how"]), at)
 
 
 def _word(value: Any) -> str:
-    if type(value) is not str or len(value) > _LONGEST:
+    if type(value) is not str or len(value) > _MAX_TEXT:
         raise ValueError("a name is none")
     return value
 

@@ -12,15 +12,15 @@ from typing import Any
 from jaxd_protocol.errors import ServerStartFailed
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.draining import Retiring, first_of, log_exit
+from jaxd_server.processes.supervision.draining import DrainingWorkers, log_exit, wait_first
 from jaxd_server.processes.supervision.quarantine import Quarantine
 from jaxd_server.processes.supervision.restart_policy import MAX_FAILED_STARTS, RestartPolicy
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.worker_channel import PATIENCE_S
+from jaxd_server.processes.supervision.worker_channel import ANSWER_TIMEOUT_S
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from jaxd_server.runtime.logs import log_event
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class Supervisor:
@@ -55,20 +55,20 @@ class Supervisor:
         self._options = options
         self._worker_command = worker_command
         self._tenant = tenant
-        self._hear = hear
+        self._on_message = hear
         self._what = what
         self._policy = RestartPolicy()
         self._forced = False
         self._listeners: Sequence[Listener] = ()
         self._standby: WorkerProcess | None = None
         self._successor: WorkerProcess | None = None
-        self._retiring = Retiring(options.drain_timeout_s, lambda: self._forced)
+        self._draining_workers = DrainingWorkers(options.drain_timeout_s, lambda: self._forced)
         self._is_restarting = False
-        self._stood_by = 0
+        self._standby_started = 0
 
     def processes(self) -> list[WorkerProcess]:
         """All workers that there are, in whatever state."""
-        known = (self.worker, self._standby, self._successor, *self._retiring.workers())
+        known = (self.worker, self._standby, self._successor, *self._draining_workers.workers())
         return [one for one in known if one is not None]
 
     def stop(self, *, now: bool = False) -> None:
@@ -99,10 +99,10 @@ class Supervisor:
         self._listeners = listeners
         try:
             for epoch in itertools.count(1):
-                delay_s = await self._live(epoch)
+                delay_s = await self._run_worker(epoch)
                 if self.worker is not None and self.worker.state == "resting":
-                    await _somebody_knocks(listeners, self.stopping)
-                await first_of(self.stopping, timeout_s=delay_s)
+                    await _wait_for_client(listeners, self.stopping)
+                await wait_first(self.stopping, timeout_s=delay_s)
                 if self.stopping.is_set():
                     break
             await self._drain()
@@ -111,7 +111,7 @@ class Supervisor:
             for one in self.processes():
                 one.kill()
 
-    async def _live(self, epoch: int) -> float:
+    async def _run_worker(self, epoch: int) -> float:
         """One worker, until it ends or the server stops; the seconds until the next one."""
         try:
             worker = self.worker = self._next(epoch)
@@ -119,23 +119,23 @@ class Supervisor:
             log_event("worker_not_started", epoch=epoch, error=str(error))
             return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
         log_event(f"{self._what}_started", pid=worker.pid, epoch=epoch, principal=worker.principal)
-        on_purpose = worker.marks.draining
-        await first_of(worker.exited, self.stopping, *on_purpose)
-        if worker.marks.outdated.is_set():
+        on_purpose = worker.flags.draining
+        await wait_first(worker.exited, self.stopping, *on_purpose)
+        if worker.flags.outdated.is_set():
             self._dismiss_standby()  # it has imported the same
         if any(event.is_set() for event in on_purpose):
             if self._successor is not None:
-                self._retiring.retire(worker)
+                self._draining_workers.retire(worker)
                 return 0.0
-            await self._retiring.until_drained(worker, worker.kill)
+            await self._draining_workers.until_drained(worker, worker.kill)
         if not worker.exited.is_set():
             return 0.0
-        await worker.hear_out()
+        await worker.read_remaining()
         worker.close()
-        if any(event.is_set() for event in (*on_purpose, worker.marks.stale)):  # which is no death
+        if any(event.is_set() for event in (*on_purpose, worker.flags.stale)):  # which is no death
             log_exit(worker, restart_in_s=0.0)
             return 0.0
-        self.quarantine.died(worker.box.entries(), worker.epoch, worker.how)
+        self.quarantine.record_deaths(worker.box.entries(), worker.epoch, worker.how)
         delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
         log_exit(worker, restart_in_s=delay_s)
         return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])
@@ -146,9 +146,9 @@ class Supervisor:
         if successor is not None and not successor.exited.is_set():
             successor.open()
             return successor
-        return self._begun(epoch, holds=False)
+        return self._assigned(epoch, holds=False)
 
-    def _begun(self, epoch: int, *, holds: bool) -> WorkerProcess:
+    def _assigned(self, epoch: int, *, holds: bool) -> WorkerProcess:
         standby, self._standby = self._standby, None
         if standby is None or standby.exited.is_set():
             if not holds:
@@ -162,7 +162,7 @@ class Supervisor:
         worker = WorkerProcess.start(
             self._worker_command, self._options, self._listeners, epoch, suspects, self._tenant
         )
-        worker.hear, worker.what = self._hear, self._what
+        worker.hear, worker.what = self._on_message, self._what
         return worker
 
     def stand_by(self) -> None:
@@ -170,15 +170,15 @@ class Supervisor:
         if self._standby is not None and self._standby.exited.is_set():
             self._dismiss_standby()
         epoch = 0 if self.worker is None else self.worker.epoch
-        if self._standby is None and self._stood_by != epoch and not self.stopping.is_set():
-            self._stood_by = epoch  # one that ends is not started again and again
+        if self._standby is None and self._standby_started != epoch and not self.stopping.is_set():
+            self._standby_started = epoch  # one that ends is not started again and again
             with suppress(OSError):  # then the next one starts when it is needed
                 self._standby = self._started()
 
     def _dismiss_standby(self) -> None:
         standby, self._standby = self._standby, None
         if standby is not None:
-            self._retiring.dismiss(standby)
+            self._draining_workers.dismiss(standby)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Has the next worker take the place of this one; no client sees an error.
@@ -210,23 +210,23 @@ class Supervisor:
 
     async def _replace(self, worker: WorkerProcess, *, force: bool) -> str:
         """Has a worker give way; why it does not, or nothing when it does."""
-        await worker.refresh(PATIENCE_S)
+        await worker.refresh(ANSWER_TIMEOUT_S)
         if worker.snapshot.get("platform") != "cpu":  # two would not fit into one device
-            return await worker.give_way(force=force, is_followed=False)
+            return await worker.yield_to_successor(force=force, is_followed=False)
         try:
-            successor = self._begun(worker.epoch + 1, holds=True)
+            successor = self._assigned(worker.epoch + 1, holds=True)
         except OSError as error:
             return f"no process could be started: {error}."
         self._successor = successor
-        await first_of(successor.marks.prepared, successor.exited, worker.exited, self.stopping)
+        await wait_first(successor.flags.prepared, successor.exited, worker.exited, self.stopping)
         if worker.exited.is_set() or self.stopping.is_set():
             return ""  # it is needed at once, or not at all
         refusal = "the next worker ended before it was ready; see the server's log."
-        if successor.marks.prepared.is_set():
-            refusal = await worker.give_way(force=force, is_followed=True)
+        if successor.flags.prepared.is_set():
+            refusal = await worker.yield_to_successor(force=force, is_followed=True)
         if refusal and self._successor is successor:
             self._successor = None
-            self._retiring.dismiss(successor)
+            self._draining_workers.dismiss(successor)
         return refusal
 
     async def _is_ready(self, epoch: int) -> None:
@@ -234,7 +234,7 @@ class Supervisor:
             worker = self.worker
             if worker is not None and worker.epoch >= epoch and worker.state != "starting":
                 return
-            await first_of(self.stopping, timeout_s=_LOOK_S)
+            await wait_first(self.stopping, timeout_s=_POLL_S)
 
     async def _drain(self) -> None:
         worker = self.worker
@@ -244,20 +244,20 @@ class Supervisor:
         worker.drain()
         if self._forced:
             worker.kill()  # it was asked for before there was a worker
-        await self._retiring.until_drained(worker, lambda: self.stop(now=True))
-        await self._retiring.are_gone()
+        await self._draining_workers.until_drained(worker, lambda: self.stop(now=True))
+        await self._draining_workers.are_gone()
         worker.last_lines()  # its last words reach the log before we leave
         log_exit(worker)
 
 
-async def _somebody_knocks(listeners: Sequence[Listener], stopping: asyncio.Event) -> None:
+async def _wait_for_client(listeners: Sequence[Listener], stopping: asyncio.Event) -> None:
     """Returns when a client connects, which then waits for the next worker; or when stopping."""
     knock = asyncio.Event()
     loop = asyncio.get_running_loop()
     for one in listeners:
         loop.add_reader(one.socket, knock.set)
     try:
-        await first_of(knock, stopping)
+        await wait_first(knock, stopping)
     finally:
         for one in listeners:
             loop.remove_reader(one.socket)

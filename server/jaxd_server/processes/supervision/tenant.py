@@ -28,7 +28,7 @@ _PASSED_ON: Final = frozenset(
         "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY",
     }
 )
-_BEGINNINGS: Final = (
+_PASSED_PREFIXES: Final = (
     *("PYTHON", "LC_", "JAX_", "XLA_", "LIBTPU", "TPU_", "CUDA", "NCCL_", "ROCM_", "HIP_", "HSA_"),
     *("TF_CPP_", "TF_XLA_", "TF_GPU_", "TF_CUDNN_", "TF_FORCE_GPU_", "TF_DETERMINISTIC_"),
     *("OMP_", "MKL_", "OPENBLAS_", "MALLOC_"),
@@ -112,4 +112,4 @@ class Tenant:
 def _is_passed_on(name: str) -> bool:
     if name in _PASSED_ON:
         return True
-    return name.startswith(_BEGINNINGS) and not _SECRET.search(name.upper())
+    return name.startswith(_PASSED_PREFIXES) and not _SECRET.search(name.upper())

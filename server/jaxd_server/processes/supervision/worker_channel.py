@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from jaxd_server.runtime.json_lines import encode_line, messages
 
-PATIENCE_S: Final = 0.5
+ANSWER_TIMEOUT_S: Final = 0.5
 """How long a worker may take to answer a question about itself before it counts as busy."""
 
-_LAST_WORDS_S: Final = 1.0
+_FINAL_READ_S: Final = 1.0
 
 
-class WorkerLine:
+class WorkerChannel:
     """Receives messages of a worker and sends it orders. Belongs to the thread of the event loop.
 
     Args:
@@ -32,8 +32,8 @@ class WorkerLine:
         hear: Callable[[Mapping[str, Any]], bool],
         over: Callable[[ValueError | None], None],
     ) -> None:
-        self._hear = hear
-        self._over = over
+        self._on_message = hear
+        self._on_closed = over
         self._unsent: list[bytes] = []
         self._writer: asyncio.StreamWriter | None = None
         self._listening = asyncio.create_task(self._listen(tether, limit))
@@ -43,16 +43,16 @@ class WorkerLine:
         """Whether what is said now can be answered."""
         return self._writer is not None and not self._writer.is_closing()
 
-    def say(self, order: Mapping[str, Any]) -> None:
+    def send(self, order: Mapping[str, Any]) -> None:
         """Sends an object, as soon as there is a line to send it on."""
         if self._writer is None:
             self._unsent.append(encode_line(order))
         else:
             self._writer.write(encode_line(order))
 
-    async def hear_out(self) -> None:
+    async def read_remaining(self) -> None:
         """Reads what the worker sent before it ended; waits a second at most."""
-        await asyncio.wait([self._listening], timeout=_LAST_WORDS_S)
+        await asyncio.wait([self._listening], timeout=_FINAL_READ_S)
 
     def close(self) -> None:
         """Lets go of the line; a worker that still runs exits when it sees that."""
@@ -66,16 +66,16 @@ class WorkerLine:
         why = None
         try:
             async for message in messages(reader):
-                if not self._hear(message):
+                if not self._on_message(message):
                     break  # what the worker has started may hold the other end, and go on
         except ValueError as error:
             why = error
         finally:
             writer.close()
-            self._over(why)
+            self._on_closed(why)
 
 
-class Question:
+class PendingAnswer:
     """A request that is sent once, however many wait for its answer.
 
     So a worker that hangs finds one question when it wakes up.

@@ -13,16 +13,16 @@ from typing import Any, Literal
 
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.launch import Launched, Suspects, launch
+from jaxd_server.processes.supervision.launch import LaunchedWorker, SuspectRows, launch
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.untrusted_report import believed
-from jaxd_server.processes.supervision.worker_channel import Question, WorkerLine
+from jaxd_server.processes.supervision.untrusted_report import sanitize_report
+from jaxd_server.processes.supervision.worker_channel import PendingAnswer, WorkerChannel
 from jaxd_server.runtime.json_lines import MAX_LINE_BYTES, MAX_TENANT_LINE_BYTES
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.rate_limit import Chatter
+from jaxd_server.runtime.rate_limit import MessageRateLimiter
 
 
-class Marks:
+class WorkerFlags:
     """Flags that are each set once. Belongs to the thread of the event loop.
 
     Attributes:
@@ -48,7 +48,7 @@ class Marks:
         """Those of a worker that drains by itself, on purpose."""
         return self.outdated, self.resting, self.gave_way
 
-    def is_one(self, name: str) -> bool:
+    def is_known(self, name: str) -> bool:
         """Whether there is a mark of that name."""
         return name in self._by_name
 
@@ -61,7 +61,7 @@ class Marks:
         return True
 
 
-_DECISION_S = 5.0
+_ANSWER_TIMEOUT_S = 5.0
 
 State = Literal["standing by", "starting", "ready", "draining", "resting", "dead"]
 
@@ -81,7 +81,7 @@ class WorkerProcess:
         what: the log calls it.
     """
 
-    def __init__(self, launched: Launched, principal: str | None = None) -> None:
+    def __init__(self, launched: LaunchedWorker, principal: str | None = None) -> None:
         process, tether, relay, box = launched
         self.epoch = 0
         self.hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None
@@ -90,20 +90,20 @@ class WorkerProcess:
         self.box = box
         self.pid = process.pid
         self.exited = asyncio.Event()
-        self.marks = Marks()
+        self.flags = WorkerFlags()
         self.snapshot: Mapping[str, Any] = {}
         self._process = process
         self._relay = relay
         self._verdict: str | None = None
-        self._started_at = self._heard_at = time.monotonic()
+        self._started_at = self._last_message_at = time.monotonic()
         self._ready_after_s: float | None = None
         self._draining = False
         self._asked = 0
-        self._status = Question()
-        self._refusal = Question()
-        self._chatter = None if principal is None else Chatter()
+        self._status = PendingAnswer()
+        self._refusal = PendingAnswer()
+        self._chatter = None if principal is None else MessageRateLimiter()
         limit = MAX_LINE_BYTES if principal is None else MAX_TENANT_LINE_BYTES
-        self._line = WorkerLine(tether, limit, self._heard, self._over)
+        self._channel = WorkerChannel(tether, limit, self._on_message, self._on_closed)
 
     @classmethod
     def start(
@@ -112,7 +112,7 @@ class WorkerProcess:
         options: ServerOptions,
         listeners: Sequence[Listener],
         epoch: int = 0,
-        suspects: Suspects = (),
+        suspects: SuspectRows = (),
         tenant: Tenant | None = None,
     ) -> WorkerProcess:
         """Starts a worker; see `launch`.
@@ -133,7 +133,7 @@ class WorkerProcess:
         worker.epoch = epoch
         return worker
 
-    def begin(self, epoch: int, suspects: Suspects, *, holds: bool) -> None:
+    def begin(self, epoch: int, suspects: SuspectRows, *, holds: bool) -> None:
         """Has one that stands by become the worker of an epoch.
 
         Args:
@@ -143,13 +143,15 @@ class WorkerProcess:
         """
         self.epoch = epoch
         self._started_at = time.monotonic()
-        self._line.say({"ask": "begin", "epoch": epoch, "suspects": list(suspects), "holds": holds})
+        self._channel.send(
+            {"ask": "begin", "epoch": epoch, "suspects": list(suspects), "holds": holds}
+        )
 
     def open(self) -> None:
         """Has one that was prepared let clients in."""
-        self._line.say({"ask": "open"})
+        self._channel.send({"ask": "open"})
 
-    async def give_way(self, *, force: bool, is_followed: bool) -> str:
+    async def yield_to_successor(self, *, force: bool, is_followed: bool) -> str:
         """Asks it to drain in favour of the next one; why it does not, or nothing when it does.
 
         Args:
@@ -157,7 +159,7 @@ class WorkerProcess:
             is_followed: whether the next one is there already, but for `open`.
         """
         order = {"ask": "give_way", "force": force, "is_followed": is_followed}
-        refusal = await self._refusal.ask(lambda: self._line.say(order), _DECISION_S)
+        refusal = await self._refusal.ask(lambda: self._channel.send(order), _ANSWER_TIMEOUT_S)
         if not refusal.done():
             return "the worker does not answer"
         return "" if refusal.cancelled() else refusal.result()
@@ -166,7 +168,7 @@ class WorkerProcess:
     def state(self) -> State:
         """What it is doing, as far as it has said."""
         if self.exited.is_set():
-            return "resting" if self.marks.resting.is_set() else "dead"
+            return "resting" if self.flags.resting.is_set() else "dead"
         if self._draining:
             return "draining"
         if not self.epoch:
@@ -191,7 +193,7 @@ class WorkerProcess:
     @property
     def silent_s(self) -> float:
         """Seconds since it last said anything, or since its start."""
-        return time.monotonic() - self._heard_at
+        return time.monotonic() - self._last_message_at
 
     @property
     def ending(self) -> dict[str, Any]:
@@ -223,32 +225,32 @@ class WorkerProcess:
 
     async def refresh(self, patience_s: float) -> bool:
         """Asks for a new `snapshot`; False when there is none after `patience_s` seconds."""
-        if not self._line.is_open:
+        if not self._channel.is_open:
             return False
         answer = await self._status.ask(self._ask_for_status, patience_s)
         return answer.done() and not answer.cancelled()
 
     def _ask_for_status(self) -> None:
         self._asked += 1
-        self._line.say({"ask": "status", "id": self._asked})
+        self._channel.send({"ask": "status", "id": self._asked})
 
     def drain(self) -> None:
         """Asks it to finish its running calls, to refuse new ones, and to exit."""
         self._draining = True
         self._asked += 1
-        self._line.say({"ask": "drain", "id": self._asked})
+        self._channel.send({"ask": "drain", "id": self._asked})
 
     def release(self, fingerprint: str) -> None:
         """Tells it that a function is no longer in quarantine."""
-        self._line.say({"ask": "release", "fingerprint": fingerprint})
+        self._channel.send({"ask": "release", "fingerprint": fingerprint})
 
-    def tell(self, order: Mapping[str, Any]) -> None:
+    def notify(self, order: Mapping[str, Any]) -> None:
         """Answers what it has said to `hear`."""
-        self._line.say(order)
+        self._channel.send(order)
 
-    async def hear_out(self) -> None:
+    async def read_remaining(self) -> None:
         """Takes in what it said before it ended; waits a second at most."""
-        await self._line.hear_out()
+        await self._channel.read_remaining()
 
     def kill(self, verdict: str | None = None) -> None:
         """Ends it at once, and with it whatever it has started.
@@ -263,28 +265,28 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Lets go of the tether; a worker that still runs exits when it sees that."""
-        self._line.close()
+        self._channel.close()
 
-    def _heard(self, message: Mapping[str, Any]) -> bool:
+    def _on_message(self, message: Mapping[str, Any]) -> bool:
         """Handles a message; False: there are too many."""
-        if self._says_too_much(message):
+        if self._kill_if_flooding(message):
             return False
-        self._heard_at = time.monotonic()
-        self._understand(message)
+        self._last_message_at = time.monotonic()
+        self._handle(message)
         return True
 
-    def _over(self, why: ValueError | None) -> None:
+    def _on_closed(self, why: ValueError | None) -> None:
         if why is not None:
             log_event("tether_unreadable", epoch=self.epoch, error=str(why))
         self._status.drop()
         self._refusal.drop()
 
-    def _says_too_much(self, message: Mapping[str, Any]) -> bool:
+    def _kill_if_flooding(self, message: Mapping[str, Any]) -> bool:
         """Kills a principal's worker that floods its host with unsolicited messages."""
         match message:
             case {"answer": int(), "status": dict()} if self._status.is_open:
                 return False
-        if self._chatter is None or not self._chatter.is_too_much():
+        if self._chatter is None or not self._chatter.is_exceeded():
             return False
         log_event(
             "worker_says_too_much", level=logging.WARNING, pid=self.pid, principal=self.principal
@@ -292,16 +294,16 @@ class WorkerProcess:
         self.kill("it never stopped talking to its host")
         return True
 
-    def _mark(self, name: str, changes: Any) -> None:
+    def _set_flag(self, name: str, changes: Any) -> None:
         """It has said something that is true from now on."""
-        if not self.marks.set(name):
+        if not self.flags.set(name):
             return
-        self._draining |= any(mark.is_set() for mark in self.marks.draining)
+        self._draining |= any(mark.is_set() for mark in self.flags.draining)
         log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
         if name == "gave_way":
             self._refusal.answered()
 
-    def _understand(self, message: Mapping[str, Any]) -> None:
+    def _handle(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"event": "ready"} if not self.was_ready:
                 self._ready_after_s = self.lived_s
@@ -314,12 +316,12 @@ class WorkerProcess:
                 )
             case {"event": "draining"}:
                 self._draining = True
-            case {"event": str(name)} if self.marks.is_one(name):
-                self._mark(name, message.get("changes"))
+            case {"event": str(name)} if self.flags.is_known(name):
+                self._set_flag(name, message.get("changes"))
             case {"event": "needed", "why": str(why)}:
                 self._refusal.answered(why)
             case {"answer": int(), "status": dict(status)}:
-                self.snapshot = status if self.principal is None else _harmless(status)
+                self.snapshot = status if self.principal is None else _sanitized(status)
                 self._status.answered()
             case _:
                 try:
@@ -328,6 +330,6 @@ class WorkerProcess:
                     log_event("not_done", level=logging.ERROR, pid=self.pid)
 
 
-def _harmless(status: Mapping[str, Any]) -> dict[str, Any]:
+def _sanitized(status: Mapping[str, Any]) -> dict[str, Any]:
     """A status that code of one principal may have written, with invalid values removed."""
-    return {**believed(status), "platform": status.get("platform")}
+    return {**sanitize_report(status), "platform": status.get("platform")}

@@ -8,16 +8,16 @@ from typing import Any
 
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.health_monitor import Heartbeat, calls_of, process_state
+from jaxd_server.processes.supervision.health_monitor import HealthMonitor, calls_of, process_state
 from jaxd_server.processes.supervision.quarantine import Quarantine
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.processes.supervision.untrusted_report import is_number
-from jaxd_server.processes.supervision.worker_channel import PATIENCE_S
+from jaxd_server.processes.supervision.worker_channel import ANSWER_TIMEOUT_S
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 
 
-class Post:
+class WorkerSlot:
     """Keeps one worker running behind some listeners. Belongs to the thread of the event loop.
 
     Args:
@@ -39,7 +39,7 @@ class Post:
         quarantine: Quarantine | None = None,
     ) -> None:
         self._supervisor = Supervisor(options, worker_command, tenant, hear, what, quarantine)
-        self._heartbeat = Heartbeat(self._supervisor, options)
+        self._health_monitor = HealthMonitor(self._supervisor, options)
 
     async def run(self, listeners: Sequence[Listener], control: str = "") -> int:
         """Keeps a worker until `stop`; returns the exit code.
@@ -51,7 +51,7 @@ class Post:
         Raises:
             ServerStartFailed: when worker after worker ended before it was ready.
         """
-        watch = asyncio.create_task(self._heartbeat.watch())
+        watch = asyncio.create_task(self._health_monitor.watch())
         try:
             return await self._supervisor.run(listeners)
         finally:
@@ -105,9 +105,9 @@ class Post:
             return {"worker": {}, "worker_state": "starting"}
         # A worker that is still starting has nothing to say, and who waits for it asks often.
         may_answer = worker.was_ready and worker.state != "resting"
-        fresh = may_answer and await worker.refresh(PATIENCE_S)
+        fresh = may_answer and await worker.refresh(ANSWER_TIMEOUT_S)
         is_busy = worker.state == "ready" and not fresh
-        stuck = is_busy and self._heartbeat.is_stuck(worker)
+        stuck = is_busy and self._health_monitor.is_stuck(worker)
         seen = {**worker.snapshot, "running": calls_of(worker)} if is_busy else worker.snapshot
         return {
             "worker": seen,
@@ -121,7 +121,7 @@ class Post:
         worker = self._supervisor.worker
         if worker is not None and worker.state == "resting":
             return _seconds(worker.snapshot) + worker.silent_s
-        if worker is None or not worker.was_ready or not await worker.refresh(PATIENCE_S):
+        if worker is None or not worker.was_ready or not await worker.refresh(ANSWER_TIMEOUT_S):
             return 0.0
         seen = worker.snapshot
         if seen.get("connections") or seen.get("running_calls"):

@@ -23,7 +23,7 @@ from jaxd_server.processes.tenants.os_users import (
     living_processes,
     remove_folder,
 )
-from jaxd_server.processes.tenants.uid_table import UserNumbers, name_of_user
+from jaxd_server.processes.tenants.uid_table import UidTable, name_of_user
 from jaxd_server.runtime.logs import log_event
 
 _FOLDER: Final = "principals"
@@ -34,7 +34,7 @@ _USER: Final = re.compile(r"uid:(\d+)")
 _NOBODYS_GROUP: Final = 65534
 
 
-class Tenants:
+class TenantDirectory:
     """Assigns folders and users, the same ones after a restart. For one thread.
 
     Args:
@@ -55,7 +55,7 @@ class Tenants:
         uids = options.worker_uids if self._is_root else None
         if claims and uids is not None and self._root is not None:
             _claim(self._root)
-        self._numbers = None if uids is None else UserNumbers(self._root, uids)
+        self._numbers = None if uids is None else UidTable(self._root, uids)
         self._in_use: dict[str, str] = {}
 
     def of(self, principal: str, token: str | None = None) -> Tenant:
@@ -73,7 +73,7 @@ class Tenants:
             ConfigurationError: when the folder cannot be made.
         """
         user = self._user_of(principal)
-        name = _name_of(principal, token if self.has_number(principal) else None)
+        name = _name_of(principal, token if self.has_own_uid(principal) else None)
         folder = "none" if self._root is None else f"{self._root}/{name}"
         home = folder if self._root is not None else os.sep
         if user is not None and not user.home:
@@ -83,7 +83,7 @@ class Tenants:
             _make_own(folder, user)
         return Tenant(principal, folder, user)
 
-    def has_number(self, principal: str) -> bool:
+    def has_own_uid(self, principal: str) -> bool:
         """Whether what runs as its user is nobody else's: that of an account which has come."""
         return self._numbers is not None and principal in self._numbers.known()
 
@@ -128,7 +128,7 @@ class Tenants:
         """The principals of whom something runs, where nobody else is their user."""
         return self._of_users(living_processes().keys())
 
-    def with_anything(self) -> set[str]:
+    def with_processes_or_folders(self) -> set[str]:
         """As `with_processes`, and those who have folders."""
         folders = {} if self._root is None else folders_of(self._root)
         return self._of_users(living_processes().keys() | set(folders.values()))
@@ -158,7 +158,7 @@ class Tenants:
     # on disk --------------------------------------------------------------------------------------
 
     def _made(self, options: ServerOptions) -> str | None:
-        root = root_of_all(options, is_root=self._is_root)
+        root = tenants_root(options, is_root=self._is_root)
         if root is None:
             return None
         real = make_trusted(root)
@@ -175,16 +175,16 @@ class Tenants:
                 f"cannot make the folder {folder}: {error.strerror}. Choose another --cache-dir."
             ) from error
         if self._is_root:
-            _prove_enterable(folder)
+            _check_enterable(folder)
         return make_trusted(folder)
 
 
-def root_of_all(options: ServerOptions, *, is_root: bool | None = None) -> str | None:
+def tenants_root(options: ServerOptions, *, is_root: bool | None = None) -> str | None:
     """The cache folder below which everybody's lies; None: nothing is kept.
 
     Args:
         options: what the server was told.
-        is_root: as of `Tenants`.
+        is_root: as of `TenantDirectory`.
     """
     given = options.cache_dir or os.environ.get("JAXD_CACHE_DIR")
     return cache_root(given or (_SYSTEM_CACHE if _has_users(options, is_root) else None))
@@ -235,7 +235,7 @@ def _make_own(folder: str, user: User | None) -> None:
         log_event("cache_of_another_user", folder=folder, owner=owner, user=user.uid)
 
 
-def _prove_enterable(folder: str) -> None:
+def _check_enterable(folder: str) -> None:
     path = folder
     while path != os.path.dirname(path):
         if not os.stat(path).st_mode & 0o001:

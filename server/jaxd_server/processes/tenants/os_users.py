@@ -57,7 +57,7 @@ def end_processes(uid: int, ender: int, patience_s: float = _PATIENCE_S) -> str:
     Returns:
         Why some are left, in words; nothing when none is.
     """
-    words = words_as(uid, ender, _END_ALL)
+    words = command_as_user(uid, ender, _END_ALL)
     until, why = time.monotonic() + patience_s, ""
     while left := living_processes().get(uid):
         left_s = until - time.monotonic()
@@ -72,7 +72,7 @@ def end_processes(uid: int, ender: int, patience_s: float = _PATIENCE_S) -> str:
     return ""
 
 
-def words_as(uid: int, ender: int, program: str) -> list[str]:
+def command_as_user(uid: int, ender: int, program: str) -> list[str]:
     """The command line of a Python program that has a user's rights, and is not in its hands."""
     return [sys.executable, "-I", "-S", "-c", _BECOME + program, str(ender), str(uid)]
 
@@ -115,7 +115,7 @@ def remove_folder(path: str, uid: int, ender: int) -> str:
     """
     try:
         subprocess.run(  # noqa: S603  our own interpreter
-            [*words_as(uid, ender, _REMOVE), shutil.which("rm") or "/bin/rm", path],
+            [*command_as_user(uid, ender, _REMOVE), shutil.which("rm") or "/bin/rm", path],
             check=False,  # it cannot remove the folder itself
             timeout=_PATIENCE_S,
             cwd=os.sep,

@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol
 from jaxd_server.processes.supervision.untrusted_report import printable
 from jaxd_server.runtime.logs import log_event
 
-_AT_ONCE: Final = 4
+_MAX_CONCURRENT: Final = 4
 """Each new worker imports jax, and is a second process of its principal for a while."""
 
-_PATIENCE_S: Final = 60.0
+_MAX_WAIT_S: Final = 60.0
 """So long one is waited for. It goes on: a worker may finish what it does, however long."""
 
 Outcome = dict[str, Any]
@@ -26,7 +26,7 @@ class Restartable(Protocol):
         """Replaces it: `epoch` and `seconds`, or why not, under `refused`."""
 
 
-class CrewRestart:
+class RollingRestart:
     """Replaces workers, a few at a time. Belongs to the thread of the event loop."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class CrewRestart:
             `workers`: for each principal the `epoch` of the new one and `seconds`, or why not,
             under `refused`, which is also said of all.
         """
-        turns = asyncio.Semaphore(_AT_ONCE)
+        turns = asyncio.Semaphore(_MAX_CONCURRENT)
         outcomes = await asyncio.gather(
             *(self._restart(who, post, turns, force=force) for who, post in posts.items())
         )
@@ -59,7 +59,7 @@ class CrewRestart:
             task = asyncio.create_task(post.restart(force=force))
             self._unfinished.add(task)
             task.add_done_callback(self._unfinished.discard)
-            await asyncio.wait([task], timeout=_PATIENCE_S)
+            await asyncio.wait([task], timeout=_MAX_WAIT_S)
         return {"principal": principal, **_outcome(task, principal)}
 
 
@@ -67,7 +67,7 @@ def _outcome(task: asyncio.Task[Outcome], principal: str) -> Outcome:
     """As it can be shown: a worker says itself why it is needed, and may say anything."""
     if not task.done():
         return {
-            "refused": f"it has not made way after {_PATIENCE_S:.0f} s, and is replaced when it "
+            "refused": f"it has not made way after {_MAX_WAIT_S:.0f} s, and is replaced when it "
             "has finished its calls. See jaxd status"
         }
     try:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.listeners import Listener, listening_on
+from jaxd_server.auth.listeners import Listener, open_listeners
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.worker_slot import Post
+from jaxd_server.processes.supervision.worker_slot import WorkerSlot
 from jaxd_server.runtime.logs import log_event
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class TenantWorker:
     """One principal's worker. Belongs to the thread of the event loop.
 
     Attributes:
@@ -33,19 +33,19 @@ class Place:
 
     tenant: Tenant
     token: str | None
-    post: Post
+    post: WorkerSlot
     listener: Listener
     closing: ExitStack
     task: asyncio.Task[int] | None = None
     asked_at: float = 0.0
 
     @classmethod
-    def opened(cls, tenant: Tenant, token: str | None, path: str, post: Post) -> Place:
+    def opened(cls, tenant: Tenant, token: str | None, path: str, post: WorkerSlot) -> TenantWorker:
         """One that clients can be handed over at; its post has still to be run.
 
         Args:
             tenant: whose it is.
-            token: see `Place`.
+            token: see `TenantWorker`.
             path: of the socket that the door finds it by.
             post: what will keep the worker.
 
@@ -53,11 +53,11 @@ class Place:
             CannotListen: when there can be no socket at that path.
         """
         with ExitStack() as stack:
-            (listener,) = stack.enter_context(listening_on([Address.unix(path)]))
+            (listener,) = stack.enter_context(open_listeners([Address.unix(path)]))
             return cls(tenant, token, post, listener, stack.pop_all())
 
     @property
-    def is_free(self) -> bool:
+    def is_vacant(self) -> bool:
         """Whether there is no process, and nobody has asked for one."""
         sock = self.listener.socket
         if not self.post.is_resting or sock.fileno() < 0:
@@ -66,7 +66,7 @@ class Place:
         poll.register(sock, select.POLLIN)
         return not poll.poll(0)
 
-    def give_up_path(self) -> None:
+    def release_path(self) -> None:
         """Has the next place of the same principal listen where this one still does."""
         with suppress(OSError):
             os.unlink(self.listener.address.path)

@@ -17,7 +17,7 @@ _ENDER: Final = "jaxd"
 """In the table beside the principals, none of which is called so."""
 
 
-class UserNumbers:
+class UidTable:
     """Assigns each account a uid, the same one after a restart. For one thread.
 
     Args:

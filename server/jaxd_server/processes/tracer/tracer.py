@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.messages.failures import Failure, describe_failure
+from jaxd_protocol.messages.failures import Failure, encode_failure
 from jaxd_protocol.packages.packages import Package
 from jaxd_server.codec.arguments import (
     Arguments,
@@ -30,34 +30,34 @@ from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.remote_trace.messages import (
+    CancelTrace,
     Event,
     Failed,
-    Forget,
     Lowered,
-    Order,
     Outdated,
     Ready,
     Refused,
-    Side,
-    leaves_of_order,
+    SideEffects,
+    TraceRequest,
+    leaves_of_request,
 )
 from jaxd_server.jax_compat import lowered_transfer, programs
-from jaxd_server.jax_compat.config import begin_with_defaults
-from jaxd_server.jax_compat.lowered_transfer import NotHandedOver, pack_lowered
+from jaxd_server.jax_compat.config import set_default_settings
+from jaxd_server.jax_compat.lowered_transfer import NotTransferable, pack_lowered
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_process import die_with_the_parent
 from jaxd_server.runtime.counters import Counters, Counts
 from jaxd_server.runtime.imported_packages import ImportedPackages
-from jaxd_server.runtime.threads.executors import FreshThreads
+from jaxd_server.runtime.threads.executors import ThreadPerTask
 from jaxd_server.runtime.timers import process_timers
-from jaxd_server.user_code.capture_output import hear_user_code
+from jaxd_server.user_code.capture_output import capture_user_output
 from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
 _NICE = 5
 """Where cores are few, a call that is warm comes before a trace; but not so that it starves."""
 
-_AGAIN_S = 0.05
+_INTERRUPT_RETRY_S = 0.05
 """An exception that was swallowed is sent again after that."""
 
 _THREADS = 256
@@ -87,56 +87,56 @@ class Tracer:
     """
 
     def __init__(self, connection: Connection) -> None:
-        begin_with_defaults()
-        lowered_transfer.work_in_memory()
+        set_default_settings()
+        lowered_transfer.disable_disk_cache()
         programs.prepare()
-        self._sample = lowered_transfer.sample()
+        self._sample = lowered_transfer.sample_program()
         self._connection = connection
         self._sending = threading.Lock()  # one message at a time
         self._functions = Functions()
         self._packages = ImportedPackages()
         self._packages.note()
-        self._tally = _Tally()
-        self._compiler = Compiler(self._tally, _THREADS)
+        self._counters = _ThreadCounters()
+        self._compiler = Compiler(self._counters, _THREADS)
         self._tracing: dict[int, Interruptible] = {}  # by order; each step is atomic
-        self._told: set[tuple[str, Package]] = set()
-        self._telling = threading.Lock()  # guards _told
+        self._reported_packages: set[tuple[str, Package]] = set()
+        self._report_lock = threading.Lock()  # guards _told
         prepare_for_user_code()
-        hear_user_code()
+        capture_user_output()
         gc.collect()
         gc.freeze()  # what is imported stays
 
     def serve(self) -> None:
         """Works until the worker closes its end."""
-        self._say(Ready(*self._sample))
-        threads = FreshThreads(_THREADS, "jaxd-trace")
+        self._send(Ready(*self._sample))
+        threads = ThreadPerTask(_THREADS, "jaxd-trace")
         try:
             while True:
                 message = self._connection.recv()
-                if isinstance(message, Forget):
-                    self._press(message.number)
+                if isinstance(message, CancelTrace):
+                    self._interrupt_again(message.number)
                 else:
                     threads.submit(self._answer, message)
         except (EOFError, OSError):
             return
 
-    def _say(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         with self._sending:
             self._connection.send(message)
 
-    def _answer(self, order: Order) -> None:
+    def _answer(self, order: TraceRequest) -> None:
         """Says something in any case: the worker waits for it without a limit."""
         try:
-            self._say(self._worked_out(order))
+            self._send(self._trace(order))
         except BaseException as error:  # noqa: BLE001  the worker finds out by itself
             try:
                 text = f"{type(error).__name__}: {error}"
-                side = Side(self._tally.take(), [])
-                self._say(Refused(order.number, text, always=False, side=side))
+                side = SideEffects(self._counters.take(), [])
+                self._send(Refused(order.number, text, always=False, side=side))
             except BaseException:  # noqa: BLE001  then the worker has to see that nothing comes
                 os._exit(1)
 
-    def _worked_out(self, order: Order) -> Lowered | Failed | Refused | Outdated:
+    def _trace(self, order: TraceRequest) -> Lowered | Failed | Refused | Outdated:
         changes = self._packages.changes()
         if changes:
             return Outdated(order.number, [change.text for change in changes])
@@ -144,67 +144,69 @@ class Tracer:
             function, arguments = self._prepared(order)
         except BaseException as error:  # noqa: BLE001  the worker finds out by itself
             text = f"{type(error).__name__}: {error}"
-            return Refused(order.number, text, always=False, side=self._side())
+            return Refused(order.number, text, always=False, side=self._take_side_effects())
         try:
             one = self._tracing[order.number] = Interruptible()
             with may_interrupt(one):
                 lowered = self._lowered(order, function, arguments)
         except Interrupted:
             why = "nobody waits for it any more"
-            return Refused(order.number, why, always=False, side=self._side())
+            return Refused(order.number, why, always=False, side=self._take_side_effects())
         except BaseException as error:  # noqa: BLE001  all of it is the client's to know
             return self._failed(order, error)
         finally:
             self._tracing.pop(order.number, None)
         return self._handed_over(order, lowered)
 
-    def _press(self, number: int) -> None:
+    def _interrupt_again(self, number: int) -> None:
         """Interrupts an order, again and again until it leaves."""
         one = self._tracing.get(number)
         if one is not None:
             one.interrupt()
-            process_timers.after(_AGAIN_S, lambda: self._press(number))
+            process_timers.after(_INTERRUPT_RETRY_S, lambda: self._interrupt_again(number))
 
-    def _prepared(self, order: Order) -> tuple[Function, Arguments]:
+    def _prepared(self, order: TraceRequest) -> tuple[Function, Arguments]:
         """Function and arguments; raises what keeps this process from having the same ones."""
-        function = self._functions.obtain(order.key, _Ordered(order))
+        function = self._functions.obtain(order.key, _RequestedFunction(order))
         layout = parse_arguments(order.skeleton)
         arguments = build_arguments(
-            layout, leaves_of_order(layout, order.scalars, order.buffers), function.statics
+            layout, leaves_of_request(layout, order.scalars, order.buffers), function.statics
         )
         if call_name(function, arguments) != order.call:
             raise LookupError(function.doubt or "it is another call here")
         return function, arguments
 
-    def _lowered(self, order: Order, function: Function, arguments: Arguments) -> LoweredFunction:
+    def _lowered(
+        self, order: TraceRequest, function: Function, arguments: Arguments
+    ) -> LoweredFunction:
         return self._compiler.lower(
             function.traceable,
             function.name,
             function.options,
             arguments,
             structure_of(dynamic(arguments, function.statics)),
-            lambda kind, content: self._tell(order.number, kind, content),
+            lambda kind, content: self._send_event(order.number, kind, content),
             function.captured,
         )
 
-    def _failed(self, order: Order, error: BaseException) -> Failed:
+    def _failed(self, order: TraceRequest, error: BaseException) -> Failed:
         """Whatever else goes wrong: a function that has failed is not to be traced once more."""
         failure = _failure(error)
         try:
-            side = self._side()
+            side = self._take_side_effects()
         except Exception:  # noqa: BLE001  nothing was made that packages could have a part in
-            side = Side(self._tally.take(), [])
+            side = SideEffects(self._counters.take(), [])
         return Failed(order.number, failure, side)
 
-    def _handed_over(self, order: Order, lowered: LoweredFunction) -> Lowered | Refused:
+    def _handed_over(self, order: TraceRequest, lowered: LoweredFunction) -> Lowered | Refused:
         form = lowered.form
         if not form.is_lasting:
             reason = "its result holds objects that stay where it was traced"
-            return Refused(order.number, reason, always=True, side=self._side())
+            return Refused(order.number, reason, always=True, side=self._take_side_effects())
         try:
             data = pack_lowered(lowered.lowered, lowered.obstacle)
-        except NotHandedOver as error:
-            return Refused(order.number, str(error), always=True, side=self._side())
+        except NotTransferable as error:
+            return Refused(order.number, str(error), always=True, side=self._take_side_effects())
         return Lowered(
             order.number,
             lowered.program,
@@ -212,22 +214,24 @@ class Tracer:
             form.skeleton,
             form.order,
             lowered.trace_s,
-            self._side(),
+            self._take_side_effects(),
         )
 
-    def _tell(self, number: int, kind: str, content: dict[str, Any]) -> None:
-        self._say(Event(number, kind, content))
+    def _send_event(self, number: int, kind: str, content: dict[str, Any]) -> None:
+        self._send(Event(number, kind, content))
 
-    def _side(self) -> Side:
+    def _take_side_effects(self) -> SideEffects:
         """What this thread has counted, and what was imported, since it was asked last."""
         self._packages.note()
-        with self._telling:
-            imported = [row for row in self._packages.imported() if row not in self._told]
-            self._told.update(imported)
-        return Side(self._tally.take(), imported)
+        with self._report_lock:
+            imported = [
+                row for row in self._packages.imported() if row not in self._reported_packages
+            ]
+            self._reported_packages.update(imported)
+        return SideEffects(self._counters.take(), imported)
 
 
-class _Tally(Counters):
+class _ThreadCounters(Counters):
     """Counts for each thread by itself, and so for each order."""
 
     def __init__(self) -> None:
@@ -246,12 +250,12 @@ class _Tally(Counters):
         return counts
 
 
-class _Ordered:
+class _RequestedFunction:
     """A function as the order brings it."""
 
     owner = b""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: TraceRequest) -> None:
         self._order = order
 
     def describe(self, key: bytes) -> Described:
@@ -271,7 +275,7 @@ def _failure(error: BaseException) -> Failure:
         shown = _for_people(error)
     except BaseException:  # noqa: BLE001  what a user's exception does when it is looked at
         shown = error
-    return describe_failure(shown)
+    return encode_failure(shown)
 
 
 def _for_people(error: BaseException) -> BaseException:

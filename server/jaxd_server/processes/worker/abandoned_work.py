@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxd_server.compilation.compiling.builds import Build
-from jaxd_server.execution.admission import Admission, Running
+from jaxd_server.execution.admission import Admission, AdmittedCall
 from jaxd_server.runtime.logs import log_event
 
 
-class Leftovers:
+class AbandonedWork:
     """Looks after what was given up and is not over. Thread-safe.
 
     Args:
@@ -41,7 +41,7 @@ class Leftovers:
         self._has_values = has_values
         self._replace = replace
         self._builds: dict[Build, float] = {}
-        self._told: set[Build | Running] = set()
+        self._reported: set[Build | AdmittedCall] = set()
         self._lock = threading.Lock()  # guards _builds
 
     def add(self, build: Build) -> None:
@@ -60,27 +60,31 @@ class Leftovers:
     def _left_builds(self) -> list[tuple[Build, float]]:
         now = time.monotonic()
         with self._lock:
-            for one in [one for one in self._builds if one.future.done() or not one.is_left]:
+            for one in [one for one in self._builds if one.future.done() or not one.is_abandoned]:
                 del self._builds[one]
             return [(one, now - since) for one, since in self._builds.items()]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Handles what is overdue; from one thread, several times a second."""
         builds, calls = self._left_builds(), self._admission.left()
-        self._told &= {*(one for one, _ in builds), *calls}
+        self._reported &= {*(one for one, _ in builds), *calls}
         if not self._grace_s:
             return
         for build, age in builds:
-            if age > self._grace_s and build not in self._told:
-                self._told.add(build)
-                self._see_to(build, age)
+            if age > self._grace_s and build not in self._reported:
+                self._reported.add(build)
+                self._handle_overdue(build, age)
         for call in calls:
             age = call.interest.given_up_s
-            if age > self._grace_s and call not in self._told and call.interest.phase == "running":
-                self._told.add(call)
+            if (
+                age > self._grace_s
+                and call not in self._reported
+                and call.interest.phase == "running"
+            ):
+                self._reported.add(call)
                 self._stuck(call.function, "runs", age)
 
-    def _see_to(self, build: Build, age: float) -> None:
+    def _handle_overdue(self, build: Build, age: float) -> None:
         force = build.end_by_force
         if force is not None:
             _log(build.name, "is being traced", age, "the process that traces it is ended")

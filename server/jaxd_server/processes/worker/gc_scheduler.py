@@ -18,8 +18,8 @@ from typing import Final
 
 from jaxd_server.execution.admission import Admission
 
-_TURN_S: Final = 5e-6
-_LOOK_S: Final = 0.25
+_SWITCH_INTERVAL_S: Final = 5e-6
+_POLL_S: Final = 0.25
 _CHORES: Final = 240
 _LONG: Final = 12
 _YOUNG: Final = 1
@@ -27,7 +27,7 @@ _WORTHWHILE: Final = 5_000
 _TOO_MANY: Final = 1_000_000
 
 
-class Housekeeper:
+class GcScheduler:
     """Decides when garbage is collected in this process.
 
     Args:
@@ -45,14 +45,14 @@ class Housekeeper:
         self._admission = admission
         self._chores = chores
         self._glances = glances
-        self._quiet_looks = 0
+        self._quiet_polls = 0
         self._is_aged = False  # whether there is something that only a whole collection looks at
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jaxd-housekeeper", daemon=True)
 
     def start(self) -> None:
         """Begins; to be called when all is imported that stays."""
-        sys.setswitchinterval(_TURN_S)
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()  # what is imported stays: looking at it again and again is for nothing
         gc.disable()
@@ -66,25 +66,25 @@ class Housekeeper:
 
     def _work(self) -> None:
         for looks in itertools.count(1):
-            if self._ended.wait(_LOOK_S):
+            if self._ended.wait(_POLL_S):
                 return
-            self.look()
+            self.poll()
             self._glances()
             if looks % _CHORES == 0:
                 self._chores()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Collects if there is something to collect and nobody waits; returns whether it did.
 
         What is new is looked at when no call is running, all there is when none has for a while.
         """
         new = gc.get_count()[0]
-        self._quiet_looks = 0 if self._admission.is_busy else self._quiet_looks + 1
-        if new > _TOO_MANY or (new > _WORTHWHILE and self._quiet_looks):
+        self._quiet_polls = 0 if self._admission.is_busy else self._quiet_polls + 1
+        if new > _TOO_MANY or (new > _WORTHWHILE and self._quiet_polls):
             gc.collect(_YOUNG)
             self._is_aged = True
             return True
-        if self._is_aged and self._quiet_looks >= _LONG:
+        if self._is_aged and self._quiet_polls >= _LONG:
             gc.collect()
             self._is_aged = False
             return True

@@ -13,17 +13,17 @@ from jaxd_server.runtime.threads.executors import SerialExecutor
 
 if TYPE_CHECKING:
     from jaxd_server.execution.admission import Admission
-    from jaxd_server.values.store import Values
+    from jaxd_server.values.store import ValueStore
 
 
 _RESTARTED: Final = "the server's worker was restarted."
-_HELD_BACK: Final = (
+_KEPT_RUNNING: Final = (
     "the server's worker goes on with what was there before, because it holds arrays of clients. "
     "It is restarted when there are none (`jaxd values` lists them), or by `jaxd stop`."
 )
 
 
-class Renewal:
+class PackageMonitor:
     """Checks before each build whether the imported packages are still current.
 
     What is built already stays right: its key names the packages that it was built with. A worker
@@ -53,7 +53,7 @@ class Renewal:
         # Takes some 20 ms, for which the first call need not wait.
         SerialExecutor("jaxd-packages").put(self._packages.note)
 
-    def look(self, emit: Emit) -> None:
+    def poll(self, emit: Emit) -> None:
         """Begins to replace the worker when something changed, and tells whose call noticed it.
 
         After that no call is admitted any more.
@@ -64,7 +64,7 @@ class Renewal:
         with self._lock:
             begins = not self._begun and not self._has_values()
             self._begun = self._begun or begins
-        became = _RESTARTED if self._begun else _HELD_BACK
+        became = _RESTARTED if self._begun else _KEPT_RUNNING
         for change in changes:
             text = f"{change.text} where the server runs: {became}"
             emit("warning", {"function": "", "package": change.package, "text": text})
@@ -77,7 +77,7 @@ class Renewal:
         self._packages.note()
 
 
-class Rest:
+class IdleShutdown:
     """Decides whether an idle worker ends; its host starts another one when a client connects.
 
     All that is compiled is on disk, and comes back without being traced or compiled. Arrays of
@@ -105,7 +105,7 @@ class Rest:
         self._has_values = has_values
         self._begin = begin
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Has the worker go when it may; from one thread, several times a second."""
         if not self._after_s or self._admission.draining or self._admission.is_busy:
             return
@@ -122,7 +122,7 @@ _PAUSE_S: Final = 0.5
 """How long new calls wait while a worker looks whether it may end."""
 
 
-def still_needed(admission: Admission, values: Values) -> str:
+def still_needed(admission: Admission, values: ValueStore) -> str:
     """Why a worker should not end now, in words; empty when it may.
 
     Then no call runs any more: new ones wait until it gives way.
@@ -138,7 +138,7 @@ def still_needed(admission: Admission, values: Values) -> str:
             if longest is None
             else f"{longest['function']} has been running for {longest['seconds']:.0f} s"
         )
-    if values.are_missed():
+    if values.has_only_copies():
         admission.resume()
         owners = ", ".join(values.owners())
         return f"it holds arrays of {owners} (jaxd values lists them)"

@@ -8,13 +8,13 @@ from functools import partial
 
 import jax
 
-from jaxd_protocol.pickling.unpack.permission import doors
+from jaxd_protocol.pickling.unpack.permission import unpickling_gate
 from jaxd_server.cache import open_store
-from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.target import target
 from jaxd_server.compilation.eviction import Limits
-from jaxd_server.compilation.functions.receive import receive
-from jaxd_server.compilation.functions.table import Permit, Receive, permit_all
+from jaxd_server.compilation.functions.receive import receive_function
+from jaxd_server.compilation.functions.table import PermissionCheck, Receive, permit_all
 from jaxd_server.compilation.remote_trace.policy import TraceIn
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.jax_compat import compilation_cache
@@ -46,7 +46,7 @@ def content_bytes(options: ServerOptions) -> int:
     return all_devices_bytes() // 8 if options.content_bytes is None else options.content_bytes
 
 
-def shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:
+def shelf(options: ServerOptions, packages: ImportedPackages) -> ProgramCache | None:
     """What is kept on disk for this machine; None where nothing is."""
     accepted = {}
     if options.accept == "exported":  # what was not looked at as this server does is not run here
@@ -57,7 +57,7 @@ def shelf(options: ServerOptions, packages: ImportedPackages) -> Shelf | None:
     if store is None:
         return None
     compilation_cache.install(store, os.path.join(store.folder, "xla"))
-    return Shelf(store, packages)
+    return ProgramCache(store, packages)
 
 
 def rest_after_s(options: ServerOptions) -> float:
@@ -70,20 +70,20 @@ def rest_after_s(options: ServerOptions) -> float:
 def receiving(options: ServerOptions) -> Receive:
     """How what clients send is opened; for a server of programs, nothing else ever is."""
     if options.accept == "code":
-        return receive
+        return receive_function
     from jaxd_server.compilation.functions.receive_exported import (
         receive_exported,  # which few servers need
     )
     from jaxd_server.jax_compat.exported import require_export
 
     require_export()
-    doors.shut()
+    unpickling_gate.shut()
     for name in options.allow_targets:
         log_event("native_code_unchecked", level=logging.WARNING, target=name)
     return partial(receive_exported, unchecked=frozenset(options.allow_targets))
 
 
-def permitting(options: ServerOptions) -> Permit:
+def permitting(options: ServerOptions) -> PermissionCheck:
     """What clients may say of a function; for a server of programs, what reaches no files."""
     if options.accept == "code":
         return permit_all

@@ -12,11 +12,11 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.jax_compat.device_memory import arrays_in_use, in_words, whole_device
-from jaxd_server.processes.worker.abandoned_work import Leftovers
-from jaxd_server.rpc.context import Workshop
+from jaxd_server.processes.worker.abandoned_work import AbandonedWork
+from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.runtime.counters import Counters, Counts
-from jaxd_server.values.store import Values
+from jaxd_server.values.store import ValueStore
 
 _OF_THE_SERVER: Final = ("epoch", "phase", "idle_s", "disk_bytes", "disk_files")
 """Of a status, what says nothing of anybody."""
@@ -41,12 +41,12 @@ class WorkerStatus:
 
     def __init__(
         self,
-        workshop: Workshop,
+        workshop: WorkerContext,
         executables: Executables,
         sessions: Sessions,
         counters: Counters,
         compiler: Compiler,
-        leftovers: Leftovers,
+        leftovers: AbandonedWork,
         disk: DiskUsage,
         counts_of: Callable[[str], Counts | None],
     ) -> None:
@@ -99,7 +99,7 @@ class WorkerStatus:
         if own is None:
             return status
         rows = [row for row in status["principals"] if row["principal"] == principal]
-        sees = self._pipeline.decisions.acquaintances.sight(principal)
+        sees = self._pipeline.build_log.acquaintances.sight(principal)
         known = [one for one in self._executables.all() if sees(one.key)]
         return {
             **{name: status[name] for name in _OF_THE_SERVER},
@@ -120,7 +120,7 @@ class WorkerStatus:
         return min(self._counters.idle_s, self._sessions.quiet_s)
 
 
-def memory_in_use(executables: Iterable[Executable], values: Values) -> str:
+def memory_in_use(executables: Iterable[Executable], values: ValueStore) -> str:
     """What takes memory now, in a few sentences.
 
     Args:

@@ -11,54 +11,54 @@ from typing import Any
 
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.acceptor import Admits
+from jaxd_server.auth.acceptor import Authenticates
 from jaxd_server.auth.accounts import Accounts
-from jaxd_server.auth.authenticator import Doormen
-from jaxd_server.auth.connected_accounts import Visitors
-from jaxd_server.auth.handover import Usher
+from jaxd_server.auth.authenticator import AuthenticatorFactory
+from jaxd_server.auth.connected_accounts import ConnectedAccounts
+from jaxd_server.auth.handover import HandoverReceiver
 from jaxd_server.cache.usage import DiskUsage
 from jaxd_server.compilation.build_quota import BuildQuota
-from jaxd_server.compilation.builder import Maker
+from jaxd_server.compilation.builder import ExecutableBuilder
 from jaxd_server.compilation.compiling.builds import Builds
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.table import Functions
-from jaxd_server.compilation.history.visibility import Acquaintances, belongs_to
-from jaxd_server.compilation.remote_trace.policy import Tracing
+from jaxd_server.compilation.history.visibility import KnownFunctions, belongs_to
+from jaxd_server.compilation.remote_trace.policy import TracePolicy
 from jaxd_server.compilation.remote_trace.process import TracerProcess
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.admission import Admission
 from jaxd_server.execution.call import Call
-from jaxd_server.execution.crash_guard import Precautions, Suspects
-from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.execution.crash_guard import CrashGuard, CrashSuspects
+from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.jax_compat import programs
-from jaxd_server.jax_compat.config import begin_with_defaults
+from jaxd_server.jax_compat.config import set_default_settings
 from jaxd_server.jax_compat.device_memory import device_bytes_limit, device_use
 from jaxd_server.jax_compat.devices import Devices
-from jaxd_server.jax_compat.lowered_transfer import understands
+from jaxd_server.jax_compat.lowered_transfer import can_unpack
 from jaxd_server.processes.worker import sizing
-from jaxd_server.processes.worker.abandoned_work import Leftovers
-from jaxd_server.processes.worker.gc_scheduler import Housekeeper
-from jaxd_server.processes.worker.retirement import Renewal, Rest
+from jaxd_server.processes.worker.abandoned_work import AbandonedWork
+from jaxd_server.processes.worker.gc_scheduler import GcScheduler
+from jaxd_server.processes.worker.retirement import IdleShutdown, PackageMonitor
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
-from jaxd_server.rpc.context import Workshop
+from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.endpoint import Endpoint
-from jaxd_server.rpc.flow_control import Backlog, Budget
-from jaxd_server.rpc.inflight_calls import Terms
-from jaxd_server.rpc.reader_handoff import Sentry
-from jaxd_server.rpc.services.admin import Operations
+from jaxd_server.rpc.flow_control import Backlog, CallBudget
+from jaxd_server.rpc.inflight_calls import CallPolicy
+from jaxd_server.rpc.reader_handoff import StallWatchdog
+from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.runtime.counters import Counters, Counts, Traffic
-from jaxd_server.runtime.flight_recorder import BlackBox
+from jaxd_server.runtime.flight_recorder import FlightRecorder
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.memory import machine_bytes
-from jaxd_server.runtime.reclaimer import Pressure, Reclaimer, host_spare
-from jaxd_server.runtime.threads.executors import FairThreads, FreshThreads
-from jaxd_server.values.content_store import Contents
-from jaxd_server.values.store import Values
+from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer, host_spare
+from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
+from jaxd_server.values.content_store import ContentStore
+from jaxd_server.values.store import ValueStore
 
 _BUILDER_THREADS = 1024
 """Calls that may wait for a build, or for a client to say what its function is, at once.
@@ -68,7 +68,7 @@ limited by `--builds`.
 """
 
 
-class Parts:
+class WorkerComponents:
     """The components of one worker.
 
     Args:
@@ -96,19 +96,19 @@ class Parts:
         report: Callable[[str, str], dict[str, Any]],
         renew: Callable[[list[str]], None] | None = None,
         rest: Callable[[], None] = lambda: None,
-        suspects: Suspects | None = None,
-        box: BlackBox | None = None,
+        suspects: CrashSuspects | None = None,
+        box: FlightRecorder | None = None,
         replace: Callable[[list[str]], None] | None = None,
     ) -> None:
-        begin_with_defaults()
+        set_default_settings()
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
         self._principal: str | None = None
         accounts = Accounts(options)
-        self._visitors = Visitors(accounts, self._forget, share=True)
-        self._doormen = Doormen(options, accounts)
+        self._visitors = ConnectedAccounts(accounts, self._forget, share=True)
+        self._doormen = AuthenticatorFactory(options, accounts)
         self._counters = counters
-        contents = Contents(sizing.content_bytes(options))
-        self.values = Values(
+        contents = ContentStore(sizing.content_bytes(options))
+        self.values = ValueStore(
             sizing.value_bytes(options),
             options.value_share,
             contents=contents,
@@ -123,11 +123,11 @@ class Parts:
         packages = ImportedPackages()
         self._shelf = sizing.shelf(options, packages)
         admission = Admission()
-        has_values = self.values.are_missed
-        self._leftovers = Leftovers(admission, options.stop_grace_s, has_values, replace)
+        has_values = self.values.has_only_copies
+        self._leftovers = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
         reclaimer = Reclaimer(options.map_share)
         reclaimer.register(contents)
-        self._pressure = Pressure(reclaimer, options.memory_share, device=device_use)
+        self._pressure = MemoryPressure(reclaimer, options.memory_share, device=device_use)
         self._executables = Executables(
             reclaimer,
             options.max_executables,
@@ -142,43 +142,45 @@ class Parts:
         )
         compiler = Compiler(counters, options.builds)
         quota = BuildQuota(options.principal_build_s)
-        self._tracing = Tracing(
+        self._tracing = TracePolicy(
             sizing.trace_in(options),
             lambda: self._sessions.connections > 1,
             counters,
             packages,
             self._shelf,
-            lambda: TracerProcess(options.log_format, understands),
+            lambda: TracerProcess(options.log_format, can_unpack),
         )
         self.pipeline = Pipeline(
             functions,
             self._executables,
-            Maker(functions, compiler, counters, self._shelf, self._tracing, quota),
+            ExecutableBuilder(functions, compiler, counters, self._shelf, self._tracing, quota),
             admission,
             counters,
-            Shortage(
+            OutOfMemoryHandler(
                 reclaimer,
                 lambda: memory_in_use(self._executables.all(), self.values),
                 device_bytes_limit,
                 host_spare,
             ),
             self._shelf,
-            None if renew is None else Renewal(packages, admission, renew, has_values),
+            None if renew is None else PackageMonitor(packages, admission, renew, has_values),
         )
-        self.pipeline.decisions.acquaintances = Acquaintances(belongs_to(os.getuid()))
-        self.pipeline.precautions = Precautions(admission, suspects, box)
+        self.pipeline.build_log.acquaintances = KnownFunctions(belongs_to(os.getuid()))
+        self.pipeline.precautions = CrashGuard(admission, suspects, box)
         after_s = sizing.rest_after_s(options)
-        self._rest = Rest(after_s, admission, lambda: counters.idle_s, has_values, rest)
-        self._housekeeper = Housekeeper(admission, self._mark_used, self._glance)
+        self._idle_shutdown = IdleShutdown(
+            after_s, admission, lambda: counters.idle_s, has_values, rest
+        )
+        self._housekeeper = GcScheduler(admission, self._mark_used, self._poll)
         self._marked_at = time.monotonic()
-        self._budget = Budget(options.budget_bytes, options.call_share)
-        self._workshop = Workshop(
+        self._budget = CallBudget(options.budget_bytes, options.call_share)
+        self._workshop = WorkerContext(
             pipeline=self.pipeline,
-            operations=Operations(self.pipeline),
+            operations=AdminService(self.pipeline),
             stages=Stages(functions, compiler, admission, counters),
-            runners=FairThreads(options.threads, "jaxd-run"),
-            builders=FreshThreads(_BUILDER_THREADS, "jaxd-build"),
-            sentry=Sentry(),
+            runners=FairThreadPool(options.threads, "jaxd-run"),
+            builders=ThreadPerTask(_BUILDER_THREADS, "jaxd-build"),
+            sentry=StallWatchdog(),
             budget=self._budget,
             traffic=self._traffic,
             values=self.values,
@@ -188,7 +190,7 @@ class Parts:
             max_shared_bytes=machine_bytes() // 2,
             report=report,
             devices=lambda own: {"devices": self.devices.report(self._sessions.all(), own)},
-            terms=Terms(self.pipeline.gave_up, options.max_call_s, self._count_ended),
+            terms=CallPolicy(self.pipeline.cancelled_reply, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
             max_connections=options.max_connections,
         )
@@ -206,7 +208,7 @@ class Parts:
     def reserve(self, principal: str) -> None:
         """Has everything belong to one principal, whom a door lets in; before the first client."""
         self._principal = principal
-        self.pipeline.decisions.acquaintances.is_owner = lambda one: one == principal
+        self.pipeline.build_log.acquaintances.is_owner = lambda one: one == principal
 
     def settle(self) -> None:
         """Makes the process one that serves: to be called once, when all of it is there."""
@@ -217,9 +219,9 @@ class Parts:
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
     ) -> Endpoint:
         """The server for one inherited listener."""
-        admits: Admits = self._doormen.at(address)
+        admits: Authenticates = self._doormen.at(address)
         if self._principal is not None:  # a door lets clients in, and they are led to us
-            admits = Usher(self._principal)
+            admits = HandoverReceiver(self._principal)
         return Endpoint(
             *(sock, address, admits, self._sessions, self._workshop, welcome), self._visitors
         )
@@ -246,7 +248,7 @@ class Parts:
 
     def _counts_of(self, principal: str) -> Counts | None:
         """Where is counted what is shown to a principal; None: it is shown what all did."""
-        is_owner = self.pipeline.decisions.acquaintances.is_owner(principal)
+        is_owner = self.pipeline.build_log.acquaintances.is_owner(principal)
         return None if is_owner else self._counters.of(principal)
 
     def _count_ended(self, call: Call) -> None:
@@ -260,19 +262,19 @@ class Parts:
             late_calls=isinstance(error, DeadlineExceeded),
         )
 
-    def _glance(self) -> None:
+    def _poll(self) -> None:
         """What is looked at several times a second."""
-        self._sessions.look()
-        self._pressure.look()
-        self._leftovers.look()
-        self._rest.look()
-        self._visitors.look()
+        self._sessions.poll()
+        self._pressure.poll()
+        self._leftovers.poll()
+        self._idle_shutdown.poll()
+        self._visitors.poll()
 
     def _forget(self, principal: str) -> None:
         """Lets go of all that somebody had here who is not to come back."""
         self._sessions.end_all_of(principal)
         self.values.forget(principal)
-        self.pipeline.decisions.acquaintances.forget(principal)
+        self.pipeline.build_log.acquaintances.forget(principal)
         self._counters.forget(principal)
         self._traffic.forget(principal)
 

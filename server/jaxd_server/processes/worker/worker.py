@@ -14,22 +14,22 @@ from typing import Any
 
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.execution.crash_guard import Suspects
+from jaxd_server.execution.crash_guard import CrashSuspects
 from jaxd_server.processes.worker.report import WorkerReport
 from jaxd_server.processes.worker.retirement import still_needed
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_process import (
     die_with_the_parent,
+    dump_stacks_on_signal,
     read_argument,
-    show_stacks_when_asked,
 )
 from jaxd_server.runtime.counters import Counters
-from jaxd_server.runtime.flight_recorder import BlackBox
-from jaxd_server.runtime.json_lines import Tether
+from jaxd_server.runtime.flight_recorder import FlightRecorder
+from jaxd_server.runtime.json_lines import HostChannel
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import allow_files
 from jaxd_server.runtime.timers import process_timers
-from jaxd_server.user_code.capture_output import hear_user_code
+from jaxd_server.user_code.capture_output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
 
@@ -41,12 +41,12 @@ def main() -> None:
     logs.configure(options.log_format, "worker", principal)
     die_with_the_parent()
     worker = Worker(options, argument.get("black_box_fd"), principal)
-    tether = worker.tether = Tether(
+    tether = worker.tether = HostChannel(
         socket.socket(fileno=argument["tether_fd"]),
         worker.report.to_host,
         worker.stop.set,
         lambda: os._exit(1),  # without a host nobody could stop or replace us
-        worker.obey,
+        worker.handle_order,
     )
     allow_files(options.max_connections)
     if argument.get("stands_by"):
@@ -55,22 +55,22 @@ def main() -> None:
         worker.begin(argument)
     worker.prepare(argument["listeners"])
     if worker.holds:
-        tether.tell({"event": "prepared"})
+        tether.notify({"event": "prepared"})
         worker.may_open.wait()
     worker.open()
-    tether.tell({"event": "ready"})
+    tether.notify({"event": "ready"})
     worker.stop.wait()
     if worker.outdated:
-        tether.tell({"event": "outdated", "changes": worker.outdated})
+        tether.notify({"event": "outdated", "changes": worker.outdated})
     if worker.is_resting:
-        tether.tell({"event": "resting"})
+        tether.notify({"event": "resting"})
     worker.drain()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # drained: nothing is left that an orderly exit could wait for
 
 
-def _stand_by(worker: Worker, tether: Tether) -> None:
+def _stand_by(worker: Worker, tether: HostChannel) -> None:
     """Imports all that a worker needs, and returns when the host has use for it.
 
     The device is not touched: another worker has it. Ends the process when what was imported has
@@ -81,10 +81,10 @@ def _stand_by(worker: Worker, tether: Tether) -> None:
 
     packages = ImportedPackages()
     packages.note()
-    tether.tell({"event": "standing_by"})
+    tether.notify({"event": "standing_by"})
     worker.has_begun.wait()
     if packages.changes():
-        tether.tell({"event": "stale"})
+        tether.notify({"event": "stale"})
         os._exit(0)
 
 
@@ -110,39 +110,39 @@ class Worker:
     def __init__(
         self, options: ServerOptions, box: int | None = None, principal: str | None = None
     ) -> None:
-        self.tether: Tether | None = None
+        self.tether: HostChannel | None = None
         self.has_begun = threading.Event()
         self.holds = False
         self.may_open = threading.Event()
         self.stop = threading.Event()
         self.outdated: list[str] = []
         self.is_resting = False
-        self._is_stuck = False
+        self._must_be_replaced = False
         self._options = options
         self._principal = principal
-        self._suspects = Suspects()
-        self._box = None if box is None else BlackBox(box)
+        self._suspects = CrashSuspects()
+        self._box = None if box is None else FlightRecorder(box)
         self._counters = Counters()
         self.report = WorkerReport(options, self._counters)
-        self._parts: Any = None
+        self._components: Any = None
         self._listeners: list[tuple[socket.socket, Address]] = []
         self._endpoints: list[Any] = []
 
     def begin(self, order: Mapping[str, Any]) -> None:
         """Becomes the worker of an epoch, as the host says."""
         epoch = self.report.epoch = order["epoch"]
-        self._suspects = Suspects(order.get("suspects", ()), epoch)
+        self._suspects = CrashSuspects(order.get("suspects", ()), epoch)
         self.holds = order.get("holds") is True
         self.has_begun.set()
 
     def prepare(self, listeners: list[dict[str, Any]]) -> None:
         """Imports jax and builds the parts: all but letting clients in."""
         from jaxd_server.processes.worker.wiring import (
-            Parts,  # imports jax; the host must see our tether before
+            WorkerComponents,  # imports jax; the host must see our tether before
         )
-        from jaxd_server.user_code.jax_callbacks import have_clients_called_back
+        from jaxd_server.user_code.jax_callbacks import install_callback_redirection
 
-        self._parts = self.report.parts = Parts(
+        self._components = self.report.parts = WorkerComponents(
             self._options,
             self._counters,
             self.report.answer,
@@ -153,12 +153,12 @@ class Worker:
             self.replace,
         )
         if self._principal is not None:
-            self._parts.reserve(self._principal)
+            self._components.reserve(self._principal)
         prepare_for_user_code()
-        hear_user_code()
-        have_clients_called_back()
-        show_stacks_when_asked()
-        self._parts.settle()
+        capture_user_output()
+        install_callback_redirection()
+        dump_stacks_on_signal()
+        self._components.settle()
         for listener in listeners:
             sock = socket.socket(fileno=listener["fd"])
             sock.setblocking(True)
@@ -167,7 +167,7 @@ class Worker:
     def open(self) -> None:
         """Accepts clients from now on."""
         for sock, address in self._listeners:
-            endpoint = self._parts.endpoint(sock, address, self.report.welcome)
+            endpoint = self._components.endpoint(sock, address, self.report.welcome)
             endpoint.start_in_thread()
             self._endpoints.append(endpoint)
             self.report.listening.append(str(address))
@@ -175,11 +175,13 @@ class Worker:
 
     def drain(self) -> None:
         """Finishes running calls and refuses new ones."""
-        if self._is_stuck:  # others may wait behind what does not end; their clients come again
+        if (
+            self._must_be_replaced
+        ):  # others may wait behind what does not end; their clients come again
             process_timers.after(self._options.drain_timeout_s, self._end_at_once)
         for endpoint in self._endpoints:
             endpoint.close()
-        self._parts.drain()
+        self._components.drain()
         log_event("drained", calls=self._counters.snapshot()["calls"])
 
     def renew(self, changes: list[str]) -> None:
@@ -194,12 +196,12 @@ class Worker:
 
     def replace(self, reasons: list[str]) -> None:
         """Ends this worker, because something in it cannot be ended otherwise."""
-        self._is_stuck = True
+        self._must_be_replaced = True
         self.renew(reasons)
 
     def _end_at_once(self) -> None:
         log_event("drained_in_part", calls=self._counters.snapshot()["calls"])
-        self._parts.flush()
+        self._components.flush()
         os._exit(0)
 
     def rest(self) -> None:
@@ -209,7 +211,7 @@ class Worker:
         self.is_resting = True
         self.stop.set()
 
-    def obey(self, order: Mapping[str, Any]) -> None:
+    def handle_order(self, order: Mapping[str, Any]) -> None:
         """Does what its host asks for beside `status` and `drain`."""
         match order:
             case {"ask": "begin", "epoch": int()}:
@@ -218,14 +220,14 @@ class Worker:
                 self.may_open.set()
             case {"ask": "give_way", "force": bool(force), "is_followed": bool(is_followed)}:
                 threading.Thread(
-                    target=self.give_way, args=(force, is_followed), name="jaxd-give-way"
+                    target=self.yield_to_successor, args=(force, is_followed), name="jaxd-give-way"
                 ).start()
             case {"ask": "release", "fingerprint": str(fingerprint)}:
                 self._suspects.release(fingerprint)
             case _:
                 pass  # a newer host may ask for more
 
-    def give_way(self, force: bool, is_followed: bool) -> None:
+    def yield_to_successor(self, force: bool, is_followed: bool) -> None:
         """Ends this worker in favour of the next one, and tells the host; or tells why not.
 
         Args:
@@ -233,15 +235,15 @@ class Worker:
             is_followed: whether the next one is there already.
         """
         assert self.tether is not None
-        parts = self._parts
+        parts = self._components
         obstacle = "" if force else still_needed(parts.pipeline.admission, parts.values)
         if obstacle:
-            self.tether.tell({"event": "needed", "why": obstacle})
+            self.tether.notify({"event": "needed", "why": obstacle})
             return
         for endpoint in self._endpoints:
             endpoint.close()
         parts.pipeline.admission.replace(is_followed=is_followed)
-        self.tether.tell({"event": "gave_way"})
+        self.tether.notify({"event": "gave_way"})
         self.stop.set()
 
 

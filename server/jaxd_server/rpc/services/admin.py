@@ -12,7 +12,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import function_key
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recipes import dump_recipes
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
@@ -27,7 +27,7 @@ INQUIRIES: Final = frozenset({"why", "recent"})
 """What can be asked about builds; answered while the server drains as well."""
 
 
-class Operations:
+class AdminService:
     """Safe from any thread.
 
     Args:
@@ -36,7 +36,7 @@ class Operations:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._recorder = Recorder(pipeline.executables, pipeline.decisions, pipeline.shelf)
+        self._recorder = Recorder(pipeline.executables, pipeline.build_log, pipeline.shelf)
         self._verbs: Mapping[str, Callable[..., Reply]] = {
             "functions": self._functions,
             "recipes": self._recipes,
@@ -61,19 +61,19 @@ class Operations:
                 self._pipeline.admission.leave(running)
                 self._pipeline.counters.add()  # the server was not idle
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            return (FAILED, describe_failure(error)), ()
+            return (FAILED, encode_failure(error)), ()
 
     def _inquire(self, verb: str, args: tuple[Any, ...], principal: str) -> Reply:
         pipeline = self._pipeline
         found = answer_inquiry(
-            pipeline.decisions, pipeline.executables, pipeline.shelf, verb, args, principal
+            pipeline.build_log, pipeline.executables, pipeline.shelf, verb, args, principal
         )
         return json.dumps(found), ()
 
     def _functions(self, principal: str) -> Reply:
         pipeline = self._pipeline
         found = inventory(
-            pipeline.executables, pipeline.shelf, pipeline.decisions, pipeline.counters, principal
+            pipeline.executables, pipeline.shelf, pipeline.build_log, pipeline.counters, principal
         )
         return json.dumps(found), ()
 
@@ -87,7 +87,7 @@ class Operations:
         return (json.dumps(said), *messages), buffers
 
     def _forget(self, principal: str, key: bytes) -> Reply:
-        if not self._pipeline.decisions.acquaintances.sight(principal)(key):
+        if not self._pipeline.build_log.acquaintances.sight(principal)(key):
             return json.dumps({"executables": 0}), ()  # as of a key that nobody has
         shelf, executables = self._pipeline.shelf, self._pipeline.executables
         here = {executable.kept_as for executable in executables.all() if executable.key == key}
@@ -108,7 +108,7 @@ class Operations:
 
     def _is_private_of(self, own: bytes, key: bytes) -> bool:
         """Whether a key is what one client has for that key, as the fingerprint is in doubt."""
-        record = None if own == key else self._pipeline.decisions.ledger.find(own)
+        record = None if own == key else self._pipeline.build_log.ledger.find(own)
         if record is None:
             return False
         described = record.description

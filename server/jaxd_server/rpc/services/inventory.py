@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.explain.argument_shapes import argument_forms
+from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_server.cache.usage import Entry, entries
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.disk_cache.programs import Shelf
-from jaxd_server.compilation.disk_cache.records import KeptCall
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.executables import Executables
-from jaxd_server.compilation.history.build_log import Decisions
+from jaxd_server.compilation.history.build_log import BuildLog
 from jaxd_server.runtime.counters import Counters
 
 Row = dict[str, Any]
@@ -26,7 +26,7 @@ Files = Mapping[tuple[str, str], Entry]
 def arguments_text(skeleton: bytes, parameters: Sequence[str]) -> str:
     """What the arguments of a call look like, such as ``x: float32[3,4], n: 2``."""
     try:
-        forms = argument_forms(skeleton, parameters)
+        forms = argument_shapes(skeleton, parameters)
     except ProtocolError:
         return "?"
     return ", ".join(f"{name}: {argument.form}" for name, argument in forms.items())
@@ -34,8 +34,8 @@ def arguments_text(skeleton: bytes, parameters: Sequence[str]) -> str:
 
 def inventory(
     executables: Executables,
-    shelf: Shelf | None,
-    decisions: Decisions,
+    shelf: ProgramCache | None,
+    decisions: BuildLog,
     counters: Counters,
     principal: str = "",
 ) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def inventory(
     return {"functions": rows, "totals": totals}
 
 
-def _files(shelf: Shelf | None) -> Files:
+def _files(shelf: ProgramCache | None) -> Files:
     if shelf is None:
         return {}
     above, target = os.path.split(shelf.store.folder)
@@ -85,14 +85,14 @@ def _files(shelf: Shelf | None) -> Files:
     return {(entry.kind, os.path.basename(entry.path)): entry for entry in found}
 
 
-def _program_file(call: KeptCall) -> tuple[str, str]:
+def _program_file(call: CallRecord) -> tuple[str, str]:
     return "programs", call.program.hex()
 
 
 def _in_memory(
     executable: Executable,
     parameters: tuple[str, ...],
-    kept: Mapping[bytes, KeptCall],
+    kept: Mapping[bytes, CallRecord],
     files: Files,
 ) -> Row:
     program, costs = executable.program, executable.costs
@@ -114,7 +114,7 @@ def _in_memory(
     }
 
 
-def _on_disk(name: bytes, call: KeptCall, files: Files) -> Row:
+def _on_disk(name: bytes, call: CallRecord, files: Files) -> Row:
     used = max(files["calls", name.hex()].used, files[_program_file(call)].used)
     return {
         "name": call.name,
@@ -133,7 +133,7 @@ def _on_disk(name: bytes, call: KeptCall, files: Files) -> Row:
     }
 
 
-def _disk_bytes(name: bytes, call: KeptCall, files: Files) -> int:
+def _disk_bytes(name: bytes, call: CallRecord, files: Files) -> int:
     """Room that a call takes on disk, its program included, which others may share."""
     found = [files.get(("calls", name.hex())), files.get(_program_file(call))]
     return sum(entry.bytes for entry in found if entry is not None)

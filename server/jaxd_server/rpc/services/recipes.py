@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError, ProtocolError, WorkerLost
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
-from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import Executables
-from jaxd_server.compilation.history.build_log import Decisions
+from jaxd_server.compilation.history.build_log import BuildLog
 
 _UNSHARED: Final = (
     "it reads something without a content, such as a generator, so its key is good for one "
@@ -23,7 +23,7 @@ _NO_CODE: Final = (
 )
 
 
-class LeftOut(NamedTuple):
+class SkippedFunction(NamedTuple):
     """A function that was called, and of which there is no recipe.
 
     Attributes:
@@ -49,7 +49,9 @@ class Recorder:
         shelf: where the code is; None where nothing is kept, and nothing can be recorded.
     """
 
-    def __init__(self, executables: Executables, decisions: Decisions, shelf: Shelf | None) -> None:
+    def __init__(
+        self, executables: Executables, decisions: BuildLog, shelf: ProgramCache | None
+    ) -> None:
         self._executables = executables
         self._decisions = decisions
         self._shelf = shelf
@@ -64,7 +66,7 @@ class Recorder:
         self._proved()
         return f"{self._id} {time.monotonic()!r} {time.time()!r}"
 
-    def since(self, mark: str, principal: str = "") -> tuple[list[Recipe], list[LeftOut]]:
+    def since(self, mark: str, principal: str = "") -> tuple[list[Recipe], list[SkippedFunction]]:
         """Recipes for all that was called since a mark, and the functions that have none.
 
         Args:
@@ -88,16 +90,16 @@ class Recorder:
             names[key] = name
             calls.setdefault(key, []).append(call)
         recipes: list[Recipe] = []
-        left_out: list[LeftOut] = []
+        left_out: list[SkippedFunction] = []
         for key, recorded in calls.items():
             recipe = _recipe(shelf, key, tuple(dict.fromkeys(recorded)))
             if recipe is None:
-                left_out.append(LeftOut(names[key], key.hex(), self._reason(key)))
+                left_out.append(SkippedFunction(names[key], key.hex(), self._reason(key)))
             else:
                 recipes.append(recipe)
         return recipes, left_out
 
-    def _proved(self) -> Shelf:
+    def _proved(self) -> ProgramCache:
         if self._shelf is None:
             raise ConfigurationError(
                 "this server keeps nothing on disk, so it does not have the code that a lockfile "
@@ -119,7 +121,7 @@ class Recorder:
         return read
 
     def _called(
-        self, shelf: Shelf, moment: float, wall: float
+        self, shelf: ProgramCache, moment: float, wall: float
     ) -> Iterator[tuple[str, bytes, RecordedCall]]:
         ready = self._executables.all()
         for executable in ready:
@@ -135,19 +137,19 @@ class Recorder:
         return _UNSHARED if record and not record.description.shared else _NO_CODE
 
 
-def _recipe(shelf: Shelf, key: bytes, calls: tuple[RecordedCall, ...]) -> Recipe | None:
+def _recipe(shelf: ProgramCache, key: bytes, calls: tuple[RecordedCall, ...]) -> Recipe | None:
     function = shelf.function(key)
-    meaning = function.described.meaning if function else None
-    if function is None or meaning is None:
+    manifest = function.described.manifest if function else None
+    if function is None or manifest is None:
         return None
-    code = shelf.code(meaning.fingerprint)
+    code = shelf.code(manifest.fingerprint)
     if code is None:
         return None
     return Recipe(
         name=function.described.name,
         key=key,
         options=function.options.to_bytes(),
-        meaning=meaning.to_message(),
+        manifest=manifest.to_message(),
         parameters=function.parameters,
         code=code,
         calls=calls,

@@ -15,7 +15,7 @@ import jax
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_server.codec.arguments import Arguments, build_arguments, empty_leaves, parse_arguments
 from jaxd_server.codec.signature import signature_of
 from jaxd_server.compilation.compiling.compiler import Compiler, explained
@@ -80,7 +80,7 @@ class Stages:
                 self._admission.leave(running)
                 self._counters.add()  # the server was not idle
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            return (FAILED, describe_failure(error)), ()
+            return (FAILED, encode_failure(error)), ()
 
     def _function(self, key: bytes, source: FunctionSource) -> Function:
         try:

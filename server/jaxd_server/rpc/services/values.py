@@ -15,34 +15,34 @@ import numpy as np
 from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError, ValueDeleted
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import (
-    ABSENT,
+    NOT_IN_MESSAGE,
     VALUE,
-    first_id,
-    leaves_of_kinds,
+    first_value_id,
+    leaves_located_in,
     unpack_ids,
-    unpack_rows,
+    unpack_locations,
 )
-from jaxd_protocol.messages.failures import describe_failure
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Layout, Leaf, TreeEncoder
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
-from jaxd_server.codec.results import ResultForm, host_data
+from jaxd_server.codec.results import ResultLayout, host_data
 from jaxd_server.execution.call import Reply
-from jaxd_server.execution.memory_room import Shortage
+from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.jax_compat.arrays import exact_array, key_array, key_data, key_spec, weak_array
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.placement import placed
-from jaxd_server.values.references import Holdings, copy_of
+from jaxd_server.values.references import ReferencedData, copy_of
 from jaxd_server.values.value import Value
 
 VALUE_VERBS: Final = frozenset({"put", "fetch", "part", "name", "named", "unname", "values"})
 """What can be asked."""
 
 _MAX_NAME: Final = 200
-_NO_PLACE: Final = b""
-_BASIC: Final = frozenset({int, slice, type(None), type(...)})
+_NO_LOCATION: Final = b""
+_BASIC_INDEX_TYPES: Final = frozenset({int, slice, type(None), type(...)})
 
 
-class ValueDesk:
+class ValueService:
     """The values of one session, for one connection. Safe from any thread.
 
     Args:
@@ -53,7 +53,11 @@ class ValueDesk:
     """
 
     def __init__(
-        self, holdings: Holdings, shortage: Shortage, max_result_bytes: int, device: int = 0
+        self,
+        holdings: ReferencedData,
+        shortage: OutOfMemoryHandler,
+        max_result_bytes: int,
+        device: int = 0,
     ) -> None:
         self._holdings = holdings
         self._values = holdings.values
@@ -86,7 +90,7 @@ class ValueDesk:
             given = (*args, buffers) if verb == "put" else args
             return self._verbs[verb](*given)
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            return (FAILED, describe_failure(error)), ()
+            return (FAILED, encode_failure(error)), ()
 
     def _put(
         self,
@@ -100,23 +104,23 @@ class ValueDesk:
         layout = parse_arguments(skeleton)
         if not _is_flat(layout):
             raise ProtocolError("what is put is not a flat tuple of arrays and numbers.")
-        rows = unpack_rows(elsewhere, len(layout.leaves))
+        rows = unpack_locations(elsewhere, len(layout.leaves))
         if any(row.kind == VALUE for row in rows):
             raise ProtocolError("what is put is on the server already.")
-        absent = leaves_of_kinds(rows, ABSENT)
+        absent = leaves_located_in(rows, NOT_IN_MESSAGE)
         with placed(self._device):
             leaves = read_leaves(layout.without(absent), blob, buffers)
             self._holdings.fill(rows, layout, leaves, ())
         size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
         with self._values.room(self._own, size):
             with configured(config), placed(self._device):
-                arrays = self._shortage.relieved(lambda: _arrived(leaves))
+                arrays = self._shortage.retried_on_oom(lambda: _arrived(leaves))
             made = [_value(array, "put") for array in arrays]
             self._add(number, made)
         return (OK, _skeleton_of(made)), ()
 
     def _add(self, number: int, values: Sequence[Value]) -> None:
-        first = first_id(number)
+        first = first_value_id(number)
         self._values.add(self._own, {first + i: value for i, value in enumerate(values)})
 
     def _fetch(self, ids: bytes, places: bytes) -> Reply:
@@ -128,7 +132,7 @@ class ValueDesk:
                 "once. Fetch a part, as in h[:1000], or start it with a larger --max-result-bytes."
             )
         data = [_data_of(value) for value in found]
-        if places == _NO_PLACE:
+        if places == _NO_LOCATION:
             return (OK,), data
         self._holdings.write(unpack_ids(places), data)
         return (OK,), ()
@@ -150,7 +154,7 @@ class ValueDesk:
         if ttl_s is not None and not ttl_s > 0:
             raise ArgumentError(f"ttl_s is {ttl_s}. Give the seconds that the name is to live.")
         values = [self._own.get(id_) for id_ in unpack_ids(ids)]
-        if ResultForm.of(skeleton, ()).layout.leaves != tuple(value.leaf for value in values):
+        if ResultLayout.of(skeleton, ()).layout.leaves != tuple(value.leaf for value in values):
             raise ProtocolError("what is given a name does not look as it is said to.")
         self._values.name(self._own.principal, name, skeleton, values, ttl_s)
         return (OK,), ()
@@ -238,7 +242,7 @@ def _skeleton_of(values: Sequence[Value]) -> bytes:
 
 def _indexed(value: Value, index: tuple[Any, ...]) -> Any:
     """A part, with memory of its own. On a CPU without a program for each index."""
-    if not set(map(type, index)) <= _BASIC:
+    if not set(map(type, index)) <= _BASIC_INDEX_TYPES:
         raise ProtocolError("a part is asked for by something else than integers and slices.")
     array, leaf = value.array, value.leaf
     try:

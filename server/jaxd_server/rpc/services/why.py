@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.explain.argument_differences import argument_differences
-from jaxd_protocol.explain.argument_shapes import Argument, argument_forms
-from jaxd_protocol.messages.function_manifest import Description
-from jaxd_server.compilation.disk_cache.programs import Shelf
+from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.history.advice import advice_for
-from jaxd_server.compilation.history.build_log import Decisions
-from jaxd_server.compilation.history.ledger import Built, LedgerView, Record, Verdict
+from jaxd_server.compilation.history.build_log import BuildLog
+from jaxd_server.compilation.history.ledger import BuildEntry, BuildHistoryView, KeyHistory, Verdict
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
 
 _TEXTS: Final[dict[Verdict, tuple[str, str]]] = {
@@ -47,9 +47,9 @@ _PICKLED = (
 
 
 def answer_inquiry(
-    decisions: Decisions,
+    decisions: BuildLog,
     executables: Executables,
-    shelf: Shelf | None,
+    shelf: ProgramCache | None,
     verb: str,
     args: tuple[Any, ...],
     principal: str = "",
@@ -73,19 +73,19 @@ def answer_inquiry(
     plan = None if skeleton is None else executables.plan(key, skeleton)
     is_planned = plan is not None and plan.executable is not None
     sight = decisions.acquaintances.sight(principal)
-    seen = decisions.ledger.seen_with(sight)
-    return _why(seen, shelf, key, skeleton, Description.from_message(message), is_planned)
+    seen = decisions.ledger.filtered(sight)
+    return _why(seen, shelf, key, skeleton, FunctionDescriptor.from_message(message), is_planned)
 
 
 def _why(
-    ledger: LedgerView,
-    shelf: Shelf | None,
+    ledger: BuildHistoryView,
+    shelf: ProgramCache | None,
     key: bytes,
     skeleton: bytes | None,
-    described: Description,
+    described: FunctionDescriptor,
     is_planned: bool,
 ) -> dict[str, Any]:
-    arguments = None if skeleton is None else argument_forms(skeleton, described.parameters)
+    arguments = None if skeleton is None else argument_shapes(skeleton, described.parameters)
     record = ledger.find(key)
     fitting = _fitting(record, arguments)
     ready = [built for built in fitting if built.is_warm]
@@ -113,7 +113,9 @@ def _why(
     }
 
 
-def _fitting(record: Record | None, arguments: Mapping[str, Argument] | None) -> list[Built]:
+def _fitting(
+    record: KeyHistory | None, arguments: Mapping[str, Argument] | None
+) -> list[BuildEntry]:
     """The programs that were made for these arguments, or for any."""
     return [
         built
@@ -122,12 +124,12 @@ def _fitting(record: Record | None, arguments: Mapping[str, Argument] | None) ->
     ]
 
 
-def _is_kept(shelf: Shelf, built: Built) -> bool:
+def _is_kept(shelf: ProgramCache, built: BuildEntry) -> bool:
     """Whether the program is on disk, as far as can be told without loading it."""
     return bool(built.name) and shelf.has(built.name)
 
 
-def _not_kept(fitting: list[Built]) -> list[str]:
+def _not_kept(fitting: list[BuildEntry]) -> list[str]:
     """Why programs that were made before have to be made again."""
     obstacles = dict.fromkeys(built.obstacle for built in fitting if built.obstacle)
     return [
@@ -157,15 +159,15 @@ def _nearest(reason: Reason, key: bytes) -> dict[str, Any] | None:
     )
 
 
-def _program(built: Built) -> dict[str, Any]:
+def _program(built: BuildEntry) -> dict[str, Any]:
     return {
-        "arguments": {name: _told(argument) for name, argument in built.arguments.items()},
+        "arguments": {name: _argument_text(argument) for name, argument in built.arguments.items()},
         "seconds": round(built.seconds, 3),
         "age_s": round(max(0.0, time.time() - built.at), 3),
         "calls": built.calls,
     }
 
 
-def _told(argument: Argument) -> str:
+def _argument_text(argument: Argument) -> str:
     static = " (static)" if argument.form.kind == "static" else ""
     return f"{argument.form}{static}"

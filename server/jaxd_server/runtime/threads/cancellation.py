@@ -14,16 +14,16 @@ from typing import Final, Literal
 
 from jaxd_protocol.errors import JaxdError
 
-Phase = Literal["waiting", "building", "running"]
+CallPhase = Literal["waiting", "building", "running"]
 
-_WORDS: Final[dict[Phase, str]] = {
+_PHASE_TEXTS: Final[dict[CallPhase, str]] = {
     "waiting": "waiting for its turn",
     "building": "being built",
     "running": "running",
 }
 
 
-class Interest:
+class CancelToken:
     """The cancel token of one call. Thread-safe.
 
     Args:
@@ -36,43 +36,43 @@ class Interest:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.error: JaxdError | None = None
-        self.is_settled = False
+        self.is_client_notified = False
         self._clock = clock
         self._given_up_at = 0.0
         self._hooks: list[Callable[[], None]] = []
         self._is_over = False
-        self._phase: Phase = "waiting"
+        self._phase: CallPhase = "waiting"
         self._since = clock()
-        self._spent: dict[Phase, float] = dict.fromkeys(_WORDS, 0.0)
+        self._spent: dict[CallPhase, float] = dict.fromkeys(_PHASE_TEXTS, 0.0)
         self._lock = threading.Lock()  # guards all of these
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: CallPhase) -> None:
         """From now on the call waits, is built, or runs."""
         with self._lock:
-            self._settle_up()
+            self._add_elapsed()
             self._phase = phase
 
-    def _settle_up(self) -> None:
+    def _add_elapsed(self) -> None:
         now = self._clock()
         self._spent[self._phase] += now - self._since
         self._since = now
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> CallPhase:
         """What the call is at."""
         return self._phase
 
-    def spent(self) -> dict[Phase, float]:
+    def spent(self) -> dict[CallPhase, float]:
         """Seconds in each phase so far."""
         with self._lock:
-            self._settle_up()
+            self._add_elapsed()
             return dict(self._spent)
 
     def account(self) -> str:
         """The same in words, such as `1.5 s waiting for its turn, 0.2 s running`."""
         spent = self.spent()
         return ", ".join(
-            f"{spent[one]:.1f} s {_WORDS[one]}" for one in _WORDS if spent[one] >= 0.05
+            f"{spent[one]:.1f} s {_PHASE_TEXTS[one]}" for one in _PHASE_TEXTS if spent[one] >= 0.05
         )
 
     def give_up(self, error: JaxdError) -> bool:
@@ -98,7 +98,7 @@ class Interest:
             self._hooks = []
             return not was_over and self.error is None
 
-    def tell(self, hook: Callable[[], None]) -> None:
+    def notify(self, hook: Callable[[], None]) -> None:
         """Has `hook` called, once, when nobody waits any more; at once when that is so.
 
         It has to be quick and must not raise.
@@ -111,9 +111,9 @@ class Interest:
             hook()
 
     @contextmanager
-    def telling(self, hook: Callable[[], None]) -> Iterator[None]:
+    def cancel_hook(self, hook: Callable[[], None]) -> Iterator[None]:
         """Within it, `hook` is called when nobody waits any more."""
-        self.tell(hook)
+        self.notify(hook)
         try:
             yield
         finally:
@@ -136,19 +136,19 @@ class Interest:
             raise type(self.error)(str(self.error))
 
 
-class _Ever(Interest):
+class _NeverCancelled(CancelToken):
     """The token of calls that cannot be cancelled."""
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: CallPhase) -> None:
         """Is not noted."""
 
     def give_up(self, error: JaxdError) -> bool:
         """Cannot be."""
         return False
 
-    def tell(self, hook: Callable[[], None]) -> None:
+    def notify(self, hook: Callable[[], None]) -> None:
         """There is nothing to tell."""
 
 
-EVER: Final = _Ever()
+NEVER_CANCELLED: Final = _NeverCancelled()
 """For calls that cannot be cancelled."""

@@ -20,7 +20,7 @@ from jaxd_server.runtime.threads.fairness import FairQueue
 Job = Callable[[], None]
 
 
-class FairThreads:
+class FairThreadPool:
     """Runs jobs, which must not raise. Thread-safe.
 
     Args:
@@ -103,7 +103,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class FreshThreads(Executor):
+class ThreadPerTask(Executor):
     """Runs each job in a thread of its own, which ends with the job.
 
     `ThreadPoolExecutor` loses count of its idle threads on Python 3.12 and later: a thread that

@@ -57,11 +57,11 @@ class FairQueue(Generic[T]):
         return len(self._waiting.get(owner, ()))
 
 
-Telling = Callable[[Callable[[], None]], AbstractContextManager[None]]
+CancelHook = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """Makes a block within which what it is given is called once waiting has become pointless."""
 
 
-class _Place:
+class _Waiter:
     """Of one who waits; it looks again when `gate` is set."""
 
     __slots__ = ("gate", "has_turn")
@@ -71,7 +71,7 @@ class _Place:
         self.has_turn = False
 
 
-class Turnstile:
+class FairSemaphore:
     """A semaphore, fair between owners. Thread-safe; as a context manager it has no owner.
 
     Args:
@@ -80,7 +80,7 @@ class Turnstile:
 
     def __init__(self, limit: int) -> None:
         self._free = limit
-        self._waiting: FairQueue[_Place] = FairQueue()
+        self._waiting: FairQueue[_Waiter] = FairQueue()
         self._lock = threading.Lock()  # guards both
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class Turnstile:
     ) -> None:
         self.leave()
 
-    def enter(self, owner: Hashable, telling: Telling = lambda hook: nullcontext()) -> bool:
+    def enter(self, owner: Hashable, telling: CancelHook = lambda hook: nullcontext()) -> bool:
         """Waits for a turn; whether it came before that was pointless. `leave` ends it.
 
         Args:
@@ -109,7 +109,7 @@ class Turnstile:
             if self._free:
                 self._free -= 1
                 return True
-            place = _Place()
+            place = _Waiter()
             self._waiting.put(owner, place)
         with telling(place.gate.set):
             place.gate.wait()

@@ -20,17 +20,17 @@ from jaxd_protocol.fingerprint.impure import impurity
 from jaxd_protocol.fingerprint.model import Steps
 from jaxd_protocol.fingerprint.unpatched import is_plain_data
 from jaxd_protocol.fingerprint.values import environment, flags, modules
-from jaxd_protocol.fingerprint.walk import Walk, shown
+from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 _CONSTANTS: Final = frozenset({"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"})
 
-_SEE_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
+_READ_ALL_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
 
 
 def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
     """Appends what a function reads of a global."""
     name, home = read.name, function.__globals__
-    if name in modules.NOT_CONTENT or name.startswith("@py"):
+    if name in modules.IGNORED_ATTRIBUTES or name.startswith("@py"):
         return
     walk.text(name)
     walk.line = read.line
@@ -54,9 +54,9 @@ def _builtin(walk: Walk, home: dict[str, Any], read: Read) -> None:
     walk.tag("builtin")
     if isinstance(getattr(builtins, name), type):
         walk.reach.installed.append(getattr(builtins, name))
-    if name == "__import__" and not members.allow_computed(walk, read.steps):
+    if name == "__import__" and not members.allow_computed_import(walk, read.steps):
         installed.refuse_computed_import(walk, name)
-    if _is_put_there(walk, name, getattr(builtins, name)):
+    if _is_replaced_builtin(walk, name, getattr(builtins, name)):
         raise PackingError(
             f"{walk.path()} uses {name} ({walk.where}), which somebody has put into Python's "
             "builtins. The server's are as Python made them. Import or define it instead."
@@ -64,12 +64,12 @@ def _builtin(walk: Walk, home: dict[str, Any], read: Read) -> None:
     impure = impurity("builtins", name)
     if impure is not None:
         walk.note(impure)
-    own = walk.world.module(home.get("__name__") or "")
-    if name in _SEE_GLOBALS and own is not None and walk.is_local(own.__name__):
+    own = walk.process_view.module(home.get("__name__") or "")
+    if name in _READ_ALL_GLOBALS and own is not None and walk.is_local(own.__name__):
         modules.emit_module(walk, own)
 
 
-def _is_put_there(walk: Walk, name: str, value: Any) -> bool:
+def _is_replaced_builtin(walk: Walk, name: str, value: Any) -> bool:
     """Whether a builtin is a function of the user's, or a value that Python does not have there."""
     if isinstance(value, FunctionType):
         return walk.is_local(str(value.__globals__.get("__name__")))
@@ -87,11 +87,13 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
     """
     while steps and steps[0][0] != "+":
         if steps[0][0] == "!" or (walk.listed is not None and walk.is_listed(value, steps)):
-            walk.live(value)
+            walk.callback_only(value)
             return
-        walk.note_step(value)
+        walk.mark_partly_read(value)
         taken = (
-            _take(walk, value, steps) if steps[1:] != _ASSIGNED else _unwatched(walk, value, steps)
+            _follow_step(walk, value, steps)
+            if steps[1:] != _THEN_ASSIGNED
+            else _unguarded_step(walk, value, steps)
         )
         if taken is None:
             break
@@ -103,30 +105,30 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
     walk.emit(value)
 
 
-_ASSIGNED: Final = (("+", None),)
+_THEN_ASSIGNED: Final = (("+", None),)
 
 
-def _unwatched(walk: Walk, value: Any, steps: Steps) -> Taken | None:
+def _unguarded_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
     """A step to a place that the code itself assigns: it counts as it was found."""
     kept, walk.guards = walk.guards, Guards()
     try:
-        return _take(walk, value, steps)
+        return _follow_step(walk, value, steps)
     finally:
         walk.guards = kept
         walk.guards.complete = False
 
 
-Taken = tuple[Any, Steps]
+Followed = tuple[Any, Steps]
 """The next value and the steps that remain; `MISSING` when there is nothing more to append."""
 
 
-def _take(walk: Walk, value: Any, steps: Steps) -> Taken | None:
+def _follow_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
     """One step; None when the value counts whole."""
     kind, name = steps[0]
     if environment.is_environment(value):
-        environment.take(walk, value, steps)
+        environment.emit_variable(walk, value, steps)
         return MISSING, ()
-    if walk.archives is not None and members.take(walk, value, steps):
+    if walk.archives is not None and members.emit_read(walk, value, steps):
         return MISSING, ()
     if kind == "c":
         return value, ()
@@ -134,30 +136,30 @@ def _take(walk: Walk, value: Any, steps: Steps) -> Taken | None:
         if kind == "i":
             return None
         if walk.is_local(value.__name__):
-            return _of_local_module(walk, value, kind, name, steps[1:])
+            return _module_attribute(walk, value, kind, name, steps[1:])
         installed.emit_installed(walk, value, steps)
         return MISSING, ()
     if type(value) is dict:
-        return _of_dict(walk, value, steps)
+        return _dict_item(walk, value, steps)
     if flags.is_flags(value):
-        return flags.take(walk, value, kind, name, steps[1:])
+        return flags.emit_flag(walk, value, kind, name, steps[1:])
     if isinstance(value, type):
-        return _of_class(walk, value, steps)
-    return attributes.take(walk, value, kind, name, steps[1:])
+        return _class_attribute(walk, value, steps)
+    return attributes.follow_attribute(walk, value, kind, name, steps[1:])
 
 
-def _of_local_module(
+def _module_attribute(
     walk: Walk, module: ModuleType, kind: str, name: str, rest: Steps
-) -> Taken | None:
+) -> Followed | None:
     content = vars(module)
     value = content.get(name, MISSING)
     if kind == "w":
-        walk.reach.slice_of(module)
+        walk.reach.partial_read_of(module)
         return MISSING, ()
     if value is MISSING and "__getattr__" in content:
         return None
     walk.guards.item(content, name, value)
-    walk.reach.slice_of(module).names.add(name)
+    walk.reach.partial_read_of(module).names.add(name)
     if value is MISSING:
         walk.tag("missing")
         return MISSING, ()
@@ -165,24 +167,24 @@ def _of_local_module(
     return value, rest
 
 
-def _of_dict(walk: Walk, value: dict[Any, Any], steps: Steps) -> Taken | None:
+def _dict_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> Followed | None:
     (kind, name), rest = steps[0], steps[1:]
     if kind == "a" and name == "get" and rest and rest[0][0] == "c":
         name, rest = rest[0][1], ()
     elif kind != "i":
         return None
-    walk.reach.slice_of(value).names.add(name)
+    walk.reach.partial_read_of(value).names.add(name)
     item = value.get(name, MISSING)
     walk.guards.instance(value)
     walk.guards.item(value, name, item)
     if item is MISSING:
         walk.tag("missing")
         return MISSING, ()
-    walk.label += f"[{shown(name)}]"
+    walk.label += f"[{short_repr(name)}]"
     return item, rest
 
 
-def _of_class(walk: Walk, cls: type, steps: Steps) -> Taken | None:
+def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
     """A class as a name for settings: `Config.lr`."""
     (kind, name), rest = steps[0], steps[1:]
     if not walk.is_local(cls.__module__):
@@ -200,6 +202,6 @@ def _of_class(walk: Walk, cls: type, steps: Steps) -> Taken | None:
         return None  # a method, or anything else that makes its value when it is read
     walk.guards.attribute(cls, name, value)
     walk.guards.bases(cls)
-    walk.reach.slice_of(cls).names.add(name)
+    walk.reach.partial_read_of(cls).names.add(name)
     walk.label += f".{name}"
     return value, rest

@@ -32,11 +32,11 @@ def emit_import(walk: Walk, home: dict[str, Any], statement: Import, facts: Code
         return
     for parent in _parents(name):
         _local_import(walk, parent)
-    module = walk.world.module(name)
+    module = walk.process_view.module(name)
     for each in statement.names:
         if module is not None:
-            _from_import(walk, module, each, _uses_of(statement, facts, (each,)))
-        elif walk.world.source(f"{name}.{each}") is not None:
+            _from_import(walk, module, each, _merged_uses(statement, facts, (each,)))
+        elif walk.process_view.source(f"{name}.{each}") is not None:
             _local_import(walk, f"{name}.{each}")
     if module is not None and not statement.names:
         _plain_import(walk, name, module, statement, facts)
@@ -46,7 +46,7 @@ def _plain_import(
     walk: Walk, name: str, module: ModuleType, statement: Import, facts: CodeFacts
 ) -> None:
     """What the variables of `import a.b` and `import a.b as c` lead to."""
-    top = walk.world.module(name.partition(".")[0])
+    top = walk.process_view.module(name.partition(".")[0])
     for variable, path in statement.bound:
         bound = top if path is None else _by_attributes(walk, name) or module
         walk.emit_uses(f"global {name}", bound, facts.uses.get(variable))
@@ -57,7 +57,7 @@ def _plain_import(
 def _by_attributes(walk: Walk, name: str) -> Any:
     """What `import a.b as c` binds: the attribute, which need not be the module of that name."""
     top, *rest = name.split(".")
-    found: Any = walk.world.module(top)
+    found: Any = walk.process_view.module(top)
     for part in rest:
         content = getattr(found, "__dict__", {})
         if part not in content:
@@ -83,7 +83,7 @@ def _parents(name: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-def _uses_of(
+def _merged_uses(
     statement: Import, facts: CodeFacts, path: tuple[str, ...]
 ) -> Mapping[Steps, int] | None:
     for variable, bound in statement.bound:
@@ -97,21 +97,21 @@ def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts
 
     Nothing else may be appended: another process may not have imported it yet.
     """
-    world = walk.world
-    module = world.module(name)
+    process_view = walk.process_view
+    module = process_view.module(name)
     if module is None:
-        walk.guards.answer(lambda: world.module(name) is None, True)
+        walk.guards.answer(lambda: process_view.module(name) is None, True)
         return
-    top = walk.world.module(name.partition(".")[0])
+    top = walk.process_view.module(name.partition(".")[0])
     for each in statement.names:
-        for steps, line in (_uses_of(statement, facts, (each,)) or {(): 0}).items():
+        for steps, line in (_merged_uses(statement, facts, (each,)) or {(): 0}).items():
             walk.line = line
-            installed.follow_installed(walk, module, (("a", each), *steps))
+            installed.check_installed(walk, module, (("a", each), *steps))
     for variable, path in () if statement.names else statement.bound:
         bound = top if path is None else module
         for steps, line in facts.uses.get(variable, {}).items():
             walk.line = line
-            installed.follow_installed(walk, bound, steps)
+            installed.check_installed(walk, bound, steps)
 
 
 def _local_import(walk: Walk, name: str) -> None:
@@ -120,20 +120,22 @@ def _local_import(walk: Walk, name: str) -> None:
     Else by its source, which the server runs when the statement runs.
     """
     walk.text(name)
-    module = walk.world.module(name)
+    module = walk.process_view.module(name)
     if module is not None:
-        walk.guards.answer(lambda: walk.world.module(name) is module, True)
+        walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
         walk.reach.imports[name] = module
-        walk.reach.slice_of(module)
+        walk.reach.partial_read_of(module)
         parent, _, last = name.rpartition(".")
         if parent in walk.reach.imports:
-            walk.reach.slice_of(walk.reach.imports[parent]).names.add(last)
+            walk.reach.partial_read_of(walk.reach.imports[parent]).names.add(last)
         return
-    source = walk.world.source(name)
+    source = walk.process_view.source(name)
     if source is None:
         walk.tag("absent")
-        world = walk.world
-        walk.guards.answer(lambda: world.module(name) is None and world.source(name) is None, True)
+        process_view = walk.process_view
+        walk.guards.answer(
+            lambda: process_view.module(name) is None and process_view.source(name) is None, True
+        )
         return
     _emit_source(walk, name, source)
 
@@ -149,14 +151,14 @@ def _from_import(
             walk.label = before
         return
     full = f"{module.__name__}.{name}"
-    if walk.world.module(full) is None and walk.world.source(full) is None:
+    if walk.process_view.module(full) is None and walk.process_view.source(full) is None:
         if "__getattr__" in vars(module):
             modules.emit_module(walk, module)
             return
         walk.tag("missing")
         return
     _local_import(walk, full)
-    loaded = walk.world.module(full)
+    loaded = walk.process_view.module(full)
     if loaded is not None:
         walk.emit_uses(f"global {full}", loaded, uses)
 
@@ -170,8 +172,8 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
     walk.tag("source")
     walk.write(facts.digest)
     walk.part("module", f"module {name}", facts.digest)
-    walk.guards.answer(lambda: walk.world.module(name) is None, True)
-    walk.guards.answer(lambda: walk.world.source(name) is source, True)
+    walk.guards.answer(lambda: walk.process_view.module(name) is None, True)
+    walk.guards.answer(lambda: walk.process_view.source(name) is source, True)
     package = name if source.is_package else name.rpartition(".")[0]
     for statement in facts.imports:
         _imported_by_source(walk, package, statement)
@@ -193,12 +195,12 @@ def _local_by_source(walk: Walk, full: str) -> None:
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])
         walk.text(name)
-        module = walk.world.module(name)
+        module = walk.process_view.module(name)
         if module is not None:
             walk.reach.imports[name] = module
             if count == len(parts):
                 modules.emit_module(walk, module)
             continue
-        source = walk.world.source(name)
+        source = walk.process_view.source(name)
         if source is not None:
             _emit_source(walk, name, source)

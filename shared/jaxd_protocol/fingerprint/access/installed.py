@@ -18,7 +18,7 @@ from jaxd_protocol.fingerprint.unpatched import (
     refuse_patched_function,
 )
 from jaxd_protocol.fingerprint.values import environment, flags, modules
-from jaxd_protocol.fingerprint.walk import Walk, shown
+from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 _COMPUTED_IMPORTS: Final = frozenset({("importlib", "import_module"), ("sys", "modules")})
 
@@ -31,10 +31,10 @@ def emit_installed(walk: Walk, module: ModuleType, steps: Steps) -> None:
     """
     walk.reach.installed.append(module)
     modules.emit_reference(walk, module.__name__, "")
-    follow_installed(walk, module, steps)
+    check_installed(walk, module, steps)
 
 
-def _in_installed(module: ModuleType, name: str) -> Any:
+def _static_attribute(module: ModuleType, name: str) -> Any:
     """What an installed module has; getattr could run its own `__getattr__`.
 
     On a server it may be one with a client's attributes on top of the server's module.
@@ -48,13 +48,13 @@ def _in_installed(module: ModuleType, name: str) -> Any:
 
 def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Steps) -> None:
     """Appends something only where the value may be another one on the other side."""
-    if environment.take_from_os(walk, module, name, rest):
+    if environment.emit_from_os(walk, module, name, rest):
         return
     _check_import(walk, module, name, rest)
-    value = _in_installed(module, name)
+    value = _static_attribute(module, name)
     if "_jaxd_real" not in vars(module):
         walk.guards.item(vars(module), name, value)
-    path = [name, *_attributes(rest)]
+    path = [name, *_leading_attributes(rest)]
     impure = impurity(module.__name__, ".".join(path)) or impurity(
         f"{module.__name__}.{name}", ".".join(path[1:])
     )
@@ -64,7 +64,7 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         return
     if callable(value):
         walk.reach.installed.append(value)
-    if flags.is_flags(value) or walk.world.carries(module, name, value):
+    if flags.is_flags(value) or walk.process_view.carries(module, name, value):
         walk.label = f"global {module.__name__}.{name}"
         walk.tag("carried")
         walk.text(f"{module.__name__}:{name}")
@@ -84,7 +84,7 @@ def _check_import(walk: Walk, module: ModuleType, name: str, rest: Steps) -> Non
         return
     if rest and rest[0][0] in "ci" and not walk.is_local(str(rest[0][1]).partition(".")[0]):
         return  # an installed module, by a name that can be read
-    if name == "import_module" and members.allow_computed(walk, rest):
+    if name == "import_module" and members.allow_computed_import(walk, rest):
         return
     refuse_computed_import(walk, f"{module.__name__}.{name}")
 
@@ -120,7 +120,7 @@ def emit_setting(walk: Walk, module: str, name: str, holder: Any, rest: Steps) -
     home = sys.modules.get(module)
     if value is MISSING or not is_plain_data(value) or home is None:
         return
-    if not walk.world.carries(home, path, value):
+    if not walk.process_view.carries(home, path, value):
         return
     walk.tag("set")
     walk.text(f"{module}:{path}")
@@ -128,21 +128,21 @@ def emit_setting(walk: Walk, module: str, name: str, holder: Any, rest: Steps) -
     walk.guards.attribute(holder, attribute, value)
     data = repr(value).encode()
     walk.write(digest(data))
-    walk.part("installed", f"{module}.{path}", data, shown(value))
+    walk.part("installed", f"{module}.{path}", data, short_repr(value))
 
 
-def _attributes(steps: Steps) -> list[str]:
+def _leading_attributes(steps: Steps) -> list[str]:
     return [str(name) for kind, name in steps if kind == "a"]
 
 
-def follow_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None:
+def check_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None:
     """Appends something only where an access path may lead to something patched.
 
     Nothing else: which submodules are loaded differs from process to process.
     """
     while module is not None and steps and steps[0][0] == "a":
         name, rest = steps[0][1], steps[1:]
-        value = _in_installed(module, name)
+        value = _static_attribute(module, name)
         if not isinstance(value, ModuleType):
             _of_installed_attribute(walk, module, name, rest)
             return

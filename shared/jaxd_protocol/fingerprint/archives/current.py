@@ -17,7 +17,7 @@ def current_archives() -> Archives | None:
 
 
 @contextmanager
-def shipping(archives: Archives | None) -> Iterator[None]:
+def using_archives(archives: Archives | None) -> Iterator[None]:
     """Around the packing of arguments and code, and the reading of results."""
     token = _current.set(archives)
     try:

@@ -12,10 +12,10 @@ from typing import Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.model import Source
 
-_EXTENSIONS: Final = tuple(EXTENSION_SUFFIXES)
-_MAINS: Final = frozenset({"__main__", "__mp_main__"})
+_EXTENSION_SUFFIXES: Final = tuple(EXTENSION_SUFFIXES)
+_MAIN_MODULES: Final = frozenset({"__main__", "__mp_main__"})
 
-_read: dict[str, tuple[tuple[int, int], Source | None]] = {}
+_sources: dict[str, tuple[tuple[int, int], Source | None]] = {}
 _lock: Final = Lock()  # guards _read
 
 
@@ -27,19 +27,19 @@ def files_of(top: str) -> dict[str, str]:
     Raises:
         PackingError: when there is a compiled extension among them.
     """
-    if top in _MAINS:
+    if top in _MAIN_MODULES:
         return {}
-    origin, folders = _places(top)
+    origin, folders = _find_package(top)
     found: dict[str, str] = {}
     if origin is not None and not folders:
         _add(found, top, origin)
     for folder in folders:
-        for name, path in _below(top, folder):
+        for name, path in _modules_below(top, folder):
             _add(found, name, path)
     return dict(sorted(found.items()))
 
 
-def _places(top: str) -> tuple[str | None, list[str]]:
+def _find_package(top: str) -> tuple[str | None, list[str]]:
     """The file of a module, and the folders of a package."""
     module = sys.modules.get(top)
     if module is not None:
@@ -55,7 +55,7 @@ def _places(top: str) -> tuple[str | None, list[str]]:
     return origin, [*map(str, spec.submodule_search_locations or ())]
 
 
-def _below(package: str, folder: str) -> Iterator[tuple[str, str]]:
+def _modules_below(package: str, folder: str) -> Iterator[tuple[str, str]]:
     """The modules in a package's folder; not what only Python or an editor has put there."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -66,15 +66,15 @@ def _below(package: str, folder: str) -> Iterator[tuple[str, str]]:
         if not stem.isidentifier() or stem == "__pycache__":
             continue
         if not dot and entry.is_dir():
-            yield from _below(f"{package}.{stem}", entry.path)
+            yield from _modules_below(f"{package}.{stem}", entry.path)
         elif entry.name == "__init__.py":
             yield package, entry.path
-        elif entry.name == f"{stem}.py" or entry.name.endswith(_EXTENSIONS):
+        elif entry.name == f"{stem}.py" or entry.name.endswith(_EXTENSION_SUFFIXES):
             yield f"{package}.{stem}", entry.path
 
 
 def _add(found: dict[str, str], name: str, path: str) -> None:
-    if path.endswith(_EXTENSIONS):
+    if path.endswith(_EXTENSION_SUFFIXES):
         raise PackingError(
             f"{path} is a compiled extension, which cannot travel, also not with ship='source'. "
             "Install its package where the server runs and here, so that it travels by name."
@@ -89,7 +89,7 @@ def source_of(path: str) -> Source | None:
         stat = os.stat(path)
         state = (stat.st_mtime_ns, stat.st_size)
         with _lock:
-            known = _read.get(path)
+            known = _sources.get(path)
         if known is not None and known[0] == state:
             return known[1]
         with open(path, "rb") as file:
@@ -97,7 +97,7 @@ def source_of(path: str) -> Source | None:
     except OSError:
         return None
     with _lock:
-        _read[path] = (state, source)
+        _sources[path] = (state, source)
     return source
 
 

@@ -17,7 +17,7 @@ from jaxd_protocol.fingerprint.archives.files import files_of, source_of
 from jaxd_protocol.fingerprint.canonical import atom, digest
 from jaxd_protocol.fingerprint.code.callbacks import nested_codes
 from jaxd_protocol.fingerprint.code.reads import facts_of
-from jaxd_protocol.fingerprint.function_wrapper import PlainInside
+from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.model import Archive, Name, Source
 from jaxd_protocol.fingerprint.unpatched import is_plain_data
@@ -44,20 +44,20 @@ class LocalArchives:
     def __init__(self) -> None:
         self._sources: dict[str, Source] = {}
         self._packages: set[Package] = set()
-        self._tops: dict[str, bool] = {}
-        self._places: dict[int, tuple[Any, Name]] | None = None
-        self._closed: Archive | None = None
+        self._top_level: dict[str, bool] = {}
+        self._locations: dict[int, tuple[Any, Name]] | None = None
+        self._final: Archive | None = None
 
     @property
     def archive(self) -> Archive:
         """All that has been found so far."""
-        if self._closed is not None:
-            return self._closed
+        if self._final is not None:
+            return self._final
         return archive_of(dict(self._sources), tuple(sorted(self._packages)))
 
     def close(self) -> None:
         """No package is added any more."""
-        self._closed = self.archive
+        self._final = self.archive
 
     def objects(self) -> dict[bytes, Any]:
         """The classes and functions that the imported modules make, by `archived_id`."""
@@ -65,7 +65,7 @@ class LocalArchives:
         found: dict[bytes, Any] = {}
         for home in self._sources:
             for value in list(getattr(sys.modules.get(home), "__dict__", {}).values()):
-                if isinstance(value, type | FunctionType) and (name := self._own_name(value)):
+                if isinstance(value, type | FunctionType) and (name := self._declared_name(value)):
                     found[archived_id(content, name)] = value
         return found
 
@@ -76,18 +76,18 @@ class LocalArchives:
             PackingError: when its package holds a compiled extension.
         """
         top = module.partition(".")[0]
-        if is_local and self._closed is None:
+        if is_local and self._final is None:
             self._add(top)
-        return self._tops.get(top, False)
+        return self._top_level.get(top, False)
 
     def _add(self, top: str) -> None:
-        if top in self._tops:
+        if top in self._top_level:
             return
-        from jaxd_protocol.fingerprint.process_view import Here
+        from jaxd_protocol.fingerprint.process_view import LocalProcess
 
         files = files_of(top)
-        self._tops[top] = bool(files)
-        self._places = None
+        self._top_level[top] = bool(files)
+        self._locations = None
         for name, path in files.items():
             source = source_of(path)
             if source is not None:
@@ -95,18 +95,18 @@ class LocalArchives:
         for name in files.keys() & self._sources.keys():
             source = self._sources[name]
             for imported in imported_names(name, source):
-                self._follow(imported.partition(".")[0])
-            for hint in sorted(hinted_tops(source.code)):
-                if Here().is_local(hint):
+                self._add_imported(imported.partition(".")[0])
+            for hint in sorted(packages_in_strings(source.code)):
+                if LocalProcess().is_local(hint):
                     self._add(hint)
 
-    def _follow(self, top: str) -> None:
+    def _add_imported(self, top: str) -> None:
         """A package that an archived one imports is archived as well, or named when installed."""
-        from jaxd_protocol.fingerprint.process_view import Here
+        from jaxd_protocol.fingerprint.process_view import LocalProcess
 
-        if top in self._tops or top in sys.stdlib_module_names:
+        if top in self._top_level or top in sys.stdlib_module_names:
             return
-        if Here().is_local(top):
+        if LocalProcess().is_local(top):
             self._add(top)
             return
         package = package_of(top)
@@ -123,14 +123,14 @@ class LocalArchives:
         if isinstance(value, ModuleType):
             name = value.__name__
             return (name, "") if name in self._sources and sys.modules.get(name) is value else None
-        return self._own_name(value) or self._place_of(value)
+        return self._declared_name(value) or self._location_of(value)
 
     def module(self, name: str) -> ModuleType | None:
         """An archived module that is imported."""
         return sys.modules.get(name) if name in self._sources else None
 
-    def _own_name(self, value: Any) -> Name | None:
-        if isinstance(value, FunctionType) and (hidden := self._decorated(value)):
+    def _declared_name(self, value: Any) -> Name | None:
+        if isinstance(value, FunctionType) and (hidden := self._undecorated_name(value)):
             return hidden
         try:
             name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
@@ -139,34 +139,34 @@ class LocalArchives:
         module, inner = name
         if not isinstance(module, str) or not isinstance(inner, str) or module not in self._sources:
             return None
-        return (module, inner) if look(sys.modules.get(module), inner) is value else None
+        return (module, inner) if look_up(sys.modules.get(module), inner) is value else None
 
-    def _decorated(self, function: FunctionType) -> Name | None:
+    def _undecorated_name(self, function: FunctionType) -> Name | None:
         """A function that stands behind a persistent one of its name."""
         module = function.__globals__.get("__name__")
         if not isinstance(module, str) or module not in self._sources:
             return None
-        found = look(sys.modules.get(module), function.__qualname__)
+        found = look_up(sys.modules.get(module), function.__qualname__)
         return (module, function.__qualname__) if found is function else None
 
-    def _place_of(self, value: Any) -> Name | None:
+    def _location_of(self, value: Any) -> Name | None:
         """Where a module holds an object that does not know its name, such as a registry."""
-        if self._places is None:
-            self._places = dict(self._find_places())
-        found = self._places.get(id(value))
-        if found is None or look(sys.modules.get(found[1][0]), found[1][1]) is not value:
+        if self._locations is None:
+            self._locations = dict(self._find_locations())
+        found = self._locations.get(id(value))
+        if found is None or look_up(sys.modules.get(found[1][0]), found[1][1]) is not value:
             return None
         return found[1]
 
-    def _find_places(self) -> Iterator[tuple[int, tuple[Any, Name]]]:
+    def _find_locations(self) -> Iterator[tuple[int, tuple[Any, Name]]]:
         for module in sorted(self._sources, key=lambda name: (-name.count("."), name)):
             content = getattr(sys.modules.get(module), "__dict__", {})
             for name, value in list(content.items()):
-                if not name.startswith("__") and _is_own(value):
+                if not name.startswith("__") and _is_made_here(value):
                     yield id(value), (value, (module, name))
 
 
-def _is_own(value: Any) -> bool:
+def _is_made_here(value: Any) -> bool:
     """Whether a module's attribute is an object of its own making that no value can stand for."""
     if isinstance(value, ModuleType | type | FunctionType | tuple | frozenset):
         return False
@@ -183,14 +183,14 @@ def archived_id(content: bytes, name: Name) -> bytes:
     return digest(b"archived" + b"".join(filter(None, parts)))
 
 
-def look(module: Any, name: str) -> Any:
+def look_up(module: Any, name: str) -> Any:
     """What a module holds under a qualified name; of a persistent function the plain one."""
     found = module
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part, MISSING)
     if isinstance(found, staticmethod | classmethod):
         found = found.__func__
-    return found.__wrapped__ if isinstance(found, PlainInside) else found
+    return found.__wrapped__ if isinstance(found, FunctionWrapper) else found
 
 
 def imported_names(name: str, source: Source) -> Iterator[str]:
@@ -213,19 +213,19 @@ def imported_names(name: str, source: Source) -> Iterator[str]:
                 yield read.steps[-1][1]
 
 
-_COMPUTE: Final = frozenset({"import_module", "__import__"})
+_COMPUTING_IMPORTS: Final = frozenset({"import_module", "__import__"})
 
 
-def hinted_tops(code: CodeType) -> set[str]:
+def packages_in_strings(code: CodeType) -> set[str]:
     """Top-level names that strings in code which computes imports begin with: `"shop.layers."`."""
     codes, found, computes = [code], set[str](), False
     for each in codes:
         codes += nested_codes(each)
-        computes = computes or not _COMPUTE.isdisjoint(each.co_names)
+        computes = computes or not _COMPUTING_IMPORTS.isdisjoint(each.co_names)
         texts = [text for text in each.co_consts if isinstance(text, str)]
         found.update(text.partition(".")[0] for text in texts if "." in text)
-    return {top for top in found if _may_be_module(top)} if computes else set()
+    return {top for top in found if _may_be_package(top)} if computes else set()
 
 
-def _may_be_module(top: str) -> bool:
+def _may_be_package(top: str) -> bool:
     return top.isidentifier() and top not in sys.stdlib_module_names

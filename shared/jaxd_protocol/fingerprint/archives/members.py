@@ -14,7 +14,7 @@ from jaxd_protocol.fingerprint.canonical import ATOMS, digest
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.model import Source, Steps
-from jaxd_protocol.fingerprint.walk import Walk, shown
+from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 
 def is_archived(walk: Walk, module: str) -> bool:
@@ -30,7 +30,7 @@ def is_named(walk: Walk, value: Any) -> bool:
 def _name_of(walk: Walk, value: Any) -> Any:
     if walk.archives is None:
         return None
-    for home in _homes(value):
+    for home in _possible_modules(value):
         is_archived(walk, home)
     return walk.archives.name_of(value)
 
@@ -51,17 +51,17 @@ def emit_archived(walk: Walk, value: Any) -> bool:
     return True
 
 
-def _homes(value: Any) -> Iterator[str]:
+def _possible_modules(value: Any) -> Iterator[str]:
     """The modules that an object may be in."""
     if isinstance(value, ModuleType):
         yield value.__name__
         return
     if isinstance(value, FunctionType):
         yield str(value.__globals__.get("__name__") or "?")
-    yield from filter(None, map(_said_home, (value, type(value))))
+    yield from filter(None, map(_declared_module, (value, type(value))))
 
 
-def _said_home(value: Any) -> str | None:
+def _declared_module(value: Any) -> str | None:
     try:
         home = getattr(value, "__module__", None)
     except Exception:  # noqa: BLE001  a user's __getattr__ may do anything
@@ -69,7 +69,7 @@ def _said_home(value: Any) -> str | None:
     return home if isinstance(home, str) else None
 
 
-def emit_home(walk: Walk, function: FunctionType) -> bool:
+def emit_defining_module(walk: Walk, function: FunctionType) -> bool:
     """Appends the module of a function that is no global of it, such as one in a closure.
 
     Its globals are those of the archive. False when its module is in none.
@@ -95,16 +95,16 @@ def emit_import(walk: Walk, name: str, names: tuple[str, ...]) -> bool:
     return True
 
 
-def emit_hints(walk: Walk, function: FunctionType) -> None:
+def add_computed_imports(walk: Walk, function: FunctionType) -> None:
     """Puts packages into the archive whose names begin strings in code that computes imports."""
     if walk.archives is not None:
-        from jaxd_protocol.fingerprint.archives.local import hinted_tops
+        from jaxd_protocol.fingerprint.archives.local import packages_in_strings
 
-        for top in sorted(hinted_tops(function.__code__)):
+        for top in sorted(packages_in_strings(function.__code__)):
             is_archived(walk, top)
 
 
-def allow_computed(walk: Walk, steps: Steps) -> bool:
+def allow_computed_import(walk: Walk, steps: Steps) -> bool:
     """Whether code may ask for modules by computed names.
 
     A name that can be read puts its package into the archive.
@@ -118,7 +118,7 @@ def allow_computed(walk: Walk, steps: Steps) -> bool:
     return True
 
 
-def take(walk: Walk, value: Any, steps: Steps) -> bool:
+def emit_read(walk: Walk, value: Any, steps: Steps) -> bool:
     """Appends what code reads of an object that an archive makes; False for any other.
 
     A plain value counts: the server refuses the function when its copy, as the source makes it,
@@ -131,27 +131,27 @@ def take(walk: Walk, value: Any, steps: Steps) -> bool:
 
     home, inner = walk.archives.name_of(value) or ("", "")
     if home == IMPORTLIB:
-        allow_computed(walk, steps if inner else steps[1:])
+        allow_computed_import(walk, steps if inner else steps[1:])
         return True
     path = [*filter(None, (home, inner))]
     for kind, name in steps:
         content = getattr(value, "__dict__", {})
-        if kind != "a" or name not in content or not _is_users(walk, value):
+        if kind != "a" or name not in content or not _is_user_code(walk, value):
             return True
         walk.text(name)
         found = content[name]
-        _guard(walk, value, name, found)
+        _guard_attribute(walk, value, name, found)
         path.append(name)
         _refuse_patched(walk, ".".join(path), found)
         value = found
-    if _is_setting(value):
+    if _is_plain_setting(value):
         data = repr(value).encode()
         walk.write(digest(data))
-        walk.part("archived", ".".join(path), data, shown(value))
+        walk.part("archived", ".".join(path), data, short_repr(value))
     return True
 
 
-def _is_users(walk: Walk, owner: Any) -> bool:
+def _is_user_code(walk: Walk, owner: Any) -> bool:
     """Whether what stands in an object is the user's own, and not a library's."""
     if isinstance(owner, ModuleType):
         return is_archived(walk, owner.__name__)
@@ -159,7 +159,7 @@ def _is_users(walk: Walk, owner: Any) -> bool:
     return walk.is_local(cls.__module__)
 
 
-def _guard(walk: Walk, owner: Any, name: str, found: Any) -> None:
+def _guard_attribute(walk: Walk, owner: Any, name: str, found: Any) -> None:
     if isinstance(owner, type):
         walk.guards.attribute(owner, name, getattr(owner, name, MISSING))
     else:
@@ -183,11 +183,11 @@ def _refuse_patched(walk: Walk, place: str, found: Any) -> None:
         )
 
 
-def _is_setting(value: Any) -> bool:
+def _is_plain_setting(value: Any) -> bool:
     if type(value) in (list, tuple):
-        return all(map(_is_setting, value))
+        return all(map(_is_plain_setting, value))
     if type(value) is dict:
-        return all(map(_is_setting, (*value, *value.values())))
+        return all(map(_is_plain_setting, (*value, *value.values())))
     return type(value) in ATOMS
 
 
@@ -202,13 +202,13 @@ def emit_archive(walk: Walk) -> None:
     walk.write(archive.content)
     for name in sorted(archive.sources):
         walk.part("module", f"module {name}", facts_of(archive.sources[name].code).digest)
-    for imported in sorted(_reached(archive.sources, walk.archived)):
+    for imported in sorted(_reached_sources(archive.sources, walk.archived)):
         top = imported.partition(".")[0]
         if imported not in archive.sources and not walk.is_local(top):
             walk.package(top)
 
 
-def _reached(sources: Any, named: set[str]) -> set[str]:
+def _reached_sources(sources: Any, named: set[str]) -> set[str]:
     """All that these modules import, and the archived ones among it in turn."""
     left, found = [name for name in named if name in sources], set[str]()
     while left:

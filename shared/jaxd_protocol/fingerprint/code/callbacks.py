@@ -20,13 +20,19 @@ from functools import lru_cache
 from types import CodeType
 from typing import Final, Literal, NamedTuple
 
-from jaxd_protocol.fingerprint.model import NOTHING, Gives, Kind, Origin, parameters_of
+from jaxd_protocol.fingerprint.model import (
+    NO_CALLBACKS,
+    CallbackReferences,
+    Origin,
+    OriginKind,
+    parameters_of,
+)
 
-GIVEN: Final = (("!", None),)
+AS_CALLBACK: Final = (("!", None),)
 """The steps of a read whose value is only given to be called back."""
 
 
-class Cell(NamedTuple):
+class CellOrigin(NamedTuple):
     """What a free variable of nested code holds, as far as the code around it says.
 
     Attributes:
@@ -45,7 +51,7 @@ class Cell(NamedTuple):
     origin: Origin | None = None
 
 
-class _Value(NamedTuple):
+class _StackValue(NamedTuple):
     """Something on the stack.
 
     Attributes:
@@ -59,23 +65,23 @@ class _Value(NamedTuple):
     first: frozenset[Origin] = frozenset()
 
 
-_UNKNOWN: Final = _Value()
-_PLAIN: Final = frozenset({"io_callback", "debug_callback"})
-_ATTRIBUTES: Final = frozenset(
+_UNKNOWN: Final = _StackValue()
+_CALLBACK_NAMES: Final = frozenset({"io_callback", "debug_callback"})
+_CALLBACK_PATHS: Final = frozenset(
     {("debug", "callback"), ("experimental", "io_callback"), ("jax", "io_callback")}
 )
-_PARTIAL: Final = frozenset({("partial",), ("functools", "partial")})
+_PARTIAL_PATHS: Final = frozenset({("partial",), ("functools", "partial")})
 _VARIABLES: Final = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF"})
 _STORES: Final = frozenset({"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"})
-_SILENT: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME", "KW_NAMES"})
-_KEEPS: Final = frozenset({"LIST_TO_TUPLE", "CALL_INTRINSIC_1"})
-_LEAVES: Final = frozenset(
+_NO_EFFECT: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME", "KW_NAMES"})
+_KEEP_TOP: Final = frozenset({"LIST_TO_TUPLE", "CALL_INTRINSIC_1"})
+_EXITS: Final = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
 )
-_MOST_ORIGINS: Final = 256
+_MAX_ORIGINS: Final = 256
 """Variables that are looked through for one value: more of them are assigned each other."""
 
-_HAS_METHODS: Final = "LOAD_METHOD" in dis.opmap  # before CPython 3.12
+_HAS_LOAD_METHOD: Final = "LOAD_METHOD" in dis.opmap  # before CPython 3.12
 
 
 def nested_codes(code: CodeType) -> list[CodeType]:
@@ -100,7 +106,7 @@ def code_at(code: CodeType, path: Sequence[int]) -> list[CodeType]:
     return found
 
 
-class _Reader:
+class _StackReader:
     """Follows the stack of one code object, from its first instruction to its last.
 
     Attributes:
@@ -111,24 +117,24 @@ class _Reader:
     def __init__(self, code: CodeType) -> None:
         self._code = code
         self._nested = {id(each): at for at, each in enumerate(nested_codes(code))}
-        self._stack: list[_Value] = []
-        self._goes_on = True
-        self._joins: dict[int, list[_Value]] = {}
+        self._stack: list[_StackValue] = []
+        self._falls_through = True
+        self._merges: dict[int, list[_StackValue]] = {}
         self._keywords: tuple[str, ...] = ()
         self._constants: list[object] = []
-        self.given: list[_Value] = []
-        self.bound: dict[str, list[_Value]] = {}
+        self.given: list[_StackValue] = []
+        self.bound: dict[str, list[_StackValue]] = {}
         for each in dis.get_instructions(code):
             self._step(each)
 
     def _step(self, each: dis.Instruction) -> None:
-        joined = self._joins.pop(each.offset, None)
+        joined = self._merges.pop(each.offset, None)
         if joined is not None:
-            self._stack = _joined(self._stack, joined) if self._goes_on else joined
-            self._goes_on = True
+            self._stack = _merge(self._stack, joined) if self._falls_through else joined
+            self._falls_through = True
         if each.opname == "KW_NAMES":
             self._keywords = self._code.co_consts[each.arg or 0]
-        if each.opname in _SILENT:
+        if each.opname in _NO_EFFECT:
             return
         known = getattr(self, f"_on_{each.opname.lower()}", None)
         if each.opname in _VARIABLES:
@@ -137,22 +143,22 @@ class _Reader:
             self._bind(each.argval)
         elif known is not None:
             known(each)
-        elif each.opname not in _KEEPS:
+        elif each.opname not in _KEEP_TOP:
             self._other(each)
         if each.opname != "LOAD_CONST":
             self._constants.clear()
-        if each.opname in _LEAVES:
-            self._stack, self._goes_on = [], False
+        if each.opname in _EXITS:
+            self._stack, self._falls_through = [], False
 
     # the stack --------------------------------------------------------------------------------
 
-    def _push(self, *values: _Value) -> None:
+    def _push(self, *values: _StackValue) -> None:
         self._stack += values
 
-    def _pop(self) -> _Value:
+    def _pop(self) -> _StackValue:
         return self._stack.pop() if self._stack else _UNKNOWN
 
-    def _pops(self, count: int) -> list[_Value]:
+    def _pops(self, count: int) -> list[_StackValue]:
         return [self._pop() for _ in range(count)][::-1]
 
     def _other(self, each: dis.Instruction) -> None:
@@ -176,9 +182,9 @@ class _Reader:
         self._stack = list(before)
         if each.argval > each.offset:  # what lies below the values of a loop stays as it is
             self._change(dis.stack_effect(each.opcode, each.arg, jump=True))
-            known = self._joins.get(each.argval)
-            there = self._stack if known is None else _joined(known, self._stack)
-            self._joins[each.argval] = there
+            known = self._merges.get(each.argval)
+            there = self._stack if known is None else _merge(known, self._stack)
+            self._merges[each.argval] = there
         self._stack = before
         self._change(effect)
 
@@ -220,7 +226,7 @@ class _Reader:
         self.bound.setdefault(name, []).append(self._pop())
 
     def _on_load_attr(self, each: dis.Instruction) -> None:
-        self._attribute(each.argval, method=not _HAS_METHODS and bool((each.arg or 0) & 1))
+        self._attribute(each.argval, method=not _HAS_LOAD_METHOD and bool((each.arg or 0) & 1))
 
     def _on_load_method(self, each: dis.Instruction) -> None:
         self._attribute(each.argval, method=True)
@@ -228,7 +234,7 @@ class _Reader:
     def _attribute(self, name: str, *, method: bool) -> None:
         of = self._pop()
         found = frozenset(each.at(name) for each in of.origins if each.kind != "code")
-        self._push(_Value(found, of.alone))
+        self._push(_StackValue(found, of.alone))
         if method:
             self._push(_UNKNOWN)
 
@@ -240,7 +246,7 @@ class _Reader:
 
     def _on_import_from(self, each: dis.Instruction) -> None:
         of = self._stack[-1] if self._stack else _UNKNOWN
-        self._push(_Value(frozenset(one.at(each.argval) for one in of.origins)))
+        self._push(_StackValue(frozenset(one.at(each.argval) for one in of.origins)))
 
     def _on_make_function(self, each: dis.Instruction) -> None:
         made = self._pop()
@@ -270,7 +276,7 @@ class _Reader:
 
     def _on_build_list(self, each: dis.Instruction) -> None:
         values = self._pops(each.arg or 0)
-        self._push(_Value(first=values[0].origins if values else frozenset()))
+        self._push(_StackValue(first=values[0].origins if values else frozenset()))
 
     _on_build_tuple = _on_build_list
 
@@ -290,7 +296,7 @@ class _Reader:
         names = self._constants[-1] if self._constants else None
         self._call(self._pops(each.arg or 0), names if isinstance(names, tuple) else ())
 
-    def _call(self, args: list[_Value], names: tuple[str, ...]) -> None:
+    def _call(self, args: list[_StackValue], names: tuple[str, ...]) -> None:
         given = args[0] if len(args) > len(names) else _UNKNOWN
         if "callback" in names:
             given = args[len(args) - len(names) + names.index("callback")]
@@ -299,58 +305,60 @@ class _Reader:
     def _on_call_function_ex(self, each: dis.Instruction) -> None:
         if (each.arg or 0) & 1:
             self._pop()
-        given = _Value(self._pop().first, alone=False)
+        given = _StackValue(self._pop().first, alone=False)
         self._called(self._pops(2), given)
 
-    def _called(self, callee: list[_Value], given: _Value) -> None:
+    def _called(self, callee: list[_StackValue], given: _StackValue) -> None:
         chains = {(each.name, *each.names) for one in callee for each in one.origins}
-        if any(chain[-2:] in _ATTRIBUTES or _PLAIN.issuperset(chain) for chain in chains):
+        if any(
+            chain[-2:] in _CALLBACK_PATHS or _CALLBACK_NAMES.issuperset(chain) for chain in chains
+        ):
             is_one = all(one.alone for one in callee)
             self.given.append(given._replace(alone=given.alone and is_one))
-        is_partial = not _PARTIAL.isdisjoint(chains)
-        self._push(_Value(given.origins, alone=False) if is_partial else _UNKNOWN)
+        is_partial = not _PARTIAL_PATHS.isdisjoint(chains)
+        self._push(_StackValue(given.origins, alone=False) if is_partial else _UNKNOWN)
 
 
 _NULL_FIRST: Final = "SET_FUNCTION_ATTRIBUTE" not in dis.opmap  # before CPython 3.13
 
 
-def _value(kind: Kind, name: str, at: int = -1) -> _Value:
-    return _Value(frozenset({Origin(kind, name, offset=at)}))
+def _value(kind: OriginKind, name: str, at: int = -1) -> _StackValue:
+    return _StackValue(frozenset({Origin(kind, name, offset=at)}))
 
 
-def _joined(one: list[_Value], other: list[_Value]) -> list[_Value]:
+def _merge(one: list[_StackValue], other: list[_StackValue]) -> list[_StackValue]:
     """What lies on the stack where two ways meet."""
     count = min(len(one), len(other))
     pairs = zip(one[len(one) - count :], other[len(other) - count :], strict=True)
     return [
-        a if a == b else _Value(a.origins | b.origins, alone=False, first=a.first | b.first)
+        a if a == b else _StackValue(a.origins | b.origins, alone=False, first=a.first | b.first)
         for a, b in pairs
     ]
 
 
 @lru_cache(maxsize=256)
-def _read(code: CodeType) -> _Reader:
-    return _Reader(code)
+def _read(code: CodeType) -> _StackReader:
+    return _StackReader(code)
 
 
-def _has_names(code: CodeType) -> bool:
+def _may_call_back(code: CodeType) -> bool:
     """Whether the code can call back at all, as nearly all cannot."""
     names = (*code.co_varnames, *code.co_freevars)
     return (
         "callback" in code.co_names
-        or not _PLAIN.isdisjoint(code.co_names)
-        or not _PLAIN.isdisjoint(names)
+        or not _CALLBACK_NAMES.isdisjoint(code.co_names)
+        or not _CALLBACK_NAMES.isdisjoint(names)
     )
 
 
-def given_to_callbacks(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
+def loads_given_to_callbacks(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
     """Where names are loaded that are only given to be called back, and functions made.
 
     Returns:
         Offsets of the loads (of two at once the first is meant), and the `id` of the code of
         functions that are made in place.
     """
-    if not _has_names(code):
+    if not _may_call_back(code):
         return frozenset(), frozenset()
     nested = nested_codes(code)
     only = [next(iter(v.origins)) for v in _read(code).given if v.alone and len(v.origins) == 1]
@@ -364,31 +372,31 @@ def given_to_callbacks(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
 # what may be called -------------------------------------------------------------------------------
 
 
-def called_in(code: CodeType, inner: Sequence[Gives]) -> Gives:
+def callback_references(code: CodeType, inner: Sequence[CallbackReferences]) -> CallbackReferences:
     """What code gives to be called back.
 
     Args:
         code: the code.
         inner: the same of each code that stands directly in it, in order.
     """
-    given = [each for v in _read(code).given for each in v.origins] if _has_names(code) else []
+    given = [each for v in _read(code).given for each in v.origins] if _may_call_back(code) else []
     codes = [(at, *path) for at, gives in enumerate(inner) for path in gives.codes]
     objects = [each for gives in inner for each in gives.objects]
     if not (given or codes or objects):
-        return NOTHING
+        return NO_CALLBACKS
     free = [each for each in objects if each.kind == "variable"]
     fixed = [each for each in objects if each.kind != "variable"]
     found = [one for each in (*given, *free) for one in _resolved(code, each)]
     codes += [(int(each.name),) for each in found if each.kind == "code"]
     fixed += [each._replace(offset=-1) for each in found if each.kind != "code"]
-    return Gives(tuple(sorted(set(fixed))), tuple(sorted(set(codes))))
+    return CallbackReferences(tuple(sorted(set(fixed))), tuple(sorted(set(codes))))
 
 
 def _resolved(code: CodeType, origin: Origin) -> Iterator[Origin]:
     """Where it comes from, once the variables of this code are looked through."""
     todo: list[tuple[Origin, tuple[str, ...]]] = [(origin, ())]
     met: set[tuple[str, ...]] = set()
-    while todo and len(met) < _MOST_ORIGINS:
+    while todo and len(met) < _MAX_ORIGINS:
         each, seen = todo.pop()
         name = each.name
         if each.kind != "variable" or name in code.co_freevars:
@@ -414,12 +422,12 @@ def _is_assigned_below(code: CodeType, name: str) -> bool:
     )
 
 
-def cell_of(
+def cell_origin(
     codes: Sequence[CodeType],
     name: str,
     names: tuple[str, ...] = (),
     seen: tuple[str, ...] = (),
-) -> Cell:
+) -> CellOrigin:
     """What a free variable holds, of the last of these, each of which stands in the one before.
 
     Args:
@@ -433,27 +441,27 @@ def cell_of(
         if name in code.co_freevars:
             continue
         if _is_assigned_below(code, name):
-            return Cell("local", depth, name)
+            return CellOrigin("local", depth, name)
         values = _read(code).bound.get(name, [])
         if name in parameters_of(code):
-            return Cell("local" if values else "parameter", depth, name, names)
+            return CellOrigin("local" if values else "parameter", depth, name, names)
         if len(values) != 1 or len(values[0].origins) != 1:
-            return Cell("local", depth, name)
+            return CellOrigin("local", depth, name)
         (origin,) = values[0].origins
         if not values[0].alone:  # such as a partial of it
-            return Cell("local", depth, name)
+            return CellOrigin("local", depth, name)
         origin = origin._replace(names=(*origin.names, *names), offset=-1)
         if origin.kind != "variable":
-            return Cell("static", depth, name, (), origin)
+            return CellOrigin("static", depth, name, (), origin)
         if origin.name in (name, *seen):  # they are assigned each other
-            return Cell("local", depth, name)
-        return _alias(codes[: depth + 1], origin, (*seen, name))
-    return Cell("own", 0, name, names)
+            return CellOrigin("local", depth, name)
+        return _aliased_cell(codes[: depth + 1], origin, (*seen, name))
+    return CellOrigin("own", 0, name, names)
 
 
-def _alias(codes: Sequence[CodeType], origin: Origin, seen: tuple[str, ...]) -> Cell:
+def _aliased_cell(codes: Sequence[CodeType], origin: Origin, seen: tuple[str, ...]) -> CellOrigin:
     """What a variable holds that is assigned another one."""
     if origin.name in codes[-1].co_freevars:
-        return cell_of(codes, origin.name, origin.names)
+        return cell_origin(codes, origin.name, origin.names)
     inside = [*codes, codes[-1]]  # as code that stands in it sees it
-    return cell_of(inside, origin.name, origin.names, seen)
+    return cell_origin(inside, origin.name, origin.names, seen)

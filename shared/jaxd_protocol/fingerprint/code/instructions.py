@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.model import Step, Steps
 
-Bound = tuple[str, "tuple[str, ...] | None"]
+BoundName = tuple[str, "tuple[str, ...] | None"]
 """A variable that an import statement binds, and the attribute path from the module that the
 statement names; None for its top-level package, which `import a.b` binds."""
 
-_SILENT: Final = frozenset(
+_NO_EFFECT: Final = frozenset(
     {"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME", "COPY_FREE_VARS"}
 )
 _ATTRIBUTE: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
@@ -74,7 +74,7 @@ class Instructions(list[Instruction]):
             if each.starts_line and each.positions is not None:
                 line = each.positions.lineno or line
             target = target or each.is_jump_target
-            if each.opname in _SILENT:
+            if each.opname in _NO_EFFECT:
                 continue  # a jump to a prefix is a jump to what it prefixes
             self.append(
                 Instruction(each.opname, each.argval, each.arg or 0, line, target, each.offset)
@@ -164,12 +164,12 @@ class Instructions(list[Instruction]):
                 return False
             if each.op in ("STORE_SUBSCR", "DELETE_SUBSCR") and above == 1:
                 return True
-            above += dis.stack_effect(dis.opmap[each.op], _stack_arg(each), jump=False)
+            above += dis.stack_effect(dis.opmap[each.op], _stack_argument(each), jump=False)
             if above <= 0:
                 return False
         return False
 
-    def from_names(self, at: int) -> Iterator[Bound]:
+    def from_names(self, at: int) -> Iterator[BoundName]:
         """What `from … import …` binds, whose names begin at `at`."""
         while self._at(at, "IMPORT_FROM"):
             stored = self._at(at + 1, *_STORE)
@@ -178,7 +178,7 @@ class Instructions(list[Instruction]):
             yield stored.value, (self[at].value,)
             at += 2
 
-    def module_names(self, at: int, name: str) -> list[Bound]:
+    def module_names(self, at: int, name: str) -> list[BoundName]:
         """What `import name` binds, with or without `as`."""
         stored = self._at(at, *_STORE)
         if stored is not None:
@@ -189,5 +189,5 @@ class Instructions(list[Instruction]):
         return [] if stored is None else [(stored.value, ())]
 
 
-def _stack_arg(each: Instruction) -> int | None:
+def _stack_argument(each: Instruction) -> int | None:
     return each.arg if dis.opmap[each.op] >= dis.HAVE_ARGUMENT else None

@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.canonical import constant, digest
 from jaxd_protocol.fingerprint.code.callbacks import (
-    GIVEN,
-    called_in,
-    given_to_callbacks,
+    AS_CALLBACK,
+    callback_references,
+    loads_given_to_callbacks,
     nested_codes,
 )
-from jaxd_protocol.fingerprint.code.instructions import Bound, Instruction, Instructions
-from jaxd_protocol.fingerprint.model import Gives, Steps
+from jaxd_protocol.fingerprint.code.instructions import BoundName, Instruction, Instructions
+from jaxd_protocol.fingerprint.model import CallbackReferences, Steps
 
 
 class Read(NamedTuple):
@@ -54,7 +54,7 @@ class Import(NamedTuple):
     name: str
     level: int
     names: tuple[str, ...]
-    bound: tuple[Bound, ...]
+    bound: tuple[BoundName, ...]
 
 
 class CodeFacts(NamedTuple):
@@ -75,7 +75,7 @@ class CodeFacts(NamedTuple):
     reads: tuple[Read, ...]
     uses: dict[str, dict[Steps, int]]
     imports: tuple[Import, ...]
-    gives: Gives
+    callbacks_passed: CallbackReferences
 
 
 _memo: dict[int, tuple[weakref.ref[CodeType], CodeFacts]] = {}
@@ -95,22 +95,24 @@ def facts_of(code: CodeType) -> CodeFacts:
     name = id(code)
     known = _memo.get(name)
     if known is None or known[0]() is not code:
-        known = _memo[name] = (weakref.ref(code, _forget(name)), _Reader(code).facts())
+        known = _memo[name] = (weakref.ref(code, _forget(name)), _CodeReader(code).facts())
     return known[1]
 
 
-_GLOBAL: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_GLOBAL_WRITE: Final = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
-_CELL: Final = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
-_FAST: Final = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK"})
-_REBIND: Final = frozenset(
+_GLOBAL_READS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_GLOBAL_WRITES: Final = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+_CELL_READS: Final = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
+_LOCAL_READS: Final = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK"})
+_LOCAL_WRITES: Final = frozenset(
     {"STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "STORE_DEREF", "DELETE_DEREF"}
 )
-_PAIRS: Final = frozenset({"LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"})
-_SEE_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
+_PAIRED_READS: Final = frozenset(
+    {"LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
+)
+_READ_ALL_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
-class _Uses:
+class _VariableReads:
     """Reads of variables; a variable that escapes or is bound twice counts whole."""
 
     def __init__(self) -> None:
@@ -124,26 +126,26 @@ class _Uses:
             self.whole.add(name)
 
 
-class _Reader:
+class _CodeReader:
     def __init__(self, code: CodeType) -> None:
         self.code = code
         self.instructions = Instructions(code)
         self.reads: dict[tuple[str, Steps], Read] = {}
         self.names: dict[str, None] = {}
         self.imports: list[Import] = []
-        self.uses = _Uses()
+        self.uses = _VariableReads()
         self.stored: dict[str, int] = {}
         self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
         self.inner: list[CodeFacts] = []
-        self.given, self.made = given_to_callbacks(code)
+        self.given, self.made = loads_given_to_callbacks(code)
 
     def facts(self) -> CodeFacts:
         content = self._digest()
         for at, each in enumerate(self.instructions):
-            self._look(at, each)
+            self._read_instruction(at, each)
         later: list[tuple[CodeFacts, CodeType]] = []
         for inner, nested in zip(self.inner, nested_codes(self.code), strict=True):
-            if self._may_be_given(nested.co_name):
+            if self._may_be_callback(nested.co_name):
                 later.append((inner, nested))
             else:
                 self._join(inner, nested)
@@ -155,7 +157,7 @@ class _Reader:
             tuple(self.reads.values()),
             self._analysed(),
             tuple(dict.fromkeys(self.imports)),
-            called_in(self.code, [each.gives for each in self.inner]),
+            callback_references(self.code, [each.callbacks_passed for each in self.inner]),
         )
 
     # content ----------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ class _Reader:
         if constants and isinstance(constants[0], str) and not self.instructions.loads_constant(0):
             constants[0] = NotImplemented  # a docstring
         if not code.co_flags & inspect.CO_OPTIMIZED:  # a class body, or a module
-            for index in self.instructions.assigned_constants(_PLACES):
+            for index in self.instructions.assigned_constants(_LOCATION_CONSTANTS):
                 constants[index] = NotImplemented
         return digest(constant((*parts, tuple(constants)), self._inner_digest))
 
@@ -191,30 +193,30 @@ class _Reader:
 
     # what is loaded ---------------------------------------------------------------------------
 
-    def _look(self, at: int, each: Instruction) -> None:
+    def _read_instruction(self, at: int, each: Instruction) -> None:
         op = each.op
-        if op in _GLOBAL:
+        if op in _GLOBAL_READS:
             self._global(at, each)
-        elif op in _GLOBAL_WRITE:
+        elif op in _GLOBAL_WRITES:
             self.names[each.value] = None
             self._read(each.value, (), True, each.line)
-        elif op in _CELL:
+        elif op in _CELL_READS:
             self._variable(each.value, at)
-        elif op in _FAST:
+        elif op in _LOCAL_READS:
             if each.value not in self.cells:  # else the cell itself, for a closure
                 self._variable(each.value, at)
-        elif op in _REBIND:
+        elif op in _LOCAL_WRITES:
             self._store(each.value)
         elif op == "IMPORT_NAME":
             self._import(at, each)
-        elif op in _PAIRS:
+        elif op in _PAIRED_READS:
             self._pair(at, each)
 
     def _pair(self, at: int, each: Instruction) -> None:
         """Two instructions in one, as Python 3.13 has them."""
         first, second = each.value
         if each.op == "LOAD_FAST_LOAD_FAST" and each.offset in self.given:
-            self.uses.add(first, GIVEN, each.line)
+            self.uses.add(first, AS_CALLBACK, each.line)
         elif each.op == "LOAD_FAST_LOAD_FAST":
             self.uses.whole.add(first)
         else:
@@ -236,18 +238,18 @@ class _Reader:
         self.stored[name] = self.stored.get(name, 0) + 1
 
     def _variable(self, name: str, at: int) -> None:
-        steps, _ = self._chain(at)
+        steps, _ = self._access_steps(at)
         self.uses.add(name, steps, self.instructions[at].line)
 
-    def _chain(self, at: int) -> tuple[Steps, int]:
+    def _access_steps(self, at: int) -> tuple[Steps, int]:
         """The steps from what is loaded there, and where they end."""
         if self.instructions[at].offset in self.given:
-            return GIVEN, at + 1
+            return AS_CALLBACK, at + 1
         return self.instructions.chain(at + 1)
 
     def _global(self, at: int, each: Instruction) -> None:
         self.names[each.value] = None
-        steps, end = self._chain(at)
+        steps, end = self._access_steps(at)
         self._read(each.value, steps, self.instructions.is_written(steps, end), each.line)
 
     def _read(self, name: str, steps: Steps, written: bool, line: int) -> None:
@@ -270,25 +272,25 @@ class _Reader:
 
     # nested code ------------------------------------------------------------------------------
 
-    def _may_be_given(self, name: str) -> bool:
+    def _may_be_callback(self, name: str) -> bool:
         """Whether nothing is done, so far, with a variable but giving it to be called back."""
         is_own = name in self.code.co_varnames or name in self.code.co_cellvars
-        others = self.uses.reads.get(name, {}).keys() - {GIVEN}
+        others = self.uses.reads.get(name, {}).keys() - {AS_CALLBACK}
         return is_own and name not in self.uses.whole and not others
 
-    def _is_given(self, code: CodeType) -> bool:
+    def _is_callback(self, code: CodeType) -> bool:
         """Whether a nested function is only given to be called back."""
         if id(code) in self.made:
             return True
         name = code.co_name
         same = [each for each in nested_codes(self.code) if each.co_name == name]
         is_certain = len(same) == self.stored.get(name) == 1
-        return is_certain and name in self.uses.reads and self._may_be_given(name)
+        return is_certain and name in self.uses.reads and self._may_be_callback(name)
 
     def _join(self, inner: CodeFacts, code: CodeType) -> None:
-        if self._is_given(code):
+        if self._is_callback(code):
             for name in code.co_freevars:
-                self.uses.add(name, GIVEN, 0)
+                self.uses.add(name, AS_CALLBACK, 0)
             return
         self.names.update(dict.fromkeys(inner.names))
         for read in inner.reads:
@@ -300,7 +302,7 @@ class _Reader:
 
     def _analysed(self) -> dict[str, dict[Steps, int]]:
         code = self.code
-        if not _SEE_LOCALS.isdisjoint(self.names):
+        if not _READ_ALL_LOCALS.isdisjoint(self.names):
             return {}
         count = code.co_argcount + code.co_kwonlyargcount
         first = set(code.co_varnames[:1]) if self._uses_super() else set()
@@ -317,5 +319,5 @@ class _Reader:
         }
 
 
-_PLACES: Final = frozenset({"__firstlineno__", "__doc__"})
+_LOCATION_CONSTANTS: Final = frozenset({"__firstlineno__", "__doc__"})
 """Names that a class body assigns and that say nothing about what the class does."""

@@ -64,7 +64,7 @@ def _numpy_array(walk: Walk, numpy: Any, array: Any) -> None:
         return
     content = _content(numpy, array)
     walk.write(content)
-    walk.part("array", walk.label, content, _shown(array.dtype, array.shape))
+    walk.part("array", walk.label, content, _summary(array.dtype, array.shape))
     if array.flags.writeable or array.base is not None:  # what it is a view of may be written to
         walk.guards.array(array)
 
@@ -74,7 +74,7 @@ def _masked(walk: Walk, numpy: Any, array: Any) -> None:
     walk.tag("masked array")
     walk.guards.array(array)
     for name in ("_data", "_mask", "fill_value"):
-        walk.emit_below(f".{name}", numpy.asarray(getattr(array, name)))
+        walk.emit_child(f".{name}", numpy.asarray(getattr(array, name)))
 
 
 def _universal_function(walk: Walk, numpy: Any, value: Any) -> bool:
@@ -90,10 +90,10 @@ def _universal_function(walk: Walk, numpy: Any, value: Any) -> bool:
 def _objects(walk: Walk, items: list[Any]) -> None:
     walk.text(len(items))
     for index, item in enumerate(items):
-        walk.emit_below(f".flat[{index}]", item)
+        walk.emit_child(f".flat[{index}]", item)
 
 
-def _shown(dtype: Any, shape: tuple[int, ...]) -> str:
+def _summary(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
@@ -121,5 +121,5 @@ def _jax_array(walk: Walk, numpy: Any, value: Any) -> bool:
     walk.tag("jax array")
     walk.text(len(data))
     walk.write(data)
-    walk.part("array", walk.label, data, _shown(value.dtype, value.shape))
+    walk.part("array", walk.label, data, _summary(value.dtype, value.shape))
     return True

@@ -12,7 +12,7 @@ from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
 from jaxd_protocol.packages.importable import importable_name
 
-_NOT_CONTENT: Final = frozenset(
+_IGNORED_ATTRIBUTES: Final = frozenset(
     [
         "__dict__",
         "__weakref__",
@@ -58,7 +58,7 @@ _ENUM_MACHINERY: Final = frozenset(
 )
 
 
-_OF_EACH_MEMBER: Final = {"_value_", "_name_", "__objclass__", "_sort_order_"}
+_MEMBER_ATTRIBUTES: Final = {"_value_", "_name_", "__objclass__", "_sort_order_"}
 
 _HEAP_TYPE: Final = 1 << 9
 """CPython's flag of a class that was not compiled into a library."""
@@ -79,18 +79,18 @@ def emit_class(walk: Walk, cls: type) -> None:
 
 def _by_content(walk: Walk, cls: type) -> None:
     walk.reach.whole.add(id(cls))
-    if id(cls) in walk.own_classes:
-        walk.numbered(cls, _class, cls.__qualname__)
+    if id(cls) in walk.classes_inside:
+        walk.numbered(cls, _emit_content, cls.__qualname__)
         return
     if id(cls) in walk.open_classes:
         raise CyclicClasses(cls)
     try:
         found = walk.walk_class(cls)
     except CyclicClasses as cycle:
-        if id(cycle.cls) not in walk.own_classes:
+        if id(cycle.cls) not in walk.classes_inside:
             raise
-        walk.own_classes.add(id(cls))
-        walk.numbered(cls, _class, cls.__qualname__)
+        walk.classes_inside.add(id(cls))
+        walk.numbered(cls, _emit_content, cls.__qualname__)
         return
     walk.tag("class")
     walk.write(found.fingerprint.digest)
@@ -101,24 +101,24 @@ def _is_made_in_python(cls: type) -> bool:
     return bool(cls.__flags__ & _HEAP_TYPE) and type(vars(cls).get("__module__")) is str
 
 
-def _class(walk: Walk, cls: type) -> None:
+def _emit_content(walk: Walk, cls: type) -> None:
     from jaxd_protocol.jax_objects import class_registration  # many functions reach no class
 
     walk.tag("class")
     walk.text(cls.__name__)
     walk.guards.bases(cls)
     walk.guards.mapping(vars(cls))
-    names = sorted(name for name in vars(cls) if _counts(cls, name))
+    names = sorted(name for name in vars(cls) if _is_content(cls, name))
     summary = " ".join([cls.__name__, *(base.__name__ for base in cls.__bases__), *names])
     walk.part("class", f"class {cls.__qualname__}", summary.encode())
-    walk.emit_as("", type(cls))
+    walk.emit_labelled("", type(cls))
     walk.text(len(cls.__bases__))
     for base in cls.__bases__:
-        walk.emit_as("", base)
+        walk.emit_labelled("", base)
     _annotations(walk, cls)
     for name in names:
         walk.text(name)
-        walk.emit_as(f"attribute {cls.__name__}.{name}", vars(cls)[name])
+        walk.emit_labelled(f"attribute {cls.__name__}.{name}", vars(cls)[name])
     if issubclass(cls, Enum):
         _members(walk, cls)
     if isinstance(cls, abc.ABCMeta):
@@ -126,7 +126,7 @@ def _class(walk: Walk, cls: type) -> None:
     registration = class_registration(cls)
     if registration is not None:
         walk.tag("pytree")
-        walk.emit_as("", registration)
+        walk.emit_labelled("", registration)
 
 
 def _virtual_subclasses(walk: Walk, cls: Any) -> None:
@@ -136,10 +136,10 @@ def _virtual_subclasses(walk: Walk, cls: Any) -> None:
     walk.unordered(frozenset(each for each in found if each is not None))
 
 
-def _counts(cls: type, name: str) -> bool:
+def _is_content(cls: type, name: str) -> bool:
     from jaxd_protocol.jax_objects import GENERATED_ATTRIBUTES
 
-    if name in _NOT_CONTENT or name in GENERATED_ATTRIBUTES:
+    if name in _IGNORED_ATTRIBUTES or name in GENERATED_ATTRIBUTES:
         return False
     if isinstance(cls, EnumMeta):
         return name not in _ENUM_MACHINERY and name not in cls.__members__
@@ -159,14 +159,14 @@ def _members(walk: Walk, cls: type[Enum]) -> None:
     walk.text(len(cls.__members__))
     made_by = vars(cls).get("_new_member_")  # the user's own __new__, where there is one
     if isinstance(made_by, FunctionType | staticmethod):
-        walk.emit_as("", made_by)
+        walk.emit_labelled("", made_by)
     for name, member in cls.__members__.items():
         walk.text(name)
-        walk.emit_as(f"attribute {cls.__name__}.{name}", member._value_)
+        walk.emit_labelled(f"attribute {cls.__name__}.{name}", member._value_)
         walk.guards.mapping(vars(member))
-        for each in sorted(vars(member).keys() - _OF_EACH_MEMBER):
+        for each in sorted(vars(member).keys() - _MEMBER_ATTRIBUTES):
             walk.text(each)
-            walk.emit_as(f"attribute {cls.__name__}.{name}.{each}", vars(member)[each])
+            walk.emit_labelled(f"attribute {cls.__name__}.{name}.{each}", vars(member)[each])
 
 
 def slot_names(cls: type) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from jaxd_protocol.fingerprint.walk import Walk, shown
+from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 
 def emit_list(walk: Walk, value: list[Any]) -> None:
@@ -28,7 +28,7 @@ def _items(walk: Walk, value: list[Any] | tuple[Any, ...]) -> None:
     walk.tag(type(value).__name__)
     walk.text(len(value))
     for index, item in enumerate(value):
-        walk.emit_below(f"[{index}]", item)
+        walk.emit_child(f"[{index}]", item)
 
 
 def emit_dict(walk: Walk, value: dict[Any, Any]) -> None:
@@ -42,8 +42,8 @@ def _dict(walk: Walk, value: dict[Any, Any]) -> None:
     walk.text(len(value))
     walk.guards.mapping(value)
     for key, item in list(value.items()):
-        walk.emit_as("", key)
-        walk.emit_below(f"[{shown(key)}]", item)
+        walk.emit_labelled("", key)
+        walk.emit_child(f"[{short_repr(key)}]", item)
 
 
 def emit_set(walk: Walk, value: AbstractSet[Any]) -> None:

@@ -12,7 +12,7 @@ from jaxd_protocol.fingerprint.model import Steps
 from jaxd_protocol.fingerprint.walk import Walk
 
 
-class Variables(dict[str, str]):
+class ReadEnvironment(dict[str, str]):
     """The variables that a function reads, as its client had them. Stands for `os.environ`."""
 
     def getenv(self, key: str, default: Any = None) -> Any:
@@ -25,32 +25,32 @@ def is_environment(value: Any) -> bool:
     return (
         value is os.environ
         or value is os.getenv
-        or type(value) is Variables
-        or (type(value) is MethodType and type(value.__self__) is Variables)
+        or type(value) is ReadEnvironment
+        or (type(value) is MethodType and type(value.__self__) is ReadEnvironment)
     )
 
 
-def take_from_os(walk: Walk, module: ModuleType, name: str, rest: Steps) -> bool:
+def emit_from_os(walk: Walk, module: ModuleType, name: str, rest: Steps) -> bool:
     """Appends what `os.environ[…]` and the like read; False when `name` is something else."""
     if module.__name__ != "os" or name not in ("environ", "getenv", "environb", "getenvb"):
         return False
     if name.endswith("b"):
-        refuse(walk)  # the same variables as bytes
+        refuse_whole(walk)  # the same variables as bytes
     value = vars(module)[name]
     walk.carry("os", name, value)
-    take(walk, value, rest)
+    emit_variable(walk, value, rest)
     return True
 
 
-def take(walk: Walk, value: Any, steps: Steps) -> None:
+def emit_variable(walk: Walk, value: Any, steps: Steps) -> None:
     """Appends the variable that is read of `os.environ`, or by a call of `os.getenv`.
 
     Raises:
         PackingError: when it cannot be seen which variable is read.
     """
-    name = _name(value, steps)
+    name = _variable_name(value, steps)
     if name is None:
-        refuse(walk)
+        refuse_whole(walk)
     environ = value if isinstance(value, dict) else getattr(value, "__self__", os.environ)
     content = environ.get(name)
     walk.tag("variable")
@@ -60,12 +60,12 @@ def take(walk: Walk, value: Any, steps: Steps) -> None:
     walk.part("variable", f"environment {name}", atom(content) or b"", where="")
     if environ is os.environ:
         walk.guards.variable(name, content)
-    kept = _stand_in(walk)
+    kept = _replacement(walk)
     if content is not None:
         kept[name] = content
 
 
-def _name(value: Any, steps: Steps) -> str | None:
+def _variable_name(value: Any, steps: Steps) -> str | None:
     """Of the variable that is read."""
     kinds = "".join(kind for kind, _ in steps)
     if callable(value):
@@ -76,16 +76,16 @@ def _name(value: Any, steps: Steps) -> str | None:
     return None
 
 
-def _stand_in(walk: Walk) -> Variables:
-    stand_ins = walk.reach.stand_ins
-    kept: Variables | None = stand_ins.get(id(os.environ))
+def _replacement(walk: Walk) -> ReadEnvironment:
+    stand_ins = walk.reach.replacements
+    kept: ReadEnvironment | None = stand_ins.get(id(os.environ))
     if kept is None:
-        kept = stand_ins[id(os.environ)] = Variables()
+        kept = stand_ins[id(os.environ)] = ReadEnvironment()
         stand_ins[id(os.getenv)] = kept.getenv
     return kept
 
 
-def refuse(walk: Walk) -> NoReturn:
+def refuse_whole(walk: Walk) -> NoReturn:
     """For code that reads the environment, and does not show which variable."""
     raise PackingError(
         f"{walk.path()} reads the environment in a way that does not show which variable "

@@ -10,7 +10,7 @@ from jaxd_protocol.fingerprint.model import Steps
 from jaxd_protocol.fingerprint.walk import Walk
 
 
-class Flags(SimpleNamespace):
+class ReadFlags(SimpleNamespace):
     """The flags that a function reads, as its client had them. Stands for `absl.flags.FLAGS`."""
 
     def __getitem__(self, name: str) -> Any:
@@ -21,12 +21,12 @@ class Flags(SimpleNamespace):
 def is_flags(value: Any) -> bool:
     """Whether this is absl's registry of flags, or what stands for it on a server."""
     kind = type(value)
-    return kind is Flags or (
+    return kind is ReadFlags or (
         kind.__name__ == "FlagValues" and kind.__module__ == "absl.flags._flagvalues"
     )
 
 
-def take(walk: Walk, flags: Any, kind: str, name: Any, rest: Steps) -> tuple[Any, Steps]:
+def emit_flag(walk: Walk, flags: Any, kind: str, name: Any, rest: Steps) -> tuple[Any, Steps]:
     """The value of one flag, read as `FLAGS.name` or `FLAGS['name'].value`.
 
     Raises:
@@ -35,16 +35,16 @@ def take(walk: Walk, flags: Any, kind: str, name: Any, rest: Steps) -> tuple[Any
     if kind == "i" and rest[:1] == (("a", "value"),):
         rest = rest[1:]
     elif kind != "a" or name.startswith("_"):
-        refuse(walk)
+        refuse_whole(walk)
     value = getattr(flags, name)
     walk.guards.answer(lambda: getattr(flags, name), value)
-    kept = walk.reach.stand_ins.setdefault(id(flags), Flags())
+    kept = walk.reach.replacements.setdefault(id(flags), ReadFlags())
     setattr(kept, name, value)
     walk.label += f".{name}"
     return value, rest
 
 
-def refuse(walk: Walk) -> NoReturn:
+def refuse_whole(walk: Walk) -> NoReturn:
     """For code that hands the whole registry on."""
     raise PackingError(
         f"{walk.path()} uses absl's flags as a whole ({walk.where}), so every flag would be part "

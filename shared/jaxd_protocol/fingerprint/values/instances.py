@@ -13,9 +13,9 @@ from typing import Any, Final
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values import environment, flags, modules
 from jaxd_protocol.fingerprint.values.classes import slot_names
-from jaxd_protocol.fingerprint.walk import Walk, shown
+from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
-_OPAQUE: Final = frozenset(
+_WITHOUT_CONTENT: Final = frozenset(
     [
         "_thread.lock",
         "_thread.RLock",
@@ -36,7 +36,7 @@ _OPAQUE: Final = frozenset(
 )
 """Types whose instances count as such: what they hold cannot change a result."""
 
-_FIELD: Final = [
+_FIELD_ATTRIBUTES: Final = [
     "name",
     "default",
     "default_factory",
@@ -53,9 +53,9 @@ def emit_instance(walk: Walk, value: Any) -> None:
     """Appends an object that counts whole."""
     kind = type(value)
     if environment.is_environment(value):
-        environment.refuse(walk)
+        environment.refuse_whole(walk)
     if flags.is_flags(value):
-        flags.refuse(walk)
+        flags.refuse_whole(walk)
     walk.reach.whole.add(id(value))
     name = f"{kind.__module__}.{kind.__qualname__}"
     if type(value) is Field:
@@ -64,10 +64,10 @@ def emit_instance(walk: Walk, value: Any) -> None:
         walk.numbered(value, _context_variable)
     elif isinstance(value, threading.local):
         walk.numbered(value, _thread_local)
-    elif (stream := _name_of_stream(value)) is not None:
+    elif (stream := _stream_name(value)) is not None:
         walk.tag("stream")  # which notebooks, tests and servers have of other types
         walk.text(stream)
-    elif name in _OPAQUE:
+    elif name in _WITHOUT_CONTENT:
         walk.tag("opaque")
         walk.text(name)
         if isinstance(getattr(value, "name", None), str):
@@ -83,13 +83,13 @@ def _context_variable(walk: Walk, value: ContextVar[Any]) -> None:
     """By what it holds here and now: code reads settings from it."""
     walk.tag("context variable")
     walk.text(value.name)
-    content = _held_by(value)
-    walk.guards.answer(lambda: _held_by(value) is content, True)
+    content = _current_value(value)
+    walk.guards.answer(lambda: _current_value(value) is content, True)
     if content is not MISSING:
-        walk.emit_below(".get()", content)
+        walk.emit_child(".get()", content)
 
 
-def _held_by(variable: ContextVar[Any]) -> Any:
+def _current_value(variable: ContextVar[Any]) -> Any:
     try:
         return variable.get()
     except LookupError:
@@ -102,10 +102,10 @@ def _thread_local(walk: Walk, value: threading.local) -> None:
     walk.guards.mapping(vars(value))
     for name in sorted(vars(value)):
         walk.text(name)
-        walk.emit_below(f".{name}", vars(value)[name])
+        walk.emit_child(f".{name}", vars(value)[name])
 
 
-def _name_of_stream(value: Any) -> str | None:
+def _stream_name(value: Any) -> str | None:
     """Which of the standard streams it is."""
     for name in ("stdout", "stderr", "stdin"):
         if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
@@ -116,8 +116,8 @@ def _name_of_stream(value: Any) -> str | None:
 def _field(walk: Walk, value: Field[Any]) -> None:
     """A field of a dataclass, without its annotation."""
     walk.tag("field")
-    for name in _FIELD:
-        walk.emit_below(f".{name}", getattr(value, name))
+    for name in _FIELD_ATTRIBUTES:
+        walk.emit_child(f".{name}", getattr(value, name))
     walk.text(value._field_type.name)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -127,7 +127,7 @@ def _instance(walk: Walk, value: Any) -> None:
     if hook is not None:
         walk.tag("hook")
         walk.emit(kind)
-        walk.emit_below(".__fingerprint__()", hook(value))
+        walk.emit_child(".__fingerprint__()", hook(value))
         walk.guards.answer(lambda: hook(value), hook(value))
         return
     reduce = copyreg.dispatch_table.get(kind)
@@ -139,14 +139,14 @@ def _instance(walk: Walk, value: Any) -> None:
     walk.guards.instance(value)
     _guard_content(walk, value)
     if isinstance(reduced, str) and walk.is_local(kind.__module__):
-        reduced = by_content(value)
+        reduced = reduce_by_content(value)
     if isinstance(reduced, str):
         modules.emit_reference(walk, kind.__module__, reduced)
         return
     _reduced(walk, kind, reduced)
 
 
-def by_content(value: Any) -> tuple[Any, ...]:
+def reduce_by_content(value: Any) -> tuple[Any, ...]:
     """How pickle would write an object whose own `__reduce__` only gives its name."""
     return copyreg.__newobj__, (type(value),), object.__getstate__(value)  # type: ignore[attr-defined]
 
@@ -158,16 +158,16 @@ def _reduced(walk: Walk, kind: type, reduced: tuple[Any, ...]) -> None:
     if isinstance(make, type) and make is not kind and (state, items, pairs) == (None,) * 3:
         walk.emit(make(*arguments))  # it arrives as something else, and counts as that
         return
-    walk.emit_as("", make)
-    walk.emit_as(walk.label, arguments)
+    walk.emit_labelled("", make)
+    walk.emit_labelled(walk.label, arguments)
     _state(walk, state)
     walk.tag("items")
     for index, item in enumerate(items or ()):
-        walk.emit_below(f"[{index}]", item)
+        walk.emit_child(f"[{index}]", item)
     walk.tag("pairs")
     for key, item in pairs or ():
-        walk.emit_as("", key)
-        walk.emit_below(f"[{shown(key)}]", item)
+        walk.emit_labelled("", key)
+        walk.emit_child(f"[{short_repr(key)}]", item)
 
 
 def _state(walk: Walk, state: Any) -> None:
@@ -184,8 +184,8 @@ def _state(walk: Walk, state: Any) -> None:
         walk.tag("state")  # written here: pickle may make the dict anew each time
         walk.text(len(part))
         for name, content in part.items():
-            walk.emit_as("", name)
-            walk.emit_below(f".{name}", content)
+            walk.emit_labelled("", name)
+            walk.emit_child(f".{name}", content)
 
 
 def _guard_content(walk: Walk, value: Any) -> None:

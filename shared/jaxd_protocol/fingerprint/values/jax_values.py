@@ -7,29 +7,29 @@ from typing import Any
 from jaxd_protocol.fingerprint.canonical import constant
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
-from jaxd_protocol.jax_objects import Anatomy, take_apart
-from jaxd_protocol.jax_objects.names import found_name
+from jaxd_protocol.jax_objects import ObjectParts, decompose
+from jaxd_protocol.jax_objects.names import name_of_jax_object
 
 
 def emit_jax(walk: Walk, value: Any) -> bool:
     """Appends an object of jax; False when it is none that is known."""
-    anatomy = take_apart(value)
+    anatomy = decompose(value)
     if anatomy is None:
         return False
-    name = found_name(value)
+    name = name_of_jax_object(value)
     if name is not None and not walk.is_local(name[0]):
         walk.reach.installed.append(value)
         modules.emit_reference(walk, *name)
     elif anatomy.is_value:  # jax makes equal ones the same object whenever it likes
-        walk.nested(value, _object)
+        walk.nested(value, _emit_parts)
     else:
-        walk.numbered(value, _object)
+        walk.numbered(value, _emit_parts)
     return True
 
 
-def _object(walk: Walk, value: Any) -> None:
-    anatomy = take_apart(value)
-    assert isinstance(anatomy, Anatomy)
+def _emit_parts(walk: Walk, value: Any) -> None:
+    anatomy = decompose(value)
+    assert isinstance(anatomy, ObjectParts)
     walk.tag(anatomy.kind)
     walk.guards.instance(value)
     attributes = getattr(value, "__dict__", None)
@@ -40,4 +40,4 @@ def _object(walk: Walk, value: Any) -> None:
     walk.part("value", walk.label, settings, anatomy.kind)
     for label, child in anatomy.children:
         walk.text(label)
-        walk.emit_below(f".{label}", child)
+        walk.emit_child(f".{label}", child)

@@ -11,7 +11,7 @@ from jaxd_protocol.fingerprint.impure import impurity
 from jaxd_protocol.fingerprint.process_view import is_extension
 from jaxd_protocol.fingerprint.walk import Walk
 
-NOT_CONTENT: Final = frozenset(
+IGNORED_ATTRIBUTES: Final = frozenset(
     [
         "__name__",
         "__file__",
@@ -60,16 +60,18 @@ def _local_module(walk: Walk, module: ModuleType) -> None:
         return
     walk.tag("module")
     content = vars(module)
-    names = sorted(filter(_counts, content))
+    names = sorted(filter(_is_content, content))
     walk.text(len(names))
     walk.guards.mapping(content)
     for name in names:
         walk.text(name)
-        walk.emit_as(f"global {name}", content[name])
+        walk.emit_labelled(f"global {name}", content[name])
 
 
-def _counts(name: str) -> bool:
-    return name not in NOT_CONTENT and not name.startswith("@py")  # pytest's rewritten asserts
+def _is_content(name: str) -> bool:
+    return name not in IGNORED_ATTRIBUTES and not name.startswith(
+        "@py"
+    )  # pytest's rewritten asserts
 
 
 def emit_extension(walk: Walk, module: Any, file: str) -> None:
@@ -77,4 +79,4 @@ def emit_extension(walk: Walk, module: Any, file: str) -> None:
     walk.tag("extension")
     with open(file, "rb") as source:
         walk.write(blake2b(source.read(), digest_size=DIGEST_SIZE).digest())
-    walk.untravelable(module, "it is a compiled extension module")
+    walk.unpicklable(module, "it is a compiled extension module")

@@ -6,12 +6,14 @@ over the fingerprint of the one function. Nothing here imports jax until a funct
 
 from __future__ import annotations
 
-from jaxd_protocol.jit.transforms.apply import Transformed as Transformed
-from jaxd_protocol.jit.transforms.apply import transformed as transformed
+from jaxd_protocol.jit.transforms.apply import TransformedFunction as TransformedFunction
+from jaxd_protocol.jit.transforms.apply import apply_transformations as apply_transformations
 from jaxd_protocol.jit.transforms.apply import untransformed as untransformed
-from jaxd_protocol.jit.transforms.literal import NotSpelled as NotSpelled
+from jaxd_protocol.jit.transforms.literal import NotLiteral as NotLiteral
 from jaxd_protocol.jit.transforms.literal import Transformation as Transformation
-from jaxd_protocol.jit.transforms.literal import options_of as options_of
-from jaxd_protocol.jit.transforms.literal import shown as shown
-from jaxd_protocol.jit.transforms.literal import shown_name as shown_name
-from jaxd_protocol.jit.transforms.literal import transformation as transformation
+from jaxd_protocol.jit.transforms.literal import decode_transformation as decode_transformation
+from jaxd_protocol.jit.transforms.literal import (
+    describe_transformations as describe_transformations,
+)
+from jaxd_protocol.jit.transforms.literal import display_name as display_name
+from jaxd_protocol.jit.transforms.literal import encode_transformation as encode_transformation

@@ -8,7 +8,12 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.jit.transforms.flat import STAGES
-from jaxd_protocol.jit.transforms.literal import ON_INSTANCE, Transformation, options_of, shown_name
+from jaxd_protocol.jit.transforms.literal import (
+    ON_INSTANCE,
+    Transformation,
+    decode_transformation,
+    display_name,
+)
 
 if TYPE_CHECKING:
     import inspect
@@ -19,7 +24,7 @@ _Static = tuple[tuple[int, str], ...]
 """Position and name of each argument that is static and can be given by position, in order."""
 
 
-class Transformed:
+class TransformedFunction:
     """What `jax.vmap(jax.grad(f))` and the like return, made when it is called.
 
     It needs jax only then, and is pickled by what it is made of.
@@ -43,30 +48,32 @@ class Transformed:
         Raises:
             Exception: what jax has to say about the options or the arguments.
         """
-        return _travelling(_behind(self.function, self.transformations)(*args, **kwargs))
+        return _encode_absent(_apply(self.function, self.transformations)(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         # Looked up, and not kept: what it is made of is all that there is to pickle.
         if name in ("__name__", "__qualname__"):
             function = self.function
             plain = getattr(function, name, None) or type(function).__qualname__
-            return shown_name(plain, self.transformations)
+            return display_name(plain, self.transformations)
         if name == "__signature__":
             return _signature(self.function, self.transformations)
         raise AttributeError(name)
 
     def __repr__(self) -> str:
-        return shown_name(repr(self.function), self.transformations)
+        return display_name(repr(self.function), self.transformations)
 
 
-def transformed(function: _Function, transformations: Sequence[Transformation]) -> _Function:
+def apply_transformations(
+    function: _Function, transformations: Sequence[Transformation]
+) -> _Function:
     """The function behind these transformations; itself when there are none."""
-    return Transformed(function, transformations) if transformations else function
+    return TransformedFunction(function, transformations) if transformations else function
 
 
 def untransformed(function: _Function) -> _Function:
     """The function without what it is transformed by."""
-    return function.function if type(function) is Transformed else function
+    return function.function if type(function) is TransformedFunction else function
 
 
 def _signature(function: _Function, transformations: Sequence[Transformation]) -> inspect.Signature:
@@ -103,7 +110,7 @@ def _changed(
     for literal in transformations:
         name = literal[0]
         if name == ON_INSTANCE:
-            found = _of_method(found, options_of(literal)[1]["by"])
+            found = _of_method(found, decode_transformation(literal)[1]["by"])
         elif name == "flat" and "behind" not in found.parameters:
             behind = inspect.Parameter("behind", inspect.Parameter.POSITIONAL_ONLY)
             found = found.replace(parameters=[behind, *found.parameters.values()])
@@ -115,9 +122,9 @@ def _changed(
 # how it is done ----------------------------------------------------------------------------------
 
 
-def _behind(function: _Function, transformations: Sequence[Transformation]) -> _Function:
+def _apply(function: _Function, transformations: Sequence[Transformation]) -> _Function:
     for literal in transformations:
-        name, options = options_of(literal)
+        name, options = decode_transformation(literal)
         function = _APPLY[name](function, **options)
     return function
 
@@ -126,7 +133,7 @@ def _on_instance(function: _Function, *, by: Sequence[Transformation]) -> _Funct
     """The instance is closed over, as jax closes over that of a method."""
 
     def method(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return _behind(MethodType(function, instance), by)(*args, **kwargs)
+        return _apply(MethodType(function, instance), by)(*args, **kwargs)
 
     return method
 
@@ -217,7 +224,7 @@ def _bound(function: _Function, kwargs: dict[str, Any], static: _Static) -> _Fun
     return bound
 
 
-def _travelling(result: Any) -> Any:
+def _encode_absent(result: Any) -> Any:
     import jax
 
     def is_nothing(leaf: Any) -> bool:

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-_OfLeaves = Callable[..., Sequence[Any]]
-_Stage = Callable[[_OfLeaves], _OfLeaves]
+_LeafFunction = Callable[..., Sequence[Any]]
+_Stage = Callable[[_LeafFunction], _LeafFunction]
 
 
-class Flat:
+class FlatFunction:
     """A function whose leaves are taken out of its arguments, behind some stages."""
 
     def __init__(
@@ -46,9 +46,9 @@ class Flat:
         self._argnames = frozenset(static_argnames)
         self._stages = stages
 
-    def behind(self, stage: _Stage) -> Flat:
+    def with_stage(self, stage: _Stage) -> FlatFunction:
         """The same with one more stage."""
-        return Flat(
+        return FlatFunction(
             self._function,
             self._inputs,
             self._sent,
@@ -71,33 +71,33 @@ class Flat:
         def of_inputs(*inputs: Any) -> Sequence[Any]:
             found = list(leaves)
             for place, value in zip(places, inputs, strict=True):
-                found[place] = _whole(value, self._inputs[place])
+                found[place] = _as_array(value, self._inputs[place])
             positional, named = jax.tree.unflatten(structure, found)
             waiting = iter(positional)
             every = [x if i in self._argnums else next(waiting) for i, x in enumerate(args)]
             result = self._function(*every, **{**kwargs, **named})
-            return [_numbers(leaf) for leaf in jax.tree.leaves(result) if _has_data(leaf)]
+            return [_as_numbers(leaf) for leaf in jax.tree.leaves(result) if _has_data(leaf)]
 
-        inner: _OfLeaves = of_inputs
+        inner: _LeafFunction = of_inputs
         for stage in self._stages:
             inner = stage(inner)
-        given = [_numbers(leaves[places[number]]) for number in self._sent]
+        given = [_as_numbers(leaves[places[number]]) for number in self._sent]
         return tuple(inner(*given, *behind))
 
 
-def flattened(function: Callable[..., Any], **options: Any) -> Flat:
+def flatten_function(function: Callable[..., Any], **options: Any) -> FlatFunction:
     """The flat form of a function; options are those of `flat`."""
-    return Flat(function, **options)
+    return FlatFunction(function, **options)
 
 
-def _whole(value: Any, kind: str | None) -> Any:
+def _as_array(value: Any, kind: str | None) -> Any:
     """An array, or random keys over it."""
     import jax
 
     return jax.random.wrap_key_data(value, impl=kind) if kind else value
 
 
-def _numbers(leaf: Any) -> Any:
+def _as_numbers(leaf: Any) -> Any:
     """An array: of random keys their numbers."""
     import jax
 
@@ -114,13 +114,13 @@ def _has_data(leaf: Any) -> bool:
     return getattr(leaf, "dtype", None) != jax.dtypes.float0
 
 
-def _mapped(inner: _OfLeaves, *, axes: Sequence[int | None]) -> _OfLeaves:
+def _mapped(inner: _LeafFunction, *, axes: Sequence[int | None]) -> _LeafFunction:
     import jax
 
     return jax.vmap(inner, in_axes=tuple(axes))
 
 
-def _differentiated(inner: _OfLeaves, *, given: Sequence[bool]) -> _OfLeaves:
+def _differentiated(inner: _LeafFunction, *, given: Sequence[bool]) -> _LeafFunction:
     """The tangents of those outputs that have one."""
 
     def tangents_of(*args: Any) -> Sequence[Any]:
@@ -139,12 +139,12 @@ def _differentiated(inner: _OfLeaves, *, given: Sequence[bool]) -> _OfLeaves:
 
 
 def _transposed(
-    inner: _OfLeaves,
+    inner: _LeafFunction,
     *,
     linear: Sequence[bool],
     shapes: Sequence[tuple[tuple[int, ...], str, bool]],
     given: Sequence[bool],
-) -> _OfLeaves:
+) -> _LeafFunction:
     """The cotangents of what the function is linear in."""
 
     def cotangents_of(*args: Any) -> Sequence[Any]:
@@ -177,15 +177,15 @@ def _without(mask: Sequence[bool], values: Sequence[Any]) -> list[Any]:
     return [value for chosen, value in zip(mask, values, strict=True) if not chosen]
 
 
-def _staged(make: Callable[..., _OfLeaves]) -> Callable[..., Flat]:
-    def behind(flat: Flat, **options: Any) -> Flat:
-        return flat.behind(partial(make, **options))
+def _staged(make: Callable[..., _LeafFunction]) -> Callable[..., FlatFunction]:
+    def behind(flat: FlatFunction, **options: Any) -> FlatFunction:
+        return flat.with_stage(partial(make, **options))
 
     return behind
 
 
-STAGES: Final[dict[str, Callable[..., Flat]]] = {
-    "flat": flattened,
+STAGES: Final[dict[str, Callable[..., FlatFunction]]] = {
+    "flat": flatten_function,
     "flat_vmap": _staged(_mapped),
     "flat_jvp": _staged(_differentiated),
     "flat_transpose": _staged(_transposed),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxd_protocol.fingerprint.function_wrapper import PlainInside
+from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.model import Archive
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack.archives import find_archived
@@ -15,7 +15,7 @@ def reduce_archived(packer: Packer, value: Any) -> Any:
     archives = packer.archives
     if archives is None:
         return NotImplemented
-    if isinstance(value, PlainInside):
+    if isinstance(value, FunctionWrapper):
         value = value.__wrapped__
     name = archives.name_of(value)
     if name is None:

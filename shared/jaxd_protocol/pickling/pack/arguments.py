@@ -19,8 +19,8 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint import content_id, walk
 from jaxd_protocol.fingerprint.archives.current import current_archives
-from jaxd_protocol.fingerprint.function_wrapper import BoundFunction, PlainInside
-from jaxd_protocol.fingerprint.model import Reach
+from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
+from jaxd_protocol.fingerprint.model import ReachedObjects
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
@@ -30,16 +30,16 @@ from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.functions import Packed, dump, pack_function
 from jaxd_protocol.pickling.pack.pickler import PROTOCOL, Pickler
 from jaxd_protocol.pickling.unpack.content_table import ClassId
-from jaxd_protocol.pickling.unpack.unpickler import interned, interned_class
+from jaxd_protocol.pickling.unpack.unpickler import intern_callable, intern_class
 
-_MAX_KEPT: Final = 1024
-_TRIES: Final = 3
+_MAX_CACHED: Final = 1024
+_MAX_ATTEMPTS: Final = 3
 
-_NAMED: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_PICKLED_BY_NAME: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 """What pickle writes by its name, when nobody else knows how."""
 
-_CODE: Final = frozenset({types.FunctionType, types.MethodType, partial})
-_JITTED: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
+_CODE_TYPES: Final = frozenset({types.FunctionType, types.MethodType, partial})
+_JITTED_KINDS: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
 
 Collect = Callable[[pickle.PickleBuffer], Any]
 
@@ -77,10 +77,10 @@ def _collect(buffer: pickle.PickleBuffer, buffers: list[memoryview]) -> bool:
 
 
 def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packed:
-    for _ in range(_TRIES):
-        with suppress(_Changed):
+    for _ in range(_MAX_ATTEMPTS):
+        with suppress(_ContentChanged):
             file = io.BytesIO()
-            pickler = _ArgumentPickler(file, collect(), Reach(archives=current_archives()))
+            pickler = _ArgumentPickler(file, collect(), ReachedObjects(archives=current_archives()))
             dump(pickler, value, value, what)
             return Packed.of(file.getvalue(), pickler.classes, pickler.objects, pickler.installed)
     raise PackingError(
@@ -89,7 +89,7 @@ def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packe
     )
 
 
-class _Changed(JaxdError):
+class _ContentChanged(JaxdError):
     """A class or callable is no longer what its content id says.
 
     The server would have it under that id, for everybody who names it.
@@ -105,7 +105,7 @@ class _ArgumentPickler(Pickler):
             not those by which something else is to be made again.
     """
 
-    def __init__(self, file: io.BytesIO, collect: Collect | None, reach: Reach) -> None:
+    def __init__(self, file: io.BytesIO, collect: Collect | None, reach: ReachedObjects) -> None:
         super().__init__(file, collect, reach)
         self.objects: dict[bytes, Any] = {}
         self.installed: dict[tuple[str, str], Any] = {}
@@ -114,7 +114,7 @@ class _ArgumentPickler(Pickler):
     def reducer_override(self, value: Any) -> Any:
         """As that of a function's pickler, but for code."""
         reduced = self._reduced(value)
-        if reduced is NotImplemented and not isinstance(value, _NAMED):
+        if reduced is NotImplemented and not isinstance(value, _PICKLED_BY_NAME):
             reduced = self._as_pickle_would(value)
         if type(reduced) is tuple:
             makers = [each for each in (reduced[0], *reduced[5:]) if not isinstance(each, type)]
@@ -143,9 +143,9 @@ class _ArgumentPickler(Pickler):
         archived = reduce_archived(self, value)
         if archived is not NotImplemented:
             return archived
-        if isinstance(value, PlainInside | BoundFunction):  # not what its module has there
+        if isinstance(value, FunctionWrapper | BoundWrapper):  # not what its module has there
             return self._interned(value)
-        if type(value) in _CODE or kind_of(value) in _JITTED:
+        if type(value) in _CODE_TYPES or kind_of(value) in _JITTED_KINDS:
             self.last = value
             name = None if _is_local(value) else importable_name(value)
             return self._interned(value) if name is None else self.by_name(value, name)
@@ -156,7 +156,7 @@ class _ArgumentPickler(Pickler):
         if class_name(cls) is not None or cls.__module__ == "builtins":
             return super().reduce_type(cls)
         name = self.class_id(cls)
-        return interned_class, (tuple(name), self._data(name.content, cls))
+        return intern_class, (tuple(name), self._data(name.content, cls))
 
     def reduce_module(self, module: types.ModuleType) -> Any:
         """For a module."""
@@ -166,7 +166,7 @@ class _ArgumentPickler(Pickler):
     def _interned(self, value: Any) -> Any:
         content = content_id(value)
         self.objects[content] = value
-        return interned, (content, self._data(content, value))
+        return intern_callable, (content, self._data(content, value))
 
     def _data(self, content: bytes, value: Any) -> bytes:
         packed = _packed_once(content, value)
@@ -179,12 +179,12 @@ def _is_local(value: Any) -> bool:
     return type(value) is types.FunctionType and is_local_function(value)
 
 
-_kept: Final = BoundedDict[bytes, Packed](_MAX_KEPT)
+_packed_callables: Final = BoundedDict[bytes, Packed](_MAX_CACHED)
 
 
 def _packed_once(content: bytes, value: Any) -> Packed:
     """A callable or class, packed once for each content."""
-    found = _kept.use(content)
+    found = _packed_callables.use(content)
     if found is not None:
         return found
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
@@ -195,6 +195,6 @@ def _packed_once(content: bytes, value: Any) -> Packed:
     fingerprint = walked.fingerprint
     is_as_found = not walked.guards.complete or fingerprint.unshared  # then its id stays
     if not is_as_found and fingerprint.digest != content:
-        raise _Changed(f"{name} was changed while it was packed.")
-    _kept[content] = found
+        raise _ContentChanged(f"{name} was changed while it was packed.")
+    _packed_callables[content] = found
     return found

@@ -19,8 +19,8 @@ from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack import classes
 
-_GIVEN: Final = frozenset({"__module__", "__orig_bases__", "__qualname__", "__slots__"})
-_NOT_SENT: Final = _GIVEN | {
+_CREATION_NAMES: Final = frozenset({"__module__", "__orig_bases__", "__qualname__", "__slots__"})
+_NOT_SENT: Final = _CREATION_NAMES | {
     "__dict__",
     "__firstlineno__",
     "__static_attributes__",
@@ -41,20 +41,23 @@ def reduce_class(packer: Packer, cls: type) -> Any:
     """A reduce tuple for a class by value."""
     names = packer.part_of(cls)
     if names is not None:
-        return _part(packer, cls, names)
+        return _partial_class(packer, cls, names)
     name = tuple(packer.class_id(cls))
     if issubclass(cls, enum.Enum) and cls.__members__:
         made: tuple[Any, ...] = classes.make_enum, (name, *enum_description(cls))
         return packer.nested(
             cls, made, classes.fill_enum, lambda: enum_state(cls, _attributes(cls))
         )
-    made = classes.make_class, (name, type(cls), cls.__name__, cls.__bases__, _given(cls))
+    made = (
+        classes.make_class,
+        (name, type(cls), cls.__name__, cls.__bases__, _creation_attributes(cls)),
+    )
     return packer.nested(cls, made, classes.fill_class, lambda: _state(cls))
 
 
-def _given(cls: type) -> dict[str, Any]:
+def _creation_attributes(cls: type) -> dict[str, Any]:
     """What has to be there when the class is made."""
-    given = {name: vars(cls)[name] for name in sorted(_GIVEN) if name in vars(cls)}
+    given = {name: vars(cls)[name] for name in sorted(_CREATION_NAMES) if name in vars(cls)}
     given["__qualname__"] = cls.__qualname__
     slots = given.get("__slots__")
     if slots is not None and not isinstance(slots, str):
@@ -83,7 +86,9 @@ def _attributes(cls: type) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(cls).items()
-        if name not in _NOT_SENT and not _is_made_with(cls, value) and not _has_address(name, value)
+        if name not in _NOT_SENT
+        and not _is_slot_descriptor(cls, value)
+        and not _has_address(name, value)
     }
 
 
@@ -92,13 +97,13 @@ def _has_address(name: str, value: Any) -> bool:
     return name == "__doc__" and isinstance(value, str) and " at 0x" in value
 
 
-def _is_made_with(cls: type, value: Any) -> bool:
+def _is_slot_descriptor(cls: type, value: Any) -> bool:
     """Whether an attribute comes with the class: the descriptors of its slots."""
     is_descriptor = isinstance(value, MemberDescriptorType | GetSetDescriptorType)
     return is_descriptor and value.__objclass__ is cls
 
 
-def _part(packer: Packer, cls: type, names: set[str]) -> Any:
+def _partial_class(packer: Packer, cls: type, names: set[str]) -> Any:
     """A class of which only some attributes are read, those of its bases among them."""
     local = [base for base in cls.__mro__ if is_local_module(base.__module__)]
     installed = [base for base in cls.__mro__ if base not in local]
@@ -116,17 +121,17 @@ def _part(packer: Packer, cls: type, names: set[str]) -> Any:
     ]
     if cls.__dictoffset__ == 0:
         given["__slots__"] = tuple(slots)
-    found = {name: value for name in sorted(names) for value in _first(local, name)}
+    found = {name: value for name in sorted(names) for value in _first_definition(local, name)}
     found = {name: value for name, value in found.items() if name not in slots}
-    made = classes.make_part, (type(cls), cls.__name__, tuple(bases), given)
+    made = classes.make_partial_class, (type(cls), cls.__name__, tuple(bases), given)
     return packer.nested(cls, made, classes.set_attributes, lambda: found)
 
 
-def _first(bases: list[type], name: str) -> list[Any]:
+def _first_definition(bases: list[type], name: str) -> list[Any]:
     return [vars(base)[name] for base in bases if name in vars(base)][:1]
 
 
-_OF_THE_METACLASS: Final = frozenset(
+_METACLASS_NAMES: Final = frozenset(
     {
         "__new__",
         "__new_member__",
@@ -150,9 +155,9 @@ _OF_THE_METACLASS: Final = frozenset(
 )
 """Attributes that `enum` computes again from the members."""
 
-_OF_A_MEMBER: Final = frozenset({"__objclass__", "_name_", "_sort_order_", "_value_"})
+_MEMBER_NAMES: Final = frozenset({"__objclass__", "_name_", "_sort_order_", "_value_"})
 
-_BARE: Final[Mapping[type, Callable[[Any], Any]]] = {
+_PLAIN_CONVERSIONS: Final[Mapping[type, Callable[[Any], Any]]] = {
     int: int.__int__,
     float: float.__float__,
     complex: complex.__complex__,
@@ -164,12 +169,12 @@ _BARE: Final[Mapping[type, Callable[[Any], Any]]] = {
 
 def enum_description(cls: type[enum.Enum]) -> tuple[Any, ...]:
     """Metaclass, name, bases, members and boundary: what an enum is made of."""
-    members = {label: _bare_member(cls, member) for label, member in cls.__members__.items()}
+    members = {label: _plain_member_value(cls, member) for label, member in cls.__members__.items()}
     return type(cls), cls.__name__, cls.__bases__, members, getattr(cls, "_boundary_", None)
 
 
-def _bare_member(cls: Any, member: Any) -> Any:
-    convert = _BARE.get(cls._member_type_)
+def _plain_member_value(cls: Any, member: Any) -> Any:
+    convert = _PLAIN_CONVERSIONS.get(cls._member_type_)
     return member._value_ if convert is None else convert(member)
 
 
@@ -179,7 +184,7 @@ def enum_state(cls: type[enum.Enum], attributes: Mapping[str, Any]) -> dict[str,
     kept = {
         name: value
         for name, value in attributes.items()
-        if name not in _OF_THE_METACLASS and name not in members
+        if name not in _METACLASS_NAMES and name not in members
     }
     return {
         "attributes": kept,
@@ -188,5 +193,5 @@ def enum_state(cls: type[enum.Enum], attributes: Mapping[str, Any]) -> dict[str,
 
 
 def _own_attributes(member: enum.Enum) -> dict[str, Any]:
-    attributes = {name: each for name, each in vars(member).items() if name not in _OF_A_MEMBER}
+    attributes = {name: each for name, each in vars(member).items() if name not in _MEMBER_NAMES}
     return {"_value_": member._value_, **attributes}

@@ -10,16 +10,16 @@ from typing import Any, Final
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
-from jaxd_protocol.pickling.code_objects import place_of_code
+from jaxd_protocol.pickling.code_objects import locate_code
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack import pytest_asserts, rebuild
 
-_OF_THE_MODULE: Final = frozenset(
+_MODULE_GLOBALS: Final = frozenset(
     {"__builtins__", "__cached__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
 )
 """Globals that the module gets on the server."""
 
-_PYTEST: Final = "@pytest_ar"
+_PYTEST_PREFIX: Final = "@pytest_ar"
 
 
 def is_local_function(function: FunctionType) -> bool:
@@ -40,7 +40,10 @@ def reduce_function(packer: Packer, function: FunctionType) -> Any:
             ),
         )
         return packer.nested(
-            function, made, rebuild.fill_function, lambda: _state(function, _own(packer, function))
+            function,
+            made,
+            rebuild.fill_function,
+            lambda: _state(function, _packed_globals(packer, function)),
         )
     name = importable_name(function)
     if name is not None:
@@ -53,7 +56,7 @@ def _library_function(packer: Packer, function: FunctionType) -> tuple[Any, ...]
     """One that a library made, such as `optax.sgd(0.1).update`: the server's own code, if any."""
     home = str(function.__globals__["__name__"])
     cells = _cells(packer, function)
-    place = place_of_code(home, function.__code__)
+    place = locate_code(home, function.__code__)
     if place is not None:
         return rebuild.make_library_function, (place, function.__name__, cells)
     return rebuild.make_function_in, (home, function.__code__, function.__name__, cells)
@@ -67,14 +70,14 @@ def _cells(packer: Packer, function: FunctionType) -> tuple[Any, ...] | None:
 def _globals(function: FunctionType) -> dict[str, Any]:
     """The globals that the code names, and no others."""
     namespace = function.__globals__
-    names = facts_of(function.__code__).names - _OF_THE_MODULE
+    names = facts_of(function.__code__).names - _MODULE_GLOBALS
     found = {name: namespace[name] for name in sorted(names) if name in namespace}
-    if _PYTEST in found:
-        found[_PYTEST] = pytest_asserts
+    if _PYTEST_PREFIX in found:
+        found[_PYTEST_PREFIX] = pytest_asserts
     return found
 
 
-def _own(packer: Packer, function: FunctionType) -> dict[str, Any]:
+def _packed_globals(packer: Packer, function: FunctionType) -> dict[str, Any]:
     """The globals that travel with it; those of an archive are there when it has been run."""
     home = sys.modules.get(str(function.__globals__.get("__name__")))
     archives = packer.archives
@@ -88,23 +91,23 @@ def _state(function: FunctionType, found: dict[str, Any]) -> dict[str, Any]:
     if found:
         state["globals"] = found
     if function.__closure__:
-        state["closure"] = tuple(_content(cell) for cell in function.__closure__)
+        state["closure"] = tuple(_cell_content(cell) for cell in function.__closure__)
     if vars(function):
         state["attributes"] = dict(vars(function))
-    more = _more(function)
+    more = _extra_attributes(function)
     if more:
         state["more"] = more
     return state
 
 
-def _content(cell: CellType) -> tuple[Any, ...]:
+def _cell_content(cell: CellType) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
     except ValueError:
         return ()
 
 
-def _more(function: FunctionType) -> dict[str, Any]:
+def _extra_attributes(function: FunctionType) -> dict[str, Any]:
     """What differs from what a new function has by itself.
 
     Annotations stay behind: they decide nothing, and may name anything.

@@ -14,16 +14,16 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint.code.reads import facts_of
-from jaxd_protocol.fingerprint.model import Reach
+from jaxd_protocol.fingerprint.model import ReachedObjects
 from jaxd_protocol.pickling.pack.archives import archive_arguments
-from jaxd_protocol.pickling.pack.boxes import Box
+from jaxd_protocol.pickling.pack.boxes import PickleBox
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.pickler import Pickler
 from jaxd_protocol.pickling.unpack.archives import add_archive
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.private_modules import add_sources
 
-_MANY: Final = 20
+_MIN_DEEP_CHAIN: Final = 20
 
 
 class Packed(bytes):
@@ -58,7 +58,7 @@ class Packed(bytes):
         return packed
 
 
-def pack_function(function: Any, what: str, reach: Reach) -> Packed:
+def pack_function(function: Any, what: str, reach: ReachedObjects) -> Packed:
     """A function, class or module, and all that it reaches, as bytes.
 
     Args:
@@ -71,12 +71,12 @@ def pack_function(function: Any, what: str, reach: Reach) -> Packed:
     """
     file = io.BytesIO()
     pickler = Pickler(file, None, reach)
-    body = _Body(_body(pickler, function, reach))
+    body = _LazyList(_body(pickler, function, reach))
     dump(pickler, (pickler.blob, body, function), function, what)
     return Packed.of(file.getvalue(), pickler.classes, {}, {})
 
 
-class _Body:
+class _LazyList:
     """A list whose items are found while it is written."""
 
     def __init__(self, items: Iterator[Any]) -> None:
@@ -86,32 +86,34 @@ class _Body:
         return list, (), None, self._items
 
 
-def _body(pickler: Pickler, function: Any, reach: Reach) -> Iterator[Any]:
+def _body(pickler: Pickler, function: Any, reach: ReachedObjects) -> Iterator[Any]:
     """What is written ahead of the function, so that all it refers to is there already."""
     if reach.archives is not None:
         archive = archive_arguments(reach.archives.archive)
-        yield Box(reach, lambda: (add_archive, (pickler.blob, *archive)))
+        yield PickleBox(reach, lambda: (add_archive, (pickler.blob, *archive)))
     if reach.sources:
         sources = dict(sorted(reach.sources.items()))
-        yield Box(reach, lambda: (add_sources, (pickler.blob, sources)))
+        yield PickleBox(reach, lambda: (add_sources, (pickler.blob, sources)))
     modules = [reach.imports[name] for name in sorted(reach.imports)]
     for value in (*_deepest_first(reach), *_carrying_modules(reach), function, *modules):
         yield value
-        yield None  # see `completions`
-        yield from pickler.completions()
+        yield None  # see `deferred_completions`
+        yield from pickler.deferred_completions()
 
 
-def _deepest_first(reach: Reach) -> list[types.FunctionType]:
+def _deepest_first(reach: ReachedObjects) -> list[types.FunctionType]:
     """Long chains of helpers from their end, so that they are not nested."""
     found = [
         each
         for each in reversed([*reach.numbered, *reach.objects])
         if type(each) is types.FunctionType
     ]
-    return [each for each in found if is_local_function(each)] if len(found) > _MANY else []
+    return (
+        [each for each in found if is_local_function(each)] if len(found) > _MIN_DEEP_CHAIN else []
+    )
 
 
-def _carrying_modules(reach: Reach) -> list[types.ModuleType]:
+def _carrying_modules(reach: ReachedObjects) -> list[types.ModuleType]:
     """Installed modules of which something is carried: import statements look for them."""
     names = {
         ".".join(name.split(".")[: count + 1])
@@ -144,12 +146,12 @@ def dump(pickler: Pickler, value: Any, root: Any, what: str) -> None:
     except JaxdError as error:
         if type(error) is not PackingError:
             raise
-        where = path_to(root, pickler.last)
+        where = object_path(root, pickler.last)
         raise PackingError(f"{what} cannot travel to the server: {where}: {error}") from error
     except Exception as error:
         culprit = pickler.last
         raise PackingError(
-            f"{what} cannot travel to the server: {path_to(root, culprit)} is a "
+            f"{what} cannot travel to the server: {object_path(root, culprit)} is a "
             f"{type(culprit).__qualname__}: {error}. Look for an open file, lock, generator or "
             "connection among its globals, closure and defaults; make it inside the function, or "
             "pass what it yields as an argument. What a module of your package makes when it is "
@@ -162,7 +164,7 @@ _MAX_OBJECTS: Final = 200_000
 _ATOMS: Final = (bool, bytes, complex, float, int, str, type(None))
 
 
-def path_to(root: Any, target: Any) -> str:
+def object_path(root: Any, target: Any) -> str:
     """The shortest path; the type of the target where none is found."""
     start = getattr(root, "__qualname__", None) or type(root).__qualname__
     queue = deque([(root, start)])

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from types import BuiltinFunctionType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from jaxd_protocol.fingerprint.values.instances import by_content
+from jaxd_protocol.fingerprint.values.instances import reduce_by_content
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.unpack import rebuild
 
-_places: dict[str, tuple[int, dict[int, str]]] = {}
+_constant_names: dict[str, tuple[int, dict[int, str]]] = {}
 
 _missing = object()
-_NOTHING: Final[Mapping[str, Any]] = {}
+_NO_REPLACEMENTS: Final[Mapping[str, Any]] = {}
 
 
-def reduce_part(value: Any, names: set[str], given: Mapping[str, Any] = _NOTHING) -> Any:
+def reduce_partial(value: Any, names: set[str], given: Mapping[str, Any] = _NO_REPLACEMENTS) -> Any:
     """An object with only the attributes that are read, and what stands for those given away."""
     attributes = getattr(value, "__dict__", {})
     found = {name: attributes.get(name, _missing) for name in sorted(names)}
@@ -49,7 +49,7 @@ def reduce_singleton(value: Any) -> Any:
     reduce: Any = cls.__reduce__
     if reduce is object.__reduce__ or not is_local_module(cls.__module__):
         return NotImplemented
-    return by_content(value) if type(value.__reduce__()) is str else NotImplemented
+    return reduce_by_content(value) if type(value.__reduce__()) is str else NotImplemented
 
 
 def constant_name(value: Any) -> tuple[str, str] | None:
@@ -64,10 +64,10 @@ def constant_name(value: Any) -> tuple[str, str] | None:
     if cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__:
         return None
     content = vars(module)
-    known = _places.get(cls.__module__)
+    known = _constant_names.get(cls.__module__)
     if known is None or known[0] != len(content):
         names = {id(each): name for name, each in reversed(list(content.items()))}
-        known = _places[cls.__module__] = (len(content), names)
+        known = _constant_names[cls.__module__] = (len(content), names)
     name = known[1].get(id(value))
     return (cls.__module__, name) if name and content.get(name) is value else None
 

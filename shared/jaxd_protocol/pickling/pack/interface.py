@@ -28,7 +28,7 @@ class Packer(Protocol):
     def part_of(self, value: Any) -> set[Any] | None:
         """The names that are read of it; None when it counts whole."""
 
-    def given_of(self, value: Any) -> dict[str, Any]:
+    def replacements_of(self, value: Any) -> dict[str, Any]:
         """What stands for its attributes that are only given to be called back."""
 
     def by_name(self, value: Any, name: tuple[str, str]) -> Any:
@@ -54,5 +54,5 @@ class Packer(Protocol):
     def carried_below(self, name: str) -> set[str]:
         """The submodules of an installed package that lead to something carried."""
 
-    def if_possible(self, value: Any) -> Any:
+    def value_or_placeholder(self, value: Any) -> Any:
         """The value, or a placeholder when it cannot be packed: it may never be used."""

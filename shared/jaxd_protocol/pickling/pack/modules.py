@@ -13,17 +13,17 @@ from jaxd_protocol.pickling.names import find, name_of
 from jaxd_protocol.pickling.pack.interface import Packer
 from jaxd_protocol.pickling.unpack import patched_modules, rebuild
 
-_PYTHONS_OWN: Final = frozenset(
+_MODULE_ATTRIBUTES: Final = frozenset(
     {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__path__"}
     | {"__spec__"}
 )
 
-_EXTENSIONS: Final = tuple(EXTENSION_SUFFIXES)
+_EXTENSION_SUFFIXES: Final = tuple(EXTENSION_SUFFIXES)
 
 _missing: Final = object()
 
 
-class StrayNamespace:
+class UnnamedNamespace:
     """Globals that belong to no imported module: of `exec`, or of a module that was reloaded."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -36,17 +36,20 @@ def reduce_module(packer: Packer, module: ModuleType) -> Any:
     if not is_local_module(name):
         return _installed(packer, module)
     refuse_compiled(module)
-    made = rebuild.make_module, (packer.blob, *_description(vars(module), name), _listed(module))
+    made = (
+        rebuild.make_module,
+        (packer.blob, *_module_arguments(vars(module), name), _public_names(module)),
+    )
     return (*made, _content(packer, module), None, None, rebuild.fill_module)
 
 
-def reduce_stray(packer: Packer, stray: StrayNamespace) -> Any:
+def reduce_unnamed_namespace(packer: Packer, stray: UnnamedNamespace) -> Any:
     """As an empty module that nobody can import."""
     name = str(stray.namespace.get("__name__"))
-    return rebuild.make_module, (packer.blob, *_description(stray.namespace, name), False)
+    return rebuild.make_module, (packer.blob, *_module_arguments(stray.namespace, name), False)
 
 
-def _description(namespace: dict[str, Any], name: str) -> tuple[str, str | None, str]:
+def _module_arguments(namespace: dict[str, Any], name: str) -> tuple[str, str | None, str]:
     kind = "module"
     if "__path__" in namespace:
         kind = "package" if namespace.get("__file__") else "namespace"
@@ -54,19 +57,19 @@ def _description(namespace: dict[str, Any], name: str) -> tuple[str, str | None,
     return name, package if isinstance(package, str) else None, kind
 
 
-def _listed(module: ModuleType) -> bool:
+def _public_names(module: ModuleType) -> bool:
     return sys.modules.get(module.__name__) is module
 
 
 def _content(packer: Packer, module: ModuleType) -> dict[str, Any]:
     names = packer.names_of_module(module)
     if names is None:
-        names = set(vars(module)) - _PYTHONS_OWN
+        names = set(vars(module)) - _MODULE_ATTRIBUTES
         names = {name for name in names if not name.startswith("@py")}
-        return {name: packer.if_possible(vars(module)[name]) for name in sorted(names)}
+        return {name: packer.value_or_placeholder(vars(module)[name]) for name in sorted(names)}
     found = {name: _attribute(module, name) for name in sorted(names)}
     kept = {name: value for name, value in found.items() if value is not _missing}
-    return kept | packer.given_of(module)
+    return kept | packer.replacements_of(module)
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
@@ -91,7 +94,7 @@ def _installed(packer: Packer, module: ModuleType) -> Any:
         if stable is not None:
             return find, (stable,)
         return patched_modules.installed_module, (module.__name__,)
-    return patched_modules.overlay, (packer.blob, module.__name__, attributes)
+    return patched_modules.patched_module, (packer.blob, module.__name__, attributes)
 
 
 def refuse_compiled(module: object) -> None:
@@ -102,7 +105,7 @@ def refuse_compiled(module: object) -> None:
     """
     file = getattr(module, "__file__", None)
     name = getattr(module, "__name__", None)
-    if isinstance(file, str) and file.endswith(_EXTENSIONS) and is_local_module(name):
+    if isinstance(file, str) and file.endswith(_EXTENSION_SUFFIXES) and is_local_module(name):
         raise PackingError(
             f"module {name} is a compiled extension ({file}), which cannot travel. Install its "
             "package where the server runs and here, so that it travels by name, or call it "

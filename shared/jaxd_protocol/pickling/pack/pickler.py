@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 
 from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.fingerprint.model import Reach
+from jaxd_protocol.fingerprint.model import ReachedObjects
 from jaxd_protocol.jax_objects import reduce_jax
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
@@ -21,27 +21,27 @@ from jaxd_protocol.pickling import names
 from jaxd_protocol.pickling.arrays import reduce_array
 from jaxd_protocol.pickling.code_objects import code_arguments
 from jaxd_protocol.pickling.pack.archives import reduce_archived
-from jaxd_protocol.pickling.pack.boxes import Box, boxed_cell, boxed_dict, boxed_set
+from jaxd_protocol.pickling.pack.boxes import PickleBox, boxed_cell, boxed_dict, boxed_set
 from jaxd_protocol.pickling.pack.classes import class_name, reduce_class
 from jaxd_protocol.pickling.pack.function_parts import reduce_function
 from jaxd_protocol.pickling.pack.instances import (
     constant_name,
     is_plain,
-    reduce_part,
+    reduce_partial,
     reduce_singleton,
 )
 from jaxd_protocol.pickling.pack.interface import Filler
 from jaxd_protocol.pickling.pack.modules import (
-    StrayNamespace,
+    UnnamedNamespace,
     reduce_module,
-    reduce_stray,
+    reduce_unnamed_namespace,
     refuse_compiled_object,
 )
 from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_stream
 from jaxd_protocol.pickling.unpack import rebuild
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.placeholders import make_placeholder
-from jaxd_protocol.pickling.unpack.private_modules import make_blob
+from jaxd_protocol.pickling.unpack.private_modules import make_private_modules
 
 PROTOCOL: Final = 5
 
@@ -55,7 +55,7 @@ _CONTAINERS: Final = frozenset({dict, list, set})
 """Types that pickle does not ask `reducer_override` about."""
 
 
-class _BlobMark:
+class _PrivateModulesMark:
     """Becomes the `PrivateModules` on the server."""
 
 
@@ -64,7 +64,7 @@ class Pickler(pickle.Pickler):
 
     Attributes:
         blob: stands for the `Blob`.
-        carried, archives: as in `Reach`.
+        carried, archives: as in `ReachedObjects`.
         last: the object that was looked at last: when an error comes up, the culprit.
         classes: classes by value that were met, by id.
     """
@@ -75,12 +75,12 @@ class Pickler(pickle.Pickler):
         self,
         file: io.BytesIO,
         buffers: Callable[[pickle.PickleBuffer], Any] | None,
-        reach: Reach,
+        reach: ReachedObjects,
         *,
         trial: bool = False,
     ) -> None:
         super().__init__(file, PROTOCOL, buffer_callback=buffers)
-        self.blob = _BlobMark()
+        self.blob = _PrivateModulesMark()
         self.carried = reach.carried
         self.last: Any = None
         self.classes: dict[ClassId, type] = {}
@@ -88,11 +88,11 @@ class Pickler(pickle.Pickler):
         self._reach = reach
         self._trial = trial
         self._depth = 0
-        self._later: deque[Box] = deque()
-        self._boxes: dict[int, Box] = {}
-        self._strays: dict[int, StrayNamespace] = {}
-        self._modules = {id(vars(module)): module for module in _modules_of(reach)}
-        self._possible: dict[int, bool] = {}
+        self._deferred: deque[PickleBox] = deque()
+        self._boxes: dict[int, PickleBox] = {}
+        self._unnamed_namespaces: dict[int, UnnamedNamespace] = {}
+        self._modules = {id(vars(module)): module for module in _local_modules(reach)}
+        self._packable: dict[int, bool] = {}
 
     # what pickle asks --------------------------------------------------------------------------
 
@@ -106,30 +106,30 @@ class Pickler(pickle.Pickler):
         if self.archives is not None and kind in _CONTAINERS:
             reduced = reduce_archived(self, value)
             if reduced is not NotImplemented:
-                return self._box(value, lambda it: Box(it, lambda: reduced))
+                return self._box(value, lambda it: PickleBox(it, lambda: reduced))
         if kind is set or kind is frozenset:
             return self._box(value, boxed_set)
-        if kind is dict and id(value) in self._reach.slices:
+        if kind is dict and id(value) in self._reach.partial_reads:
             keys = self._reach.part_of(value)
             return None if keys is None else self._box(value, lambda it: boxed_dict(it, keys))
         if value is _END:
             self._depth -= 1
             return False
-        if id(value) in self._reach.stand_ins:
-            return self._reach.stand_ins[id(value)]
+        if id(value) in self._reach.replacements:
+            return self._reach.replacements[id(value)]
         return None
 
     def reducer_override(self, value: Any) -> Any:
         """A reduce tuple, or `NotImplemented` where pickle knows best."""
         kind = type(value)
-        if kind is Box:
+        if kind is PickleBox:
             return value.reduce()
         self.last = value
         archived = reduce_archived(self, value)
         if archived is not NotImplemented:
             return archived
-        if id(value) in self._reach.untravelable and kind is not types.ModuleType:
-            return make_placeholder, tuple(self._reach.untravelable[id(value)])
+        if id(value) in self._reach.unpicklable and kind is not types.ModuleType:
+            return make_placeholder, tuple(self._reach.unpicklable[id(value)])
         special = _SPECIAL.get(kind)
         if special is not None:
             return special(self, value)
@@ -139,7 +139,7 @@ class Pickler(pickle.Pickler):
             return self.reduce_module(value)
         names = self._reach.part_of(value)
         if names is not None and is_plain(kind):
-            return reduce_part(value, names, self.given_of(value))
+            return reduce_partial(value, names, self.replacements_of(value))
         return self._reduce_other(value)
 
     def _reduce_other(self, value: Any) -> Any:
@@ -159,9 +159,9 @@ class Pickler(pickle.Pickler):
         """The names that are read of it; None when it counts whole."""
         return self._reach.part_of(value)
 
-    def given_of(self, value: Any) -> dict[str, Any]:
+    def replacements_of(self, value: Any) -> dict[str, Any]:
         """What stands for its attributes that are only given to be called back."""
-        found = self._reach.slices.get(id(value))
+        found = self._reach.partial_reads.get(id(value))
         return {} if found is None else found.given
 
     def reduce_type(self, cls: type) -> Any:
@@ -204,26 +204,28 @@ class Pickler(pickle.Pickler):
         may be of any length.
         """
         if self._depth >= _MAX_NESTED:
-            self._later.append(Box(value, lambda: (rebuild.fill_later, (value, filler, state()))))
+            self._deferred.append(
+                PickleBox(value, lambda: (rebuild.fill_later, (value, filler, state())))
+            )
             return made
         self._depth += 1
         return (*made, (filler, state(), _END), None, None, rebuild.fill)
 
-    def completions(self) -> Iterator[Any]:
+    def deferred_completions(self) -> Iterator[Any]:
         """What `nested` has put off, until nothing is left.
 
         pickle may ask for the next item before it writes one, and stop when there is none; so
         nothing is put between them.
         """
-        while self._later:
-            yield self._later.popleft()
+        while self._deferred:
+            yield self._deferred.popleft()
             yield None
 
-    def cell(self, cell: types.CellType) -> Box:
+    def cell(self, cell: types.CellType) -> PickleBox:
         """A cell of a function's closure."""
         return self._box(cell, boxed_cell)
 
-    def namespace(self, namespace: dict[str, Any]) -> Box:
+    def namespace(self, namespace: dict[str, Any]) -> PickleBox:
         """The globals of a function: those of its module, where there is one."""
         module: Any = self._modules.get(id(namespace))
         if module is None:
@@ -231,8 +233,10 @@ class Pickler(pickle.Pickler):
             if named is not None and vars(named) is namespace:
                 module = named
             else:
-                module = self._strays.setdefault(id(namespace), StrayNamespace(namespace))
-        return self._box(namespace, lambda _: Box(namespace, lambda: _namespace_of(module)))
+                module = self._unnamed_namespaces.setdefault(
+                    id(namespace), UnnamedNamespace(namespace)
+                )
+        return self._box(namespace, lambda _: PickleBox(namespace, lambda: _namespace_of(module)))
 
     def names_of_module(self, module: types.ModuleType) -> set[str] | None:
         """What is read of a local module; None when all of it can be."""
@@ -246,12 +250,12 @@ class Pickler(pickle.Pickler):
         below = [each for each in self.carried if each.startswith(prefix)]
         return {each[len(prefix) :].partition(".")[0] for each in below}
 
-    def if_possible(self, value: Any) -> Any:
+    def value_or_placeholder(self, value: Any) -> Any:
         """The value, or a placeholder when it cannot be packed: it may never be used."""
         if type(value) in (bool, bytes, float, int, str, type(None)) or self._can_pack(value):
             return value
         kind = type(value)
-        return Box(
+        return PickleBox(
             value,
             lambda: (
                 make_placeholder,
@@ -260,17 +264,17 @@ class Pickler(pickle.Pickler):
         )
 
     def _can_pack(self, value: Any) -> bool:
-        known = self._possible.get(id(value))
+        known = self._packable.get(id(value))
         if known is None:
             try:
                 Pickler(io.BytesIO(), None, self._reach, trial=True).dump(value)
                 known = True
             except Exception:  # noqa: BLE001  whatever a user's __reduce__ may raise
                 known = False
-            self._possible[id(value)] = known
+            self._packable[id(value)] = known
         return known
 
-    def _box(self, value: Any, make: Callable[[Any], Box]) -> Box:
+    def _box(self, value: Any, make: Callable[[Any], PickleBox]) -> PickleBox:
         known = self._boxes.get(id(value))
         if known is None:
             known = self._boxes[id(value)] = make(value)
@@ -287,8 +291,8 @@ def _namespace_of(module: Any) -> Any:
     return rebuild.namespace_of, (module,)
 
 
-def _modules_of(reach: Reach) -> Iterator[types.ModuleType]:
-    found = [each.value for each in reach.slices.values()]
+def _local_modules(reach: ReachedObjects) -> Iterator[types.ModuleType]:
+    found = [each.value for each in reach.partial_reads.values()]
     for value in (*reach.imports.values(), *reach.numbered, *reach.objects, *found):
         if isinstance(value, types.ModuleType) and is_local_module(value.__name__):
             yield value
@@ -317,6 +321,6 @@ _SPECIAL: Final[dict[type, Callable[[Pickler, Any], Any]]] = {
     types.CodeType: lambda _, code: (rebuild.make_code, code_arguments(code)),
     types.CellType: _reduce_cell,
     weakref.ref: _reduce_weak_reference,
-    _BlobMark: lambda _, mark: (make_blob, ()),
-    StrayNamespace: reduce_stray,
+    _PrivateModulesMark: lambda _, mark: (make_private_modules, ()),
+    UnnamedNamespace: reduce_unnamed_namespace,
 }

@@ -17,7 +17,7 @@ from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.pickling.unpack import rebuild
 
 
-def _anew(make: Callable[[], Any]) -> Callable[[Any], Any]:
+def _recreate(make: Callable[[], Any]) -> Callable[[Any], Any]:
     """What it holds is a matter of the process: the server's is new."""
     return lambda value: (make, ())
 
@@ -63,11 +63,11 @@ def _cached(value: Any) -> Any:
         return find_object, name
     settings = value.cache_parameters()
     made = (value.__wrapped__, settings["maxsize"], settings["typed"])
-    more = {name: each for name, each in vars(value).items() if name not in _OF_A_CACHE}
+    more = {name: each for name, each in vars(value).items() if name not in _CACHE_ATTRIBUTES}
     return rebuild.make_cached, made, (more or None)
 
 
-_OF_A_CACHE: Final = frozenset(
+_CACHE_ATTRIBUTES: Final = frozenset(
     {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters", "__annotate__"}
 )
 
@@ -106,15 +106,15 @@ def _type_variable(value: Any) -> Any:
 
 
 DISPATCH: Final[dict[type, Callable[[Any], Any]]] = {
-    type(threading.Lock()): _anew(threading.Lock),
-    type(threading.RLock()): _anew(threading.RLock),
-    threading.Condition: _anew(threading.Condition),
+    type(threading.Lock()): _recreate(threading.Lock),
+    type(threading.RLock()): _recreate(threading.RLock),
+    threading.Condition: _recreate(threading.Condition),
     threading.Event: _event,
     threading.local: _thread_local,
     rebuild.ThreadLocal: _thread_local,
-    weakref.WeakKeyDictionary: _anew(weakref.WeakKeyDictionary),
-    weakref.WeakValueDictionary: _anew(weakref.WeakValueDictionary),
-    weakref.WeakSet: _anew(weakref.WeakSet),
+    weakref.WeakKeyDictionary: _recreate(weakref.WeakKeyDictionary),
+    weakref.WeakValueDictionary: _recreate(weakref.WeakValueDictionary),
+    weakref.WeakSet: _recreate(weakref.WeakSet),
     contextvars.ContextVar: _context_variable,
     logging.Logger: _logger,
     logging.RootLogger: _root_logger,

@@ -16,15 +16,15 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.archives.local import IMPORTLIB, archive_of, archived_id, look
+from jaxd_protocol.fingerprint.archives.local import IMPORTLIB, archive_of, archived_id, look_up
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.model import Archive, Name, Source
 from jaxd_protocol.packages.packages import Package
-from jaxd_protocol.pickling.unpack.patched_modules import Overlay
-from jaxd_protocol.pickling.unpack.private_modules import Blob, NotShipped
+from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule
+from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules
 
 
-class ArrivedArchive(Blob):
+class UnpackedArchive(PrivateModules):
     """A client's packages on the server, each module run when it is first imported.
 
     Args:
@@ -37,10 +37,12 @@ class ArrivedArchive(Blob):
         self.sources.update(archive.sources)
         self._named: dict[int, tuple[Any, Name]] = {}
         self._import_module = self.import_module  # one object: the walk names it
-        self._special: dict[str, Callable[[ModuleType], ModuleType]] = {
-            IMPORTLIB: lambda real: Overlay(real, {"import_module": self._import_module}),
-            "sys": lambda real: Overlay(real, {"modules": ChainMap(self._executed, sys.modules)}),
-            "jaxd": lambda real: Overlay(real, {"persistent_call": _plainly}),
+        self._substitutes: dict[str, Callable[[ModuleType], ModuleType]] = {
+            IMPORTLIB: lambda real: PatchedModule(real, {"import_module": self._import_module}),
+            "sys": lambda real: PatchedModule(
+                real, {"modules": ChainMap(self._executed, sys.modules)}
+            ),
+            "jaxd": lambda real: PatchedModule(real, {"persistent_call": _undecorated}),
         }
 
     # what a walk asks --------------------------------------------------------------------------
@@ -74,7 +76,7 @@ class ArrivedArchive(Blob):
             found = self._import_module if inner else self.special(real)
         else:
             found = self._load(home)
-            found = look(found, inner) if inner else found
+            found = look_up(found, inner) if inner else found
         if found is MISSING:
             raise PackingError(
                 f"the source of {home} does not make {inner}: it was put there after the import. "
@@ -107,22 +109,22 @@ class ArrivedArchive(Blob):
     def special(self, module: ModuleType) -> ModuleType:
         """A module of the server's own; those that know of modules are this archive's."""
         name = module.__name__
-        if name in self._special and name not in self.overlays:
-            self.overlays[name] = self._special[name](module)
+        if name in self._substitutes and name not in self.patched_modules:
+            self.patched_modules[name] = self._substitutes[name](module)
         return super().special(module)
 
 
-def _plainly(function: Any = None, /, **_: Any) -> Any:
+def _undecorated(function: Any = None, /, **_: Any) -> Any:
     """`persistent_call` on the server, where a persistent function is the function itself."""
     return (lambda each: each) if function is None else function
 
 
-_archives: Final[WeakValueDictionary[bytes, ArrivedArchive]] = WeakValueDictionary()
+_archives: Final[WeakValueDictionary[bytes, UnpackedArchive]] = WeakValueDictionary()
 _lock: Final = threading.Lock()  # guards _archives
 
 
 def add_archive(
-    blob: Blob,
+    blob: PrivateModules,
     content: bytes,
     sources: Mapping[str, tuple[CodeType, bool]],
     packages: tuple[tuple[str, str, bytes], ...],
@@ -142,7 +144,7 @@ def add_archive(
         if archive.content != content:
             raise PackingError("a source archive is not what it is named by: send it again.")
         with _lock:
-            found = _archives.setdefault(content, ArrivedArchive(archive))
+            found = _archives.setdefault(content, UnpackedArchive(archive))
     blob.arrived = found
 
 
@@ -162,7 +164,7 @@ def find_archived(content: bytes, module: str, name: str) -> Any:
     return found.find((module, name))
 
 
-def id_in_archive(value: Any) -> bytes | None:
+def archived_content_id(value: Any) -> bytes | None:
     """The id of a class or callable that an archive has made in this process."""
     try:
         home, inner = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
@@ -174,6 +176,6 @@ def id_in_archive(value: Any) -> bytes | None:
         found = list(_archives.values())
     for each in found:
         module = each.module(home)
-        if module is not None and look(module, inner) is value:
+        if module is not None and look_up(module, inner) is value:
             return archived_id(each.archive.content, (home, inner))
     return None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxd_protocol.jax_objects import build_class, finish_class
-from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
+from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 
 
 def make_class(
@@ -19,12 +19,12 @@ def make_class(
     given: dict[str, Any],
 ) -> type:
     """The class of that id: the one that is here, or a new one without attributes."""
-    return server_table.class_of(
+    return content_table.class_of(
         ClassId(*name), lambda: build_class(metaclass, short_name, bases, given)
     )
 
 
-def make_part(
+def make_partial_class(
     metaclass: type, short_name: str, bases: tuple[type, ...], given: dict[str, Any]
 ) -> type:
     """A class that will have only the attributes that are read; each function has its own."""
@@ -33,7 +33,7 @@ def make_part(
 
 def fill_class(cls: type, state: dict[str, Any]) -> None:
     """Completes a class that was made in this unpacking; any other stays as it is."""
-    server_table.fill_once(cls, lambda: _fill_class(cls, state))
+    content_table.fill_once(cls, lambda: _fill_class(cls, state))
 
 
 def _fill_class(cls: type, state: dict[str, Any]) -> None:
@@ -74,12 +74,12 @@ def make_enum(
         made: type = meta.__new__(metaclass, short_name, bases, content, **more)
         return made
 
-    return server_table.class_of(identity, make)
+    return content_table.class_of(identity, make)
 
 
 def fill_enum(cls: Any, state: dict[str, Any]) -> None:
     """Completes an enum that was made in this unpacking; any other stays as it is."""
-    server_table.fill_once(cls, lambda: _fill_enum(cls, state))
+    content_table.fill_once(cls, lambda: _fill_enum(cls, state))
 
 
 def _fill_enum(cls: Any, state: dict[str, Any]) -> None:

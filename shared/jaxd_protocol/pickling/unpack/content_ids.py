@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxd_protocol.pickling.unpack.archives import id_in_archive
-from jaxd_protocol.pickling.unpack.content_table import server_table
+from jaxd_protocol.pickling.unpack.archives import archived_content_id
+from jaxd_protocol.pickling.unpack.content_table import content_table
 
 
-def id_of(value: Any) -> bytes | None:
+def content_id_of(value: Any) -> bytes | None:
     """The content id of a class or callable that has arrived; None for others."""
-    return server_table.id_of(value) or id_in_archive(value)
+    return content_table.content_id_of(value) or archived_content_id(value)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from jaxd_protocol.base.bounded import BoundedDict
 
 _MAX_CALLABLES: Final = 4096
-_MAINS: Final = frozenset({"__main__", "__mp_main__"})
+_MAIN_MODULES: Final = frozenset({"__main__", "__mp_main__"})
 
 
 class ClassId(NamedTuple):
@@ -30,7 +30,7 @@ class ClassId(NamedTuple):
     module: str
 
 
-class _Classes:
+class _ClassTable:
     """Classes by id. A script may be `__main__` in one process and a module in the next."""
 
     def __init__(self) -> None:
@@ -42,21 +42,21 @@ class _Classes:
         exact = homes.get(name.module)
         if exact is not None:
             return exact
-        if name.module in _MAINS:
+        if name.module in _MAIN_MODULES:
             others = list(homes.values())
         else:
-            others = [homes[main] for main in _MAINS & homes.keys()]
+            others = [homes[main] for main in _MAIN_MODULES & homes.keys()]
         return others[0] if len(others) == 1 else None
 
     def add(self, name: ClassId, cls: type) -> None:
         self._found.setdefault((name.content, name.qualname), {})[name.module] = cls
         self._ids[id(cls)] = name
 
-    def id_of(self, cls: type) -> ClassId | None:
+    def content_id_of(self, cls: type) -> ClassId | None:
         return self._ids.get(id(cls))
 
 
-class Table:
+class ContentTable:
     """Classes (kept for ever) and callables (the least recently used of 4,096 goes first).
 
     Safe to use from several threads: what is being made is seen only by the thread that makes
@@ -65,7 +65,7 @@ class Table:
 
     def __init__(self, max_callables: int = _MAX_CALLABLES) -> None:
         self._making = threading.RLock()  # held while code is unpacked: its classes are half made
-        self._classes = _Classes()
+        self._classes = _ClassTable()
         self._pending: dict[ClassId, tuple[type, bool]] = {}  # guarded by _making; filled or not
         self._depth = 0
         self._lock = threading.Lock()  # guards the three below
@@ -73,7 +73,7 @@ class Table:
         self._callable_ids: dict[int, bytes] = {}
 
     @contextmanager
-    def making(self) -> Iterator[None]:
+    def unpacking(self) -> Iterator[None]:
         """Around the unpacking of code: its classes count when all of it has arrived."""
         with self._making:
             self._depth += 1
@@ -87,14 +87,14 @@ class Table:
                 if self._depth == 0:
                     self._pending.clear()
 
-    def keep_only(self, is_right: Callable[[ClassId, type], bool]) -> None:
+    def discard_wrong(self, is_right: Callable[[ClassId, type], bool]) -> None:
         """Lets go of classes that came in this unpacking and are not what their ids say."""
         for name, (cls, _) in list(self._pending.items()):
             if not is_right(name, cls):
                 del self._pending[name]
 
     def class_of(self, name: ClassId, make: Callable[[], type]) -> type:
-        """The class of that id, made at the first call; only inside `making`."""
+        """The class of that id, made at the first call; only inside `unpacking`."""
         found = self._classes.find(name)
         if found is not None:
             return found
@@ -126,10 +126,10 @@ class Table:
                     self._keep(content, found)
         return found
 
-    def id_of(self, value: Any) -> bytes | None:
+    def content_id_of(self, value: Any) -> bytes | None:
         """The content id by which a class or callable came here; None for everything else."""
         if isinstance(value, type):
-            name = self._classes.id_of(value)
+            name = self._classes.content_id_of(value)
             return None if name is None else name.content
         with self._lock:
             return self._callable_ids.get(id(value))
@@ -146,5 +146,5 @@ class Table:
                 self._callable_ids.pop(id(oldest), None)
 
 
-server_table: Final = Table()
+content_table: Final = ContentTable()
 """That of this process."""

@@ -18,14 +18,14 @@ _LIMIT: Final = 4096
 _TOKEN_BYTES: Final = 16
 
 
-class _Promise(NamedTuple):
+class _Lookup(NamedTuple):
     """Stands for an object that is looked up when its token is used."""
 
     name: Hashable
     find: Callable[[], Any]
 
 
-class Keepsakes:
+class ObjectTokens:
     """The objects that were kept or used last. Thread-safe.
 
     Args:
@@ -50,7 +50,7 @@ class Keepsakes:
             find: called each time that it is recalled. ImportError, AttributeError and LookupError
                 mean that it cannot be had.
         """
-        return self._keep(name, _Promise(name, find))
+        return self._keep(name, _Lookup(name, find))
 
     def _keep(self, name: Hashable, value: Any) -> bytes:
         dropped = None
@@ -62,10 +62,10 @@ class Keepsakes:
             else:
                 self._objects.use(token)
             if dropped is not None:
-                del self._tokens[dropped.name if type(dropped) is _Promise else id(dropped)]
+                del self._tokens[dropped.name if type(dropped) is _Lookup else id(dropped)]
         return token
 
-    def recall(self, token: bytes) -> Any:
+    def find(self, token: bytes) -> Any:
         """The object of that token.
 
         Raises:
@@ -75,7 +75,7 @@ class Keepsakes:
             found = self._objects.get(token, self)
             if found is not self:
                 self._objects.move_to_end(token)
-        if type(found) is _Promise:
+        if type(found) is _Lookup:
             try:
                 return found.find()
             except (AttributeError, ImportError, LookupError) as error:
@@ -92,23 +92,23 @@ class Keepsakes:
         )
 
 
-_keepsakes: Final = Keepsakes()
+_object_tokens: Final = ObjectTokens()
 
 
-def keep(value: Any) -> bytes:
+def keep_object(value: Any) -> bytes:
     """The token of an object in this process."""
-    return _keepsakes.keep(value)
+    return _object_tokens.keep(value)
 
 
-def promise(name: Hashable, find: Callable[[], Any]) -> bytes:
+def keep_lookup(name: Hashable, find: Callable[[], Any]) -> bytes:
     """The token of an object that this process looks for when it is recalled."""
-    return _keepsakes.promise(name, find)
+    return _object_tokens.promise(name, find)
 
 
-def recall(token: bytes) -> Any:
+def find_kept_object(token: bytes) -> Any:
     """The object of that token in this process: how a `RemoteObject` arrives at its server.
 
     Raises:
         ArgumentError: when it is not kept, or not any more.
     """
-    return _keepsakes.recall(token)
+    return _object_tokens.find(token)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from jaxd_protocol.pickling.unpack.private_modules import Blob
+from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 
 
-class Overlay(ModuleType):
+class PatchedModule(ModuleType):
     """An installed module with some attributes of a client's; all others are the server's own."""
 
     def __init__(self, real: ModuleType, attributes: Mapping[str, Any]) -> None:
@@ -35,14 +35,14 @@ def installed_module(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-def overlay(blob: Blob, name: str, attributes: Mapping[str, Any]) -> ModuleType:
+def patched_module(blob: PrivateModules, name: str, attributes: Mapping[str, Any]) -> ModuleType:
     """The installed module; with the client's attributes on top where the server's differ."""
     real = installed_module(name)
     if all(_same(vars(real).get(each, real), value) for each, value in attributes.items()):
         return real
-    known = blob.overlays.get(name)
+    known = blob.patched_modules.get(name)
     if known is None:
-        known = blob.overlays[name] = Overlay(real, attributes)
+        known = blob.patched_modules[name] = PatchedModule(real, attributes)
     return known
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from jaxd_protocol.errors import NotPermitted
 
 
-class Doors:
+class UnpicklingGate:
     """One for each process: open to all clients, or to none."""
 
     def __init__(self) -> None:
-        self._are_shut = False
+        self._is_shut = False
 
     def shut(self) -> None:
         """From now on nothing is unpacked, and nothing is imported because a client names it."""
-        self._are_shut = True
+        self._is_shut = True
 
     def require_open(self, what: str) -> None:
         """Returns when code of others may run here.
@@ -24,7 +24,7 @@ class Doors:
         Raises:
             NotPermitted: when it may not.
         """
-        if self._are_shut:
+        if self._is_shut:
             raise NotPermitted(
                 f"this server takes exported programs and data (--accept exported), and opens no "
                 f"{what}. Pass arrays and numbers in dicts, lists and tuples, from a client of the "
@@ -32,5 +32,5 @@ class Doors:
             )
 
 
-doors = Doors()
+unpickling_gate = UnpicklingGate()
 """That of this process."""

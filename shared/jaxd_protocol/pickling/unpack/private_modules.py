@@ -24,7 +24,7 @@ class NotShipped(PackingError, ModuleNotFoundError):
     """Code on the server imports a module of the user's own that did not come with it."""
 
 
-class Blob:
+class PrivateModules:
     """The modules that came with one function, and the import that its code uses.
 
     Safe to use from several threads.
@@ -42,10 +42,10 @@ class Blob:
     def __init__(self) -> None:
         self.modules: dict[str, ModuleType] = {}
         self.sources: dict[str, Source] = {}
-        self.overlays: dict[str, ModuleType] = {}
+        self.patched_modules: dict[str, ModuleType] = {}
         self.namespaces: set[str] = set()
         self.kept: list[Any] = []
-        self.arrived: Blob | None = None
+        self.arrived: PrivateModules | None = None
         self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
         self._executed: dict[str, ModuleType] = {}
         self._lock = threading.RLock()  # guards _executed, while a source runs
@@ -70,9 +70,9 @@ class Blob:
     ) -> ModuleType:
         """Stands for `builtins.__import__` in the code of these modules."""
         full = _absolute(name, globals or {}, level)
-        if not self._is_ours(full):
+        if not self._is_private(full):
             archive = self.arrived
-            if archive is not None and archive._is_ours(full):
+            if archive is not None and archive._is_private(full):
                 return archive._import(full, globals, locals, fromlist)
             module = self.special(builtins.__import__(full, globals, locals, fromlist or (), 0))
             return module if archive is None else archive.special(module)
@@ -86,9 +86,9 @@ class Blob:
 
     def special(self, module: ModuleType) -> ModuleType:
         """A module of the server's own, as the code of these modules has it."""
-        return self.overlays.get(module.__name__, module)
+        return self.patched_modules.get(module.__name__, module)
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_private(self, name: str) -> bool:
         if name in self.modules or name in self.sources:
             return True
         top = name.partition(".")[0]
@@ -140,7 +140,7 @@ class Blob:
             vars(module)["__file__"] = source.code.co_filename
             self._executed[name] = module
             try:
-                with _visible(name, module):
+                with _in_sys_modules(name, module):
                     exec(source.code, vars(module))  # noqa: S102  it is what an import does
             except BaseException:
                 del self._executed[name]
@@ -155,7 +155,7 @@ class Blob:
 
 
 @contextmanager
-def _visible(name: str, module: ModuleType) -> Iterator[None]:
+def _in_sys_modules(name: str, module: ModuleType) -> Iterator[None]:
     """While a module runs, `sys.modules` has it: `dataclasses` looks there for annotations.
 
     Not where the name means something else, to this process or on its disk.
@@ -180,9 +180,9 @@ def _is_installed(top: str) -> bool:
     return spec is not None and not (spec.has_location and is_local_file(spec.origin or ""))
 
 
-def make_blob() -> Blob:
+def make_private_modules() -> PrivateModules:
     """An empty one."""
-    return Blob()
+    return PrivateModules()
 
 
 def _absolute(name: str, namespace: Mapping[str, Any], level: int) -> str:
@@ -200,6 +200,6 @@ def _absolute(name: str, namespace: Mapping[str, Any], level: int) -> str:
     return f"{base}.{name}" if name else base
 
 
-def add_sources(blob: Blob, sources: Mapping[str, tuple[CodeType, bool]]) -> None:
+def add_sources(blob: PrivateModules, sources: Mapping[str, tuple[CodeType, bool]]) -> None:
     """Modules that are run when they are first imported."""
     blob.sources.update({name: Source(*source) for name, source in sources.items()})

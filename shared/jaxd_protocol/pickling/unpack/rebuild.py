@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from jaxd_protocol.pickling.code_objects import CodePlace, find_code
-from jaxd_protocol.pickling.unpack.private_modules import Blob
+from jaxd_protocol.pickling.code_objects import CodeLocation, find_code
+from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 
 Filler = Callable[[Any, Any], None]
 
@@ -31,7 +31,7 @@ def make_context_variable(name: str, value: Any) -> ContextVar[Any]:
 
 
 def make_module(
-    blob: Blob, name: str, package: str | None, kind: str, importable: bool
+    blob: PrivateModules, name: str, package: str | None, kind: str, importable: bool
 ) -> ModuleType:
     """An empty local module; `kind` is `module`, `package` or `namespace`."""
     known = blob.modules.get(name) if importable else None
@@ -90,7 +90,7 @@ def make_function_in(
 
 
 def make_library_function(
-    place: CodePlace, name: str, cells: tuple[CellType, ...] | None
+    place: CodeLocation, name: str, cells: tuple[CellType, ...] | None
 ) -> FunctionType:
     """A function of code that this process's own library has."""
     return FunctionType(find_code(place), vars(sys.modules[place[0]]), name, None, cells)
@@ -162,7 +162,7 @@ def make_view(kind: str, items: Iterable[Any]) -> Any:
     return dict(enumerate(items)).values()
 
 
-def make_reference(blob: Blob, value: Any) -> Any:
+def make_reference(blob: PrivateModules, value: Any) -> Any:
     """A weak reference to an object that lives as long as the function."""
     blob.kept.append(value)
     return weakref.ref(value)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import MissingPackage
 from jaxd_protocol.fingerprint.model import Source
-from jaxd_protocol.pickling.unpack.archives import ArrivedArchive
-from jaxd_protocol.pickling.unpack.content_table import ClassId, server_table
-from jaxd_protocol.pickling.unpack.permission import doors
-from jaxd_protocol.pickling.unpack.private_modules import Blob
+from jaxd_protocol.pickling.unpack.archives import UnpackedArchive
+from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
+from jaxd_protocol.pickling.unpack.permission import unpickling_gate
+from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 
 
 class Unpacked(NamedTuple):
@@ -32,8 +32,8 @@ class Unpacked(NamedTuple):
     function: Any
     modules: dict[str, ModuleType]
     sources: dict[str, Source]
-    overlays: dict[str, ModuleType]
-    archives: ArrivedArchive | None = None
+    patched_modules: dict[str, ModuleType]
+    archives: UnpackedArchive | None = None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -66,24 +66,24 @@ def unpack_function(data: bytes | memoryview) -> Unpacked:
         MissingPackage: when the server does not have a package that the function uses.
         Exception: whatever code of the user's raises that runs when objects are made again.
     """
-    with server_table.making():
-        blob, _, function = _load(data, ())
-    assert isinstance(blob, Blob)
-    assert isinstance(blob.arrived, ArrivedArchive | None)
-    return Unpacked(function, blob.modules, blob.sources, blob.overlays, blob.arrived)
+    with content_table.unpacking():
+        blob, _, function = _unpickle(data, ())
+    assert isinstance(blob, PrivateModules)
+    assert isinstance(blob.arrived, UnpackedArchive | None)
+    return Unpacked(function, blob.modules, blob.sources, blob.patched_modules, blob.arrived)
 
 
-def interned(content: bytes, data: bytes) -> Any:
+def intern_callable(content: bytes, data: bytes) -> Any:
     """A callable or class of an argument: the same object whenever the content is the same."""
-    return server_table.callable_of(content, lambda: unpack_function(data).function)
+    return content_table.callable_of(content, lambda: unpack_function(data).function)
 
 
-def interned_class(name: tuple[bytes, str, str], data: bytes) -> type:
+def intern_class(name: tuple[bytes, str, str], data: bytes) -> type:
     """A class of the user's own that an argument holds an instance of."""
-    found = server_table.find_class(ClassId(*name))
+    found = content_table.find_class(ClassId(*name))
     if found is None:
         made: Any = unpack_function(data).function
-        found = server_table.find_class(ClassId(*name)) or made
+        found = content_table.find_class(ClassId(*name)) or made
     return found
 
 
@@ -93,9 +93,9 @@ def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
     Raises:
         Exception: as `unpack_function`.
     """
-    return _load(data, buffers)
+    return _unpickle(data, buffers)
 
 
-def _load(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
-    doors.require_open("packed code or objects")
+def _unpickle(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
+    unpickling_gate.require_open("packed code or objects")
     return _Unpickler(io.BytesIO(data), buffers=buffers).load()

@@ -28,14 +28,14 @@ def test_this_process_becomes_the_command(
     monkeypatch.setattr(os, "execv", become)
     with pytest.raises(SystemExit):
         main(["cache", *words])
-    expected = [sys.executable, "-P", "-m", "jaxd_server.cache.__main__", *words]
+    expected = [sys.executable, "-P", "-m", "jaxd_server.cache", *words]
     assert seen == [(sys.executable, expected)]
 
 
 def test_the_command_is_there(runtime: Path, tmp_path: Path) -> None:
     """Under the name that we call it by; on a folder that is not there as well."""
     done = subprocess.run(
-        [sys.executable, "-m", "jaxd.cli.__main__", "cache", "ls", "--json"],
+        [sys.executable, "-m", "jaxd.cli", "cache", "ls", "--json"],
         env=os.environ | {"JAXD_CACHE_DIR": str(tmp_path / "none")},
         capture_output=True,
         text=True,

@@ -37,7 +37,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, **reply: Any) -> list[Any]:
         asked.append(request)
         return reply
 
-    monkeypatch.setattr(functions, "ask", ask)
+    monkeypatch.setattr(functions, "send_request", ask)
     return asked
 
 

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from jaxd.cli import __main__
 from jaxd_protocol.network.handshake import MAGIC, Transcript, send_message
-from jaxd_protocol.network.versions import this_end
+from jaxd_protocol.network.versions import local_peer
 from tests.live_server import LiveServer
 
 if TYPE_CHECKING:
     import pytest
 
 
-class Said:
+class ScriptedSocket:
     """What a client says first, as bytes."""
 
     def __init__(self) -> None:
         self.data = MAGIC
-        hello = {**this_end({}).to_message(), "session": None, "nonce": "0" * 32}
+        hello = {**local_peer({}).to_message(), "session": None, "nonce": "0" * 32}
         send_message(self, hello, Transcript())
 
     def sendall(self, data: bytes, /) -> None:
@@ -31,8 +31,8 @@ class Said:
 def test_a_server_answers_through_it(live: LiveServer) -> None:
     """To what comes in on stdin, on stdout, behind the line that says so."""
     done = subprocess.run(
-        [sys.executable, "-m", "jaxd.cli.__main__", "relay"],
-        input=Said().data,
+        [sys.executable, "-m", "jaxd.cli", "relay"],
+        input=ScriptedSocket().data,
         env=live.environment,
         capture_output=True,
         check=False,

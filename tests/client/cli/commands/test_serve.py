@@ -37,7 +37,7 @@ def test_without_jax_the_extra_is_named(
 def test_its_help_is_the_servers(runtime: Path) -> None:
     """Also where no server could run."""
     said = subprocess.run(
-        [sys.executable, "-P", "-m", "jaxd.cli.__main__", "serve", "--help"],
+        [sys.executable, "-P", "-m", "jaxd.cli", "serve", "--help"],
         check=True,
         capture_output=True,
         text=True,

@@ -83,7 +83,7 @@ def test_whoever_waits_for_the_server_is_told_when_it_answers(
     """A worker that computes answers, though late; without `--ready` any state will do."""
     report: dict[str, Any] = {"host": None, "worker": {}, "worker_state": state}
     report["worker_silent_s"] = 1.0
-    monkeypatch.setattr(status, "ask", lambda *_: report)
+    monkeypatch.setattr(status, "send_request", lambda *_: report)
     assert main(["status", "--ready"]) == code
     assert (f"answers no call: {state}" in capsys.readouterr().err) == bool(code)
     assert main(["status"]) == 0
@@ -108,7 +108,7 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
         "worker_state": "ready",
         "worker_silent_s": 0.0,
     }
-    assert "\n".join(status._lines(Address.unix("/s"), report)) == (
+    assert "\n".join(status._report_lines(Address.unix("/s"), report)) == (
         "server    unix:///s\n"
         "state     ready\n"
         "host      process 7, up 2 h, 0 restarts of the worker\n"
@@ -144,7 +144,7 @@ def test_of_several_workers_each_has_a_line() -> None:
             },
         ],
     }
-    first, second, third, running = status._lines(Address.unix("/s"), report)[3:]
+    first, second, third, running = status._report_lines(Address.unix("/s"), report)[3:]
     told = "process 8 as user 61000, 0 restarts, 1,200 calls, 3 values, 1 connections"
     assert first == f"worker    alice: ready, {told}"
     assert second == "worker    bob: resting until the next call"
@@ -167,7 +167,7 @@ def test_who_is_here_is_said_where_that_may_be_several(
 ) -> None:
     """Most servers have their own user alone."""
     rows = [{"principal": name, "connections": 2, "sessions": 1} for name in principals]
-    lines = status._clients({"principals": rows})
+    lines = status._client_lines({"principals": rows})
     assert lines == ([] if line is None else [line])
 
 

@@ -22,23 +22,23 @@ from jaxd.cli.lockfile import read_lockfile, write_lockfile
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import Options, function_key
-from jaxd_protocol.jit.static_args import Statics
+from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.calls import OK, WARM
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall, dump_recipes
-from tests.client.fake_server import Asked, FakeServer, failed, warmed
-from tests.end_to_end.terminals import OnTerminal
+from tests.client.fake_server import FakeServer, Request, failed, warm_reply
+from tests.end_to_end.terminals import TerminalProcess
 
 
 def recipe(name: str, *arguments: Any) -> Recipe:
     """One of a function of that name, called with each of these and a static number."""
-    meaning = Meaning(name.encode().ljust(16))
+    manifest = FunctionManifest(name.encode().ljust(16))
     options = Options()
-    statics = Statics(frozenset(), frozenset({"steps"}))
+    statics = StaticArgs(frozenset(), frozenset({"steps"}))
     skeletons = [encode_arguments((x,), {"steps": 10}, statics, {})[0] for x in arguments]
     calls = tuple(map(RecordedCall, sorted(skeletons)))
-    key = function_key(meaning.fingerprint, options)
-    return Recipe(name, key, options.to_bytes(), meaning.to_message(), b"code", calls, ("x",))
+    key = function_key(manifest.fingerprint, options)
+    return Recipe(name, key, options.to_bytes(), manifest.to_message(), b"code", calls, ("x",))
 
 
 RECIPES = [recipe("evaluate", 1.0), recipe("train", np.ones(3), {"a": 1.0})]
@@ -50,7 +50,7 @@ TITLES = [
 LEFT_OUT = {"name": "noise", "key": "00", "reason": "it reads a generator."}
 
 
-def recipes(asked: Asked) -> Any:
+def recipes(asked: Request) -> Any:
     """A mark, and later what was called."""
     if asked.args == ("",):
         return (json.dumps({"mark": "m"}),), ()
@@ -61,7 +61,7 @@ def recipes(asked: Asked) -> Any:
 @pytest.fixture
 def server(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     """The server that commands find by themselves."""
-    server = FakeServer(f"{runtime}/s.sock", call=lambda _: warmed(), recipes=recipes)
+    server = FakeServer(f"{runtime}/s.sock", call=lambda _: warm_reply(), recipes=recipes)
     monkeypatch.setenv("JAXD_SERVER", server.address)
     yield server
     server.close()
@@ -75,7 +75,7 @@ def lock(tmp_path: Path) -> str:
     return path
 
 
-def is_train(asked: Asked) -> bool:
+def is_train(asked: Request) -> bool:
     """Whether it is about that one of the two functions."""
     return bool(asked.args[0] == RECIPES[1].key)
 
@@ -87,7 +87,7 @@ def test_everything_is_built(
     server: FakeServer, lock: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a pipe a line for each program, and how many there were in the end."""
-    server.answers["call"] = lambda asked: warmed("load" if is_train(asked) else "compile", 8.2)
+    server.answers["call"] = lambda asked: warm_reply("load" if is_train(asked) else "compile", 8.2)
     assert main(["warm", lock]) == 0
     said = capsys.readouterr()
     *lines, summary = said.out.splitlines()
@@ -105,7 +105,7 @@ def test_programs_that_are_not_on_disk_are_told_of_once(
 ) -> None:
     """All is ready, and yet an image that is made now would hold nothing."""
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: Request) -> Any:
         kept = not is_train(asked)
         return (OK, json.dumps({"verdict": "compile", "seconds": 1.0, "kept": kept})), ()
 
@@ -124,7 +124,7 @@ def test_one_that_fails_stops_no_other(
 ) -> None:
     """It is told at once, in one line, and by the exit code."""
     error = failed(ValueError("no\nsuch shape"))
-    server.answers["call"] = lambda asked: warmed("hit") if is_train(asked) else error
+    server.answers["call"] = lambda asked: warm_reply("hit") if is_train(asked) else error
     assert main(["warm", lock]) == 1
     said = capsys.readouterr()
     assert said.err == "jaxd: evaluate(x=float, steps=10): ValueError: no such shape\n"
@@ -136,7 +136,7 @@ def test_json_is_one_object(
 ) -> None:
     """Counts, and what failed."""
     error = failed(ValueError("no"))
-    server.answers["call"] = lambda asked: warmed("hit") if is_train(asked) else error
+    server.answers["call"] = lambda asked: warm_reply("hit") if is_train(asked) else error
     assert main(["warm", lock, "--json", "--server", server.address]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told.pop("seconds") >= 0
@@ -171,9 +171,11 @@ def test_a_check_builds_nothing(
 def test_a_terminal_gets_a_bar(server: FakeServer, lock: str, runtime: Path) -> None:
     """And failures above it; nothing of it is left in the end."""
     error = failed(ValueError("no"))
-    server.answers["call"] = lambda asked: warmed() if is_train(asked) else error
+    server.answers["call"] = lambda asked: warm_reply() if is_train(asked) else error
     program = "import sys; from jaxd.cli.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    with OnTerminal(program, ["warm", lock], os.environ | {"XDG_RUNTIME_DIR": str(runtime)}) as one:
+    with TerminalProcess(
+        program, ["warm", lock], os.environ | {"XDG_RUNTIME_DIR": str(runtime)}
+    ) as one:
         code, printed = one.end()
     assert code == 1
     assert "] 3/3" in one.said
@@ -217,7 +219,7 @@ def test_neither_jax_nor_numpy_is_needed(server: FakeServer, lock: str) -> None:
 def warming(*words: str) -> Iterator[subprocess.Popen[str]]:
     """`jaxd warm` as a process of its own group, as a shell starts it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxd.cli.__main__", "warm", *words],
+        [sys.executable, "-m", "jaxd.cli", "warm", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -234,10 +236,10 @@ def test_ctrl_c_stops_building(server: FakeServer, lock: str) -> None:
     """At once, however long the builds that are under way take."""
     begun, end = threading.Event(), threading.Event()
 
-    def answer(_: Asked) -> Any:
+    def answer(_: Request) -> Any:
         begun.set()
         end.wait(30)
-        return warmed()
+        return warm_reply()
 
     server.answers["call"] = answer
     with warming(lock) as process:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxd.cli.doctor.context import Situation
+from jaxd.cli.doctor.context import DoctorContext
 
 SMI = "nvidia-smi"
 
 
 @dataclass(frozen=True)
-class MadeUp(Situation):
-    """As `Situation`, with what it says.
+class FakeContext(DoctorContext):
+    """As `DoctorContext`, with what it says.
 
     Attributes:
         installed: versions of distributions; all others are missing.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jaxd.cli.doctor import connection, gpu, installation
 from jaxd.cli.doctor.checks import CHECKS, examine
-from jaxd.cli.doctor.context import Situation
+from jaxd.cli.doctor.context import DoctorContext
 from jaxd.connection.settings import Settings
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def test_a_fresh_machine_has_nothing_bad(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No server, no token and no directory are how everybody begins."""
     monkeypatch.setattr(installation, "has_server_extra", lambda: True)
-    found = examine(Situation(Settings(), root=str(runtime)))
+    found = examine(DoctorContext(Settings(), root=str(runtime)))
     assert [check for check in found if check.state != "ok"] == []
     assert [check.name for check in found][-1] == "connection"
 
@@ -38,5 +38,5 @@ def test_every_check_is_in_the_list(runtime: Path) -> None:
 def test_nothing_is_changed(runtime: Path) -> None:
     """Not even a folder is made."""
     before = sorted(runtime.rglob("*"))
-    examine(Situation(Settings(), root=str(runtime)))
+    examine(DoctorContext(Settings(), root=str(runtime)))
     assert sorted(runtime.rglob("*")) == before

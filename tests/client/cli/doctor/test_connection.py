@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from jaxd.cli.doctor import connection
-from jaxd.cli.doctor.context import Check, Situation
+from jaxd.cli.doctor.context import Check, DoctorContext
 from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import VersionMismatch
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.local_server import LocalServerFiles, private_directory
-from tests.client.cli.doctor.situations import MadeUp, gpu_machine
+from jaxd_protocol.network.local_server import LocalServerFiles, make_private_directory
+from tests.client.cli.doctor.situations import FakeContext, gpu_machine
 from tests.live_server import TOKEN, LiveServer
 from tests.server.host_process import HostProcess
 
@@ -22,13 +22,13 @@ from tests.server.host_process import HostProcess
 def files(runtime: Path) -> LocalServerFiles:
     """The files of the local server; their directory exists and is private."""
     files = LocalServerFiles.of_this_environment()
-    private_directory(files.directory)
+    make_private_directory(files.directory)
     return files
 
 
 def local(files: LocalServerFiles) -> Check:
     """What is found of the local server."""
-    return connection.local_server(Situation(Settings(), files))
+    return connection.local_server(DoctorContext(Settings(), files))
 
 
 def test_a_dead_socket_is_noted(files: LocalServerFiles) -> None:
@@ -64,7 +64,7 @@ def test_a_running_server_is_asked(
 def steps(address: Address | str, token: str | None = TOKEN) -> list[Check]:
     """How far a server is reached."""
     place = Address.parse(address) if isinstance(address, str) else address
-    return connection.steps(Situation(Settings(server=place, token=token)))
+    return connection.steps(DoctorContext(Settings(server=place, token=token)))
 
 
 def last(address: Address | str, token: str | None = TOKEN) -> Check:
@@ -91,15 +91,15 @@ def test_a_server_that_does_not_use_the_gpu_beside_it(
 ) -> None:
     """Works, and not as fast as it could."""
     server = Address.parse(live.unix)
-    found = connection.devices(MadeUp(Settings(server=server), root=gpu_machine(tmp_path)))
+    found = connection.devices(FakeContext(Settings(server=server), root=gpu_machine(tmp_path)))
     assert (found.state, "jaxd stop" in found.advice) == ("bad", True)
-    away = connection.devices(MadeUp(Settings(server=Address.parse(live.tls), token=TOKEN)))
+    away = connection.devices(FakeContext(Settings(server=Address.parse(live.tls), token=TOKEN)))
     assert (away.state, "jaxd doctor" in away.advice) == ("ok", True)
 
 
 def test_no_server_is_started(runtime: Path) -> None:
     """Looking changes nothing."""
-    (found,) = connection.steps(Situation(Settings()))
+    (found,) = connection.steps(DoctorContext(Settings()))
     assert (found.state, "first call starts one" in found.found) == ("ok", True)
 
 
@@ -127,7 +127,7 @@ def test_a_port_behind_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", silence)
-    found = connection.port(Address.tcp("127.0.0.1", 99))
+    found = connection.server_port(Address.tcp("127.0.0.1", 99))
     assert found is not None
     assert "firewall" in found.advice
     assert "ssh://127.0.0.1" in found.advice
@@ -161,7 +161,7 @@ def test_another_python_over_there(
     def refuse(*_: object) -> None:
         raise VersionMismatch("the server runs Python 3.12. Start one with 3.11.")
 
-    monkeypatch.setattr("jaxd.connection.connect.greet_server", refuse)
+    monkeypatch.setattr("jaxd.connection.connect.handshake_with_server", refuse)
     found = last(live.unix)
     assert found.name == "versions"
     assert found.advice.endswith("Start one with 3.11.")
@@ -169,7 +169,7 @@ def test_another_python_over_there(
 
 def test_other_versions_on_the_server_are_noted(runtime: Path) -> None:
     """Those that both sides have."""
-    here = MadeUp(Settings(), installed={"numpy": "2.0", "jax": "1"})
+    here = FakeContext(Settings(), installed={"numpy": "2.0", "jax": "1"})
     theirs = {"versions": {"numpy": "1.0", "jax": "1", "nowhere-here": "1"}}
     found = connection.versions(here, theirs)
     assert (found.state, found.found) == ("note", "numpy 2.0 here, 1.0 there")

@@ -3,14 +3,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from jaxd.cli.doctor.context import Situation
+from jaxd.cli.doctor.context import DoctorContext
 from jaxd.connection.settings import Settings
 from jaxd_protocol.network.addresses import Address
 
 
 def test_what_a_program_prints(runtime: Path) -> None:
     """With variables of its own; None when it fails or is not there."""
-    situation = Situation(Settings())
+    situation = DoctorContext(Settings())
     program = "import os; print(os.environ['WORD'])"
     assert situation.run([sys.executable, "-c", program], WORD="hello") == "hello\n"
     assert situation.run([sys.executable, "-c", program]) is None
@@ -19,7 +19,7 @@ def test_what_a_program_prints(runtime: Path) -> None:
 
 def test_what_is_installed_and_what_can_be_read(runtime: Path) -> None:
     """Below any root; nothing where there is nothing."""
-    situation = Situation(Settings(), root=str(runtime))
+    situation = DoctorContext(Settings(), root=str(runtime))
     (runtime / "some").mkdir()
     (runtime / "some" / "file").write_text("text")
     assert situation.read("some", "file") == "text"
@@ -30,8 +30,8 @@ def test_what_is_installed_and_what_can_be_read(runtime: Path) -> None:
 
 def test_which_server_it_is_about(runtime: Path) -> None:
     """The local one, unless another is named."""
-    local = Situation(Settings())
+    local = DoctorContext(Settings())
     assert local.address == Address.unix(local.files.socket)
-    assert (local.serves_here, local.has_server) == (True, False)
-    named = Situation(Settings(server=Address.tls("gpu-host")))
-    assert (named.serves_here, named.has_server) == (False, True)
+    assert (local.is_server_local, local.has_server) == (True, False)
+    named = DoctorContext(Settings(server=Address.tls("gpu-host")))
+    assert (named.is_server_local, named.has_server) == (False, True)

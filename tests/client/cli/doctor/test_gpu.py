@@ -10,19 +10,19 @@ from jaxd.cli.doctor.context import Check
 from jaxd.connection.settings import Settings
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.config.command_line import parse_arguments
-from tests.client.cli.doctor.situations import MadeUp, gpu_machine
+from tests.client.cli.doctor.situations import FakeContext, gpu_machine
 
 CPU_JAX = {"jax": "0.11.2", "jaxlib": "0.11.2"}
 CUDA13 = CPU_JAX | {"jax-cuda13-plugin": "0.11.2"}
 CUDA12 = CPU_JAX | {"jax-cuda12-plugin": "0.11.2"}
 ALL = (
-    gpu.driver, gpu.plugin, gpu.visible, gpu.other_processes, gpu.preallocation, gpu.shared_folder
+    gpu.driver, gpu.plugin, gpu.jax_sees_gpu, gpu.other_processes, gpu.preallocation, gpu.shared_memory
 )  # fmt: skip
 
 
-def machine(root: str, installed: dict[str, str] = CUDA13, **more: Any) -> MadeUp:
+def machine(root: str, installed: dict[str, str] = CUDA13, **more: Any) -> FakeContext:
     """One that would serve itself, with nothing in its environment."""
-    return MadeUp(Settings(), root=root, installed=installed, **{"environment": {}, **more})
+    return FakeContext(Settings(), root=root, installed=installed, **{"environment": {}, **more})
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,9 @@ def _no_server(runtime: Path) -> None:
 def test_without_a_gpu_there_is_nothing_to_say(tmp_path: Path) -> None:
     """Nor where the server is another machine's."""
     assert [check(machine(str(tmp_path))) for check in ALL] == [None] * len(ALL)
-    away = MadeUp(Settings(server=Address.tls("h")), root=gpu_machine(tmp_path), installed=CUDA13)
+    away = FakeContext(
+        Settings(server=Address.tls("h")), root=gpu_machine(tmp_path), installed=CUDA13
+    )
     assert [check(away) for check in ALL] == [None] * len(ALL)
 
 
@@ -98,7 +100,7 @@ def test_without_jax_no_plugin_is_missing(tmp_path: Path) -> None:
 )
 def test_a_gpu_that_a_variable_hides(tmp_path: Path, variable: str, value: str) -> None:
     """With the command that ends it."""
-    found = gpu.visible(machine(gpu_machine(tmp_path), environment={variable: value}))
+    found = gpu.jax_sees_gpu(machine(gpu_machine(tmp_path), environment={variable: value}))
     assert found == Check(
         "gpu for jax", "bad", f"hidden by {variable}={value!r}", f"Run: unset {variable}"
     )
@@ -111,7 +113,7 @@ def test_whether_jax_finds_it(tmp_path: Path, said: str | None, state: str) -> N
     """Asked in a process of its own, as a server would be; one that fails has found none."""
     says = {} if said is None else {"import jax": said}
     harmless = {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "1"}
-    found = gpu.visible(machine(gpu_machine(tmp_path), environment=harmless, says=says))
+    found = gpu.jax_sees_gpu(machine(gpu_machine(tmp_path), environment=harmless, says=says))
     assert found is not None
     assert found.state == state
     assert ("jax.devices" in found.advice) is (state == "bad")
@@ -150,13 +152,13 @@ def test_little_shared_memory(tmp_path: Path) -> None:
     """Matters where several GPUs work together."""
     root = gpu_machine(tmp_path)
     (tmp_path / "dev/shm").mkdir()
-    assert gpu.shared_folder(machine(root, says={"--query-gpu": "H200\n"})) is None
+    assert gpu.shared_memory(machine(root, says={"--query-gpu": "H200\n"})) is None
     two = machine(root, says={"--query-gpu": "H200\nH200\n"})
-    enough = gpu.shared_folder(two)
+    enough = gpu.shared_memory(two)
     assert enough is not None
     assert enough.state == "ok"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu, "_SHM_BYTES", 1 << 60)
-        little = gpu.shared_folder(two)
+        patch.setattr(gpu, "_MIN_SHM_BYTES", 1 << 60)
+        little = gpu.shared_memory(two)
     assert little is not None
     assert "--shm-size" in little.advice

@@ -13,14 +13,14 @@ from jaxd_protocol.errors import (
     JaxdError,
     ProtocolError,
 )
-from jaxd_server.compilation.compiling.builds import Build, Builds, check_wanted, in_turn
-from jaxd_server.runtime.threads.cancellation import Interest
-from jaxd_server.runtime.threads.fairness import Turnstile
+from jaxd_server.compilation.compiling.builds import Build, Builds, build_turn, check_not_abandoned
+from jaxd_server.runtime.threads.cancellation import CancelToken
+from jaxd_server.runtime.threads.fairness import FairSemaphore
 from jaxd_server.user_code.interrupt import run_interruptibly
 from tests.server.staging import PATIENCE_S, at_once, join, start, until
 
 
-class Bakery:
+class ConcurrentBuild:
     """One build that several threads wait for."""
 
     def __init__(self, **options: Any) -> None:
@@ -52,9 +52,9 @@ class Bakery:
         self.table[key] = f"{key} {self.made}"
         return self.table[key]
 
-    def given_up(self, make: Any, key: str = "bread") -> tuple[Interest, list[Any]]:
+    def given_up(self, make: Any, key: str = "bread") -> tuple[CancelToken, list[Any]]:
         """Asks in a thread of its own, which the test can cancel."""
-        interest = Interest()
+        interest = CancelToken()
         outcomes: list[Any] = []
 
         def ask() -> None:
@@ -69,14 +69,14 @@ class Bakery:
 
 def test_many_who_ask_at_once_get_what_one_of_them_made() -> None:
     """It is made once, and they wait."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     assert at_once(8, lambda _: bakery.ask("bread", others=7)) == ["bread 1"] * 8
     assert (bakery.made, bakery.builds._builds) == (1, {})
 
 
 def test_what_is_in_the_table_is_not_made_again() -> None:
     """Nor does anybody wait for it."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     assert [bakery.ask("bread") for _ in range(3)] == ["bread 1"] * 3
     assert bakery.made == 1
 
@@ -84,7 +84,7 @@ def test_what_is_in_the_table_is_not_made_again() -> None:
 @pytest.mark.parametrize("error", [ValueError("burnt"), SystemExit(3)])
 def test_a_failure_reaches_all_who_waited_and_is_not_remembered(error: BaseException) -> None:
     """The next one who asks makes it anew."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     bakery.failures = [error]
     seen: list[BaseException] = []
 
@@ -102,7 +102,7 @@ def test_a_failure_reaches_all_who_waited_and_is_not_remembered(error: BaseExcep
 @pytest.mark.parametrize("error", [ConnectionLost("gone"), ProtocolError("confused")])
 def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> None:
     """Whoever waited for its answer asks a client of its own, and one is enough for all."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     bakery.failures = [error]
 
     def ask(index: int) -> str:
@@ -115,7 +115,7 @@ def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> Non
 
 def test_a_trace_is_interrupted_when_nobody_waits() -> None:
     """Who waited is released at once, and the next who asks has it made anew."""
-    bakery, reached = Bakery(), threading.Event()
+    bakery, reached = ConcurrentBuild(), threading.Event()
 
     def make() -> str:
         def trace() -> None:
@@ -139,7 +139,7 @@ def test_a_trace_is_interrupted_when_nobody_waits() -> None:
 
 def test_a_trace_goes_on_for_those_who_still_wait() -> None:
     """One who is given up leaves alone."""
-    bakery, go = Bakery(), threading.Event()
+    bakery, go = ConcurrentBuild(), threading.Event()
 
     def make() -> str:
         run_interruptibly(lambda: go.wait(PATIENCE_S))
@@ -159,7 +159,7 @@ def test_a_trace_goes_on_for_those_who_still_wait() -> None:
 
 def test_what_cannot_be_interrupted_is_there_for_the_next() -> None:
     """A compilation goes on, and who asks meanwhile joins it."""
-    bakery, reached, go = Bakery(), threading.Event(), threading.Event()
+    bakery, reached, go = ConcurrentBuild(), threading.Event(), threading.Event()
 
     def make() -> str:
         bakery.made += 1
@@ -181,11 +181,11 @@ def test_what_cannot_be_interrupted_is_there_for_the_next() -> None:
 
 def test_what_waits_for_its_turn_is_dropped() -> None:
     """It takes no turn, and is not begun."""
-    bakery, room = Bakery(), Turnstile(1)
+    bakery, room = ConcurrentBuild(), FairSemaphore(1)
     assert room.enter(None)
 
     def make() -> str:
-        with in_turn(room, "bread"):
+        with build_turn(room, "bread"):
             bakery.made += 1
             return "bread"
 
@@ -200,13 +200,13 @@ def test_what_waits_for_its_turn_is_dropped() -> None:
 
 def test_what_is_traced_for_nobody_is_not_compiled() -> None:
     """When it could not be interrupted in time."""
-    bakery, reached, go = Bakery(), threading.Event(), threading.Event()
+    bakery, reached, go = ConcurrentBuild(), threading.Event(), threading.Event()
     compiled: list[str] = []
 
     def make() -> str:
         reached.set()
         assert go.wait(PATIENCE_S)
-        check_wanted()
+        check_not_abandoned()
         compiled.append("it")
         return "bread"
 
@@ -221,10 +221,10 @@ def test_what_is_traced_for_nobody_is_not_compiled() -> None:
 
 def test_a_build_that_takes_too_long_releases_those_who_wait() -> None:
     """Its time begins with its turn, and who asks while it goes on is told at once."""
-    bakery, room, go = Bakery(max_s=0.05), Turnstile(1), threading.Event()
+    bakery, room, go = ConcurrentBuild(max_s=0.05), FairSemaphore(1), threading.Event()
 
     def make() -> str:
-        with in_turn(room, "bread"):
+        with build_turn(room, "bread"):
             assert go.wait(PATIENCE_S)
             return "bread"
 
@@ -240,11 +240,11 @@ def test_a_build_that_takes_too_long_releases_those_who_wait() -> None:
 
 def test_the_time_of_a_build_is_that_of_those_who_wait_for_it() -> None:
     """From its turn on, and for who joins it later."""
-    bakery, room, go = Bakery(), Turnstile(1), threading.Event()
+    bakery, room, go = ConcurrentBuild(), FairSemaphore(1), threading.Event()
     assert room.enter(None)
 
     def make() -> str:
-        with in_turn(room, "bread"):
+        with build_turn(room, "bread"):
             assert go.wait(PATIENCE_S)
             return "bread"
 

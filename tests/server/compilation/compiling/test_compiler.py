@@ -19,13 +19,13 @@ from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.arrays import live_executables, weak_array
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, Emit
-from tests.server.in_process import Kitchen, function_of
+from tests.server.in_process import PipelineHarness, function_of
 
 X = np.ones(3, np.float32)
 
 
 def lower(
-    kitchen: Kitchen, function: Any, *args: Any, emit: Emit = SILENT, **options: Any
+    kitchen: PipelineHarness, function: Any, *args: Any, emit: Emit = SILENT, **options: Any
 ) -> LoweredFunction:
     """A function that is traced and lowered for these arguments."""
     known = function_of(function, Options(**options))
@@ -34,12 +34,12 @@ def lower(
     return kitchen.compiler.lower(function, known.name, known.options, arguments, structure, emit)
 
 
-def compile_it(kitchen: Kitchen, lowered: LoweredFunction, **options: Any) -> Program:
+def compile_it(kitchen: PipelineHarness, lowered: LoweredFunction, **options: Any) -> Program:
     """What it compiles to."""
     return kitchen.compiler.compile(lowered, "it", Options(**options), SILENT)
 
 
-def build(kitchen: Kitchen, function: Any, *args: Any, **options: Any) -> Executable:
+def build(kitchen: PipelineHarness, function: Any, *args: Any, **options: Any) -> Executable:
     """An executable for these arguments."""
     lowered = lower(kitchen, function, *args, **options)
     program = compile_it(kitchen, lowered, **options)
@@ -53,7 +53,7 @@ def call(executable: Executable, function: Any, *args: Any, **options: Any) -> A
     return executable.structure.unflatten(executable(leaves))
 
 
-def counts(kitchen: Kitchen) -> list[int]:
+def counts(kitchen: PipelineHarness) -> list[int]:
     """Traces, lowerings and compilations so far."""
     snapshot = kitchen.counters.snapshot()
     return [int(snapshot[name]) for name in ("traces", "lowers", "compiles")]
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_build_traces_lowers_and_compiles_once_and_its_calls_never(
-    kitchen: Kitchen, name: str
+    kitchen: PipelineHarness, name: str
 ) -> None:
     """Whatever the arguments and the options are: a call finds what the build made."""
     function, args, options = CASES[name]
@@ -106,7 +106,7 @@ def test_a_build_traces_lowers_and_compiles_once_and_its_calls_never(
     assert np.subtract(counts(kitchen), before).tolist() == [1, 1, 1]
 
 
-def test_keyword_arguments_belong_to_the_call(kitchen: Kitchen) -> None:
+def test_keyword_arguments_belong_to_the_call(kitchen: PipelineHarness) -> None:
     """They are traced by name, in the order of jax's leaves."""
     arguments: Any = ((X,), {"scale": 2.0, "add": 1.0})
     lowered = kitchen.compiler.lower(
@@ -123,14 +123,16 @@ def test_keyword_arguments_belong_to_the_call(kitchen: Kitchen) -> None:
     assert counts(kitchen) == [1, 1, 1]
 
 
-def test_settings_are_in_force_while_it_is_built_and_while_it_runs(kitchen: Kitchen) -> None:
+def test_settings_are_in_force_while_it_is_built_and_while_it_runs(
+    kitchen: PipelineHarness,
+) -> None:
     """And not in this thread afterwards."""
     executable = build(kitchen, lambda x: x * 2, np.ones(3), config=(("jax_enable_x64", True),))
     assert executable([np.ones(3)])[0].dtype == np.float64
     assert jnp.asarray(np.ones(1)).dtype == np.float32
 
 
-def test_dropping_executables_frees_their_programs(kitchen: Kitchen) -> None:
+def test_dropping_executables_frees_their_programs(kitchen: PipelineHarness) -> None:
     """All ten of one function that lives on."""
 
     def step(x: Any) -> Any:
@@ -150,7 +152,9 @@ def test_dropping_executables_frees_their_programs(kitchen: Kitchen) -> None:
     assert live_executables() == before
 
 
-def test_dropping_one_executable_leaves_the_others_of_its_function(kitchen: Kitchen) -> None:
+def test_dropping_one_executable_leaves_the_others_of_its_function(
+    kitchen: PipelineHarness,
+) -> None:
     """They share no entry of jax's caches."""
 
     def triple(x: Any) -> Any:
@@ -164,7 +168,7 @@ def test_dropping_one_executable_leaves_the_others_of_its_function(kitchen: Kitc
     assert counts(kitchen) == [2, 2, 2]
 
 
-def test_what_the_function_raises_is_raised(kitchen: Kitchen) -> None:
+def test_what_the_function_raises_is_raised(kitchen: PipelineHarness) -> None:
     """In its own type; the trace counts, a lowering or a compilation did not happen."""
 
     def fail(x: Any) -> Any:
@@ -175,7 +179,7 @@ def test_what_the_function_raises_is_raised(kitchen: Kitchen) -> None:
     assert counts(kitchen) == [1, 0, 0]
 
 
-def test_equal_programs_have_one_name_and_other_programs_others(kitchen: Kitchen) -> None:
+def test_equal_programs_have_one_name_and_other_programs_others(kitchen: PipelineHarness) -> None:
     """Whatever the functions are called."""
 
     def one(x: Any) -> Any:
@@ -197,7 +201,7 @@ def test_equal_programs_have_one_name_and_other_programs_others(kitchen: Kitchen
     assert len({each.program for each in (first, *others)}) == 5
 
 
-def test_a_program_knows_what_it_costs(kitchen: Kitchen) -> None:
+def test_a_program_knows_what_it_costs(kitchen: PipelineHarness) -> None:
     """In seconds, which the counters add up, and in bytes."""
     lowered = lower(kitchen, lambda x: jnp.sin(x) @ jnp.cos(x), X)
     program = compile_it(kitchen, lowered)
@@ -211,7 +215,7 @@ def test_a_program_knows_what_it_costs(kitchen: Kitchen) -> None:
     assert min(program.host_bytes, program.device_bytes) >= 0
 
 
-def test_each_stage_is_reported(kitchen: Kitchen) -> None:
+def test_each_stage_is_reported(kitchen: PipelineHarness) -> None:
     """With the function's name."""
     events: list[tuple[str, Any]] = []
 
@@ -231,7 +235,9 @@ def _named(x: Any) -> Any:
     return x
 
 
-def test_settings_that_a_function_changes_are_set_back_and_reported(kitchen: Kitchen) -> None:
+def test_settings_that_a_function_changes_are_set_back_and_reported(
+    kitchen: PipelineHarness,
+) -> None:
     """They would be in force for everybody else."""
 
     def rude(x: Any) -> Any:
@@ -260,14 +266,16 @@ class Knot:
         return cls(*leaves)
 
 
-def test_a_result_that_cannot_travel_is_refused_before_it_is_compiled(kitchen: Kitchen) -> None:
+def test_a_result_that_cannot_travel_is_refused_before_it_is_compiled(
+    kitchen: PipelineHarness,
+) -> None:
     """Its structure is known once it is traced."""
     with pytest.raises(ResultError, match="cannot come home"):
         lower(kitchen, Knot, X)
     assert counts(kitchen) == [1, 1, 0]
 
 
-def test_arguments_that_jax_takes_in_another_order_are_refused(kitchen: Kitchen) -> None:
+def test_arguments_that_jax_takes_in_another_order_are_refused(kitchen: PipelineHarness) -> None:
     """A program that is called with the wrong leaves would give wrong results."""
     wrong = jax.tree.structure(((X, X), {}))
     with pytest.raises(InternalError, match="in another order"):

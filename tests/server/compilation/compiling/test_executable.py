@@ -6,12 +6,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxd_server.codec.results import ResultForm
+from jaxd_server.codec.results import ResultLayout
 from jaxd_server.compilation.compiling.executable import QUICK_S, Costs, Executable
 from jaxd_server.compilation.compiling.program import Program
 from tests.server.builds import executable
 
-FORM = ResultForm.of(b"N", ())
+FORM = ResultLayout.of(b"N", ())
 
 
 def running(call: Any, **options: Any) -> Executable:
@@ -69,9 +69,9 @@ def test_how_long_it_takes_to_run_and_to_start_are_two_things() -> None:
     for run_s, start_s in ((10 * QUICK_S, QUICK_S / 10), (QUICK_S / 10, 2 * QUICK_S)):
         for _ in range(20):
             one.took(run_s)
-            one.starts_in(start_s)
+            one.record_start_time(start_s)
         look()
-    one.starts_in(-100 * QUICK_S)
+    one.record_start_time(-100 * QUICK_S)
     look()
     one.calls_python = True
     look()

@@ -13,14 +13,14 @@ import pytest
 
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import OK
-from jaxd_server.compilation.disk_cache.programs import Shelf
-from jaxd_server.compilation.disk_cache.records import KeptCall
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.jax_compat import programs
 from tests.server.compilation.disk_cache.test_records import CALL
-from tests.server.in_process import Kitchen, Source, shelf_in
+from tests.server.in_process import PipelineHarness, Source, shelf_in
 
-Open = Callable[..., Kitchen]
+Open = Callable[..., PipelineHarness]
 
 X = np.arange(3, dtype=np.float32)
 
@@ -34,14 +34,14 @@ OPTIONS = Options(static_argnames=("mode", "n"), keep_unused=True)
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
+def shelf(tmp_path: Path) -> Iterator[ProgramCache]:
     """One with nothing on it."""
     shelf = shelf_in(str(tmp_path / "cache"))
     yield shelf
     shelf.close()
 
 
-def kept_one(kitchen: Kitchen) -> tuple[bytes, KeptCall]:
+def kept_one(kitchen: PipelineHarness) -> tuple[bytes, CallRecord]:
     """The only call that a kitchen has kept, with its name."""
     assert kitchen.shelf is not None
     kitchen.shelf.flush()
@@ -49,7 +49,7 @@ def kept_one(kitchen: Kitchen) -> tuple[bytes, KeptCall]:
     return name, kept
 
 
-def function_in(kitchen: Kitchen, source: Source) -> Function:
+def function_in(kitchen: PipelineHarness, source: Source) -> Function:
     """What the server has of a function."""
     return kitchen.pipeline.functions.obtain(source.key, source)
 
@@ -70,7 +70,7 @@ def test_a_function_is_found_as_it_was(open_kitchen: Open) -> None:
     for one in fields(Function):
         if one.name != "arrival":
             assert getattr(found, one.name) == getattr(original, one.name)
-    assert found.arrival is None
+    assert found.unpacked is None
     assert found.parameters == ("x", "n")
     assert found.statics.names == {"n", "mode"}
     assert bytes(kitchen.shelf.code(source.fingerprint) or b"") == bytes(source.code_)
@@ -217,7 +217,7 @@ BROKEN: list[Any] = [
 
 @pytest.mark.parametrize("content", BROKEN)
 def test_a_record_with_other_content_is_removed(
-    shelf: Shelf, warned: Callable[[], list[str]], content: Any
+    shelf: ProgramCache, warned: Callable[[], list[str]], content: Any
 ) -> None:
     """With one warning, however many there are."""
     names = [bytes([number]) * 16 for number in range(3)]
@@ -250,7 +250,7 @@ def test_a_program_is_loaded_with_what_it_cost(open_kitchen: Open) -> None:
     [((), b""), (3, b""), ((1, 1, 0.5, (0,)), b"no program"), ((1, 1, 0.5, (99,)), b"")],
 )
 def test_what_is_no_program_is_removed(
-    shelf: Shelf, warned: Callable[[], list[str]], content: Any, payload: bytes
+    shelf: ProgramCache, warned: Callable[[], list[str]], content: Any, payload: bytes
 ) -> None:
     """It is as if it had never been there, but for one warning."""
     programs.prepare()
@@ -290,7 +290,7 @@ def test_where_there_are_several_devices_a_program_says_whether_it_may_move(
     _, kept = kept_one(kitchen)
     shelf = kitchen.shelf
     assert shelf is not None
-    for module in ("shelf", "jax_placement"):
+    for module in ("compilation.disk_cache.programs", "jax_compat.placement"):
         monkeypatch.setattr(f"jaxd_server.{module}.are_several", lambda: True)
     with pytest.raises(LookupError):
         shelf.program(kept.program, 1)
@@ -311,7 +311,7 @@ def test_a_suspected_program_is_not_there_until_it_is_kept_again(open_kitchen: O
     name, kept = kept_one(kitchen)
     shelf = kitchen.shelf
     assert shelf is not None
-    shelf.suspect_program(kept.program)
+    shelf.distrust_program(kept.program)
     assert not shelf.has(name)
     with pytest.raises(LookupError):
         shelf.program(kept.program)

@@ -8,14 +8,14 @@ import numpy as np
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.literals import load_literal
-from jaxd_server.codec.results import ResultForm
-from jaxd_server.compilation.disk_cache.records import KeptCall, call_name
+from jaxd_server.codec.results import ResultLayout
+from jaxd_server.compilation.disk_cache.records import CallRecord, call_name
 from jaxd_server.compilation.functions.function import Function
 from tests.server.in_process import function_of
 
 X = np.arange(3, dtype=np.float32)
 
-CALL = KeptCall(
+CALL = CallRecord(
     name="step",
     key=b"k" * 16,
     fingerprint=b"f" * 16,
@@ -25,7 +25,7 @@ CALL = KeptCall(
     parameters=("x", "n"),
     program=b"p" * 16,
     obstacle=None,
-    form=ResultForm.of(b"N", ()),
+    form=ResultLayout.of(b"N", ()),
     trace_s=0.5,
     compile_s=1.5,
     created=1e9,
@@ -52,13 +52,13 @@ OPTIONS = Options(static_argnames=("mode", "n"), keep_unused=True)
 def test_a_kept_call_is_a_literal() -> None:
     """And the same again when it is read."""
     content, _ = load_literal(dump_literal(CALL.to_content()), 0)
-    assert KeptCall.from_content(content) == CALL
+    assert CallRecord.from_content(content) == CALL
     assert CALL.recorded == (b"N", (3, 4), (b"abc",))
 
 
 def test_a_record_of_an_earlier_version_is_read() -> None:
     """It also held what the function printed while it was traced."""
-    assert KeptCall.from_content((*CALL.to_content(), ("said", "[]"))) == CALL
+    assert CallRecord.from_content((*CALL.to_content(), ("said", "[]"))) == CALL
 
 
 def named(function: Function, *args: Any, **kwargs: Any) -> bytes | None:
@@ -88,10 +88,10 @@ def test_a_call_has_a_name_of_its_own() -> None:
 def test_what_means_nothing_elsewhere_has_no_name() -> None:
     """A function in doubt, one of a client that says nothing of it, and objects without content."""
     private = function_of(step)
-    assert private.arrival is not None
-    private.arrival = replace(private.arrival, doubt="it was changed")
+    assert private.unpacked is not None
+    private.unpacked = replace(private.unpacked, doubt="it was changed")
     unknown = function_of(step)
-    unknown.described = unknown.described._replace(meaning=None)
+    unknown.described = unknown.described._replace(manifest=None)
     static = function_of(step, OPTIONS)
     assert (named(private, X), named(unknown, X), named(static, X, mode=Shut())) == (None,) * 3
     assert named(static, X, mode="slow") is not None

@@ -13,12 +13,12 @@ import pytest
 from jaxd_protocol.errors import PackingError, ProtocolError
 from jaxd_protocol.fingerprint import Part, walk
 from jaxd_protocol.jit.options import fingerprint_of
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pickling.pack.functions import pack_function
-from jaxd_protocol.pytree.references import mark_of
-from jaxd_server.codec.object_references import homes
+from jaxd_protocol.pytree.references import function_mark
+from jaxd_server.codec.object_references import object_numbers
 from jaxd_server.compilation.functions import receive as arrivals
-from jaxd_server.compilation.functions.receive import Arrival, receive
+from jaxd_server.compilation.functions.receive import UnpackedFunction, receive_function
 
 RATE = 2.0
 TABLE = {"rate": 2.0}
@@ -39,13 +39,13 @@ class Sent:
 
     def __init__(self, function: Callable[..., Any], ignored: tuple[str, ...] = ()) -> None:
         walked = walk(function, "step", ignore=ignored)
-        self.meaning = Meaning.of(walked.fingerprint, ignored)
+        self.manifest = FunctionManifest.of(walked.fingerprint, ignored)
         self.code = pack_function(function, "function 'step'", walked.reach)
 
-    def receive(self, **changes: Any) -> Arrival:
+    def receive(self, **changes: Any) -> UnpackedFunction:
         """What the server makes of it when the client says this much else."""
-        meaning = self.meaning._replace(**changes)
-        return receive("step", meaning, meaning.fingerprint, self.code)
+        manifest = self.manifest._replace(**changes)
+        return receive_function("step", manifest, manifest.fingerprint, self.code)
 
 
 def test_a_function_that_means_what_its_client_says_is_in_no_doubt() -> None:
@@ -63,7 +63,7 @@ def test_its_objects_have_the_numbers_of_its_client() -> None:
     assert [type(each) for each in arrival.objects] == [type(each) for each in ours]
     number = list(arrival.objects).index(arrival.function)
     assert ours[number] is step
-    assert (mark_of(sent.meaning.fingerprint), number) in homes.of(arrival.function)
+    assert (function_mark(sent.manifest.fingerprint), number) in object_numbers.of(arrival.function)
 
 
 def test_another_digest_is_doubted() -> None:
@@ -74,7 +74,7 @@ def test_another_digest_is_doubted() -> None:
     assert arrival.doubt.startswith("step is not shared with other processes")
     assert "extra_key=" in arrival.doubt
     assert arrival.function(1.0) == 6.0
-    assert homes.of(arrival.function) == ()
+    assert object_numbers.of(arrival.function) == ()
 
 
 def test_a_doubt_names_the_parts_that_differ() -> None:
@@ -82,7 +82,7 @@ def test_a_doubt_names_the_parts_that_differ() -> None:
     sent = Sent(step)
     parts = tuple(
         part._replace(digest=b"d" * 8) if part.name == "global RATE" else part
-        for part in sent.meaning.parts
+        for part in sent.manifest.parts
         if part.name != "function helper"
     )
     more = Part("value", "global LR", b"e" * 8)
@@ -120,7 +120,7 @@ def test_another_algorithm_or_decision_is_doubted() -> None:
     """All that a client says is in the digest."""
     sent = Sent(step)
     assert sent.receive(salt=b"other").doubt is not None
-    assert sent.receive(local={**sent.meaning.local, __name__: False}).doubt is not None
+    assert sent.receive(local={**sent.manifest.local, __name__: False}).doubt is not None
 
 
 def test_what_the_client_ignores_is_ignored_here() -> None:
@@ -138,7 +138,7 @@ def test_a_function_that_is_nobody_else_s_is_not_checked(monkeypatch: pytest.Mon
         return x + 1 if x else next(stream)
 
     sent = Sent(draws)
-    assert not sent.meaning.shared
+    assert not sent.manifest.shared
     monkeypatch.setattr(arrivals, "walk", Mock(side_effect=PackingError("it cannot be walked")))
     arrival = sent.receive()
     assert (arrival.function(1.0), arrival.doubt, arrival.objects) == (2.0, None, ())
@@ -166,7 +166,7 @@ def test_a_setting_of_an_installed_class_that_is_another_one_here_is_refused(
 def test_code_without_a_meaning_counts_by_its_bytes() -> None:
     """From a client that has only rpyc and cloudpickle."""
     data = cloudpickle.dumps(lambda x: x + 1)
-    arrival = receive("step", None, fingerprint_of(data), data)
+    arrival = receive_function("step", None, fingerprint_of(data), data)
     assert (arrival.function(1), arrival.doubt, arrival.objects) == (2, None, ())
     with pytest.raises(ProtocolError, match="other code"):
-        receive("step", None, b"f" * 16, data)
+        receive_function("step", None, b"f" * 16, data)

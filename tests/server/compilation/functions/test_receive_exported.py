@@ -9,7 +9,7 @@ import pytest
 
 from jaxd_protocol.errors import NotPermitted, ProtocolError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options, fingerprint_of
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.functions.receive_exported import (
     XLA_OPTIONS,
@@ -22,9 +22,9 @@ pytest.importorskip("flatbuffers")
 NONE: frozenset[str] = frozenset()
 
 
-def meaning_of(data: bytes) -> Meaning:
+def meaning_of(data: bytes) -> FunctionManifest:
     """What a client says of a program."""
-    return Meaning(fingerprint_of(data), b"", (), {}, {}, frozenset(), (), True)
+    return FunctionManifest(fingerprint_of(data), b"", (), {}, {}, frozenset(), (), True)
 
 
 def program() -> bytes:

@@ -7,7 +7,7 @@ import pytest
 
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.transforms import transformation
+from jaxd_protocol.jit.transforms import encode_transformation
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from tests.server.in_process import Source
@@ -51,7 +51,7 @@ def test_the_code_travels_once_for_all_options() -> None:
 def test_a_transformed_function_is_one_of_the_same_code() -> None:
     """Traced behind its transformations, and called so for people; the client's name stays."""
     functions = Functions()
-    grad = transformation("grad", {"argnums": 0})
+    grad = encode_transformation("grad", {"argnums": 0})
     plain, slope = Source(_double), Source(_double, Options(transformations=(grad,)))
     functions.obtain(plain.key, plain)
     found = functions.obtain(slope.key, slope)
@@ -271,7 +271,7 @@ def test_a_function_on_disk_is_known_without_its_code() -> None:
     source = Source(_double)
     functions = Functions(shelf=OnDisk(source))
     function = functions.obtain(source.key, source)
-    assert (function.name, function.parameters, function.arrival) == ("_double", ("x",), None)
+    assert (function.name, function.parameters, function.unpacked) == ("_double", ("x",), None)
     assert function.is_lasting
     functions.unpack(function, source)
     assert function.function(2) == 4

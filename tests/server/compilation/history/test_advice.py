@@ -9,20 +9,20 @@ import pytest
 
 from jaxd_protocol.fingerprint.model import Part
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import Statics
-from jaxd_protocol.messages.function_manifest import Description
-from jaxd_server.compilation.history.advice import Advice, Advised, advice_for
-from jaxd_server.compilation.history.ledger import Ledger
+from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
+from jaxd_server.compilation.history.advice import Advice, AdviceHistory, advice_for
+from jaxd_server.compilation.history.ledger import BuildHistory
 from jaxd_server.compilation.history.reasons import versions_of
 from tests.server.builds import built, described, executable, key_of, value_part
 
 PROGRAM = executable()
-STEPS = Statics(frozenset({1}))
+STEPS = StaticArgs(frozenset({1}))
 
 
-def advice_after(*calls: tuple[Description, tuple[Any, ...]]) -> list[Advice]:
+def advice_after(*calls: tuple[FunctionDescriptor, tuple[Any, ...]]) -> list[Advice]:
     """What is said when those functions were built for those arguments, in that order."""
-    ledger = Ledger()
+    ledger = BuildHistory()
     for description, args in calls:
         note = built(PROGRAM, *args, statics=STEPS)
         record = ledger.add(key_of(description), description, note)
@@ -119,8 +119,8 @@ def test_others_are_not(part: Part) -> None:
 
 def test_each_is_news_once() -> None:
     """Whatever its numbers are by then; the last ones are remembered."""
-    advised = Advised(limit=2)
+    advised = AdviceHistory(limit=2)
     one, other, third = (Advice("shapes", "step", subject, "text") for subject in "abc")
-    assert advised.news([one, other]) == [one, other]
-    assert advised.news([one._replace(text="9 shapes"), third]) == [third]
-    assert advised.news([one]) == [one]
+    assert advised.new_only([one, other]) == [one, other]
+    assert advised.new_only([one._replace(text="9 shapes"), third]) == [third]
+    assert advised.new_only([one]) == [one]

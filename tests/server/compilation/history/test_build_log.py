@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.history import build_log as module
-from jaxd_server.compilation.history.build_log import Decisions, describe
+from jaxd_server.compilation.history.build_log import BuildLog, describe
 from jaxd_server.runtime.events import SILENT
 from tests.server.builds import (
     PARAMETERS,
@@ -26,7 +26,7 @@ from tests.server.builds import (
     skeleton_of,
     value_part,
 )
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, join, start, until
 
 PROGRAM = executable()
@@ -35,8 +35,8 @@ PROGRAM = executable()
 def function_with(lr: str = "0.1") -> Function:
     """As the server has it, made of parts by hand."""
     whole = described(value_part("LR", lr))
-    meaning = Meaning(whole.fingerprint, parts=whole.parts)
-    what = Described(whole.fingerprint, whole.name, whole.options, meaning)
+    manifest = FunctionManifest(whole.fingerprint, parts=whole.parts)
+    what = Described(whole.fingerprint, whole.name, whole.options, manifest)
     return Function(key_of(whole), what, parameters=PARAMETERS)
 
 
@@ -62,7 +62,7 @@ def test_a_function_is_described_by_what_its_client_said() -> None:
 
 def test_each_build_has_its_reason() -> None:
     """The last one first, as many as are asked for."""
-    decisions = Decisions()
+    decisions = BuildLog()
     for lr, x in (("0.1", 1.0), ("0.1", np.zeros(3, np.float32)), ("0.2", 1.0)):
         decisions.made(function_with(lr), skeleton_of(x), made(PROGRAM), SILENT)
     assert [decision.reason.text for decision in decisions.recent(9)] == [
@@ -76,7 +76,7 @@ def test_each_build_has_its_reason() -> None:
 
 def test_only_the_last_decisions_are_kept() -> None:
     """A server that runs for months does not grow."""
-    decisions = Decisions(limit=3)
+    decisions = BuildLog(limit=3)
     for lr in range(5):
         decisions.made(function_with(str(lr)), skeleton_of(1.0), made(PROGRAM), SILENT)
     assert [each.reason.differences[0].after for each in decisions.recent(9)] == ["4", "3", "2"]
@@ -84,7 +84,7 @@ def test_only_the_last_decisions_are_kept() -> None:
 
 def test_a_decision_is_json() -> None:
     """With names that stay."""
-    decisions = Decisions()
+    decisions = BuildLog()
     for lr in ("0.1", "0.2"):
         decisions.made(function_with(lr), skeleton_of(1.0), made(PROGRAM), SILENT)
     second, first = (decision.to_dict() for decision in decisions.recent(2))
@@ -107,7 +107,7 @@ def test_whoever_waited_long_is_told_why() -> None:
     """And whoever did not is not."""
     heard = Heard()
     slow = executable(module.LONG_BUILD_S)
-    decisions = Decisions()
+    decisions = BuildLog()
     decisions.made(function_with(), skeleton_of(1.0), made(PROGRAM), heard)
     assert heard.events == []
     decisions.made(function_with("0.2"), skeleton_of(1.0), made(slow), heard)
@@ -118,7 +118,7 @@ def test_whoever_waited_long_is_told_why() -> None:
 def test_advice_goes_to_the_call_that_brought_it_about_and_once() -> None:
     """The eighth shape; the ninth says nothing new."""
     heard = Heard()
-    decisions = Decisions()
+    decisions = BuildLog()
     for size in range(1, 8):
         decisions.made(function_with(), skeleton_of(np.zeros(size)), made(PROGRAM), heard)
     assert heard.events == []
@@ -138,13 +138,13 @@ def test_a_failing_explanation_costs_no_program(
         raise ZeroDivisionError
 
     monkeypatch.setattr(module, "reason_for", broken)
-    decisions = Decisions()
+    decisions = BuildLog()
     decisions.made(function_with(), skeleton_of(1.0), made(PROGRAM), SILENT)
     assert decisions.recent(9) == []
     assert "Traceback" not in capsys.readouterr().out
 
 
-def test_the_pipeline_notes_what_it_builds_and_nothing_else(kitchen: Kitchen) -> None:
+def test_the_pipeline_notes_what_it_builds_and_nothing_else(kitchen: PipelineHarness) -> None:
     """A warm call, and one that fails, leave no trace here."""
 
     def picky(x: Any) -> Any:
@@ -157,9 +157,9 @@ def test_the_pipeline_notes_what_it_builds_and_nothing_else(kitchen: Kitchen) ->
         kitchen.value(source, np.float32(1))
     with pytest.raises(ValueError, match="too many"):
         kitchen.value(source, np.zeros(2, np.float32))
-    (decision,) = kitchen.pipeline.decisions.recent(9)
+    (decision,) = kitchen.pipeline.build_log.recent(9)
     assert decision.function == "picky"
-    (record,) = kitchen.pipeline.decisions.ledger.records()
+    (record,) = kitchen.pipeline.build_log.ledger.records()
     assert [(built.calls, built.is_warm) for built in record.built] == [(3, True)]
 
 
@@ -167,20 +167,20 @@ def test_the_walks_parts_say_what_changed() -> None:
     """As the client finds them, not as a test writes them."""
     scope = {"LR": 0.1}
     exec("def step(x):\n    return x * LR", scope)
-    decisions = Decisions()
+    decisions = BuildLog()
     for lr in (0.1, 0.01):
         scope["LR"] = lr
-        meaning = Meaning.of(walk(scope["step"], "step").fingerprint)
-        what = Described(meaning.fingerprint, "step", described().options, meaning)
-        function = Function(meaning.fingerprint, what, parameters=PARAMETERS)
+        manifest = FunctionManifest.of(walk(scope["step"], "step").fingerprint)
+        what = Described(manifest.fingerprint, "step", described().options, manifest)
+        function = Function(manifest.fingerprint, what, parameters=PARAMETERS)
         decisions.made(function, skeleton_of(1.0), made(PROGRAM), SILENT)
     assert decisions.recent(1)[0].reason.text == "global LR: 0.1 → 0.01"
 
 
-def test_a_load_is_a_decision_too(kitchen: Kitchen) -> None:
+def test_a_load_is_a_decision_too(kitchen: PipelineHarness) -> None:
     """Listed with its time; whoever waited for it is told nothing, and it gives no advice."""
     heard = Heard()
-    decisions = Decisions()
+    decisions = BuildLog()
     decisions.made(function_with(), skeleton_of(1.0), loaded(executable(9.0), b"name"), heard)
     (decision,) = decisions.recent(9)
     assert (decision.verdict, decision.seconds) == ("load", 9.0)
@@ -191,7 +191,7 @@ def test_a_load_is_a_decision_too(kitchen: Kitchen) -> None:
 
 def test_what_was_not_compiled_says_so() -> None:
     """It was traced, and then found to be another function's program."""
-    decisions = Decisions()
+    decisions = BuildLog()
     shared = made(PROGRAM, was_compiled=False)
     decisions.made(function_with(), skeleton_of(1.0), shared, SILENT)
     (decision,) = decisions.recent(1)
@@ -210,7 +210,7 @@ def with_rate(rate: float) -> Source:
 
 
 def test_reasons_reach_back_beyond_a_restart(
-    open_kitchen: Callable[..., Kitchen], monkeypatch: pytest.MonkeyPatch
+    open_kitchen: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an earlier worker built is known; what this one builds is not taken for that.
 
@@ -229,18 +229,20 @@ def test_reasons_reach_back_beyond_a_restart(
     monkeypatch.setattr(shelf, "keep", keep_now)
     kitchen.value(with_rate(0.25), np.zeros(2))
     kitchen.value(with_rate(0.5), np.zeros(3))
-    assert [each.text for each in kitchen.pipeline.decisions.recent(9)] == [
+    assert [each.text for each in kitchen.pipeline.build_log.recent(9)] == [
         "argument x: float64[2] → float64[3]",
         "global RATE: 0.5 → 0.25",
     ]
 
 
-def test_what_was_kept_is_read_only_for_a_reason(open_kitchen: Callable[..., Kitchen]) -> None:
+def test_what_was_kept_is_read_only_for_a_reason(
+    open_kitchen: Callable[..., PipelineHarness],
+) -> None:
     """A load is as fast as it can be; the first build after it knows of it all the same."""
     source = with_rate(0.5)
     open_kitchen().value(source, np.zeros(2))
     kitchen = open_kitchen()
-    decisions = kitchen.pipeline.decisions
+    decisions = kitchen.pipeline.build_log
     kitchen.value(source, np.zeros(2))
     assert not decisions._is_restored
     (record,) = decisions.ledger.records()
@@ -249,40 +251,40 @@ def test_what_was_kept_is_read_only_for_a_reason(open_kitchen: Callable[..., Kit
 
 
 def test_a_load_after_the_first_reason_is_noted_as_well(
-    open_kitchen: Callable[..., Kitchen],
+    open_kitchen: Callable[..., PipelineHarness],
 ) -> None:
     """The program is warm from then on."""
     source = with_rate(0.5)
     open_kitchen().value(source, np.zeros(2))
     kitchen = open_kitchen()
-    (record,) = kitchen.pipeline.decisions.ledger.records()
+    (record,) = kitchen.pipeline.build_log.ledger.records()
     assert not record.built[0].is_warm
     kitchen.value(source, np.zeros(2))
-    (record,) = kitchen.pipeline.decisions.ledger.records()
+    (record,) = kitchen.pipeline.build_log.ledger.records()
     assert record.built[0].is_warm
     assert len(record.built) == 1
 
 
 def test_only_so_many_of_earlier_processes_are_read(
-    open_kitchen: Callable[..., Kitchen], monkeypatch: pytest.MonkeyPatch
+    open_kitchen: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last ones."""
     kitchen = open_kitchen()
     for size in range(1, 5):
         kitchen.value(with_rate(0.5), np.zeros(size))
     monkeypatch.setattr(module, "MAX_RESTORED", 2)
-    (record,) = open_kitchen().pipeline.decisions.ledger.records()
+    (record,) = open_kitchen().pipeline.build_log.ledger.records()
     assert [str(each.arguments["x"].form) for each in record.built] == ["float64[3]", "float64[4]"]
 
 
 def test_a_load_does_not_wait_for_the_records_to_be_read(
-    open_kitchen: Callable[..., Kitchen], monkeypatch: pytest.MonkeyPatch
+    open_kitchen: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be thousands; what is loaded meanwhile is in the ledger all the same."""
     source = Source(lambda x: x + 1)
     open_kitchen().value(source, 1.0)
     kitchen = open_kitchen()
-    decisions, shelf = kitchen.pipeline.decisions, kitchen.shelf
+    decisions, shelf = kitchen.pipeline.build_log, kitchen.shelf
     assert shelf is not None
     reading, opened = threading.Event(), threading.Event()
     calls = shelf.calls

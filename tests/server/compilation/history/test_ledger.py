@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxd_server.compilation.history.ledger import Ledger
+from jaxd_server.compilation.history.ledger import BuildHistory
 from tests.server.builds import built, described, executable, key_of, value_part
 from tests.server.staging import at_once
 
@@ -16,7 +16,7 @@ PROGRAM = executable()
 
 def test_programs_of_one_key_are_one_record() -> None:
     """Oldest first."""
-    ledger = Ledger()
+    ledger = BuildHistory()
     step = described()
     first, second = built(PROGRAM, 1.0), built(PROGRAM, 1)
     ledger.add(key_of(step), step, first)
@@ -29,7 +29,7 @@ def test_programs_of_one_key_are_one_record() -> None:
 
 def test_the_key_that_was_written_last_stands_at_the_end() -> None:
     """And the one at the front is forgotten when there are too many."""
-    ledger = Ledger(limit=2)
+    ledger = BuildHistory(limit=2)
     steps = [described(value_part("LR", str(n))) for n in range(3)]
     for index in (0, 1, 0, 2):
         ledger.add(key_of(steps[index]), steps[index], built(PROGRAM, 1.0))
@@ -39,7 +39,7 @@ def test_the_key_that_was_written_last_stands_at_the_end() -> None:
 
 def test_only_the_last_programs_of_a_key_are_kept() -> None:
     """A function that is compiled for each call does not fill the memory."""
-    ledger = Ledger(limit_per_key=3)
+    ledger = BuildHistory(limit_per_key=3)
     step = described()
     for size in range(5):
         record = ledger.add(key_of(step), step, built(PROGRAM, np.zeros(size)))
@@ -52,7 +52,7 @@ def test_only_the_last_programs_of_a_key_are_kept() -> None:
 
 def test_its_memory_is_bounded() -> None:
     """The oldest keys go first; the last one stays whatever its size."""
-    ledger = Ledger(limit_bytes=20_000)
+    ledger = BuildHistory(limit_bytes=20_000)
     for n in range(10):
         step = described(value_part("LR", str(n)))
         ledger.add(key_of(step), step, built(PROGRAM, "x" * 8000))
@@ -64,7 +64,7 @@ def test_its_memory_is_bounded() -> None:
 
 def test_versions_share_the_parts_that_are_equal() -> None:
     """A hundred versions of a function with a hundred helpers are no ten thousand parts."""
-    ledger = Ledger()
+    ledger = BuildHistory()
     first, second = (described(value_part("A", "1"), value_part("LR", lr)) for lr in ("1", "2"))
     for step in (first, second):
         ledger.add(key_of(step), step, built(PROGRAM, 1.0))
@@ -92,7 +92,7 @@ def test_large_arguments_are_described_as_well() -> None:
 
 def test_many_threads_may_write() -> None:
     """None of them loses anything."""
-    ledger = Ledger()
+    ledger = BuildHistory()
     steps = [described(value_part("LR", str(n))) for n in range(8)]
     barrier = threading.Barrier(8)
 
@@ -107,7 +107,7 @@ def test_many_threads_may_write() -> None:
 
 def test_a_program_of_an_earlier_process_is_not_warm_until_it_is_loaded() -> None:
     """By the name that it has on disk; others of its key stay as they are."""
-    ledger = Ledger()
+    ledger = BuildHistory()
     step, program = described(), executable()
     for name, size in ((b"first", 1), (b"second", 2)):
         note = replace(built(PROGRAM, np.zeros(size)), executable=None, name=name)
@@ -122,7 +122,7 @@ def test_a_program_of_an_earlier_process_is_not_warm_until_it_is_loaded() -> Non
 
 def test_a_program_that_nobody_knows_is_attached_to_nothing() -> None:
     """Its record was forgotten, which costs no more than a reason."""
-    ledger = Ledger()
+    ledger = BuildHistory()
     step = described()
     ledger.attach(key_of(step), b"name", PROGRAM)
     assert len(ledger) == 0

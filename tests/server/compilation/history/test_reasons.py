@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_protocol.explain.argument_shapes import argument_forms
+from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import Statics
-from jaxd_protocol.messages.function_manifest import Description
-from jaxd_server.compilation.history.ledger import Ledger
+from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
+from jaxd_server.compilation.history.ledger import BuildHistory
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
 from tests.server.builds import (
     PARAMETERS,
@@ -24,27 +24,27 @@ from tests.server.builds import (
 )
 
 PROGRAM = executable()
-STEPS = Statics(frozenset({1}))
+STEPS = StaticArgs(frozenset({1}))
 X = np.zeros((128, 8), np.float32)
 
 
-def ledger_of(*known: tuple[Description, tuple[Any, ...]]) -> Ledger:
+def ledger_of(*known: tuple[FunctionDescriptor, tuple[Any, ...]]) -> BuildHistory:
     """One in which those functions were built for those arguments."""
-    ledger = Ledger()
+    ledger = BuildHistory()
     for description, args in known:
         ledger.add(key_of(description), description, built(PROGRAM, *args, statics=STEPS))
     return ledger
 
 
-def why(ledger: Ledger, description: Description, *args: Any) -> Reason:
+def why(ledger: BuildHistory, description: FunctionDescriptor, *args: Any) -> Reason:
     """The reason for a call."""
-    arguments = argument_forms(skeleton_of(*args, statics=STEPS), PARAMETERS)
+    arguments = argument_shapes(skeleton_of(*args, statics=STEPS), PARAMETERS)
     return reason_for(ledger, key_of(description), description, arguments)
 
 
 def test_a_first_call_says_so() -> None:
     """Nothing is near."""
-    reason = why(Ledger(), described(), X)
+    reason = why(BuildHistory(), described(), X)
     assert reason == Reason()
     assert reason.text == "first call of this function on this server"
 
@@ -132,8 +132,8 @@ def test_a_function_that_was_renamed_is_near() -> None:
 def test_functions_without_known_parts_are_near_by_name() -> None:
     """Lambdas are not: there are many."""
     for name, near in (("step", True), ("<lambda>", False)):
-        known = Description(name, b"1" * 16, Options())
-        asked = Description(f"make.{name}", b"2" * 16, Options())
+        known = FunctionDescriptor(name, b"1" * 16, Options())
+        asked = FunctionDescriptor(f"make.{name}", b"2" * 16, Options())
         assert (why(ledger_of((known, (X,))), asked, X).nearest is not None) is near
 
 
@@ -156,7 +156,7 @@ def test_what_no_two_processes_share_says_so() -> None:
 def test_what_a_server_doubts_says_so() -> None:
     """It stands under a key of its own there."""
     step = described()
-    ledger = Ledger()
+    ledger = BuildHistory()
     ledger.add(b"private", step, built(PROGRAM, X))
     assert "not found to be what its client says" in why(ledger, step, X).text
 

@@ -3,19 +3,19 @@ from __future__ import annotations
 import pytest
 
 from jaxd_server.compilation.history import visibility as module
-from jaxd_server.compilation.history.visibility import Acquaintances, belongs_to
+from jaxd_server.compilation.history.visibility import KnownFunctions, belongs_to
 
 ALICE, BOB, OWNER = "account:alice", "account:bob", "uid:7"
 KEYS = [bytes([n]) * 16 for n in range(4)]
 
 
 @pytest.fixture
-def acquaintances() -> Acquaintances:
+def acquaintances() -> KnownFunctions:
     """Of a server that belongs to user 7."""
-    return Acquaintances(belongs_to(7))
+    return KnownFunctions(belongs_to(7))
 
 
-def test_each_sees_what_they_have_called(acquaintances: Acquaintances) -> None:
+def test_each_sees_what_they_have_called(acquaintances: KnownFunctions) -> None:
     """And the owner everything, also what nobody has called."""
     acquaintances.note(ALICE, KEYS[0])
     acquaintances.note(BOB, KEYS[1])
@@ -26,7 +26,7 @@ def test_each_sees_what_they_have_called(acquaintances: Acquaintances) -> None:
     assert seen == {ALICE: KEYS[:1], BOB: KEYS[1:2], OWNER: KEYS}
 
 
-def test_what_is_seen_grows_with_the_next_call(acquaintances: Acquaintances) -> None:
+def test_what_is_seen_grows_with_the_next_call(acquaintances: KnownFunctions) -> None:
     """Who has looked before sees it, too."""
     sees = acquaintances.sight(ALICE)
     assert not sees(KEYS[0])
@@ -37,10 +37,10 @@ def test_what_is_seen_grows_with_the_next_call(acquaintances: Acquaintances) -> 
 
 
 def test_only_so_much_is_remembered(
-    acquaintances: Acquaintances, monkeypatch: pytest.MonkeyPatch
+    acquaintances: KnownFunctions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was called last; and nothing of the owner."""
-    monkeypatch.setattr(module, "_MOST_KEYS", 2)
+    monkeypatch.setattr(module, "_MAX_KEYS", 2)
     for index in (0, 1, 0, 2):
         acquaintances.note(ALICE, KEYS[index])
         acquaintances.note(OWNER, KEYS[index])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import InternalError
-from jaxd_protocol.messages.failures import ForwardedFailure, describe_failure
+from jaxd_protocol.messages.failures import ForwardedFailure, encode_failure
 from jaxd_protocol.packages.packages import package_of
 from jaxd_server.codec.arguments import structure_of
-from jaxd_server.compilation.compiling.builds import Build, being_made
+from jaxd_server.compilation.compiling.builds import Build, as_current_build
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.remote_trace import job as module
 from jaxd_server.compilation.remote_trace.messages import (
@@ -18,12 +18,12 @@ from jaxd_server.compilation.remote_trace.messages import (
     Lowered,
     Outdated,
     Refused,
-    Side,
+    SideEffects,
 )
 from jaxd_server.jax_compat import lowered_transfer
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT
-from tests.server.fake_tracer import NOTHING, FakeTracer, Scene, X, refused
+from tests.server.fake_tracer import NOTHING, FakeTracer, TracingScenario, X, refused
 from tests.server.in_process import Source
 
 
@@ -35,12 +35,12 @@ def source() -> Source:
 
 def test_the_code_is_sent_once(source: Source) -> None:
     """The next order for the function finds it there."""
-    scene = Scene()
+    scene = TracingScenario()
     scene.answered(source, refused(always=False))
     assert scene.tracers[0].orders[-1].code == bytes(source.code_)
     errand = scene.errand(source)
     assert errand is not None
-    scene.tracers[0].replies = [Failed(1, describe_failure(KeyError("it")), NOTHING)]
+    scene.tracers[0].replies = [Failed(1, encode_failure(KeyError("it")), NOTHING)]
     with pytest.raises(ForwardedFailure):
         errand.lower()
     asked = source.asked.count("code")
@@ -55,12 +55,12 @@ def test_large_pickled_arguments_are_not_sent_twice(
 ) -> None:
     """The worker has them."""
     monkeypatch.setattr(module, "_MAX_PICKLED_BYTES", -1)
-    assert Scene().errand(source) is None
+    assert TracingScenario().errand(source) is None
 
 
 def test_what_is_refused_once_is_tried_again(source: Source) -> None:
     """With its code, in case that was forgotten."""
-    scene = Scene()
+    scene = TracingScenario()
     scene.errand(source)
     scene.tracers[0].known.add(source.fingerprint)
     assert scene.answered(source, refused(always=False)) is None
@@ -71,20 +71,20 @@ def test_what_is_refused_once_is_tried_again(source: Source) -> None:
 
 def test_a_failure_goes_to_the_client_as_it_is(source: Source) -> None:
     """Described once, where it was raised."""
-    failure = describe_failure(ValueError("the user's"))
+    failure = encode_failure(ValueError("the user's"))
     with pytest.raises(ForwardedFailure) as caught:
-        Scene().answered(source, Failed(1, failure, NOTHING))
-    assert describe_failure(caught.value) == failure
+        TracingScenario().answered(source, Failed(1, failure, NOTHING))
+    assert encode_failure(caught.value) == failure
 
 
 def test_what_happened_beside_the_work_is_taken_over(source: Source) -> None:
     """Counts, and packages that this process may not have imported."""
-    scene = Scene()
+    scene = TracingScenario()
     package = package_of("pytest")
     assert package is not None
-    side = Side({"traces": 1, "trace_s": 0.5}, [("im_elsewhere", package)])
+    side = SideEffects({"traces": 1, "trace_s": 0.5}, [("im_elsewhere", package)])
     with pytest.raises(ForwardedFailure):
-        scene.answered(source, Failed(1, describe_failure(KeyError()), side))
+        scene.answered(source, Failed(1, encode_failure(KeyError()), side))
     counts = scene.counters.snapshot()
     assert (counts["traces"], counts["lowers"], counts["trace_s"]) == (1, 0, 0.5)
     assert ("im_elsewhere", package) in scene.packages.imported()
@@ -92,15 +92,15 @@ def test_what_happened_beside_the_work_is_taken_over(source: Source) -> None:
 
 def test_a_trace_that_was_in_vain_is_counted(source: Source) -> None:
     """The function ran, and runs once more in this process."""
-    scene = Scene()
-    scene.answered(source, Refused(1, "a reason", True, Side({"traces": 1}, [])))
+    scene = TracingScenario()
+    scene.answered(source, Refused(1, "a reason", True, SideEffects({"traces": 1}, [])))
     assert scene.counters.snapshot()["traces"] == 1
 
 
 def test_the_lowered_program_is_compiled_here(source: Source) -> None:
     """It gives the results of the function, and its form travels."""
     compiler = Compiler(Counters(), 1)
-    scene = Scene()
+    scene = TracingScenario()
     function = scene.functions.obtain(source.key, source)
     mine = compiler.lower(
         function.function, "it", source.options, ((X,), {}), structure_of(((X,), {})), SILENT
@@ -118,7 +118,7 @@ def test_the_lowered_program_is_compiled_here(source: Source) -> None:
 
 def test_a_function_that_ends_the_tracer_says_so(source: Source) -> None:
     """And the next tracer is started at once, for others."""
-    scene = Scene()
+    scene = TracingScenario()
     errand = scene.errand(source)
     assert errand is not None
     scene.tracers[0].state = "ended"
@@ -134,7 +134,7 @@ def test_a_function_that_ends_the_tracer_says_so(source: Source) -> None:
 @pytest.mark.parametrize("guilty", [True, False])
 def test_only_what_ends_a_tracer_again_is_guilty(guilty: bool, orders: int, source: Source) -> None:
     """Each is traced once more, alone: another one, or somebody, may have ended the first."""
-    scene = Scene()
+    scene = TracingScenario()
     errand = scene.errand(source)
     assert errand is not None
     scene.tracers[0].replies = [Ended("signal 11", orders)]
@@ -151,7 +151,7 @@ def test_only_what_ends_a_tracer_again_is_guilty(guilty: bool, orders: int, sour
 
 def test_a_trace_can_be_given_up_also_when_it_is_made_once_more(source: Source) -> None:
     """By ending the process that does it: one that hangs would keep its turn for good."""
-    scene = Scene()
+    scene = TracingScenario()
     errand = scene.errand(source)
     assert errand is not None
     first, alone = scene.tracers[0], FakeTracer()
@@ -159,7 +159,7 @@ def test_a_trace_can_be_given_up_also_when_it_is_made_once_more(source: Source) 
     alone.replies = [refused(always=False)]
     scene.next = [alone]
     build = Build()
-    with being_made(build):
+    with as_current_build(build):
         assert errand.lower() is None
     assert (first.ended_by, alone.ended_by) == ([first.kill], [alone.kill])
     assert build.end_by_force is None
@@ -168,7 +168,7 @@ def test_a_trace_can_be_given_up_also_when_it_is_made_once_more(source: Source) 
 
 def test_one_that_could_not_be_asked_alone_is_not_cleared(source: Source) -> None:
     """It may be the one that ended the tracer, and must not end the worker."""
-    scene = Scene()
+    scene = TracingScenario()
     errand = scene.errand(source)
     assert errand is not None
     scene.tracers[0].replies = [Ended("signal 11", 2)]
@@ -181,12 +181,12 @@ def test_one_that_could_not_be_asked_alone_is_not_cleared(source: Source) -> Non
 
 def test_an_order_that_was_not_taken_is_done_here(source: Source) -> None:
     """Nothing is known against it."""
-    assert Scene().answered(source, Ended("it was not running", 0)) is None
+    assert TracingScenario().answered(source, Ended("it was not running", 0)) is None
 
 
 def test_a_tracer_that_is_out_of_date_is_replaced(source: Source) -> None:
     """This build is done here; the next one has the new tracer; others keep the old one."""
-    scene = Scene()
+    scene = TracingScenario()
     assert scene.answered(source, Outdated(1, ["numpy was changed"])) is None
     assert scene.tracers[0].state == "retired"
     errand = scene.errand(source)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import NO_STATICS
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.signature import signature_of
-from jaxd_server.compilation.remote_trace.messages import Order, leaves_of_order, sent_data
+from jaxd_server.compilation.remote_trace.messages import TraceRequest, leaves_of_request, sent_data
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 from tests.server.in_process import encode
 
@@ -42,10 +42,10 @@ def test_a_call_looks_the_same_there(case: str) -> None:
     layout = parse_arguments(skeleton)
     here: Any = layout.build(read_leaves(layout.whole, blob, buffers))
     scalars, pickled = sent_data(layout.whole, blob, buffers)
-    leaves = leaves_of_order(layout, scalars, list(map(bytes, pickled)))
+    leaves = leaves_of_request(layout, scalars, list(map(bytes, pickled)))
     there: Any = layout.build(leaves)
-    assert signature_of(there[0], there[1], NO_STATICS) == signature_of(
-        here[0], here[1], NO_STATICS
+    assert signature_of(there[0], there[1], NO_STATIC_ARGS) == signature_of(
+        here[0], here[1], NO_STATIC_ARGS
     )
     numbers = [leaf for leaf in jax.tree.leaves(here) if type(leaf) in (bool, int, float, complex)]
     assert numbers == [
@@ -74,7 +74,7 @@ def test_a_call_to_warm_up_has_no_numbers() -> None:
     scalars, pickled = sent_data(layout.whole, b"", buffers[1:], warm_only=True)
     assert scalars == ()
     assert len(pickled) == len(buffers) - 1
-    leaves = leaves_of_order(layout, scalars, list(map(bytes, pickled)))
+    leaves = leaves_of_request(layout, scalars, list(map(bytes, pickled)))
     assert leaves[1] == 0
     assert leaves[2][frozenset()].all()
 
@@ -82,12 +82,14 @@ def test_a_call_to_warm_up_has_no_numbers() -> None:
 def test_an_order_says_what_the_client_said() -> None:
     """All of it."""
     options = Options(donate_argnums=(1,), config=(("jax_enable_x64", True),))
-    meaning = Meaning(b"f" * 16, ignored=("it",))
-    order = Order(1, b"k", b"f" * 16, "step", options.to_bytes(), meaning.to_message(), *_NO_CALL)
+    manifest = FunctionManifest(b"f" * 16, ignored=("it",))
+    order = TraceRequest(
+        1, b"k", b"f" * 16, "step", options.to_bytes(), manifest.to_message(), *_NO_CALL
+    )
     described = order.described()
     assert (described.name, described.fingerprint) == ("step", b"f" * 16)
     assert described.options == options
-    assert described.meaning == meaning
+    assert described.manifest == manifest
 
 
 _NO_CALL: Any = (None, b"N", (), (), b"")

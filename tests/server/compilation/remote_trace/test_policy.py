@@ -8,7 +8,7 @@ from jaxd_protocol.errors import InternalError
 from jaxd_server.compilation.remote_trace import policy
 from jaxd_server.compilation.remote_trace.messages import Ended
 from jaxd_server.compilation.remote_trace.policy import TraceIn
-from tests.server.fake_tracer import FakeTracer, Scene, X, refused
+from tests.server.fake_tracer import FakeTracer, TracingScenario, X, refused
 from tests.server.in_process import Source
 
 
@@ -31,36 +31,36 @@ def test_where_a_function_is_traced(
     trace_in: TraceIn, shared: bool, goes: bool, source: Source
 ) -> None:
     """A client that is alone would only wait for itself."""
-    scene = Scene(trace_in, shared=shared)
+    scene = TracingScenario(trace_in, shared=shared)
     assert (scene.errand(source) is not None) is goes
     assert len(scene.tracers) == goes
 
 
 def test_one_that_is_wanted_whoever_comes_is_started_at_once() -> None:
     """The first build need not wait for it."""
-    scene = Scene("tracer")
+    scene = TracingScenario("tracer")
     scene.tracing.settle()
     assert len(scene.tracers) == 1
-    waits = Scene("auto")
+    waits = TracingScenario("auto")
     waits.tracing.settle()
     assert waits.tracers == []
 
 
 def test_a_build_does_not_wait_for_a_tracer_that_starts(source: Source) -> None:
     """Unless all of them are to be traced there."""
-    scene = Scene("auto")
+    scene = TracingScenario("auto")
     scene.next = [FakeTracer("starting")]
     assert scene.errand(source) is None
     assert scene.tracers[0].waited == 0
-    always = Scene("tracer")
+    always = TracingScenario("tracer")
     always.next = [FakeTracer("starting")]
     assert always.errand(source) is not None
 
 
 def test_functions_that_mean_something_only_here_stay_here(source: Source) -> None:
     """Those of stock clients, and those that hold what has no content."""
-    scene = Scene()
-    source.meaning = source.meaning._replace(shared=False)
+    scene = TracingScenario()
+    source.manifest = source.manifest._replace(shared=False)
     assert scene.errand(source) is None
     assert scene.tracers == []
 
@@ -70,14 +70,14 @@ def test_a_call_that_another_process_cannot_name_stays_here(
 ) -> None:
     """Such as one with a static argument that has no content."""
     monkeypatch.setattr(policy, "call_name", lambda function, arguments: None)
-    scene = Scene()
+    scene = TracingScenario()
     assert scene.errand(source) is None
     assert scene.tracers == []
 
 
 def test_what_is_refused_for_good_is_not_asked_again(source: Source) -> None:
     """For any signature of it."""
-    scene = Scene()
+    scene = TracingScenario()
     assert scene.answered(source, refused(always=True)) is None
     assert scene.errand(source) is None
     assert scene.errand(source, X[:2]) is None
@@ -85,7 +85,7 @@ def test_what_is_refused_for_good_is_not_asked_again(source: Source) -> None:
 
 def test_it_is_never_traced_here_after_that(source: Source) -> None:
     """It would end the worker: it waits for a tracer."""
-    scene = Scene()
+    scene = TracingScenario()
     errand = scene.errand(source)
     assert errand is not None
     scene.tracers[0].state = "ended"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.fake_tracer import FakeTracer, Scene
+from tests.server.fake_tracer import FakeTracer, TracingScenario
 from tests.server.in_process import Source
 
 
@@ -16,7 +16,7 @@ def source() -> Source:
 
 def test_a_tracer_that_never_comes_up_is_given_up(source: Source) -> None:
     """After three times all is traced here."""
-    scene = Scene("tracer")
+    scene = TracingScenario("tracer")
     scene.next = [FakeTracer("ended") for _ in range(9)]
     assert [scene.errand(source) for _ in range(6)] == [None] * 6
     assert len(scene.tracers) == 3
@@ -24,7 +24,7 @@ def test_a_tracer_that_never_comes_up_is_given_up(source: Source) -> None:
 
 def test_closing_ends_the_tracer_for_good(source: Source) -> None:
     """Nothing starts another one."""
-    scene = Scene("tracer")
+    scene = TracingScenario("tracer")
     scene.errand(source)
     scene.tracing.close()
     assert scene.tracers[0].state == "closed"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_server.compilation.remote_trace.messages import Ended, Order, Outdated, Reply
+from jaxd_server.compilation.remote_trace.messages import Ended, Outdated, Reply, TraceRequest
 from jaxd_server.compilation.remote_trace.process import TracerProcess
 from jaxd_server.runtime.events import SILENT
 
@@ -49,9 +49,9 @@ while True:
 Start = Callable[..., TracerProcess]
 
 
-def order(name: str) -> Order:
+def order(name: str) -> TraceRequest:
     """One that the fake knows what to do with."""
-    return Order(0, b"", b"", name, b"", (), None, b"", (), (), b"")
+    return TraceRequest(0, b"", b"", name, b"", (), None, b"", (), (), b"")
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_one_that_does_not_speak_any_more_is_ended(
     name: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process does not stay behind."""
-    monkeypatch.setattr("jaxd_server.compilation.remote_trace.process._PATIENCE_S", 0.1)
+    monkeypatch.setattr("jaxd_server.compilation.remote_trace.process._MAX_WAIT_S", 0.1)
     tracer = start()
     assert tracer.wait()
     assert isinstance(tracer.ask(order(name), SILENT), Ended)
@@ -168,7 +168,7 @@ def test_one_that_does_not_come_up_in_time_has_ended(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without ever having been ready, which counts against it; its process does not stay."""
-    monkeypatch.setattr("jaxd_server.compilation.remote_trace.process._START_S", 0.1)
+    monkeypatch.setattr("jaxd_server.compilation.remote_trace.process._START_TIMEOUT_S", 0.1)
     tracer = start("threading.Event().wait()")
     assert not tracer.wait()
     assert not tracer.was_ready

@@ -15,28 +15,28 @@ import pytest
 from jaxd_protocol.errors import AuthenticationFailed, Busy, NoServer
 from jaxd_protocol.network.accounts import Account, add_account, remove_account
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.authenticator import Admitted
+from jaxd_server.auth.authenticator import AuthenticatedPeer
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.gateway import gateway as module
-from jaxd_server.processes.gateway.gateway import Door, Gate
-from jaxd_server.runtime.json_lines import Tether
+from jaxd_server.processes.gateway.gateway import Gateway, GatewayListener
+from jaxd_server.runtime.json_lines import HostChannel
 from tests.server.staging import until
 
 
 class Host:
     """What a door asks; answers at once, if at all."""
 
-    def __init__(self, door: Door, answer: Mapping[str, Any] | None) -> None:
+    def __init__(self, door: Gateway, answer: Mapping[str, Any] | None) -> None:
         self.told: list[Mapping[str, Any]] = []
         self.answer = answer
         self.before_it_answers: Callable[[], None] = lambda: None
         self._door = door
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def notify(self, message: Mapping[str, Any]) -> None:
         self.told.append(message)
         if "id" in message and self.answer is not None:
             self.before_it_answers()
-            self._door.obey({"ask": "come", "id": message["id"], **self.answer})
+            self._door.handle_order({"ask": "come", "id": message["id"], **self.answer})
 
 
 @pytest.fixture
@@ -46,21 +46,21 @@ def folder(runtime: Path) -> str:
     return f"{runtime}/tokens"
 
 
-def opened(folder: str, answer: Mapping[str, Any] | None) -> tuple[Door, Host]:
+def opened(folder: str, answer: Mapping[str, Any] | None) -> tuple[Gateway, Host]:
     """A door without gates, and its host."""
-    door = Door(ServerOptions(token_dir=folder, max_connections=4))
+    door = Gateway(ServerOptions(token_dir=folder, max_connections=4))
     host = Host(door, answer)
-    door.open(cast("Tether", host), [])
+    door.open(cast("HostChannel", host), [])
     return door, host
 
 
-def of_alice(door: Door) -> Admitted:
+def of_alice(door: Gateway) -> AuthenticatedPeer:
     """A client that has proved to be Alice."""
     (account,) = door._accounts.now()
-    return Admitted(cast("Any", None), account.principal, account=account)
+    return AuthenticatedPeer(cast("Any", None), account.principal, account=account)
 
 
-STRANGER = Admitted(cast("Any", None), "uid:7")
+STRANGER = AuthenticatedPeer(cast("Any", None), "uid:7")
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_who_finds_no_worker_is_told_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the host's words, where it has some."""
-    monkeypatch.setattr(module, "_DECISION_S", 0.01)
+    monkeypatch.setattr(module, "_ANSWER_TIMEOUT_S", 0.01)
     door, _ = opened(folder, answer)
     with pytest.raises(error, match=words):
-        door.place_for(STRANGER)
+        door.worker_path_for(STRANGER)
 
 
 def test_the_host_hears_whose_token_it_is_and_not_the_token(folder: str) -> None:
     """It has to tell an old one from a new one, and no more."""
     door, host = opened(folder, {"path": "/w.sock"})
     admitted = of_alice(door)
-    assert door.place_for(admitted) == "/w.sock"
+    assert door.worker_path_for(admitted) == "/w.sock"
     said, asked = host.told
     assert asked["token"] == said["valid"]["account:alice"]
     assert admitted.account is not None
@@ -108,7 +108,7 @@ def test_who_is_revoked_while_a_worker_is_looked_for_does_not_come_in(folder: st
 
     host.before_it_answers = revoke
     with pytest.raises(AuthenticationFailed, match="revoked while it came in"):
-        door.place_for(admitted)
+        door.worker_path_for(admitted)
     assert host.told[-1] == {"event": "accounts", "valid": {}}
 
 
@@ -117,10 +117,10 @@ def test_who_comes_with_an_old_token_does_not_end_the_worker_of_the_new_one(fold
     door, host = opened(folder, {"path": "/w.sock"})
     old = of_alice(door)
     add_account("alice", folder, replace=True)
-    assert door.place_for(of_alice(door)) == "/w.sock"
+    assert door.worker_path_for(of_alice(door)) == "/w.sock"
     asked = [said for said in host.told if said["event"] == "wanted"]
     with pytest.raises(AuthenticationFailed, match="revoked while it came in"):
-        door.place_for(old)
+        door.worker_path_for(old)
     assert [said for said in host.told if said["event"] == "wanted"] == asked
 
 
@@ -137,13 +137,13 @@ def test_the_host_hears_last_what_the_tokens_were_last(
         looks[1].wait(0.2)  # for the other one, which has to wait for us
         return found
 
-    late = threading.Thread(target=lambda: door._tell_of_accounts(again=True))
+    late = threading.Thread(target=lambda: door._report_accounts(again=True))
     monkeypatch.setattr(door._accounts, "now", slow)
     late.start()
     looks[0].wait(30)
     monkeypatch.setattr(door._accounts, "now", now)
     remove_account("alice", folder)
-    door._tell_of_accounts(again=True)
+    door._report_accounts(again=True)
     looks[1].set()
     late.join(30)
     assert host.told[-1] == {"event": "accounts", "valid": {}}
@@ -154,26 +154,26 @@ def test_an_account_that_came_and_went_between_two_looks_is_not_missed(folder: s
     door, host = opened(folder, {"path": "/w.sock"})
     add_account("bob", folder)
     bob = next(one for one in door._accounts.now() if one.principal == "account:bob")
-    door.place_for(Admitted(cast("Any", None), bob.principal, account=bob))
+    door.worker_path_for(AuthenticatedPeer(cast("Any", None), bob.principal, account=bob))
     remove_account("bob", folder)
-    door._tell_of_accounts()
+    door._report_accounts()
     assert host.told[-1]["valid"].keys() == {"account:alice"}
 
 
 def test_accounts_are_told_of_when_they_change(folder: str) -> None:
     """And not at every look."""
     door, host = opened(folder, None)
-    door._tell_of_accounts()
+    door._report_accounts()
     assert len(host.told) == 1
 
 
 def test_one_principal_has_its_share_of_the_door(folder: str) -> None:
     """Others come in meanwhile, and the door stays until the last one has gone."""
     door, _ = opened(folder, None)
-    with door.attending("account:alice"), door.attending("account:alice"):
-        with pytest.raises(Busy, match="2 clients of yours"), door.attending("account:alice"):
+    with door.counting_client("account:alice"), door.counting_client("account:alice"):
+        with pytest.raises(Busy, match="2 clients of yours"), door.counting_client("account:alice"):
             pass
-        with door.attending("account:bob"):
+        with door.counting_client("account:bob"):
             assert door.status()["running_calls"] == door.status()["connections"] == 3
         assert door.status()["idle_s"] == 0.0
         leaving = threading.Thread(target=door.watch)
@@ -190,13 +190,13 @@ def test_users_who_take_their_time_do_not_keep_others_out(folder: str) -> None:
     """A stock client may be silent for ever, and one user has only so many of these."""
 
     class Patient:
-        def admit(self, sock: socket.socket) -> Admitted:
+        def admit(self, sock: socket.socket) -> AuthenticatedPeer:
             sock.recv(1)
             return STRANGER
 
     door, _ = opened(folder, None)
     listener = socket.socket(socket.AF_UNIX)
-    gate = Gate(listener, Address.unix("/s"), Patient(), door)
+    gate = GatewayListener(listener, Address.unix("/s"), Patient(), door)
     pairs = [socket.socketpair() for _ in range(3)]
     threads = [threading.Thread(target=gate.admit, args=(ours,)) for _, ours in pairs[:2]]
     for thread in threads:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from jaxd_protocol.wire.tls_socket import TlsSocket
-from jaxd_server.processes.gateway.tls_proxy import relay
+from jaxd_server.processes.gateway.tls_proxy import relay_tls
 from tests.certificates import tls_pair
 
 MANY = bytes(range(256)) * 20_000
@@ -33,7 +33,7 @@ def relayed() -> Iterator[Relayed]:
     """One of each."""
     client, door = tls_pair(*socket.socketpair())
     worker, inner = socket.socketpair()
-    thread = threading.Thread(target=relay, args=(door, inner))
+    thread = threading.Thread(target=relay_tls, args=(door, inner))
     thread.start()
     client.settimeout(30)
     yield Relayed(client, worker, thread)

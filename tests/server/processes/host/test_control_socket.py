@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.listeners import listening_on
-from jaxd_server.processes.host.control_socket import answering
+from jaxd_server.auth.listeners import open_listeners
+from jaxd_server.processes.host.control_socket import serving_control_socket
 from jaxd_server.runtime.json_lines import encode_line, messages
 
 
@@ -43,13 +43,13 @@ def converse(path: Path, host: FakeHost, conversation: Conversation) -> None:
     """Runs `conversation` with the control socket of `host`."""
 
     async def run(listening: socket.socket) -> None:
-        async with answering(listening, host):
+        async with serving_control_socket(listening, host):
             reader, writer = await asyncio.open_unix_connection(path)
             await conversation(reader, writer)
             writer.close()
             await writer.wait_closed()
 
-    with listening_on([Address.unix(str(path))]) as (listener,):
+    with open_listeners([Address.unix(str(path))]) as (listener,):
         asyncio.run(run(listener.socket))
 
 

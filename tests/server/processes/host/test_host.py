@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.processes.supervision.quarantine import QuarantineFile, Sentence
+from jaxd_server.processes.supervision.quarantine import QuarantineEntry, QuarantineFile
 from tests.server.host_process import HostProcess, ask, greeting, read_line
 from tests.server.staging import until
 
@@ -82,7 +82,7 @@ def test_what_is_in_quarantine_stays_there_over_a_restart(
     folder = f"{runtime}/cache/jaxd"
     file = QuarantineFile(folder, address)
     file.of()
-    file.keep("", "", [Sentence("deadly", (b"f" * 16, b"k" * 16), 2, "SIGSEGV", 1e9)])
+    file.keep("", "", [QuarantineEntry("deadly", (b"f" * 16, b"k" * 16), 2, "SIGSEGV", 1e9)])
     file.close()
 
     def opened() -> tuple[HostProcess, str]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from jaxd_server.processes.supervision import draining as module
-from jaxd_server.processes.supervision.draining import Retiring
+from jaxd_server.processes.supervision.draining import DrainingWorkers
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from tests.server.staging import logged_by
 
@@ -33,7 +33,7 @@ def test_a_running_call_may_take_as_long_as_it_likes() -> None:
 
     async def drained() -> None:
         worker = cast("WorkerProcess", Busy())
-        retiring = Retiring(0.0, lambda: False)
+        retiring = DrainingWorkers(0.0, lambda: False)
         await retiring.until_drained(worker, lambda: pytest.fail("it was killed"))
 
     asyncio.run(drained())
@@ -53,7 +53,7 @@ class Quiet:
     async def refresh(self, patience_s: float) -> bool:
         return True
 
-    async def hear_out(self) -> None:
+    async def read_remaining(self) -> None:
         """It has said nothing."""
 
     def kill(self) -> None:
@@ -70,7 +70,7 @@ def test_workers_are_counted_until_they_are_gone(monkeypatch: pytest.MonkeyPatch
     async def play() -> list[Quiet]:
         quiet = [Quiet(), Quiet()]
         one, other = (cast("WorkerProcess", each) for each in quiet)
-        retiring = Retiring(0.0, lambda: False)
+        retiring = DrainingWorkers(0.0, lambda: False)
         await retiring.are_gone()
         retiring.retire(one)
         retiring.dismiss(other)
@@ -89,7 +89,7 @@ def test_nobody_gives_up_on_what_is_killed_anyway() -> None:
 
     async def play() -> None:
         worker = Quiet()
-        retiring = Retiring(0.0, lambda: True)
+        retiring = DrainingWorkers(0.0, lambda: True)
         task = asyncio.create_task(
             retiring.until_drained(cast("WorkerProcess", worker), lambda: pytest.fail("again"))
         )

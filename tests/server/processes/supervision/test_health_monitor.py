@@ -16,7 +16,7 @@ from jaxd_server.processes.supervision.health_monitor import (
     others_with_values,
     process_state,
 )
-from jaxd_server.runtime.flight_recorder import BlackBox
+from jaxd_server.runtime.flight_recorder import FlightRecorder
 from tests.server.host_process import HostProcess, ask, greeting
 from tests.server.staging import until
 
@@ -25,7 +25,7 @@ StartHost = Callable[..., HostProcess]
 
 def worker(*principals: str, owners: tuple[str, ...] = (), **snapshot: Any) -> Any:
     """One that says nothing, and has written down calls of these."""
-    box = BlackBox.create()
+    box = FlightRecorder.create()
     box.own(owners)
     for who in principals:
         place = box.begin(b"k" * 16, who, is_repeated=False, is_alone=False)

@@ -54,7 +54,7 @@ def test_one_that_never_stops_writing_is_not_listened_to_for_ever(
 ) -> None:
     """The pipe need not be empty at any moment."""
     reading, writing = os.pipe()
-    monkeypatch.setattr("jaxd_server.processes.supervision.output_relay._LAST_WORDS_S", 0.0)
+    monkeypatch.setattr("jaxd_server.processes.supervision.output_relay._FINAL_READ_S", 0.0)
     monkeypatch.setattr(
         "jaxd_server.processes.supervision.output_relay._write_all",
         lambda data: os.write(writing, data),

@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 
 from jaxd_server.processes.supervision import quarantine as quarantine_file
-from jaxd_server.processes.supervision.quarantine import Part, Quarantine, QuarantineFile, Sentence
+from jaxd_server.processes.supervision.quarantine import (
+    Quarantine,
+    QuarantineEntry,
+    QuarantineFile,
+    WorkerQuarantine,
+)
 from tests.server.processes.supervision.test_quarantine import entry
 
-DEADLY = Sentence("deadly", (b"f" * 16, b"k" * 16), 2, "SIGSEGV", 1e9)
+DEADLY = QuarantineEntry("deadly", (b"f" * 16, b"k" * 16), 2, "SIGSEGV", 1e9)
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk may be slow, and what is written last is read here."""
-    monkeypatch.setattr(quarantine_file, "_LAST_WORDS_S", 30.0)
+    monkeypatch.setattr(quarantine_file, "_CLOSE_TIMEOUT_S", 30.0)
 
 
 @pytest.fixture
@@ -48,16 +53,16 @@ def written(root: Path) -> Path:
 def condemned(quarantine: Quarantine) -> None:
     """Its function ends two workers."""
     for epoch in (2, 3):
-        quarantine.died([entry()], epoch, "SIGSEGV")
+        quarantine.record_deaths([entry()], epoch, "SIGSEGV")
 
 
 def test_the_next_host_calls_it_no_more(root: Path) -> None:
     """It says so as the one before did, until somebody releases the function."""
     file = opened(root)
-    condemned(Quarantine(Part(file)))
+    condemned(Quarantine(WorkerQuarantine(file)))
     file.close()
     following = opened(root)
-    quarantine = Quarantine(Part(following))
+    quarantine = Quarantine(WorkerQuarantine(following))
     (row,) = quarantine.rows()
     assert (row["name"], row["workers_ended"], row["how"]) == ("deadly", 2, "SIGSEGV")
     assert 0.0 <= row["ago_s"] < 60.0
@@ -65,13 +70,13 @@ def test_the_next_host_calls_it_no_more(root: Path) -> None:
     assert (told["quarantined"], told["epoch"]) == (True, 0)  # epochs begin anew
     assert quarantine.release("deadly") == [row | {"ago_s": pytest.approx(row["ago_s"], abs=60)}]
     following.close()
-    assert Quarantine(Part(opened(root))).rows() == []
+    assert Quarantine(WorkerQuarantine(opened(root))).rows() == []
 
 
 def test_one_that_is_only_suspected_is_not_written_down(root: Path) -> None:
     """A death counts for an hour at most."""
     file = opened(root)
-    Quarantine(Part(file)).died([entry()], 2, "SIGSEGV")
+    Quarantine(WorkerQuarantine(file)).record_deaths([entry()], 2, "SIGSEGV")
     file.close()
     assert list(root.iterdir()) == []
 
@@ -180,7 +185,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     (root / "quarantine").write_text("in the way")
     file = opened(root)
     assert warned() == ["quarantine_not_read"]
-    quarantine = Quarantine(Part(file))
+    quarantine = Quarantine(WorkerQuarantine(file))
     condemned(quarantine)
     file.close()
     assert warned()[-1] == "quarantine_not_kept"
@@ -192,16 +197,16 @@ def test_without_a_folder_that_is_ours_it_is_kept_in_memory(root: Path, is_there
     """As with `--cache-dir none`."""
     root.chmod(0o777)
     file = QuarantineFile(str(root) if is_there else None, "unix:///s")
-    condemned(Quarantine(Part(file)))
+    condemned(Quarantine(WorkerQuarantine(file)))
     file.close()
     assert list(root.iterdir()) == []
-    assert len(Quarantine(Part(file)).rows()) == 1
+    assert len(Quarantine(WorkerQuarantine(file)).rows()) == 1
 
 
 def test_it_does_not_grow_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each the newest, and of all of them the newest."""
-    monkeypatch.setattr(quarantine_file, "_MOST_OF_ONE", 3)
-    monkeypatch.setattr(quarantine_file, "_MOST", 4)
+    monkeypatch.setattr(quarantine_file, "_MAX_PER_WORKER", 3)
+    monkeypatch.setattr(quarantine_file, "_MAX_ENTRIES", 4)
     file = opened(root)
     for first, who in ((10, "a"), (0, "b")):
         file.of(who)
@@ -225,8 +230,11 @@ def test_what_is_written_last_counts(root: Path) -> None:
 def test_each_holder_of_a_name_begins_anew(root: Path) -> None:
     """And one whose token was taken away leaves nothing, also when its worker ends later."""
     file = opened(root)
-    old, new = Part(file, "account:a", "a-1"), Part(file, "account:a", "a-2")
-    before, other = Quarantine(old), Part(file, "uid:1", "uid-1")
+    old, new = (
+        WorkerQuarantine(file, "account:a", "a-1"),
+        WorkerQuarantine(file, "account:a", "a-2"),
+    )
+    before, other = Quarantine(old), WorkerQuarantine(file, "uid:1", "uid-1")
     condemned(before)
     condemned(Quarantine(other))
     assert file.parts() == [old, other]

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxd_server.processes.supervision.worker_channel import Question, WorkerLine
+from jaxd_server.processes.supervision.worker_channel import PendingAnswer, WorkerChannel
 
 PATIENCE_S = 30.0
 
@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 class Talk(NamedTuple):
     """A line, the worker's end of it, and what came of it."""
 
-    line: WorkerLine
+    line: WorkerChannel
     worker: Any
     heard: list[Mapping[str, Any]]
     over: list[ValueError | None]
@@ -36,10 +36,10 @@ def play(scenario: Callable[[Talk], Awaitable[None]], limit: int = 1 << 16) -> T
             return "last" not in message
 
         with theirs, theirs.makefile("rwb", buffering=0) as worker:
-            talk = Talk(WorkerLine(ours, limit, hear, over.append), worker, heard, over)
+            talk = Talk(WorkerChannel(ours, limit, hear, over.append), worker, heard, over)
             await asyncio.wait_for(scenario(talk), PATIENCE_S)
             talk.line.close()
-            await talk.line.hear_out()
+            await talk.line.read_remaining()
             return talk
 
     return asyncio.run(run())
@@ -55,8 +55,8 @@ def test_what_is_said_before_the_line_is_open_is_said_in_order() -> None:
     """Nobody has to wait for it."""
 
     async def scenario(talk: Talk) -> None:
-        talk.line.say({"ask": 1})
-        talk.line.say({"ask": 2})
+        talk.line.send({"ask": 1})
+        talk.line.send({"ask": 2})
         assert not talk.line.is_open
         talk.worker.write(b'{"last": true}\n')
         await until_over(talk)
@@ -95,7 +95,7 @@ def test_a_question_is_asked_once_until_it_is_answered() -> None:
     """However many want to know; then it is asked again."""
 
     async def scenario() -> None:
-        question, asked = Question(), list[int]()
+        question, asked = PendingAnswer(), list[int]()
 
         async def ask(patience_s: float) -> asyncio.Future[str]:
             return await question.ask(lambda: asked.append(1), patience_s)
@@ -117,7 +117,7 @@ def test_nobody_waits_for_what_will_not_be_answered() -> None:
     """Neither those who do already nor those who come."""
 
     async def scenario() -> None:
-        question = Question()
+        question = PendingAnswer()
         waiting = asyncio.create_task(question.ask(lambda: None, PATIENCE_S))
         await asyncio.sleep(0)
         question.drop()

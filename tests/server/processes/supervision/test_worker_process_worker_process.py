@@ -166,7 +166,7 @@ def test_a_worker_of_one_principal_that_floods_its_host_is_ended(runtime: Path, 
         await until_ready(worker)
         assert not await worker.refresh(PATIENCE_S)
         await worker.exited.wait()
-        await worker.hear_out()
+        await worker.read_remaining()
 
     worker = run(FLOOD.replace("{}", line), scenario, tenant=ALICE)
     assert worker.how == "it never stopped talking to its host"
@@ -218,7 +218,7 @@ print("left", left.pid, flush=True)
 
     async def scenario(worker: WorkerProcess) -> None:
         await worker.exited.wait()
-        await worker.hear_out()
+        await worker.read_remaining()
 
     worker = run(program, scenario, tenant=ALICE)
     worker._relay.join(PATIENCE_S)
@@ -253,7 +253,7 @@ def test_what_is_true_already_is_said_once(
 
     async def scenario(worker: WorkerProcess) -> None:
         await worker.exited.wait()
-        await worker.hear_out()
+        await worker.read_remaining()
 
     with caplog.at_level(logging.INFO, "jaxd"):
         run('[say(event="outdated") for _ in range(50)]', scenario)
@@ -269,7 +269,7 @@ tether.read()
 
     async def scenario(worker: WorkerProcess) -> None:
         await worker.exited.wait()
-        await worker.hear_out()
+        await worker.read_remaining()
 
     assert not run(program, scenario, tenant=ALICE).was_ready
     assert run(program, until_ready).was_ready

@@ -6,14 +6,14 @@ import asyncio
 import threading
 from typing import cast
 
-from jaxd_server.processes.tenants.cleanup import Clearing
-from jaxd_server.processes.tenants.directory import Tenants
+from jaxd_server.processes.tenants.cleanup import TenantCleanup
+from jaxd_server.processes.tenants.directory import TenantDirectory
 
 PATIENCE_S = 30.0
 
 
 class Accounts:
-    """Of `Tenants`, what ends processes; takes as long as it is told to."""
+    """Of `TenantDirectory`, what ends processes; takes as long as it is told to."""
 
     def __init__(self, *running: str) -> None:
         self.running = set(running)
@@ -21,10 +21,10 @@ class Accounts:
         self.may_end = threading.Event()
         self.may_remove = threading.Event()
 
-    def has_number(self, principal: str) -> bool:
+    def has_own_uid(self, principal: str) -> bool:
         return not principal.startswith("uid:")
 
-    def with_anything(self) -> set[str]:
+    def with_processes_or_folders(self) -> set[str]:
         return set(self.running)
 
     def forget(self, principal: str) -> None:
@@ -42,8 +42,8 @@ class Accounts:
         self.ended.append("all")
 
 
-def clearing(accounts: Accounts) -> Clearing:
-    return Clearing(cast("Tenants", accounts))
+def clearing(accounts: Accounts) -> TenantCleanup:
+    return TenantCleanup(cast("TenantDirectory", accounts))
 
 
 def test_the_loop_goes_on_while_processes_end() -> None:
@@ -75,7 +75,7 @@ def test_what_runs_for_accounts_that_are_no_more_is_ended() -> None:
         accounts.may_remove.set()
         here = dict[str, None]()
         one = clearing(accounts)
-        one.begin_all_but({"account:b"}, here)
+        one.begin_except({"account:b"}, here)
         here["account:c"] = None
         await one.finish()
         assert accounts.ended == ["forget account:a", "account:a", "remove account:a", "all"]

@@ -12,7 +12,7 @@ import pytest
 from jaxd_protocol.errors import ConfigurationError, LimitExceeded
 from jaxd_server.config.argument_types import SAME_USER
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.tenants.directory import Tenants
+from jaxd_server.processes.tenants.directory import TenantDirectory
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
 
@@ -37,23 +37,23 @@ def options(folder: Path) -> ServerOptions:
 def test_folders_are_apart_and_stay_the_same(options: ServerOptions) -> None:
     """Whatever stands in the names."""
     names = ("account:a", "account:A", "uid:7", "account:a.b", "account:a-b", "account:" + "x" * 64)
-    folders = [Tenants(options, is_root=False).of(name).folder for name in names]
+    folders = [TenantDirectory(options, is_root=False).of(name).folder for name in names]
     assert len(set(folders)) == len(names)
-    assert folders == [Tenants(options, is_root=False).of(name).folder for name in names]
+    assert folders == [TenantDirectory(options, is_root=False).of(name).folder for name in names]
     assert {stat.S_IMODE(os.stat(folder).st_mode) for folder in folders} == {0o700}
 
 
 def test_who_is_not_root_has_workers_of_one_user(options: ServerOptions) -> None:
     """And so has root that wants it."""
-    tenants = Tenants(options, is_root=False)
+    tenants = TenantDirectory(options, is_root=False)
     assert tenants.share_user
     assert tenants.of("account:a").user is tenants.of("uid:7").user is None
-    assert Tenants(replace(options, worker_uids=SAME_USER), is_root=True).share_user
+    assert TenantDirectory(replace(options, worker_uids=SAME_USER), is_root=True).share_user
 
 
 def test_without_a_cache_there_are_no_folders(options: ServerOptions, folder: Path) -> None:
     """Each worker is told so."""
-    tenants = Tenants(replace(options, cache_dir="none"), is_root=True)
+    tenants = TenantDirectory(replace(options, cache_dir="none"), is_root=True)
     tenant = tenants.of("account:a")
     assert tenant.folder == "none"
     assert tenant.user is not None
@@ -64,12 +64,12 @@ def test_without_a_cache_there_are_no_folders(options: ServerOptions, folder: Pa
 @as_root
 def test_each_account_has_a_user_of_its_own_for_ever(options: ServerOptions, folder: Path) -> None:
     """Also after a restart, and when it came before others that were taken away."""
-    tenants = Tenants(options)
+    tenants = TenantDirectory(options)
     users = [tenants.of(f"account:{name}").user for name in "abc"]
     assert [user and (user.uid, user.gid, user.groups) for user in users] == [
         (FIRST + n, FIRST + n, ()) for n in range(3)
     ]
-    again = Tenants(options)
+    again = TenantDirectory(options)
     assert again.of("account:c").user == users[2]
     status = os.stat(again.of("account:b").folder)
     assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (FIRST + 1, 0o700)
@@ -81,11 +81,11 @@ def test_each_account_has_a_user_of_its_own_for_ever(options: ServerOptions, fol
 @as_root
 def test_a_number_is_not_given_away_when_the_range_is_another(options: ServerOptions) -> None:
     """What its old user has left in the machine is not for a new one."""
-    Tenants(options).of("account:a")
-    moved = Tenants(replace(options, worker_uids=(FIRST + 1, FIRST + 3)))
+    TenantDirectory(options).of("account:a")
+    moved = TenantDirectory(replace(options, worker_uids=(FIRST + 1, FIRST + 3)))
     with pytest.raises(ConfigurationError, match=f"user {FIRST} here"):
         moved.of("account:a")
-    user = Tenants(options).of("account:b").user
+    user = TenantDirectory(options).of("account:b").user
     assert user is not None
     assert user.uid == FIRST + 1
 
@@ -93,7 +93,7 @@ def test_a_number_is_not_given_away_when_the_range_is_another(options: ServerOpt
 @as_root
 def test_a_folder_that_was_not_given_away_yet_is(options: ServerOptions) -> None:
     """The host may end at any moment; but what has been used as another user stays as it is."""
-    tenants = Tenants(options)
+    tenants = TenantDirectory(options)
     folders = [Path(tenants.of(f"account:{name}").folder) for name in "ab"]
     for folder in folders:
         os.chown(folder, 0, 0)
@@ -114,7 +114,7 @@ def test_a_number_that_is_somebodys_is_left_out(
         return known
 
     monkeypatch.setattr(pwd, "getpwuid", getpwuid)
-    user = Tenants(options).of("account:a").user
+    user = TenantDirectory(options).of("account:a").user
     assert user is not None
     assert user.uid == FIRST + 1
 
@@ -122,7 +122,7 @@ def test_a_number_that_is_somebodys_is_left_out(
 @as_root
 def test_a_user_of_the_machine_stays_who_it_is(options: ServerOptions) -> None:
     """With its groups, as if it had logged in; root is root."""
-    tenants = Tenants(options)
+    tenants = TenantDirectory(options)
     entry = pwd.getpwnam("nobody")
     user = tenants.of(f"uid:{entry.pw_uid}").user
     assert user is not None
@@ -137,10 +137,10 @@ def test_a_user_of_the_machine_stays_who_it_is(options: ServerOptions) -> None:
 @as_root
 def test_a_table_that_cannot_be_read_is_not_guessed(options: ServerOptions, folder: Path) -> None:
     """Two accounts with one user would be no accounts."""
-    Tenants(options).of("account:a")
+    TenantDirectory(options).of("account:a")
     (folder / "principals" / "users.json").write_text("[]")
     with pytest.raises(ConfigurationError, match="which user is whose"):
-        Tenants(options)
+        TenantDirectory(options)
 
 
 @as_root
@@ -150,7 +150,7 @@ def test_folders_that_their_owners_cannot_enter_are_refused(
     """At the start, not with the first client."""
     runtime.chmod(0o700)
     with pytest.raises(ConfigurationError, match="chmod o\\+x"):
-        Tenants(options)
+        TenantDirectory(options)
 
 
 @as_root
@@ -158,7 +158,7 @@ def test_what_an_account_has_left_behind_is_ended(
     options: ServerOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And nothing of others: neither of other accounts, nor of those who can log in."""
-    tenants = Tenants(options)
+    tenants = TenantDirectory(options)
     mine, other = tenants.of("account:a"), tenants.of("account:b")
     nobody = tenants.of(f"uid:{pwd.getpwnam('nobody').pw_uid}")
     sleeping = {
@@ -192,13 +192,13 @@ def test_another_token_finds_nothing_that_the_holder_of_the_old_one_has_kept(
     secret = runtime / "roots"
     secret.mkdir()
     (secret / "file").touch()
-    old = Path(Tenants(options).of("account:a", "old").folder)
+    old = Path(TenantDirectory(options).of("account:a", "old").folder)
     (old / "v1").mkdir()
     (old / "v1" / "program").touch()
     (old / "link").symlink_to(secret)
     for path in (old, *old.rglob("*")):
         os.chown(path, FIRST, FIRST, follow_symlinks=False)
-    tenants = Tenants(options)
+    tenants = TenantDirectory(options)
     assert tenants.of("account:a", "old").folder == str(old)
     other = Path(tenants.of("account:b", "old").folder)
     new = Path(tenants.of("account:a", "new").folder)
@@ -209,11 +209,11 @@ def test_another_token_finds_nothing_that_the_holder_of_the_old_one_has_kept(
     assert other.exists()
     assert new.exists()
     assert (secret / "file").exists()
-    assert tenants.with_anything() == {"account:a", "account:b"}
+    assert tenants.with_processes_or_folders() == {"account:a", "account:b"}
     tenants.forget("account:a")
     tenants.remove_old_folders("account:a")
     assert not new.exists()
-    assert tenants.with_anything() == {"account:b"}
+    assert tenants.with_processes_or_folders() == {"account:b"}
 
 
 @as_root
@@ -221,7 +221,7 @@ def test_what_root_keeps_in_a_folder_is_not_removed_for_its_user(
     options: ServerOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No more goes than the user could remove; the log says what is left."""
-    tenants = Tenants(options)
+    tenants = TenantDirectory(options)
     folder = Path(tenants.of("account:a", "old").folder)
     (folder / "roots").mkdir()
     (folder / "roots" / "file").touch()
@@ -233,5 +233,5 @@ def test_what_root_keeps_in_a_folder_is_not_removed_for_its_user(
 
 def test_workers_of_one_user_keep_their_folder_with_another_token(options: ServerOptions) -> None:
     """They are not kept from each other's anyway."""
-    tenants = Tenants(options, is_root=False)
+    tenants = TenantDirectory(options, is_root=False)
     assert tenants.of("account:a", "old").folder == tenants.of("account:a", "new").folder

@@ -29,17 +29,17 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.network.accounts import add_account, remove_account
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import UNIX, Channel, greet_server
+from jaxd_protocol.network.handshake import UNIX, ChannelBinding, handshake_with_server
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision import supervisor
 from jaxd_server.processes.supervision.quarantine import Quarantine
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.worker_slot import Post
-from jaxd_server.processes.tenants.cleanup import Clearing
-from jaxd_server.processes.tenants.directory import Tenants
-from jaxd_server.processes.tenants.manager import Crew
-from jaxd_server.processes.tenants.tenant_worker import Place
+from jaxd_server.processes.supervision.worker_slot import WorkerSlot
+from jaxd_server.processes.tenants.cleanup import TenantCleanup
+from jaxd_server.processes.tenants.directory import TenantDirectory
+from jaxd_server.processes.tenants.manager import TenantManager
+from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 from tests.server.host_process import HostProcess, ask
 from tests.server.processes.supervision.test_quarantine import entry
 from tests.server.staging import until
@@ -49,7 +49,7 @@ StartHost = Callable[..., HostProcess]
 PATIENCE_S = 30.0
 
 
-class House(NamedTuple):
+class TenantServer(NamedTuple):
     """A running server, and the people who may come.
 
     Attributes:
@@ -77,8 +77,8 @@ class House(NamedTuple):
         else:
             sock = socket.create_connection(self.tcp, PATIENCE_S)
         try:
-            channel = UNIX if name is None else Channel("tcp", sock=sock)
-            return sock, greet_server(sock, channel, {}, self.tokens.get(name or ""), None)
+            channel = UNIX if name is None else ChannelBinding("tcp", sock=sock)
+            return sock, handshake_with_server(sock, channel, {}, self.tokens.get(name or ""), None)
         except BaseException:
             sock.close()
             raise
@@ -98,14 +98,16 @@ class House(NamedTuple):
         return ask(self.control, ask="status")
 
 
-def opened(host: HostProcess, unix: str, folder: str) -> House:
+def opened(host: HostProcess, unix: str, folder: str) -> TenantServer:
     """A server that lets clients in."""
     host.wait_for("listening")
     listening = host.wait_for("listening")
     host.wait_for("door_ready")
     address = Address.parse(listening["address"])
     tokens = {name: add_account(name, folder, replace=True)[1] for name in ("alice", "bob")}
-    return House(host, unix, (address.host, address.port), listening["control"], tokens, folder)
+    return TenantServer(
+        host, unix, (address.host, address.port), listening["control"], tokens, folder
+    )
 
 
 def words(folder: Path) -> tuple[str, ...]:
@@ -118,10 +120,10 @@ def words(folder: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def start(start_host: StartHost, runtime: Path) -> Callable[..., House]:
+def start(start_host: StartHost, runtime: Path) -> Callable[..., TenantServer]:
     """Starts a server with a worker for each, for Alice, Bob and the user of this process."""
 
-    def start(*arguments: str, **environment: str) -> House:
+    def start(*arguments: str, **environment: str) -> TenantServer:
         add_account("nobody", f"{runtime}/tokens", replace=True)  # without any it does not start
         host = start_host(*words(runtime), *arguments, **environment)
         return opened(host, f"{runtime}/s.sock", f"{runtime}/tokens")
@@ -130,7 +132,7 @@ def start(start_host: StartHost, runtime: Path) -> Callable[..., House]:
 
 
 @pytest.fixture(scope="module")
-def common() -> Iterator[House]:
+def common() -> Iterator[TenantServer]:
     """One for all tests that come under names of their own."""
     folder = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
     add_account("nobody", f"{folder}/tokens")
@@ -141,7 +143,7 @@ def common() -> Iterator[House]:
 
 
 @pytest.fixture
-def house(common: House) -> Iterator[House]:
+def house(common: TenantServer) -> Iterator[TenantServer]:
     """The common server, with new tokens for Alice and Bob, who have no workers yet."""
     names = ("alice", "bob")
     tokens = {name: add_account(name, common.folder, replace=True)[1] for name in names}
@@ -152,7 +154,7 @@ def house(common: House) -> Iterator[House]:
     until(lambda: not {"account:alice", "account:bob"} & set(common.rows()))
 
 
-def test_each_principal_has_a_worker_of_its_own(house: House) -> None:
+def test_each_principal_has_a_worker_of_its_own(house: TenantServer) -> None:
     """Who comes again comes to the same one, over whatever address."""
     mine, alices, bobs = house.visit(), house.visit("alice"), house.visit("bob")
     me = f"uid:{os.getuid()}"
@@ -169,7 +171,7 @@ def test_each_principal_has_a_worker_of_its_own(house: House) -> None:
     assert house.status()["worker_state"] == "ready"
 
 
-def test_two_who_come_first_at_once_wait_for_two_workers(house: House) -> None:
+def test_two_who_come_first_at_once_wait_for_two_workers(house: TenantServer) -> None:
     """Neither waits for the other, and of two that are the same one worker is started."""
     found = list[tuple[str, int]]()
 
@@ -185,7 +187,7 @@ def test_two_who_come_first_at_once_wait_for_two_workers(house: House) -> None:
     assert len(set(found)) == 2
 
 
-def test_there_are_no_more_workers_than_there_may_be(start: Callable[..., House]) -> None:
+def test_there_are_no_more_workers_than_there_may_be(start: Callable[..., TenantServer]) -> None:
     """Who comes then is told to come again, and those who are here go on."""
     house = start("--max-workers", "1")
     alices = house.visit("alice")
@@ -195,7 +197,7 @@ def test_there_are_no_more_workers_than_there_may_be(start: Callable[..., House]
     assert house.visit("alice")["pid"] == alices["pid"]
 
 
-def test_a_worker_that_rests_makes_room_and_comes_back(start: Callable[..., House]) -> None:
+def test_a_worker_that_rests_makes_room_and_comes_back(start: Callable[..., TenantServer]) -> None:
     """Its principal finds the next one; meanwhile another can have a worker."""
     house = start("--max-workers", "1", FAKE_WORKER="resting")
     first = house.visit("alice")
@@ -209,7 +211,7 @@ def test_a_worker_that_rests_makes_room_and_comes_back(start: Callable[..., Hous
 
 
 def test_a_token_of_one_whose_worker_rests_can_be_taken_away(
-    start: Callable[..., House],
+    start: Callable[..., TenantServer],
 ) -> None:
     """There is nothing to end then, and nothing that comes back."""
     house = start(FAKE_WORKER="resting")
@@ -237,7 +239,7 @@ def test_a_path_that_is_too_long_for_workers_is_refused_at_the_start(
     assert "Choose a shorter --listen" in said
 
 
-def test_a_worker_that_dies_is_replaced_and_the_others_stay(house: House) -> None:
+def test_a_worker_that_dies_is_replaced_and_the_others_stay(house: TenantServer) -> None:
     """Its clients see their connections end, and nobody else's do."""
     (alice, alices), (bob, bobs) = house.come("alice"), house.come("bob")
     with closing(alice), closing(bob):
@@ -251,7 +253,7 @@ def test_a_worker_that_dies_is_replaced_and_the_others_stay(house: House) -> Non
             bob.recv(1)
 
 
-def test_the_door_can_be_killed(house: House) -> None:
+def test_the_door_can_be_killed(house: TenantServer) -> None:
     """Another one opens; workers and connections in plain text do not notice."""
     bob, bobs = house.come("bob")
     with closing(bob):
@@ -265,7 +267,7 @@ def test_the_door_can_be_killed(house: House) -> None:
         assert house.rows()["account:bob"]["worker"]["calls"] == 2
 
 
-def test_a_token_that_is_taken_away_ends_its_worker(house: House) -> None:
+def test_a_token_that_is_taken_away_ends_its_worker(house: TenantServer) -> None:
     """And nobody else's."""
     (alice, alices), bobs = house.come("alice"), house.visit("bob")
     with closing(alice):
@@ -277,7 +279,7 @@ def test_a_token_that_is_taken_away_ends_its_worker(house: House) -> None:
     assert house.visit("bob")["pid"] == bobs["pid"]
 
 
-def test_another_token_of_the_same_name_ends_the_worker(house: House) -> None:
+def test_another_token_of_the_same_name_ends_the_worker(house: TenantServer) -> None:
     """What runs there was begun by whoever held the old one."""
     before = house.visit("alice")
     token = add_account("alice", house.folder, replace=True)[1]
@@ -287,7 +289,7 @@ def test_another_token_of_the_same_name_ends_the_worker(house: House) -> None:
     assert after["epoch"] == 1
 
 
-def test_a_token_taken_away_while_there_is_no_door_counts(house: House) -> None:
+def test_a_token_taken_away_while_there_is_no_door_counts(house: TenantServer) -> None:
     """The next door is told who there was."""
     alices = house.visit("alice")
     door = house.status()["host"]["door_pid"]
@@ -297,7 +299,7 @@ def test_a_token_taken_away_while_there_is_no_door_counts(house: House) -> None:
     until(lambda: not os.path.exists(f"/proc/{alices['pid']}"))
 
 
-def test_all_workers_are_restarted(house: House) -> None:
+def test_all_workers_are_restarted(house: TenantServer) -> None:
     """Each by the next one of its principal; a restart is refused where one is needed."""
     before = [house.visit("alice"), house.visit("bob")]
     outcome = ask(house.control, ask="restart")
@@ -308,7 +310,7 @@ def test_all_workers_are_restarted(house: House) -> None:
     assert not {one["pid"] for one in before} & {one["pid"] for one in after}
 
 
-def test_a_restart_says_whose_worker_is_needed(start: Callable[..., House]) -> None:
+def test_a_restart_says_whose_worker_is_needed(start: Callable[..., TenantServer]) -> None:
     """And without a worker there is nothing to restart."""
     house = start(FAKE_WORKER="needed")
     assert "no worker at work" in ask(house.control, ask="restart")["refused"]
@@ -319,7 +321,7 @@ def test_a_restart_says_whose_worker_is_needed(start: Callable[..., House]) -> N
 
 
 def test_who_has_no_worker_because_it_cannot_start_is_told_why(
-    start: Callable[..., House],
+    start: Callable[..., TenantServer],
 ) -> None:
     """The server goes on."""
     house = start(FAKE_WORKER="fail")
@@ -331,7 +333,9 @@ def test_who_has_no_worker_because_it_cannot_start_is_told_why(
     assert house.status()["workers"] == []
 
 
-def test_a_stop_leaves_no_process_and_no_file(start: Callable[..., House], runtime: Path) -> None:
+def test_a_stop_leaves_no_process_and_no_file(
+    start: Callable[..., TenantServer], runtime: Path
+) -> None:
     """Also none that waits for nobody."""
     house = start()
     pids = [house.visit(name)["pid"] for name in (None, "alice", "bob")]
@@ -345,7 +349,7 @@ def test_a_stop_leaves_no_process_and_no_file(start: Callable[..., House], runti
     assert not (runtime / "s.sock.workers").exists()
 
 
-def test_a_host_that_is_killed_leaves_no_process(start: Callable[..., House]) -> None:
+def test_a_host_that_is_killed_leaves_no_process(start: Callable[..., TenantServer]) -> None:
     """And the next one opens where it was."""
     house = start()
     pids = [house.visit("alice")["pid"], house.status()["host"]["door_pid"]]
@@ -375,7 +379,7 @@ def test_an_account_that_was_revoked_while_no_server_ran_keeps_no_process(
         assert left.wait(PATIENCE_S) == -signal.SIGKILL
         options = ServerOptions(cache_dir=str(folder), worker_uids=(uid, uid + 1))
         with pytest.raises(ConfigurationError, match="another server has the workers"):
-            Tenants(options, claims=True)
+            TenantDirectory(options, claims=True)
     finally:
         left.kill()
         left.wait()
@@ -395,7 +399,7 @@ class Notes:
         self.done.append(f"clear {principal}")
 
 
-class Hopeless:
+class FailingSlot:
     """A post whose worker cannot be started."""
 
     is_stopping = False
@@ -412,13 +416,13 @@ def test_what_an_account_has_left_is_ended_before_its_worker_and_when_it_is_give
     """It could prevent each next one from starting, and outlive the token."""
     notes = Notes()
     tenant = Tenant("account:alice", "none")
-    crew = Crew(ServerOptions(), ("worker",))
-    crew._clearing = cast("Clearing", notes)
-    place = Place(tenant, "t", cast("Any", Hopeless(notes)), None, ExitStack())  # type: ignore[arg-type]
-    crew._places["account:alice"] = place
-    assert asyncio.run(crew._keep(place)) == 0
+    crew = TenantManager(ServerOptions(), ("worker",))
+    crew._cleanup = cast("TenantCleanup", notes)
+    place = TenantWorker(tenant, "t", cast("Any", FailingSlot(notes)), None, ExitStack())  # type: ignore[arg-type]
+    crew._workers["account:alice"] = place
+    assert asyncio.run(crew._run_slot(place)) == 0
     assert notes.done == ["clear account:alice", "run", "begin account:alice"]
-    assert crew._places == {}
+    assert crew._workers == {}
 
 
 def test_each_token_has_a_place_of_its_own_on_disk() -> None:
@@ -430,19 +434,19 @@ def test_each_token_has_a_place_of_its_own_on_disk() -> None:
             asked.append((principal, token))
             raise ConfigurationError("no room")
 
-    crew = Crew(ServerOptions(), ("worker",))
-    crew._tenants = cast("Tenants", Nowhere())
-    assert crew._place_for("account:alice", "digest") == {"refused": "no room"}
+    crew = TenantManager(ServerOptions(), ("worker",))
+    crew._tenants = cast("TenantDirectory", Nowhere())
+    assert crew._worker_for("account:alice", "digest") == {"refused": "no room"}
     assert asked == [("account:alice", "digest")]
 
 
-def test_without_users_of_their_own_it_says_what_that_means(house: House) -> None:
+def test_without_users_of_their_own_it_says_what_that_means(house: TenantServer) -> None:
     """In the log, at its start."""
     (line,) = [one for one in house.host.said if '"workers_share_user"' in one]
     assert "against accidents, not against each other" in line
 
 
-def test_a_stop_at_once_kills_all(start: Callable[..., House]) -> None:
+def test_a_stop_at_once_kills_all(start: Callable[..., TenantServer]) -> None:
     """Whatever runs."""
     house = start(FAKE_WORKER="busy")
     house.visit("alice")
@@ -452,46 +456,46 @@ def test_a_stop_at_once_kills_all(start: Callable[..., House]) -> None:
 
 
 @pytest.fixture
-def crew(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Crew:
+def crew(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> TenantManager:
     """One of this process, whose workers rest from the beginning."""
 
-    async def rest(post: Post, listeners: Sequence[Listener], control: str = "") -> int:
+    async def rest(post: WorkerSlot, listeners: Sequence[Listener], control: str = "") -> int:
         await post._supervisor.stopping.wait()
         return 0
 
-    monkeypatch.setattr(Post, "run", rest)
-    monkeypatch.setattr(Post, "is_resting", True)
+    monkeypatch.setattr(WorkerSlot, "run", rest)
+    monkeypatch.setattr(WorkerSlot, "is_resting", True)
     options = ServerOptions(worker_per_principal=True, cache_dir="none")
-    crew = Crew(options, ())
-    crew._tenants = Tenants(options)
-    crew._clearing = Clearing(crew._tenants)
+    crew = TenantManager(options, ())
+    crew._tenants = TenantDirectory(options)
+    crew._cleanup = TenantCleanup(crew._tenants)
     crew._folder = f"{runtime}/workers"
     return crew
 
 
-async def closed(crew: Crew) -> None:
+async def closed(crew: TenantManager) -> None:
     """Returns when nobody has a place any more."""
     crew.stop()
-    await asyncio.gather(*(one.task for one in crew._places.values() if one.task))
+    await asyncio.gather(*(one.task for one in crew._workers.values() if one.task))
 
 
 def test_who_has_not_come_for_long_has_no_place_but_gets_one(
-    crew: Crew, runtime: Path, monkeypatch: pytest.MonkeyPatch
+    crew: TenantManager, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those who came once and rest do not use up the host's files."""
-    monkeypatch.setattr("jaxd_server.processes.tenants.manager._MOST_RESTING", 1)
-    monkeypatch.setattr("jaxd_server.processes.tenants.manager._RESTED_S", -1.0)
+    monkeypatch.setattr("jaxd_server.processes.tenants.manager._MAX_RESTING", 1)
+    monkeypatch.setattr("jaxd_server.processes.tenants.manager._MIN_RESTING_S", -1.0)
 
     async def play() -> None:
-        first, *_ = [crew._place_for(f"account:{name}", name)["path"] for name in "abc"]
-        assert list(crew._places) == ["account:b", "account:c"]
-        leaving = [one.task for one in crew._leaving if one.task]
-        again = crew._place_for("account:a", "a")["path"]  # before the former one is closed
+        first, *_ = [crew._worker_for(f"account:{name}", name)["path"] for name in "abc"]
+        assert list(crew._workers) == ["account:b", "account:c"]
+        leaving = [one.task for one in crew._detached if one.task]
+        again = crew._worker_for("account:a", "a")["path"]  # before the former one is closed
         assert again == first
         await asyncio.gather(*leaving)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(again)
-        assert list(crew._places) == ["account:c", "account:a"]
+        assert list(crew._workers) == ["account:c", "account:a"]
         await closed(crew)
         assert list((runtime / "workers").iterdir()) == []
 
@@ -499,25 +503,25 @@ def test_who_has_not_come_for_long_has_no_place_but_gets_one(
 
 
 def test_who_is_dismissed_leaves_no_watch_on_a_descriptor_of_others(
-    crew: Crew, runtime: Path, monkeypatch: pytest.MonkeyPatch
+    crew: TenantManager, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host watches the socket of a worker that rests, and the next file has the next number."""
     watched = asyncio.Event()
 
-    async def rest(post: Post, listeners: Sequence[Listener], control: str = "") -> int:
+    async def rest(post: WorkerSlot, listeners: Sequence[Listener], control: str = "") -> int:
         watched.set()
-        await supervisor._somebody_knocks(listeners, post._supervisor.stopping)
+        await supervisor._wait_for_client(listeners, post._supervisor.stopping)
         return 0
 
-    monkeypatch.setattr(Post, "run", rest)
+    monkeypatch.setattr(WorkerSlot, "run", rest)
 
     async def play() -> None:
-        crew._place_for("account:a", "a")
-        task = crew._places["account:a"].task
+        crew._worker_for("account:a", "a")
+        task = crew._workers["account:a"].task
         assert task is not None
         await watched.wait()
-        crew._hear(cast("Any", None), {"event": "accounts", "valid": {}})
-        assert crew._places == {}
+        crew._on_gateway_message(cast("Any", None), {"event": "accounts", "valid": {}})
+        assert crew._workers == {}
         assert list((runtime / "workers").iterdir()) == []
         loop, heard = asyncio.get_running_loop(), asyncio.Event()
         ours, theirs = socket.socketpair()  # one of which would have the number of the listener
@@ -531,14 +535,14 @@ def test_who_is_dismissed_leaves_no_watch_on_a_descriptor_of_others(
     asyncio.run(play())
 
 
-def test_quarantine_outlasts_a_place(crew: Crew) -> None:
+def test_quarantine_outlasts_a_place(crew: TenantManager) -> None:
     """It is listed and released without one, is there in the next, and goes with its token."""
 
-    def condemned(name: str) -> Post:
-        crew._place_for(f"account:{name}", name)
-        post = crew._places[f"account:{name}"].post
+    def condemned(name: str) -> WorkerSlot:
+        crew._worker_for(f"account:{name}", name)
+        post = crew._workers[f"account:{name}"].post
         for epoch in (2, 3):
-            post._supervisor.quarantine.died([entry()], epoch, "SIGSEGV")
+            post._supervisor.quarantine.record_deaths([entry()], epoch, "SIGSEGV")
         return post
 
     def whose() -> list[str]:
@@ -547,18 +551,20 @@ def test_quarantine_outlasts_a_place(crew: Crew) -> None:
     async def play() -> None:
         for post in map(condemned, "abc"):
             post.stop()
-        await asyncio.gather(*(one.task for one in crew._places.values() if one.task))
-        assert crew._places == {}
+        await asyncio.gather(*(one.task for one in crew._workers.values() if one.task))
+        assert crew._workers == {}
         assert whose() == ["account:a", "account:b", "account:c"]
         assert crew.describe()["quarantined"] == 3
-        crew._hear(cast("Any", None), {"event": "accounts", "valid": {"account:a": "a"}})
+        crew._on_gateway_message(
+            cast("Any", None), {"event": "accounts", "valid": {"account:a": "a"}}
+        )
         assert whose() == ["account:a"]
-        assert len(Quarantine(crew._kept.parts()[0]).rows()) == 1
+        assert len(Quarantine(crew._quarantine_file.parts()[0]).rows()) == 1
         assert [row["principal"] for row in crew.release("deadly")] == ["account:a"]
         assert whose() == []
         condemned("a")
-        task = crew._places["account:a"].task
-        crew._dismiss(crew._places["account:a"])
+        task = crew._workers["account:a"].task
+        crew._revoke(crew._workers["account:a"])
         assert whose() == []
         assert task is not None
         await task
@@ -566,7 +572,9 @@ def test_quarantine_outlasts_a_place(crew: Crew) -> None:
     asyncio.run(play())
 
 
-def test_who_can_have_no_place_is_told_so(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_can_have_no_place_is_told_so(
+    crew: TenantManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The door and all others go on."""
 
     def fail(*_: Any) -> NoReturn:
@@ -574,41 +582,41 @@ def test_who_can_have_no_place_is_told_so(crew: Crew, monkeypatch: pytest.Monkey
 
     async def play() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(Tenants, "of", fail)
-            assert "Too many open files" in crew._place_for("account:a", "a")["refused"]
-        assert "path" in crew._place_for("account:a", "a")
+            patch.setattr(TenantDirectory, "of", fail)
+            assert "Too many open files" in crew._worker_for("account:a", "a")["refused"]
+        assert "path" in crew._worker_for("account:a", "a")
         await closed(crew)
 
     asyncio.run(play())
 
 
 def test_one_report_that_fails_is_missed_in_no_other(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
+    crew: TenantManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever makes it fail: the operator sees all the others, and the idle server is not over."""
 
-    async def says(self: Post) -> dict[str, Any]:
-        if self is crew._places["account:a"].post:
+    async def says(self: WorkerSlot) -> dict[str, Any]:
+        if self is crew._workers["account:a"].post:
             raise TypeError("unhashable")
         return {"worker": {"calls": 3}, "worker_state": "ready"}
 
     async def play() -> None:
         for name in "ab":
-            crew._place_for(f"account:{name}", name)
-        monkeypatch.setattr(Post, "status", says)
-        monkeypatch.setattr(Post, "idle_s", says)
+            crew._worker_for(f"account:{name}", name)
+        monkeypatch.setattr(WorkerSlot, "status", says)
+        monkeypatch.setattr(WorkerSlot, "idle_s", says)
         monkeypatch.setattr(crew._door, "idle_s", partial(asyncio.sleep, 0, 9.0))
         alices, bobs = (await crew.status())["workers"]
         assert (alices["worker_state"], alices["worker"]) == ("unknown", {})
         assert (bobs["worker_state"], bobs["worker"]) == ("ready", {"calls": 3})
-        del crew._places["account:b"]
+        del crew._workers["account:b"]
         assert await crew.idle_s() == 0.0
         await closed(crew)
 
     asyncio.run(play())
 
 
-def test_the_host_may_open_what_so_many_workers_need(start: Callable[..., House]) -> None:
+def test_the_host_may_open_what_so_many_workers_need(start: Callable[..., TenantServer]) -> None:
     """Although systems begin with few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few, many = min(256, hard), min(1024 + 20 * 16, hard)

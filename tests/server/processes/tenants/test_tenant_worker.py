@@ -12,25 +12,25 @@ import pytest
 from jaxd_protocol.errors import CannotListen
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.worker_slot import Post
-from jaxd_server.processes.tenants.tenant_worker import Place
+from jaxd_server.processes.supervision.worker_slot import WorkerSlot
+from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 
 
-def opened(path: Path) -> Place:
+def opened(path: Path) -> TenantWorker:
     """Alice's, at a path."""
     tenant = Tenant("account:alice", "none")
-    return Place.opened(tenant, "t", str(path), Post(ServerOptions(), (), tenant))
+    return TenantWorker.opened(tenant, "t", str(path), WorkerSlot(ServerOptions(), (), tenant))
 
 
 @pytest.fixture
-def place(runtime: Path) -> Iterator[Place]:
+def place(runtime: Path) -> Iterator[TenantWorker]:
     """One whose worker has not been started."""
     place = opened(runtime / "a.sock")
     yield place
     place.close()
 
 
-def visit(place: Place) -> socket.socket:
+def visit(place: TenantWorker) -> socket.socket:
     """Somebody who is handed over."""
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(place.listener.address.path)
@@ -38,19 +38,19 @@ def visit(place: Place) -> socket.socket:
 
 
 def test_a_place_is_free_when_nobody_is_there_and_nobody_has_come(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: TenantWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its worker has begun to rest it is not; nor while somebody waits; nor once closed."""
-    found = [place.is_free]
-    monkeypatch.setattr(Post, "is_resting", True)
-    found.append(place.is_free)
+    found = [place.is_vacant]
+    monkeypatch.setattr(WorkerSlot, "is_resting", True)
+    found.append(place.is_vacant)
     with visit(place):
-        found.append(place.is_free)
+        found.append(place.is_vacant)
     place.close()
-    assert [*found, place.is_free] == [False, True, False, False]
+    assert [*found, place.is_vacant] == [False, True, False, False]
 
 
-def test_whoever_waits_is_sent_away(place: Place) -> None:
+def test_whoever_waits_is_sent_away(place: TenantWorker) -> None:
     """And the path is gone."""
     with visit(place) as sock:
         place.close()
@@ -59,13 +59,13 @@ def test_whoever_waits_is_sent_away(place: Place) -> None:
     assert not os.path.exists(place.listener.address.path)
 
 
-def test_a_path_is_given_up_before_the_socket_is(place: Place) -> None:
+def test_a_path_is_given_up_before_the_socket_is(place: TenantWorker) -> None:
     """The next place of the same principal has it, and keeps it."""
     path = Path(place.listener.address.path)
     with pytest.raises(CannotListen):
         opened(path)
-    place.give_up_path()
-    place.give_up_path()
+    place.release_path()
+    place.release_path()
     following = opened(path)
     place.close()
     with visit(following):
@@ -74,17 +74,17 @@ def test_a_path_is_given_up_before_the_socket_is(place: Place) -> None:
 
 
 def test_what_cannot_be_said_of_a_place_is_said(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: TenantWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever makes it fail; it does not count as idle then."""
 
-    async def fail(self: Post) -> NoReturn:
+    async def fail(self: WorkerSlot) -> NoReturn:
         raise TypeError("unhashable")
 
     async def play() -> tuple[dict[str, Any], float]:
         return await place.status(), await place.idle_s()
 
-    monkeypatch.setattr(Post, "status", fail)
-    monkeypatch.setattr(Post, "idle_s", fail)
+    monkeypatch.setattr(WorkerSlot, "status", fail)
+    monkeypatch.setattr(WorkerSlot, "idle_s", fail)
     status, idle_s = asyncio.run(play())
     assert (status["worker_state"], idle_s) == ("unknown", 0.0)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxd_protocol.errors import ConfigurationError, LimitExceeded
 from jaxd_server.processes.tenants import uid_table as module
-from jaxd_server.processes.tenants.uid_table import UserNumbers, name_of_user
+from jaxd_server.processes.tenants.uid_table import UidTable, name_of_user
 
 FIRST = 70000
 
@@ -27,9 +27,9 @@ def folder(runtime: Path) -> str:
     return str(runtime)
 
 
-def numbers(folder: str | None, last: int = FIRST + 3) -> UserNumbers:
+def numbers(folder: str | None, last: int = FIRST + 3) -> UidTable:
     """Three, and one for the server."""
-    return UserNumbers(folder, (FIRST, last))
+    return UidTable(folder, (FIRST, last))
 
 
 def test_each_account_has_its_own_and_the_server_has_one(folder: str) -> None:
@@ -49,7 +49,7 @@ def test_the_number_of_the_server_is_none_that_an_account_has(folder: str) -> No
     Path(folder, "users.json").write_text(json.dumps({"account:a": FIRST + 3}))
     assert numbers(folder).ender == FIRST + 2
     assert numbers(folder).of("account:a") == FIRST + 3
-    assert UserNumbers(folder, (FIRST + 10, FIRST + 11)).ender == FIRST + 11
+    assert UidTable(folder, (FIRST + 10, FIRST + 11)).ender == FIRST + 11
     Path(folder, "users.json").write_text(json.dumps({"account:a": FIRST}))
     with pytest.raises(ConfigurationError, match="one of --worker-uids for itself"):
         numbers(folder, last=FIRST)

@@ -19,7 +19,7 @@ import pytest
 
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.packages.packages import changed_since_first_seen
 from jaxd_server.codec.arguments import (
     dynamic,
@@ -31,21 +31,21 @@ from jaxd_server.codec.arguments import (
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.table import Functions
-from jaxd_server.compilation.remote_trace.job import order_of
+from jaxd_server.compilation.remote_trace.job import trace_request_of
 from jaxd_server.compilation.remote_trace.messages import (
     Ended,
     Failed,
     Lowered,
-    Order,
     Outdated,
     Refused,
     Reply,
+    TraceRequest,
 )
 from jaxd_server.compilation.remote_trace.process import TracerProcess
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.lowered import out_leaves
-from jaxd_server.jax_compat.lowered_transfer import understands, unpack_lowered
+from jaxd_server.jax_compat.lowered_transfer import can_unpack, unpack_lowered
 from jaxd_server.jax_compat.programs import compile_flat
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, Emit
@@ -82,12 +82,12 @@ class Bench:
 
     def __init__(self) -> None:
         prepare_once()
-        self.tracer = TracerProcess("text", understands)
+        self.tracer = TracerProcess("text", can_unpack)
         self.counters = Counters()
         self.compiler = Compiler(self.counters, 1)
         assert self.tracer.wait()
 
-    def order(self, source: Source, *args: Any, **more: Any) -> Order:
+    def order(self, source: Source, *args: Any, **more: Any) -> TraceRequest:
         """A call as it is sent."""
         call = source.call(args, **more)
         function = Functions().obtain(source.key, source)
@@ -95,7 +95,7 @@ class Bench:
         arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
         name = call_name(function, arguments)
         assert name is not None
-        order = order_of(request_of(function, call, arguments, layout), name)
+        order = trace_request_of(request_of(function, call, arguments, layout), name)
         assert order is not None
         return order._replace(code=bytes(source.code_))
 
@@ -228,7 +228,7 @@ def test_an_exception_of_the_function_comes_back_with_its_line(bench: Bench) -> 
     """Type, message and traceback are the user's."""
     reply = bench.ask(Source(_fails), X)
     assert isinstance(reply, Failed)
-    error = rebuild_failure(reply.failure)
+    error = decode_failure(reply.failure)
     assert isinstance(error, KeyError)
     assert "a message of the user's" in str(error)
     shown = "".join(traceback.format_exception(error))
@@ -240,7 +240,7 @@ def test_a_result_that_jax_cannot_take_is_explained(bench: Bench) -> None:
     """With what to do about it, as in a worker."""
     reply = bench.ask(Source(lambda x: "text"), X)
     assert isinstance(reply, Failed)
-    error = rebuild_failure(reply.failure)
+    error = decode_failure(reply.failure)
     assert isinstance(error, ResultError)
     assert "make text and other objects" in str(error)
 
@@ -330,7 +330,7 @@ def test_packages_that_changed_on_disk_make_it_useless(
 
         return x * tr_package.RATE
 
-    tracer = TracerProcess("text", understands)
+    tracer = TracerProcess("text", can_unpack)
     try:
         assert tracer.wait()
         order = bench.order(Source(uses), X)
@@ -360,7 +360,7 @@ tracer.main()
 def ask_a_broken_one(bench: Bench, name: str, source: Source) -> Reply:
     """What a tracer says in which this method raises."""
     command = (sys.executable, "-P", "-c", BROKEN.format(name=name))
-    tracer = TracerProcess("text", understands, command)
+    tracer = TracerProcess("text", can_unpack, command)
     try:
         assert tracer.wait()
         return tracer.ask(bench.order(source, X), SILENT)
@@ -386,7 +386,7 @@ def test_an_exception_of_the_function_is_final_whatever_else_goes_wrong(bench: B
     """It is not traced once more in the worker for that."""
     reply = ask_a_broken_one(bench, "Tracer._side", Source(_fails))
     assert isinstance(reply, Failed), reply
-    assert isinstance(rebuild_failure(reply.failure), KeyError)
+    assert isinstance(decode_failure(reply.failure), KeyError)
     assert reply.side.counts["traces"] == 1
 
 
@@ -402,12 +402,12 @@ def test_an_exception_that_cannot_be_described_is_final_as_well(bench: Bench) ->
 
     reply = bench.ask(Source(fails), X)
     assert isinstance(reply, Failed), reply
-    assert "Nasty, which cannot be described: SystemExit" in str(rebuild_failure(reply.failure))
+    assert "Nasty, which cannot be described: SystemExit" in str(decode_failure(reply.failure))
 
 
 def test_a_tracer_that_is_killed_while_it_traces_answers_nothing_more(bench: Bench) -> None:
     """Whoever waits for it is told how it ended."""
-    tracer = TracerProcess("text", understands)
+    tracer = TracerProcess("text", can_unpack)
     assert tracer.wait()
     replies: list[Reply] = []
 

@@ -8,8 +8,8 @@ from jaxd_protocol.errors import Cancelled
 from jaxd_server.compilation.compiling.builds import Build
 from jaxd_server.execution.admission import Admission
 from jaxd_server.processes.worker import abandoned_work as module
-from jaxd_server.processes.worker.abandoned_work import Leftovers
-from jaxd_server.runtime.threads.cancellation import Interest
+from jaxd_server.processes.worker.abandoned_work import AbandonedWork
+from jaxd_server.runtime.threads.cancellation import CancelToken
 
 
 class Scene:
@@ -21,7 +21,7 @@ class Scene:
         self.replaced: list[list[str]] = []
         self.has_values = False
         self.now = 0.0
-        self.left = Leftovers(
+        self.left = AbandonedWork(
             self.admission, grace_s, lambda: self.has_values, self.replaced.append
         )
         monkeypatch.setattr(
@@ -33,24 +33,24 @@ class Scene:
 
     def call(self, phase: Any = "running") -> Any:
         """One that was given up."""
-        interest = Interest(clock=lambda: self.now)
+        interest = CancelToken(clock=lambda: self.now)
         running = self.admission.enter("step", None, interest)
         interest.enter(phase)
         interest.give_up(Cancelled("not wanted."))
-        interest.is_settled = True
+        interest.is_client_notified = True
         return running
 
     def build(self) -> Build:
         """One that was left."""
         build = Build()
-        build.name, build.is_left = "step", True
+        build.name, build.is_abandoned = "step", True
         self.left.add(build)
         return build
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """At this time."""
         self.now = now
-        self.left.look()
+        self.left.poll()
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 def test_a_program_that_does_not_end_costs_the_worker(scene: Scene) -> None:
     """After the time that it has; and new calls are told to come again."""
     scene.call()
-    scene.look(4.0)
+    scene.poll(4.0)
     assert (scene.replaced, scene.admission.draining) == ([], False)
-    scene.look(6.0)
+    scene.poll(6.0)
     assert scene.replaced == [["step runs although nobody waits for it"]]
     assert scene.admission.draining
     assert "the worker is replaced" in scene.logged[0]
-    scene.look(7.0)
+    scene.poll(7.0)
     assert len(scene.logged) == 1
 
 
@@ -76,8 +76,8 @@ def test_not_where_arrays_would_be_lost(scene: Scene) -> None:
     """The operator is told, once."""
     scene.has_values = True
     scene.call()
-    scene.look(6.0)
-    scene.look(7.0)
+    scene.poll(6.0)
+    scene.poll(7.0)
     assert scene.replaced == []
     (line,) = scene.logged
     assert "jaxd values" in line
@@ -89,18 +89,18 @@ def test_one_that_ends_in_time_is_forgotten(scene: Scene) -> None:
     """As is one that waits for its client."""
     scene.admission.leave(scene.call())
     scene.call("waiting")
-    scene.look(6.0)
+    scene.poll(6.0)
     assert (scene.replaced, scene.logged) == ([], [])
 
 
 def test_a_compilation_goes_on(scene: Scene) -> None:
     """Only said."""
     build = scene.build()
-    scene.look(6.0)
+    scene.poll(6.0)
     assert scene.replaced == []
     assert "it goes on, and is kept" in scene.logged[0]
     assert [row["function"] for row in scene.left.rows()] == ["step"]
-    build.is_left = False  # somebody wants it again
+    build.is_abandoned = False  # somebody wants it again
     assert scene.left.rows() == []
 
 
@@ -108,7 +108,7 @@ def test_a_trace_that_cannot_be_interrupted_costs_the_worker(scene: Scene) -> No
     """Where it is traced in the worker itself."""
     build = scene.build()
     build.interruptible._is_closed = False
-    scene.look(6.0)
+    scene.poll(6.0)
     assert scene.replaced == [["step is being traced although nobody waits for it"]]
 
 
@@ -117,7 +117,7 @@ def test_a_trace_elsewhere_costs_only_that_process(scene: Scene) -> None:
     scene.has_values = True
     ended: list[bool] = []
     scene.build().end_by_force = lambda: ended.append(True)
-    scene.look(6.0)
+    scene.poll(6.0)
     assert (ended, scene.replaced) == ([True], [])
 
 
@@ -125,5 +125,5 @@ def test_without_a_limit_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
     """Only listed."""
     scene = Scene(monkeypatch, grace_s=0.0)
     scene.call()
-    scene.look(1e6)
+    scene.poll(1e6)
     assert (scene.replaced, len(scene.left.rows())) == ([], 1)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxd_server.execution.admission import Admission
 from jaxd_server.processes.worker import gc_scheduler
-from jaxd_server.processes.worker.gc_scheduler import Housekeeper
+from jaxd_server.processes.worker.gc_scheduler import GcScheduler
 from tests.server.staging import PATIENCE_S
 
 
@@ -33,7 +33,7 @@ def make_garbage(count: int) -> None:
 
 def test_python_no_longer_collects_by_itself(admission: Admission) -> None:
     """And gives it back at the end."""
-    housekeeper = Housekeeper(admission)
+    housekeeper = GcScheduler(admission)
     housekeeper.start()
     assert not gc.isenabled()
     assert sys.getswitchinterval() < 1e-4
@@ -43,15 +43,15 @@ def test_python_no_longer_collects_by_itself(admission: Admission) -> None:
 
 def test_garbage_is_collected_when_nobody_waits(admission: Admission) -> None:
     """Not while a call is running, and not for a few objects."""
-    housekeeper = Housekeeper(admission)
+    housekeeper = GcScheduler(admission)
     gc.collect()
     gc.disable()
-    assert not housekeeper.look()
+    assert not housekeeper.poll()
     make_garbage(10_000)
     running = admission.enter("f", None)
-    assert not housekeeper.look()
+    assert not housekeeper.poll()
     admission.leave(running)
-    assert housekeeper.look()
+    assert housekeeper.poll()
     assert gc.get_count()[0] < 5_000
 
 
@@ -61,7 +61,7 @@ class Tracked:
 
 def test_old_garbage_is_collected_when_nobody_has_called_for_a_while(admission: Admission) -> None:
     """What outlived a look at what is new takes a look at everything, which takes longer."""
-    housekeeper = Housekeeper(admission)
+    housekeeper = GcScheduler(admission)
     gc.collect()
     gc.disable()
     cycle = Tracked()
@@ -69,10 +69,10 @@ def test_old_garbage_is_collected_when_nobody_has_called_for_a_while(admission: 
     freed = weakref.ref(cycle)
     for _ in range(2):
         make_garbage(10_000)
-        assert housekeeper.look()
+        assert housekeeper.poll()
     del cycle
     assert freed() is not None
-    collected = [housekeeper.look() for _ in range(20)]
+    collected = [housekeeper.poll() for _ in range(20)]
     assert collected.count(True) == 1
     assert freed() is None
 
@@ -82,22 +82,22 @@ def test_garbage_is_collected_in_the_end(
 ) -> None:
     """Also when there is always a call, once there is very much of it."""
     monkeypatch.setattr(gc_scheduler, "_TOO_MANY", 9_000)
-    housekeeper = Housekeeper(admission)
+    housekeeper = GcScheduler(admission)
     gc.collect()
     gc.disable()
     admission.enter("f", None)
     make_garbage(10_000)
-    assert housekeeper.look()
+    assert housekeeper.poll()
 
 
 def test_chores_are_done_from_time_to_time(
     admission: Admission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the housekeeper's own thread."""
-    monkeypatch.setattr(gc_scheduler, "_LOOK_S", 0.001)
+    monkeypatch.setattr(gc_scheduler, "_POLL_S", 0.001)
     monkeypatch.setattr(gc_scheduler, "_CHORES", 2)
     done = threading.Event()
-    housekeeper = Housekeeper(admission, done.set)
+    housekeeper = GcScheduler(admission, done.set)
     housekeeper.start()
     assert done.wait(PATIENCE_S)
     housekeeper.close()

@@ -9,7 +9,7 @@ from jaxd_server.processes.worker.report import WorkerReport
 from jaxd_server.runtime.counters import Counters
 
 if TYPE_CHECKING:
-    from tests.server.in_process import Shop
+    from tests.server.in_process import InProcessServer
 
 STATUS = {
     *("calls", "traces", "compiles", "executable_hits", "executable_loads", "executables"),
@@ -29,7 +29,7 @@ def test_a_worker_has_every_figure_before_it_has_any_part() -> None:
     json.dumps(status)
 
 
-def test_a_worker_is_told_of_by_who_asks(shop: Shop) -> None:
+def test_a_worker_is_told_of_by_who_asks(shop: InProcessServer) -> None:
     """Its host hears what no client does; whoever connects hears nothing of what it does."""
     report = WorkerReport(shop.options, shop.counters)
     report.epoch, report.parts = 3, shop.parts

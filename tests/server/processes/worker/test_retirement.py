@@ -6,8 +6,8 @@ from jaxd_protocol.pytree import Leaf
 from jaxd_server.execution.admission import Admission
 from jaxd_server.processes.worker import retirement as giving_way
 from jaxd_server.processes.worker.retirement import still_needed
-from jaxd_server.values.store import Values
-from jaxd_server.values.value import Value, ValuesOfSession
+from jaxd_server.values.store import ValueStore
+from jaxd_server.values.value import SessionValues, Value
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_without_work_may_go() -> None:
     """And until it does, whoever calls waits."""
     admission = Admission()
-    assert still_needed(admission, Values()) == ""
+    assert still_needed(admission, ValueStore()) == ""
     assert admission.is_barred
 
 
@@ -28,14 +28,14 @@ def test_a_running_call_keeps_a_worker() -> None:
     admission = Admission()
     admission.enter("step", None).started -= 70
     admission.enter("other", None)
-    assert still_needed(admission, Values()) == "step has been running for 70 s"
+    assert still_needed(admission, ValueStore()) == "step has been running for 70 s"
     assert not admission.is_barred
 
 
 def test_arrays_of_clients_keep_a_worker() -> None:
     """Their owners are named; new calls go on as well."""
-    admission, values = Admission(), Values()
-    values.add(ValuesOfSession("uid:7"), {1: Value(object(), Leaf("A", "uint8", (8,)), 8, "step")})
+    admission, values = Admission(), ValueStore()
+    values.add(SessionValues("uid:7"), {1: Value(object(), Leaf("A", "uint8", (8,)), 8, "step")})
     words = "it holds arrays of uid:7 (jaxd values lists them)"
     assert still_needed(admission, values) == words
     assert not admission.is_barred

@@ -8,7 +8,7 @@ import pytest
 
 from jaxd_protocol.errors import WorkerReplaced
 from jaxd_server.execution.admission import Admission
-from jaxd_server.processes.worker.retirement import Renewal
+from jaxd_server.processes.worker.retirement import PackageMonitor
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from tests.fake_packages import FakeSite
 
@@ -24,13 +24,13 @@ def test_a_change_closes_the_doors_and_is_told(
     admission = Admission()
     begun: list[list[str]] = []
     events: list[tuple[str, dict[str, Any]]] = []
-    renewal = Renewal(ImportedPackages(), admission, begun.append)
+    renewal = PackageMonitor(ImportedPackages(), admission, begun.append)
     renewal.note()
-    renewal.look(lambda *event: events.append(event))
+    renewal.poll(lambda *event: events.append(event))
     assert (admission.draining, begun, events) == (False, [], [])
     site.install("renewed", "2", {"renewed.py": "22"})
     for _ in range(2):
-        renewal.look(lambda *event: events.append(event))
+        renewal.poll(lambda *event: events.append(event))
         with pytest.raises(WorkerReplaced):
             admission.enter("f", None)
     assert begun == [["renewed was changed from 1 to 2"]]
@@ -49,12 +49,12 @@ def test_what_a_call_imports_is_watched_too(
     site = FakeSite(tmp_path)
     monkeypatch.syspath_prepend(site.path)
     begun: list[list[str]] = []
-    renewal = Renewal(ImportedPackages(), Admission(), begun.append)
+    renewal = PackageMonitor(ImportedPackages(), Admission(), begun.append)
     site.install("renewed_later", "1", {"renewed_later.py": "1"})
     importlib.import_module("renewed_later")
     renewal.note()
     site.install("renewed_later", "2", {"renewed_later.py": "22"})
-    renewal.look(lambda *_: None)
+    renewal.poll(lambda *_: None)
     assert begun == [["renewed_later was changed from 1 to 2"]]
 
 
@@ -70,10 +70,10 @@ def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
     texts: list[str] = []
     values = [object()]
     admission = Admission()
-    renewal = Renewal(ImportedPackages(), admission, begun.append, lambda: bool(values))
+    renewal = PackageMonitor(ImportedPackages(), admission, begun.append, lambda: bool(values))
     renewal.note()
     site.install("renewed_never", "2", {"renewed_never.py": "22"})
-    renewal.look(lambda _, content: texts.append(content["text"]))
+    renewal.poll(lambda _, content: texts.append(content["text"]))
     assert (begun, admission.draining) == ([], False)
     (text,) = texts
     assert text == (
@@ -82,9 +82,9 @@ def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
         "there are none (`jaxd values` lists them), or by `jaxd stop`."
     )
     values.clear()
-    renewal.look(lambda _, content: texts.append(content["text"]))
+    renewal.poll(lambda _, content: texts.append(content["text"]))
     assert begun == [["renewed_never was changed from 1 to 2"]]
     values.append(object())  # too late: it has begun
-    renewal.look(lambda _, content: texts.append(content["text"]))
+    renewal.poll(lambda _, content: texts.append(content["text"]))
     assert texts[1].endswith("the server's worker was restarted.")
     assert texts[2] == texts[1]

@@ -8,7 +8,7 @@ import pytest
 
 from jaxd_protocol.errors import WorkerReplaced
 from jaxd_server.execution.admission import Admission
-from jaxd_server.processes.worker.retirement import Rest
+from jaxd_server.processes.worker.retirement import IdleShutdown
 from tests.server.staging import join, start, until, waiting
 
 
@@ -20,7 +20,7 @@ class Worker:
         self.idle_s = 0.0
         self.has_values = False
         self.begun = 0
-        self.rest = Rest(
+        self.rest = IdleShutdown(
             after_s, self.admission, lambda: self.idle_s, lambda: self.has_values, self._begin
         )
 
@@ -31,11 +31,11 @@ class Worker:
 def test_an_idle_worker_goes_once() -> None:
     """Not before its time; whoever calls then is told to come again."""
     worker = Worker()
-    worker.rest.look()
+    worker.rest.poll()
     assert not worker.admission.draining
     worker.idle_s = 10.0
-    worker.rest.look()
-    worker.rest.look()
+    worker.rest.poll()
+    worker.rest.poll()
     assert worker.begun == 1
     with pytest.raises(WorkerReplaced, match="it was idle"):
         worker.admission.enter("f", None)
@@ -45,10 +45,10 @@ def test_arrays_of_clients_keep_it() -> None:
     """They would be gone: they are not on disk."""
     worker = Worker()
     worker.idle_s, worker.has_values = 99.0, True
-    worker.rest.look()
+    worker.rest.poll()
     assert worker.begun == 0
     worker.has_values = False
-    worker.rest.look()
+    worker.rest.poll()
     assert worker.begun == 1
 
 
@@ -57,10 +57,10 @@ def test_a_running_call_keeps_it() -> None:
     worker = Worker()
     running = worker.admission.enter("f", None)
     worker.idle_s = 99.0
-    worker.rest.look()
+    worker.rest.poll()
     assert worker.begun == 0
     worker.admission.leave(running)
-    worker.rest.look()
+    worker.rest.poll()
     assert worker.begun == 1
 
 
@@ -78,7 +78,7 @@ def test_an_array_that_comes_at_the_last_moment_keeps_it() -> None:
         return looks[-1]
 
     worker.rest._has_values = has_values
-    worker.rest.look()
+    worker.rest.poll()
     assert looks == [False, True]
     assert worker.begun == 0
     worker.admission.leave(worker.admission.enter("f", None))
@@ -105,7 +105,7 @@ def test_an_array_that_comes_too_late_goes_to_the_next_one() -> None:
         return False
 
     worker.rest._has_values = has_values
-    worker.rest.look()
+    worker.rest.poll()
     join(threads)
     assert (len(refused), worker.begun) == (1, 1)
 
@@ -114,9 +114,9 @@ def test_a_worker_that_may_not_go_stays() -> None:
     """And one that is told to stop is not told twice."""
     forever = Worker(0.0)
     forever.idle_s = 1e9
-    forever.rest.look()
+    forever.rest.poll()
     stopping = Worker()
     stopping.idle_s = 99.0
     stopping.admission.drain()
-    stopping.rest.look()
+    stopping.rest.poll()
     assert (forever.begun, stopping.begun) == (0, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxd_protocol.pickling.unpack.permission import Doors
+from jaxd_protocol.pickling.unpack.permission import UnpicklingGate
 from jaxd_server.compilation.functions.table import permit_all
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.jax_compat import compilation_cache
@@ -74,7 +74,7 @@ def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flatbuffers")
     said: list[Any] = []
     monkeypatch.setattr(sizing, "log_event", lambda event, **fields: said.append((event, fields)))
-    monkeypatch.setattr(sizing, "doors", Doors())
+    monkeypatch.setattr(sizing, "unpickling_gate", UnpicklingGate())
     sizing.receiving(replace(DEFAULTS, accept="exported", allow_targets=("theirs",)))
     assert said == [("native_code_unchecked", {"level": logging.WARNING, "target": "theirs"})]
     assert sizing.permitting(DEFAULTS) is permit_all

@@ -7,10 +7,10 @@ from tests.server.staging import until
 if TYPE_CHECKING:
     import pytest
 
-    from tests.server.in_process import Shop
+    from tests.server.in_process import InProcessServer
 
 
-def test_a_fresh_worker_holds_nothing(shop: Shop) -> None:
+def test_a_fresh_worker_holds_nothing(shop: InProcessServer) -> None:
     """Every figure is there from the start."""
     status = shop.parts.status.now()
     assert status.pop("idle_s") >= 0
@@ -20,7 +20,7 @@ def test_a_fresh_worker_holds_nothing(shop: Shop) -> None:
     assert {"executables", "functions", "connections", "sessions", "running_calls"} <= set(status)
 
 
-def test_the_status_follows_what_is_done(shop: Shop) -> None:
+def test_the_status_follows_what_is_done(shop: InProcessServer) -> None:
     """Functions, executables, bytes and connections."""
     client = shop.client()
     double = client.persistent_call(lambda x: x * 2)
@@ -33,7 +33,7 @@ def test_the_status_follows_what_is_done(shop: Shop) -> None:
 
 
 def test_a_server_is_not_idle_at_once_when_a_client_leaves(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long that client had not called."""
     monkeypatch.setattr(type(shop.counters), "idle_s", 5_000.0)
@@ -48,7 +48,7 @@ def test_a_server_is_not_idle_at_once_when_a_client_leaves(
     assert shop.parts.status.now()["idle_s"] < 1_000
 
 
-def test_a_principal_is_shown_nothing_of_others(shop: Shop) -> None:
+def test_a_principal_is_shown_nothing_of_others(shop: InProcessServer) -> None:
     """What the server's own user has done is neither counted nor listed for somebody else."""
     shop.client().persistent_call(lambda x: x * 2)(1.0)
     everything = {
@@ -67,7 +67,7 @@ def test_a_principal_is_shown_nothing_of_others(shop: Shop) -> None:
     assert shown["epoch"] == 1
 
 
-def test_a_principal_is_shown_what_is_its_own(shop: Shop) -> None:
+def test_a_principal_is_shown_what_is_its_own(shop: InProcessServer) -> None:
     """Its connections are counted, and not those of others."""
     alices = {"principal": "account:alice", "connections": 2, "sessions": 1}
     others = {"principal": "account:bob", "connections": 3, "sessions": 3}

@@ -56,7 +56,7 @@ class WorkerAlone:
         listener.close()
         theirs.close()
 
-    def say(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """As the host does."""
         self.tether.sendall(json.dumps(message).encode() + b"\n")
 
@@ -85,7 +85,7 @@ def alone(runtime: Path) -> Iterator[WorkerAlone]:
 
 def test_a_worker_lives_as_its_host_wants(alone: WorkerAlone) -> None:
     """It says that it is ready, answers the host and clients, and drains: exit code 0."""
-    alone.say(ask="status", id=1)
+    alone.send(ask="status", id=1)
     first = alone.hear()
     assert (first["answer"], first["status"]["phase"]) == (1, "starting")
     assert set(first["status"]) >= STATUS
@@ -97,11 +97,11 @@ def test_a_worker_lives_as_its_host_wants(alone: WorkerAlone) -> None:
             *(7, alone.process.pid),
             [alone.address],
         )
-        alone.say(ask="status", id=2)
+        alone.send(ask="status", id=2)
         status = alone.hear()["status"]
         assert set(status) >= STATUS
         assert (status["phase"], status["calls"], status["connections"]) == ("ready", 1, 1)
-        alone.say(ask="drain", id=3)
+        alone.send(ask="drain", id=3)
         assert alone.hear() == {"event": "draining"}
         assert alone.process.wait(30) == 0
 

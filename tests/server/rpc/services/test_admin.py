@@ -15,14 +15,14 @@ import jaxd_server.rpc.services.admin
 from jaxd_protocol.errors import ConfigurationError, ProtocolError, ServerDraining, WorkerLost
 from jaxd_protocol.jit.options import function_key
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import rebuild_failure
-from jaxd_protocol.messages.function_manifest import Meaning
+from jaxd_protocol.messages.failures import decode_failure
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recipes import load_recipes
-from jaxd_server.rpc.services.admin import OPERATIONS, Operations
-from tests.server.in_process import Kitchen, Shop, Source
+from jaxd_server.rpc.services.admin import OPERATIONS, AdminService
+from tests.server.in_process import InProcessServer, PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, join, start, until
 
-OpenKitchen = Callable[..., Kitchen]
+OpenKitchen = Callable[..., PipelineHarness]
 
 X: Any = np.arange(6, dtype=np.float32)
 
@@ -30,10 +30,10 @@ X: Any = np.arange(6, dtype=np.float32)
 @pytest.fixture
 def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
     """Opens pipelines, one after the other, that share a folder on disk."""
-    kitchens: list[Kitchen] = []
+    kitchens: list[PipelineHarness] = []
 
-    def open_(folder: str | None = str(runtime / "cache")) -> Kitchen:
-        kitchens.append(Kitchen(folder=folder))
+    def open_(folder: str | None = str(runtime / "cache")) -> PipelineHarness:
+        kitchens.append(PipelineHarness(folder=folder))
         return kitchens[-1]
 
     yield open_
@@ -41,17 +41,17 @@ def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
         kitchen.close()
 
 
-def operations(kitchen: Kitchen) -> Operations:
+def operations(kitchen: PipelineHarness) -> AdminService:
     """Those of a worker."""
-    return Operations(kitchen.pipeline)
+    return AdminService(kitchen.pipeline)
 
 
-def ask(kitchen: Kitchen, verb: str, *args: Any) -> Any:
+def ask(kitchen: PipelineHarness, verb: str, *args: Any) -> Any:
     """What a JSON answer says; raises what it says instead."""
     value, buffers = operations(kitchen).answer(verb, args)
     assert list(buffers) == []
     if value[0] == FAILED:
-        raise rebuild_failure(value[1])
+        raise decode_failure(value[1])
     return json.loads(value)
 
 
@@ -85,7 +85,7 @@ def test_functions_without_a_recipe_are_named(open_kitchen: OpenKitchen) -> None
     answering = operations(kitchen)
     (said,), _ = answering.answer("recipes", ("",))
     source = Source(lambda x: x + 1)
-    source.meaning = Meaning(source.fingerprint, shared=False)
+    source.manifest = FunctionManifest(source.fingerprint, shared=False)
     kitchen.value(source, X)
     (said,), _ = answering.answer("recipes", (json.loads(said)["mark"],))
     (left_out,) = json.loads(said)["left_out"]
@@ -99,7 +99,7 @@ def test_an_error_comes_as_that_of_a_call(open_kitchen: OpenKitchen) -> None:
     value, _ = operations(open_kitchen()).answer("recipes", (json.loads(mark)["mark"],))
     assert value[0] == FAILED
     with pytest.raises(WorkerLost, match="Record again"):
-        raise rebuild_failure(value[1])
+        raise decode_failure(value[1])
 
 
 def test_a_function_is_forgotten_in_memory_and_on_disk(open_kitchen: OpenKitchen) -> None:
@@ -142,7 +142,7 @@ def test_what_a_client_has_for_itself_is_forgotten_with_the_rest(
     """A function whose fingerprint is in doubt goes by a key that its client does not know."""
     kitchen, source = open_kitchen(), Source(lambda x: x + 1)
     source.fingerprint = b"f" * 16
-    source.meaning = Meaning(source.fingerprint)
+    source.manifest = FunctionManifest(source.fingerprint)
     source.key = function_key(source.fingerprint, source.options)
     kitchen.value(source, X)
     (executable,) = kitchen.executables.all()
@@ -256,7 +256,7 @@ def test_an_operation_runs_like_a_call(open_kitchen: OpenKitchen, gate: Gate) ->
 
 
 @pytest.fixture
-def shop(open_shop: Callable[..., Shop], runtime: Path) -> Shop:
+def shop(open_shop: Callable[..., InProcessServer], runtime: Path) -> InProcessServer:
     """A whole worker, with a disk."""
     return open_shop(cache_dir=str(runtime / "cache"))
 
@@ -266,7 +266,7 @@ def answer_of(reply: Any) -> Any:
     return json.loads(reply[0])
 
 
-def test_every_operation_is_answered_over_the_wire(shop: Shop) -> None:
+def test_every_operation_is_answered_over_the_wire(shop: InProcessServer) -> None:
     """To whoever asks, after a call."""
     source = Source(lambda x: x + 1)
     peer = shop.peer(source)
@@ -280,7 +280,7 @@ def test_every_operation_is_answered_over_the_wire(shop: Shop) -> None:
     until(lambda: shop.parts._workshop.budget.calls == 0)
 
 
-def test_an_operation_that_takes_long_holds_up_nobody(shop: Shop, gate: Gate) -> None:
+def test_an_operation_that_takes_long_holds_up_nobody(shop: InProcessServer, gate: Gate) -> None:
     """Calls and questions on the same connection are answered meanwhile."""
     client = shop.client()
     answers: list[Any] = []
@@ -297,7 +297,7 @@ def test_an_operation_that_takes_long_holds_up_nobody(shop: Shop, gate: Gate) ->
 
 
 def test_a_question_about_builds_that_takes_long_holds_up_nobody(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as the first one, which reads all records."""
     entered, opened = threading.Event(), threading.Event()
@@ -307,7 +307,7 @@ def test_a_question_about_builds_that_takes_long_holds_up_nobody(
         assert opened.wait(PATIENCE_S)
         return []
 
-    monkeypatch.setattr(shop.parts.pipeline.decisions, "recent", recent)
+    monkeypatch.setattr(shop.parts.pipeline.build_log, "recent", recent)
     client = shop.client()
     answers: list[Any] = []
     asked = start(lambda: answers.append(client.caller.session.ask("recent", 2)))
@@ -320,7 +320,7 @@ def test_a_question_about_builds_that_takes_long_holds_up_nobody(
     assert answers == [{"decisions": []}]
 
 
-def test_what_is_kept_is_counted_in_the_status(shop: Shop) -> None:
+def test_what_is_kept_is_counted_in_the_status(shop: InProcessServer) -> None:
     """Programs, files and bytes, beside what was paid and saved."""
     first, second = shop.client(), shop.client()
     before = shop.parts.status.now()

@@ -13,9 +13,9 @@ import pytest
 from jaxd_protocol.jit.options import Options
 from jaxd_server.rpc.services.inventory import arguments_text, inventory
 from jaxd_server.rpc.sessions import Session
-from tests.server.in_process import Kitchen, Source, encode
+from tests.server.in_process import PipelineHarness, Source, encode
 
-OpenKitchen = Callable[..., Kitchen]
+OpenKitchen = Callable[..., PipelineHarness]
 
 X: Any = np.arange(6, dtype=np.float32)
 
@@ -23,10 +23,10 @@ X: Any = np.arange(6, dtype=np.float32)
 @pytest.fixture
 def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
     """Opens pipelines, one after the other, that share a folder on disk."""
-    kitchens: list[Kitchen] = []
+    kitchens: list[PipelineHarness] = []
 
-    def open_(folder: str | None = str(runtime / "cache")) -> Kitchen:
-        kitchens.append(Kitchen(folder=folder))
+    def open_(folder: str | None = str(runtime / "cache")) -> PipelineHarness:
+        kitchens.append(PipelineHarness(folder=folder))
         return kitchens[-1]
 
     yield open_
@@ -34,15 +34,15 @@ def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
         kitchen.close()
 
 
-def report(kitchen: Kitchen) -> dict[str, Any]:
+def report(kitchen: PipelineHarness) -> dict[str, Any]:
     """The answer to `functions`, once all is on disk."""
     if kitchen.shelf is not None:
         kitchen.shelf.flush()
     pipeline = kitchen.pipeline
-    return inventory(pipeline.executables, pipeline.shelf, pipeline.decisions, kitchen.counters)
+    return inventory(pipeline.executables, pipeline.shelf, pipeline.build_log, kitchen.counters)
 
 
-def only_row(kitchen: Kitchen) -> dict[str, Any]:
+def only_row(kitchen: PipelineHarness) -> dict[str, Any]:
     """The one that there is."""
     (row,) = report(kitchen)["functions"]
     found: dict[str, Any] = row

@@ -11,13 +11,13 @@ import pytest
 
 from jaxd_protocol.errors import ConfigurationError, ProtocolError, WorkerLost
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.transforms import transformation
-from jaxd_protocol.messages.function_manifest import Meaning, parameter_names
+from jaxd_protocol.jit.transforms import encode_transformation
+from jaxd_protocol.messages.function_manifest import FunctionManifest, parameter_names
 from jaxd_protocol.messages.recipes import Recipe, dump_recipes, load_recipes
 from jaxd_server.rpc.services.recipes import Recorder
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 
-OpenKitchen = Callable[..., Kitchen]
+OpenKitchen = Callable[..., PipelineHarness]
 
 X: Any = np.arange(6, dtype=np.float32)
 
@@ -25,10 +25,10 @@ X: Any = np.arange(6, dtype=np.float32)
 @pytest.fixture
 def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
     """Opens pipelines with folders on disk of their own."""
-    kitchens: list[Kitchen] = []
+    kitchens: list[PipelineHarness] = []
 
-    def open_(folder: str | None = "a") -> Kitchen:
-        kitchens.append(Kitchen(folder=folder and str(runtime / folder)))
+    def open_(folder: str | None = "a") -> PipelineHarness:
+        kitchens.append(PipelineHarness(folder=folder and str(runtime / folder)))
         return kitchens[-1]
 
     yield open_
@@ -36,10 +36,10 @@ def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
         kitchen.close()
 
 
-def recorder(kitchen: Kitchen) -> Recorder:
+def recorder(kitchen: PipelineHarness) -> Recorder:
     """That of a worker."""
     pipeline = kitchen.pipeline
-    return Recorder(pipeline.executables, pipeline.decisions, pipeline.shelf)
+    return Recorder(pipeline.executables, pipeline.build_log, pipeline.shelf)
 
 
 class Stranger:
@@ -52,8 +52,8 @@ class Stranger:
     def source(self) -> Source:
         """What a `Call` asks."""
         source = Source(lambda: None)
-        source.meaning = Meaning.from_message(self.recipe.meaning)
-        source.fingerprint = source.meaning.fingerprint
+        source.manifest = FunctionManifest.from_message(self.recipe.manifest)
+        source.fingerprint = source.manifest.fingerprint
         source.code_ = self.recipe.code  # type: ignore[assignment]
         source.name, source.key = self.recipe.name, self.recipe.key
         return source
@@ -75,7 +75,7 @@ def test_what_was_called_since_the_mark_is_recorded(open_kitchen: OpenKitchen) -
     assert {recipe.key: len(recipe.calls) for recipe in recipes} == {used.key: 1, new.key: 2}
     recipe = next(recipe for recipe in recipes if recipe.key == used.key)
     assert (recipe.name, recipe.options) == (used.name, used.options.to_bytes())
-    assert recipe.meaning == used.meaning.to_message()
+    assert recipe.manifest == used.manifest.to_message()
     assert recipe.parameters == parameter_names(used.function)
     assert recipe.code == bytes(used.code_)
     assert records.since(records.mark()) == ([], [])
@@ -103,7 +103,7 @@ def test_a_recipe_builds_the_same_elsewhere(open_kitchen: OpenKitchen) -> None:
 def test_a_recipe_of_a_transformed_function_says_both(open_kitchen: OpenKitchen) -> None:
     """The name of the function, which its fingerprint is checked under, and the list."""
     kitchen = open_kitchen()
-    grad = transformation("grad", {"argnums": 0})
+    grad = encode_transformation("grad", {"argnums": 0})
     source = Source(lambda x: x**3, Options(transformations=(grad,)))
     records = recorder(kitchen)
     mark = records.mark()
@@ -131,8 +131,8 @@ def test_functions_whose_key_is_of_one_process_are_left_out(open_kitchen: OpenKi
     """And named, with the reason."""
     kitchen = open_kitchen()
     source = Source(lambda x: x + 1)
-    meaning = source.meaning
-    source.meaning = Meaning(meaning.fingerprint, shared=False)
+    manifest = source.manifest
+    source.manifest = FunctionManifest(manifest.fingerprint, shared=False)
     records = recorder(kitchen)
     mark = records.mark()
     kitchen.value(source, X)

@@ -14,12 +14,12 @@ import pytest
 from jaxd.request.array_specs import encode_specs
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.static_args import statics_of
+from jaxd_protocol.jit.static_args import infer_static_args
 from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import rebuild_failure
+from jaxd_protocol.messages.failures import decode_failure
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.rpc.services.stages import Stages
-from tests.server.in_process import Kitchen, Source
+from tests.server.in_process import PipelineHarness, Source
 
 X = np.arange(4, dtype=np.float32)
 
@@ -29,25 +29,29 @@ def affine(x: Any, w: Any, mode: str = "plus") -> Any:
 
 
 @pytest.fixture
-def kitchen() -> Iterator[Kitchen]:
-    kitchen = Kitchen()
+def kitchen() -> Iterator[PipelineHarness]:
+    kitchen = PipelineHarness()
     yield kitchen
     kitchen.close()
 
 
-def show(kitchen: Kitchen, source: Source, stage: str, *args: Any, **more: Any) -> dict[str, Any]:
+def show(
+    kitchen: PipelineHarness, source: Source, stage: str, *args: Any, **more: Any
+) -> dict[str, Any]:
     """What is said of a stage."""
     stages = Stages(Functions(), kitchen.compiler, kitchen.admission, kitchen.counters)
-    skeleton, buffers = encode_specs(args, {}, statics_of(source.function, source.options), {})
+    skeleton, buffers = encode_specs(
+        args, {}, infer_static_args(source.function, source.options), {}
+    )
     message = (source.key, skeleton, stage, "stablehlo", False)
     reply, _ = stages.answer(source, more.get("message", message), buffers)
     if reply[0] == FAILED:
-        raise rebuild_failure(reply[1])
+        raise decode_failure(reply[1])
     found: dict[str, Any] = json.loads(reply)
     return found
 
 
-def test_a_jaxpr_prints_as_that_of_jax(kitchen: Kitchen) -> None:
+def test_a_jaxpr_prints_as_that_of_jax(kitchen: PipelineHarness) -> None:
     """Traced once, and nothing compiled."""
     source = Source(affine)
     expected = str(jax.make_jaxpr(affine)(X, 2.0))
@@ -55,7 +59,7 @@ def test_a_jaxpr_prints_as_that_of_jax(kitchen: Kitchen) -> None:
     assert kitchen.counts() == (1, 0)
 
 
-def test_a_lowered_program_is_that_of_jax(kitchen: Kitchen) -> None:
+def test_a_lowered_program_is_that_of_jax(kitchen: PipelineHarness) -> None:
     """With its options, and jax's settings."""
     options = Options(static_argnames=("mode",), config=(("jax_enable_x64", True),))
     found = show(kitchen, Source(affine, options), "lowered", X, 2.0, "minus")
@@ -64,7 +68,7 @@ def test_a_lowered_program_is_that_of_jax(kitchen: Kitchen) -> None:
     assert found == {"text": expected.as_text(), "cost": expected.cost_analysis()}
 
 
-def test_a_compiled_program_is_analysed(kitchen: Kitchen) -> None:
+def test_a_compiled_program_is_analysed(kitchen: PipelineHarness) -> None:
     """Text, costs and memory, as jax has them; no call uses it."""
     found = show(kitchen, Source(affine), "compiled", X, 2.0)
     expected = jax.jit(affine).lower(X, 2.0).compile()
@@ -74,7 +78,7 @@ def test_a_compiled_program_is_analysed(kitchen: Kitchen) -> None:
     assert len(kitchen.executables) == 0
 
 
-def test_what_jax_cannot_trace_is_static_here_too(kitchen: Kitchen) -> None:
+def test_what_jax_cannot_trace_is_static_here_too(kitchen: PipelineHarness) -> None:
     """And by jax's own rule it is an error, before anything is traced."""
     text = show(kitchen, Source(affine), "jaxpr", X, 2.0, "minus")["text"]
     assert "tanh" not in text
@@ -82,7 +86,7 @@ def test_what_jax_cannot_trace_is_static_here_too(kitchen: Kitchen) -> None:
         show(kitchen, Source(affine, Options(static="jax")), "jaxpr", X, 2.0, "minus")
 
 
-def test_what_the_function_raises_is_the_callers(kitchen: Kitchen) -> None:
+def test_what_the_function_raises_is_the_callers(kitchen: PipelineHarness) -> None:
     """As for a call."""
 
     def broken(x: Any) -> Any:
@@ -93,7 +97,7 @@ def test_what_the_function_raises_is_the_callers(kitchen: Kitchen) -> None:
 
 
 @pytest.mark.parametrize("message", [(), (b"k", b"s", "jitted", "hlo", False)])
-def test_a_question_that_cannot_be_read(kitchen: Kitchen, message: Any) -> None:
+def test_a_question_that_cannot_be_read(kitchen: PipelineHarness, message: Any) -> None:
     """It is refused, and nothing is asked."""
     with pytest.raises(ProtocolError, match="stages"):
         show(kitchen, Source(affine), "jaxpr", X, 2.0, message=message)

@@ -16,13 +16,20 @@ from jaxd_protocol.errors import (
     ValueDeleted,
     ValuesFull,
 )
-from jaxd_protocol.messages.data_locations import BLOCK, VALUE, Row, first_id, pack_ids, pack_rows
+from jaxd_protocol.messages.data_locations import (
+    BLOCK,
+    VALUE,
+    DataLocation,
+    first_value_id,
+    pack_ids,
+    pack_locations,
+)
 from jaxd_protocol.pytree import Leaf
 from jaxd_server.jax_compat.arrays import exact_array, key_data
 from jaxd_server.rpc.services.values import spec_of
-from jaxd_server.values.store import Values
+from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import Value
-from tests.server.value_desks import Blocks, Desk, skeleton_of
+from tests.server.value_desks import Blocks, ValueServiceRig, skeleton_of
 
 X64 = (("jax_enable_x64", True),)
 MIB = 1 << 20
@@ -43,7 +50,7 @@ ARRAYS: dict[str, Any] = {
 @pytest.mark.parametrize("name", ARRAYS)
 def test_what_is_put_comes_back_bit_for_bit(name: str) -> None:
     """With its dtype and shape."""
-    desk, array = Desk(), ARRAYS[name]
+    desk, array = ValueServiceRig(), ARRAYS[name]
     (number,) = desk.put(array)
     (back,) = desk.fetch(number)
     assert (back.dtype, back.shape) == (array.dtype, array.shape)
@@ -53,7 +60,7 @@ def test_what_is_put_comes_back_bit_for_bit(name: str) -> None:
 
 def test_the_payload_of_a_nan_is_kept() -> None:
     """In any float, and its sign."""
-    desk = Desk()
+    desk = ValueServiceRig()
     singles = np.array([0x7FC12345, 0xFFC00001, 0x7F800001], np.uint32).view(np.float32)
     doubles = np.array([0x7FF8000000012345, 0xFFF0000000000001], np.uint64).view(np.float64)
     halves = np.array([0x7E01, 0xFE02], np.uint16).view(np.float16)
@@ -66,7 +73,7 @@ def test_the_payload_of_a_nan_is_kept() -> None:
 @pytest.mark.parametrize("leaf", [np.arange(3.0), np.arange(3), 2.5, 7, True, 1j, np.uint64(3)])
 def test_dtypes_become_what_device_put_makes_of_them(leaf: Any, config: Any) -> None:
     """With the client's setting, weak types as well."""
-    desk = Desk()
+    desk = ValueServiceRig()
     (number,) = desk.put(leaf, config=config)
     with jax.enable_x64(bool(config)):
         expected = jax.device_put(leaf)
@@ -80,7 +87,7 @@ def test_dtypes_become_what_device_put_makes_of_them(leaf: Any, config: Any) -> 
 @pytest.mark.parametrize("count", [None, 5])
 def test_keys_are_put_and_fetched(impl: str, count: int | None) -> None:
     """As the numbers that they are."""
-    desk, keys = Desk(), jax.random.key(3, impl=impl)
+    desk, keys = ValueServiceRig(), jax.random.key(3, impl=impl)
     keys = keys if count is None else jax.random.split(keys, count)
     (number,) = desk.put(keys)
     assert desk.own.get(number).leaf == Leaf("K", "uint32", key_data(keys).shape, impl=impl)
@@ -91,21 +98,21 @@ def test_keys_are_put_and_fetched(impl: str, count: int | None) -> None:
 def test_what_is_put_has_memory_of_its_own() -> None:
     """The client may write into its block at once, and the message is freed."""
     memory = bytearray(np.arange(4096, dtype=np.float32).tobytes())
-    desk = Desk(blocks=Blocks(b5=memory))
-    rows = [Row(0, BLOCK, 5, 64)]
+    desk = ValueServiceRig(blocks=Blocks(b5=memory))
+    rows = [DataLocation(0, BLOCK, 5, 64)]
     leaf = Leaf("A", "float32", (2000,))
-    value, _ = desk.ask("put", 1, skeleton_of(leaf), b"", pack_rows(rows), ())
+    value, _ = desk.ask("put", 1, skeleton_of(leaf), b"", pack_locations(rows), ())
     memory[:] = bytes(len(memory))
-    assert desk.fetch(first_id(1))[0].tolist() == list(range(16, 2016))
+    assert desk.fetch(first_value_id(1))[0].tolist() == list(range(16, 2016))
     assert value[1] == skeleton_of(leaf)
 
 
 @pytest.mark.parametrize("kind", [VALUE, BLOCK])
 def test_what_is_put_has_to_be_there(kind: int) -> None:
     """A value is no such thing: two numbers would stand for one array, and one give it away."""
-    desk = Desk()
+    desk = ValueServiceRig()
     (number,) = desk.put(np.ones(3, np.float32))
-    rows = pack_rows([Row(0, kind, number)])
+    rows = pack_locations([DataLocation(0, kind, number)])
     with pytest.raises(ProtocolError):
         desk.ask("put", 2, skeleton_of(Leaf("A", "float32", (3,))), b"", rows, ())
     assert len(desk.values) == 1
@@ -113,7 +120,7 @@ def test_what_is_put_has_to_be_there(kind: int) -> None:
 
 def test_only_a_flat_tuple_can_be_put() -> None:
     """Neither another tree nor anything that is no array."""
-    desk = Desk()
+    desk = ValueServiceRig()
     for tree in ([1.0], (1.0, (2.0,)), {"a": 1.0}, ("text",), (None,), (Leaf,)):
         encoder = ArgumentEncoder({})
         encoder.node(tree)
@@ -125,7 +132,7 @@ def test_only_a_flat_tuple_can_be_put() -> None:
 
 def test_what_has_no_room_is_not_put() -> None:
     """And nothing of it stays."""
-    desk = Desk(Values(limit=MIB))
+    desk = ValueServiceRig(ValueStore(limit=MIB))
     desk.put(np.zeros(MIB // 2, np.uint8))
     with pytest.raises(ValuesFull, match=r"put 0\.5 MiB"):
         desk.put(np.zeros(8, np.uint8), np.zeros(MIB // 2, np.uint8))
@@ -137,7 +144,7 @@ def test_what_has_no_room_is_not_put() -> None:
 
 def test_several_are_fetched_at_once() -> None:
     """In the order in which they were asked for, the same one twice if that is wanted."""
-    desk = Desk()
+    desk = ValueServiceRig()
     one, two = desk.put(np.arange(3, dtype=np.int8), np.float32(7))
     found = desk.fetch(two, one, two)
     assert [array.tolist() for array in found] == [7.0, [0, 1, 2], 7.0]
@@ -146,7 +153,7 @@ def test_several_are_fetched_at_once() -> None:
 def test_results_go_into_the_clients_memory() -> None:
     """Where it wants them, and nowhere else."""
     memory = bytearray(64)
-    desk = Desk(blocks=Blocks(b5=memory))
+    desk = ValueServiceRig(blocks=Blocks(b5=memory))
     ids = desk.put(np.arange(4, dtype=np.uint8), np.arange(9, 12, dtype=np.uint8))
     _, buffers = desk.ask("fetch", pack_ids(ids), pack_ids([5, 8, 5, 20]))
     assert list(buffers) == []
@@ -158,7 +165,7 @@ def test_results_go_into_the_clients_memory() -> None:
 
 def test_too_much_at_once_is_refused() -> None:
     """A part can be had."""
-    desk = Desk(most=1000)
+    desk = ValueServiceRig(most=1000)
     (number,) = desk.put(np.zeros(2000, np.uint8))
     with pytest.raises(LimitExceeded, match="Fetch a part"):
         desk.fetch(number)
@@ -167,7 +174,7 @@ def test_too_much_at_once_is_refused() -> None:
 
 def test_what_was_given_away_is_not_read_as_something_else() -> None:
     """A call may have been given an array while another thread of its client fetches it."""
-    desk = Desk()
+    desk = ValueServiceRig()
     gone = jnp.arange(3.0) + 1
     desk.values.add(desk.own, {7: Value(gone, spec_of(gone), 12, "f")})
     gone.delete()
@@ -193,7 +200,7 @@ INDICES: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, ml_dtypes.int4])
 def test_a_part_is_what_jax_gives(index: tuple[Any, ...], dtype: Any) -> None:
     """With its dtype and shape."""
-    desk, array = Desk(), np.arange(60).reshape(3, 4, 5).astype(dtype)
+    desk, array = ValueServiceRig(), np.arange(60).reshape(3, 4, 5).astype(dtype)
     (number,) = desk.put(array)
     part, expected = desk.part(number, *index), np.asarray(jnp.asarray(array)[index])
     assert (part.dtype, part.shape) == (expected.dtype, expected.shape)
@@ -203,7 +210,7 @@ def test_a_part_is_what_jax_gives(index: tuple[Any, ...], dtype: Any) -> None:
 @pytest.mark.parametrize("index", [(0,), (slice(1, 3),), (..., 1), (None, 2), (1, ...), (A, 1)])
 def test_a_part_of_keys_is_keys(index: tuple[Any, ...]) -> None:
     """An index never reaches the numbers of a key."""
-    desk, keys = Desk(), jax.random.split(jax.random.key(1), (3, 4))
+    desk, keys = ValueServiceRig(), jax.random.split(jax.random.key(1), (3, 4))
     (number,) = desk.put(keys)
     assert desk.part(number, *index).tolist() == key_data(keys[index]).tolist()
     for wrong in ((0, 0, 0), (..., 0, 0, 0), (3,)):
@@ -213,7 +220,7 @@ def test_a_part_of_keys_is_keys(index: tuple[Any, ...]) -> None:
 
 def test_a_part_of_something_weak_is_weak() -> None:
     """As jax has it."""
-    desk, weak = Desk(), jnp.broadcast_to(jnp.asarray(1.5), (4,))
+    desk, weak = ValueServiceRig(), jnp.broadcast_to(jnp.asarray(1.5), (4,))
     desk.values.add(desk.own, {1: Value(weak, spec_of(weak), 16, "f")})
     part = desk.own.get(desk.part(1, slice(1, 3), above=0)).array
     assert (part.weak_type, part.dtype, part.shape) == (True, np.float32, (2,))
@@ -221,7 +228,7 @@ def test_a_part_of_something_weak_is_weak() -> None:
 
 def test_a_large_part_becomes_a_value() -> None:
     """Of its own: it outlives what it was taken from, and is counted."""
-    desk = Desk()
+    desk = ValueServiceRig()
     (number,) = desk.put(np.arange(1000, dtype=np.float32))
     part = desk.part(number, slice(500, None), above=100)
     assert desk.values.nbytes == 4000 + 2000
@@ -231,7 +238,7 @@ def test_a_large_part_becomes_a_value() -> None:
 
 def test_a_part_that_has_no_room_is_none() -> None:
     """But it can be sent home."""
-    desk = Desk(Values(limit=5000))
+    desk = ValueServiceRig(ValueStore(limit=5000))
     (number,) = desk.put(np.arange(1000, dtype=np.float32))
     with pytest.raises(ValuesFull):
         desk.part(number, slice(500, None), above=100)
@@ -241,7 +248,7 @@ def test_a_part_that_has_no_room_is_none() -> None:
 
 def test_64_bits_stay_64_bits_in_a_part() -> None:
     """Whatever jax's settings are here."""
-    desk = Desk()
+    desk = ValueServiceRig()
     (number,) = desk.put(np.arange(5, dtype=np.int64) + (1 << 40), config=X64)
     assert desk.own.get(desk.part(number, slice(2, 4), above=0)).array.dtype == np.int64
     assert desk.part(number, 3).tolist() == (1 << 40) + 3
@@ -250,7 +257,7 @@ def test_64_bits_stay_64_bits_in_a_part() -> None:
 @pytest.mark.parametrize("index", [("a",), (1.5,), (True,), ((0, 1),), (b"x",)])
 def test_another_index_is_refused(index: tuple[Any, ...]) -> None:
     """The client brings the whole array home for those."""
-    desk = Desk()
+    desk = ValueServiceRig()
     (number,) = desk.put(np.arange(5, dtype=np.int8))
     with pytest.raises(ProtocolError, match="integers and slices"):
         desk.part(number, *index)
@@ -261,7 +268,7 @@ def test_another_index_is_refused(index: tuple[Any, ...]) -> None:
 )
 def test_an_index_that_does_not_fit_is_an_index_error(index: tuple[Any, ...]) -> None:
     """As everywhere."""
-    desk = Desk()
+    desk = ValueServiceRig()
     (number,) = desk.put(np.arange(5, dtype=np.int8))
     with pytest.raises(IndexError):
         desk.part(number, *index)
@@ -272,8 +279,12 @@ def test_an_index_that_does_not_fit_is_an_index_error(index: tuple[Any, ...]) ->
 
 def test_what_has_a_name_is_found_by_another_session() -> None:
     """Of the same principal, under numbers of its own, also when the first has ended."""
-    values = Values()
-    one, two, other = Desk(values), Desk(values), Desk(values, "uid:2")
+    values = ValueStore()
+    one, two, other = (
+        ValueServiceRig(values),
+        ValueServiceRig(values),
+        ValueServiceRig(values, "uid:2"),
+    )
     ids = one.put(np.arange(3, dtype=np.int8), np.float32(7))
     one.name("weights", *ids)
     values.end(one.own)
@@ -289,7 +300,7 @@ def test_what_has_a_name_is_found_by_another_session() -> None:
 
 def test_a_name_has_to_be_one() -> None:
     """And the time that it lives a time."""
-    desk = Desk()
+    desk = ValueServiceRig()
     ids = desk.put(np.float32(7))
     for name in ("", "x" * 201):
         with pytest.raises(ArgumentError, match="1 to 200"):
@@ -303,7 +314,7 @@ def test_a_name_has_to_be_one() -> None:
 
 def test_a_name_stands_for_what_is_there() -> None:
     """Not for what is described in another way, or gone."""
-    desk = Desk()
+    desk = ValueServiceRig()
     (number,) = desk.put(np.float32(7))
     leaf = Leaf("A", "float32", ())
     for skeleton in (skeleton_of(), skeleton_of(leaf, leaf), skeleton_of(Leaf("A", "int32", ()))):
@@ -320,8 +331,8 @@ def test_a_name_stands_for_what_is_there() -> None:
 
 def test_who_holds_what_is_said() -> None:
     """In all, and row by row; of others no more than how much."""
-    values = Values(limit=1000)
-    one, two = Desk(values), Desk(values, "uid:2")
+    values = ValueStore(limit=1000)
+    one, two = ValueServiceRig(values), ValueServiceRig(values, "uid:2")
     one.name("w", *one.put(np.zeros(100, np.uint8)), ttl_s=60.0)
     two.put(np.zeros(200, np.uint8))
     report = one.holders()
@@ -348,7 +359,7 @@ def test_who_holds_what_is_said() -> None:
 def test_other_arguments_are_refused(verb: str, args: tuple[Any, ...]) -> None:
     """As an answer; the connection goes on."""
     with pytest.raises(ProtocolError):
-        Desk().ask(verb, *args)
+        ValueServiceRig().ask(verb, *args)
 
 
 def test_what_an_array_looks_like_is_what_a_skeleton_says() -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.messages.function_manifest import Description
+from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.history.build_log import describe
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.lowered import Obstacle
 from jaxd_server.rpc.services import why
 from jaxd_server.rpc.services.why import answer_inquiry
-from tests.server.in_process import Kitchen, Shop, Source, encode
+from tests.server.in_process import InProcessServer, PipelineHarness, Source, encode
 
 X = np.zeros((128, 8), np.float32)
 
@@ -28,32 +28,32 @@ def double(x: Any, steps: int = 1) -> Any:
     return x * 2 * steps
 
 
-def ask(kitchen: Kitchen, source: Source, *args: Any, known: bool = True) -> dict[str, Any]:
+def ask(kitchen: PipelineHarness, source: Source, *args: Any, known: bool = True) -> dict[str, Any]:
     """What the server says about a call; with nothing known, about all calls."""
     pipeline = kitchen.pipeline
     skeleton = encode(args)[0] if args else None
-    described = Description("double", source.fingerprint, source.options, (), ("x", "steps"))
+    described = FunctionDescriptor("double", source.fingerprint, source.options, (), ("x", "steps"))
     if known:
         described = describe(pipeline.functions.obtain(source.key, source))
     message = (source.key, skeleton, described.to_message())
     answer = answer_inquiry(
-        pipeline.decisions, pipeline.executables, pipeline.shelf, "why", message
+        pipeline.build_log, pipeline.executables, pipeline.shelf, "why", message
     )
     assert json.loads(json.dumps(answer)) == answer
     return answer
 
 
-def test_an_unknown_function_compiles(kitchen: Kitchen) -> None:
+def test_an_unknown_function_compiles(kitchen: PipelineHarness) -> None:
     """Nobody is asked for its code, and nothing is kept."""
     source = Source(double)
     answer = ask(kitchen, source, X, known=False)
     assert (answer["verdict"], answer["nearest"], answer["programs"]) == ("compile", None, [])
     assert answer["reason"] == "first call of this function on this server"
     assert source.asked == []
-    assert len(kitchen.pipeline.functions) == len(kitchen.pipeline.decisions.ledger) == 0
+    assert len(kitchen.pipeline.functions) == len(kitchen.pipeline.build_log.ledger) == 0
 
 
-def test_a_call_that_was_made_is_a_hit(kitchen: Kitchen) -> None:
+def test_a_call_that_was_made_is_a_hit(kitchen: PipelineHarness) -> None:
     """With the program that will answer it, and how often it did."""
     source = Source(double)
     for _ in range(2):
@@ -65,7 +65,7 @@ def test_a_call_that_was_made_is_a_hit(kitchen: Kitchen) -> None:
     assert program["seconds"] > 0
 
 
-def test_a_dict_in_another_order_is_a_hit(kitchen: Kitchen) -> None:
+def test_a_dict_in_another_order_is_a_hit(kitchen: PipelineHarness) -> None:
     """Its bytes were never seen, and its program is there."""
 
     def total(x: Any) -> Any:
@@ -77,7 +77,7 @@ def test_a_dict_in_another_order_is_a_hit(kitchen: Kitchen) -> None:
     assert ask(kitchen, source, {"b": 2.0, "a": 1})["verdict"] == "compile"
 
 
-def test_other_arguments_compile_and_say_why(kitchen: Kitchen) -> None:
+def test_other_arguments_compile_and_say_why(kitchen: PipelineHarness) -> None:
     """The nearest is the same key."""
     source = Source(double)
     kitchen.value(source, X)
@@ -90,7 +90,7 @@ def test_other_arguments_compile_and_say_why(kitchen: Kitchen) -> None:
     assert answer["nearest"]["same_key"]
 
 
-def test_without_arguments_it_tells_all_programs(kitchen: Kitchen) -> None:
+def test_without_arguments_it_tells_all_programs(kitchen: PipelineHarness) -> None:
     """And that other calls compile."""
     source = Source(double)
     assert ask(kitchen, source)["verdict"] == "compile"
@@ -104,7 +104,7 @@ def test_without_arguments_it_tells_all_programs(kitchen: Kitchen) -> None:
     ]
 
 
-def test_another_key_of_the_same_code_says_what_differs(kitchen: Kitchen) -> None:
+def test_another_key_of_the_same_code_says_what_differs(kitchen: PipelineHarness) -> None:
     """Options and settings, by name."""
     kitchen.value(Source(double), X)
     other = Source(double, Options(config=(("jax_enable_x64", True),)))
@@ -114,7 +114,7 @@ def test_another_key_of_the_same_code_says_what_differs(kitchen: Kitchen) -> Non
 
 def test_a_dropped_program_is_no_hit() -> None:
     """It would have to be compiled again."""
-    kitchen = Kitchen(limit=1)
+    kitchen = PipelineHarness(limit=1)
     try:
         source = Source(double)
         kitchen.value(source, X)
@@ -126,7 +126,7 @@ def test_a_dropped_program_is_no_hit() -> None:
         kitchen.close()
 
 
-def test_asking_counts_nothing(kitchen: Kitchen) -> None:
+def test_asking_counts_nothing(kitchen: PipelineHarness) -> None:
     """Neither as a call nor as anything else."""
     source = Source(double)
     kitchen.value(source, X)
@@ -137,7 +137,7 @@ def test_asking_counts_nothing(kitchen: Kitchen) -> None:
     assert {**before, "uptime_s": 0} == {**after, "uptime_s": 0}
 
 
-def test_pickled_arguments_are_judged_with_a_caveat(kitchen: Kitchen) -> None:
+def test_pickled_arguments_are_judged_with_a_caveat(kitchen: PipelineHarness) -> None:
     """Nothing is unpickled to answer a question."""
 
     def chosen(x: Any) -> Any:
@@ -151,14 +151,14 @@ def test_pickled_arguments_are_judged_with_a_caveat(kitchen: Kitchen) -> None:
     assert "travels as a pickle" in answer["advice"][-1]
 
 
-def test_recent_lists_the_last_builds(kitchen: Kitchen) -> None:
+def test_recent_lists_the_last_builds(kitchen: PipelineHarness) -> None:
     """As many as are asked for."""
     source = Source(double)
     for x in (X, X[:3]):
         kitchen.value(source, x)
     pipeline = kitchen.pipeline
     answer = answer_inquiry(
-        pipeline.decisions, pipeline.executables, pipeline.shelf, "recent", (1,)
+        pipeline.build_log, pipeline.executables, pipeline.shelf, "recent", (1,)
     )
     (decision,) = answer["decisions"]
     assert decision["reason"] == "argument x: float32[128,8] → float32[3,8]"
@@ -175,14 +175,14 @@ def test_recent_lists_the_last_builds(kitchen: Kitchen) -> None:
         ("why", (3, None, ("f", b"", Options().to_bytes(), (), (), True))),
     ],
 )
-def test_what_is_no_question_is_refused(kitchen: Kitchen, verb: str, args: Any) -> None:
+def test_what_is_no_question_is_refused(kitchen: PipelineHarness, verb: str, args: Any) -> None:
     """With the error that the peer's mistakes have."""
     pipeline = kitchen.pipeline
     with pytest.raises(ProtocolError):
-        answer_inquiry(pipeline.decisions, pipeline.executables, pipeline.shelf, verb, args)
+        answer_inquiry(pipeline.build_log, pipeline.executables, pipeline.shelf, verb, args)
 
 
-def test_what_is_on_disk_is_a_load(open_kitchen: Callable[..., Kitchen]) -> None:
+def test_what_is_on_disk_is_a_load(open_kitchen: Callable[..., PipelineHarness]) -> None:
     """Nothing is loaded to say so, and once it is loaded it is a hit."""
     open_kitchen().value(Source(double), X)
     kitchen, source = open_kitchen(), Source(double)
@@ -198,7 +198,9 @@ def test_what_is_on_disk_is_a_load(open_kitchen: Callable[..., Kitchen]) -> None
     assert ask(kitchen, source, X)["verdict"] == "hit"
 
 
-def test_other_arguments_than_those_on_disk_compile(open_kitchen: Callable[..., Kitchen]) -> None:
+def test_other_arguments_than_those_on_disk_compile(
+    open_kitchen: Callable[..., PipelineHarness],
+) -> None:
     """The nearest is what the earlier worker has built."""
     open_kitchen().value(Source(double), X)
     answer = ask(open_kitchen(), Source(double), X[:3])
@@ -209,7 +211,7 @@ def test_other_arguments_than_those_on_disk_compile(open_kitchen: Callable[..., 
 
 
 def test_a_program_that_is_gone_from_the_disk_compiles(
-    open_kitchen: Callable[..., Kitchen],
+    open_kitchen: Callable[..., PipelineHarness],
 ) -> None:
     """Although it is still known that it was there."""
     open_kitchen().value(Source(double), X)
@@ -225,7 +227,7 @@ def asks_the_host(x: Any) -> Any:
     return jax.pure_callback(lambda value: value, np.zeros((), np.float32), x)
 
 
-def test_why_a_program_cannot_be_kept_is_said(open_kitchen: Callable[..., Kitchen]) -> None:
+def test_why_a_program_cannot_be_kept_is_said(open_kitchen: Callable[..., PipelineHarness]) -> None:
     """After a restart, to whoever wonders why it is compiled again."""
     x = np.float32(1)
     kitchen, source = open_kitchen(), Source(asks_the_host)
@@ -244,7 +246,7 @@ def test_why_a_program_cannot_be_kept_is_said(open_kitchen: Callable[..., Kitche
 
 
 def test_a_program_that_jax_cannot_write_says_so(
-    open_kitchen: Callable[..., Kitchen], monkeypatch: pytest.MonkeyPatch
+    open_kitchen: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has left a note."""
 
@@ -268,7 +270,7 @@ def test_every_obstacle_is_told_in_words() -> None:
     assert {*get_args(Obstacle), "tokens", "unwritten"} == set(why._OBSTACLES)
 
 
-def test_both_are_answered_over_a_connection(shop: Shop) -> None:
+def test_both_are_answered_over_a_connection(shop: InProcessServer) -> None:
     """While no call is open."""
     peer = shop.peer()
     message = ("f", b"", Options().to_bytes(), (), (), True)

@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from jaxd_server.runtime.threads.executors import FairThreads
+from jaxd_server.runtime.threads.executors import FairThreadPool
 from tests.server.staging import PATIENCE_S, until
 
 
 def test_jobs_are_done_in_turn_for_each_owner() -> None:
     """One job of another client's does not wait for a hundred."""
-    threads, order, go = FairThreads(1, "test-fair"), [], threading.Event()
+    threads, order, go = FairThreadPool(1, "test-fair"), [], threading.Event()
     threads.submit("many", lambda: _ignore(go.wait(PATIENCE_S)))
     until(lambda: len(threads) == 0)
     for number in range(100):
@@ -25,7 +25,7 @@ def test_jobs_are_done_in_turn_for_each_owner() -> None:
 
 def test_as_many_threads_as_are_needed_and_no_more() -> None:
     """They stay, and are used again."""
-    threads, meeting = FairThreads(3, "test-fair"), threading.Barrier(4)
+    threads, meeting = FairThreadPool(3, "test-fair"), threading.Barrier(4)
     for _ in range(3):
         threads.submit(None, lambda: _ignore(meeting.wait(PATIENCE_S)))
     meeting.wait(PATIENCE_S)
@@ -41,7 +41,7 @@ def test_as_many_threads_as_are_needed_and_no_more() -> None:
 
 def test_a_job_that_waits_can_be_withdrawn() -> None:
     """One that is begun cannot."""
-    threads, go, done = FairThreads(1, "test-fair"), threading.Event(), []
+    threads, go, done = FairThreadPool(1, "test-fair"), threading.Event(), []
 
     def first() -> None:
         go.wait(PATIENCE_S)

@@ -4,13 +4,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from jaxd_server.runtime.threads.fairness import Turnstile
+from jaxd_server.runtime.threads.fairness import FairSemaphore
 from tests.server.staging import join, start, until
 
 
 def test_only_so_many_are_inside() -> None:
     """The next one comes in when one goes."""
-    turnstile, inside, go = Turnstile(2), [], threading.Semaphore(0)
+    turnstile, inside, go = FairSemaphore(2), [], threading.Semaphore(0)
 
     def visit() -> None:
         with turnstile:
@@ -29,7 +29,7 @@ def test_only_so_many_are_inside() -> None:
 
 def test_owners_take_turns() -> None:
     """One who comes after many of another's waits for one of them."""
-    turnstile, order = Turnstile(1), []
+    turnstile, order = FairSemaphore(1), []
     assert turnstile.enter("first")
 
     def visit(owner: str) -> None:
@@ -48,7 +48,7 @@ def test_owners_take_turns() -> None:
 
 def test_waiting_ends_when_it_is_pointless() -> None:
     """Without a turn, which goes to the next."""
-    turnstile = Turnstile(1)
+    turnstile = FairSemaphore(1)
     assert turnstile.enter("inside")
     hooks: list[Callable[[], None]] = []
 

@@ -10,7 +10,7 @@ from jaxd_server.runtime.threads.single_flight import SingleFlight
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
 
-class Bakery:
+class ConcurrentBuild:
     """One result that several threads wait for."""
 
     def __init__(self) -> None:
@@ -39,21 +39,21 @@ class Bakery:
 
 def test_many_who_ask_at_once_get_what_one_of_them_made() -> None:
     """It is made once, and they wait."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     assert at_once(8, lambda _: bakery.ask("bread", others=7)) == ["bread 1"] * 8
     assert bakery.made == 1
 
 
 def test_what_is_in_the_table_is_not_made_again() -> None:
     """Nor does anybody wait for it."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     assert [bakery.ask("bread") for _ in range(3)] == ["bread 1"] * 3
     assert bakery.made == 1
 
 
 def test_a_failure_reaches_all_who_waited_and_is_not_remembered() -> None:
     """The next one who asks makes it anew."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     bakery.failures = [ValueError("burnt")]
     outcomes: list[Any] = at_once(4, lambda _: bakery.ask("bread", others=3))
     assert [(type(error), str(error)) for error in outcomes] == [(ValueError, "burnt")] * 4
@@ -62,7 +62,7 @@ def test_a_failure_reaches_all_who_waited_and_is_not_remembered() -> None:
 
 def test_even_the_end_of_a_thread_reaches_those_who_wait() -> None:
     """A function that calls `sys.exit` must not leave others waiting for ever."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     bakery.failures = [SystemExit(3)]
     with pytest.raises(SystemExit):
         bakery.ask("bread")
@@ -72,7 +72,7 @@ def test_even_the_end_of_a_thread_reaches_those_who_wait() -> None:
 @pytest.mark.parametrize("error", [ConnectionLost("gone"), ProtocolError("confused")])
 def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> None:
     """Whoever waited for its answer asks a client of its own, and one is enough for all."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     bakery.failures = [error]
 
     def ask(index: int) -> str:
@@ -85,7 +85,7 @@ def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> Non
 
 def test_a_client_that_fails_alone_is_told() -> None:
     """It made the thing itself, so nobody else can help it."""
-    bakery = Bakery()
+    bakery = ConcurrentBuild()
     bakery.failures = [ConnectionLost("gone")]
     with pytest.raises(ConnectionLost):
         bakery.ask("bread")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared.fingerprint.defining import digest_of, function, part_names, seen
+from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 
 class Config:
@@ -69,7 +69,7 @@ def test_only_what_is_read_counts(body: str) -> None:
     """Directly, by a method or by a property; and only that is shipped."""
     make = reading(body)
     config = Config()
-    walked = seen(make(config))
+    walked = walk_of(make(config))
     config.unread = 2.0
     assert walked.guards.hold()
     assert digest_of(make(Config(unread=3.0))) == walked.fingerprint.digest
@@ -101,7 +101,7 @@ def test_what_the_class_has_counts(body: str, monkeypatch: pytest.MonkeyPatch) -
     """Until the object has its own."""
     config = Config()
     make = reading(body)
-    walked = seen(make(config))
+    walked = walk_of(make(config))
     assert "rate" not in (walked.reach.part_of(config) or ())
     assert walked.guards.hold()
     name = "kind" if "kind" in body else "fixed"
@@ -113,7 +113,7 @@ def test_what_the_class_has_counts(body: str, monkeypatch: pytest.MonkeyPatch) -
 def test_a_method_that_is_replaced_in_the_class_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its objects are as they were."""
     made = reading("return CONFIG.half()")(Config())
-    walked = seen(made)
+    walked = walk_of(made)
 
     def half(self: Any) -> float:
         return 0.0
@@ -136,7 +136,7 @@ def test_slots_are_read_as_attributes_are() -> None:
     """One by one."""
     make = reading("return CONFIG.rate")
     config = Slotted(1.0, 1.0)
-    walked = seen(make(config))
+    walked = walk_of(make(config))
     assert walked.reach.part_of(config) == {"rate"}
     config.unread = 2.0
     assert walked.guards.hold()
@@ -201,7 +201,7 @@ def test_a_chain_of_objects_is_followed(kind: Any) -> None:
 def test_what_the_code_assigns_counts_as_it_was_found() -> None:
     """A counter that a traced function keeps does not make it another one."""
     config = Config(rate=1.0)
-    walked = seen(function("CONFIG.rate += 1\nCONFIG.last = x", CONFIG=config))
+    walked = walk_of(function("CONFIG.rate += 1\nCONFIG.last = x", CONFIG=config))
     config.rate = 2.0
     assert walked.guards.hold()
     assert not walked.guards.complete

@@ -10,9 +10,9 @@ import pytest
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.access.follow import follow
 from jaxd_protocol.fingerprint.dispatch import HANDLERS
-from jaxd_protocol.fingerprint.process_view import Here
+from jaxd_protocol.fingerprint.process_view import LocalProcess
 from jaxd_protocol.fingerprint.walk import Walk
-from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
+from tests.shared.fingerprint.defining import define, digest_of, function, part_names, walk_of
 
 HELPERS = "RATE, OTHER = 1, 2\nTABLE = {'a': {'b': 3}, 'c': 4}\ndef scale(x): return x * RATE"
 
@@ -37,7 +37,7 @@ def helpers(**names: Any) -> ModuleType:
 def test_of_a_module_only_what_is_read_counts(body: str, names: set[str]) -> None:
     """And only that is shipped."""
     module = helpers()
-    assert seen(function(body, H=module)).reach.part_of(module) == names
+    assert walk_of(function(body, H=module)).reach.part_of(module) == names
     unread = helpers(UNREAD=1)
     assert digest_of(function(body, H=unread)) == digest_of(function(body, H=module))
 
@@ -45,7 +45,7 @@ def test_of_a_module_only_what_is_read_counts(body: str, names: set[str]) -> Non
 def test_a_name_that_a_module_gets_later_is_noticed() -> None:
     """It was looked for."""
     module = helpers()
-    guards = seen(function("return H.LATER if x else 0", H=module)).guards
+    guards = walk_of(function("return H.LATER if x else 0", H=module)).guards
     vars(module)["LATER"] = 1
     assert not guards.hold()
 
@@ -53,8 +53,8 @@ def test_a_name_that_a_module_gets_later_is_noticed() -> None:
 def test_a_module_that_makes_its_names_up_counts_whole() -> None:
     """Where a name is read that it does not have."""
     module = helpers(__getattr__=function("return 1", "name"))
-    assert seen(function("return H.MADE", H=module)).reach.part_of(module) is None
-    assert seen(function("return H.RATE", H=module)).reach.part_of(module) == {"RATE"}
+    assert walk_of(function("return H.MADE", H=module)).reach.part_of(module) is None
+    assert walk_of(function("return H.RATE", H=module)).reach.part_of(module) == {"RATE"}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_module_that_makes_its_names_up_counts_whole() -> None:
 def test_of_a_dict_only_the_entries_that_are_read_count(body: str, keys: Any) -> None:
     """Where it can be seen which."""
     table = {"a": 1, "b": 2, "c": 3}
-    walked = seen(function(body, T=table))
+    walked = walk_of(function(body, T=table))
     assert walked.reach.part_of(table) == keys
     table["c"] = 4
     assert walked.guards.hold() is (keys is not None)
@@ -87,7 +87,7 @@ def test_a_dict_of_another_class_counts_whole() -> None:
             return 0
 
     table = Table(a=1)
-    assert seen(function("return T['a']", T=table)).reach.part_of(table) is None
+    assert walk_of(function("return T['a']", T=table)).reach.part_of(table) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_dict_of_another_class_counts_whole() -> None:
 )
 def test_what_the_code_itself_fills_counts_as_it_was_found(body: str, value: Any) -> None:
     """Its changes are not looked for; the guards say that they are not complete."""
-    walked = seen(function(body, M=value))
+    walked = walk_of(function(body, M=value))
     assert walked.guards.hold()
     assert not walked.guards.complete
     if isinstance(value, dict):
@@ -117,7 +117,7 @@ def test_what_the_code_itself_fills_counts_as_it_was_found(body: str, value: Any
 def test_a_global_that_the_code_assigns_counts_as_it_was_found() -> None:
     """Else each call would make another function of it."""
     made = function("global N\nN = N + 1\nreturn x", N=0)
-    walked = seen(made)
+    walked = walk_of(made)
     made(1)
     assert walked.guards.hold()
     assert not walked.guards.complete
@@ -127,7 +127,7 @@ def test_a_global_that_the_code_assigns_counts_as_it_was_found() -> None:
 def test_a_name_that_gets_a_global_later_is_noticed(body: str, own: int) -> None:
     """Where there was a builtin, or nothing."""
     made = function(body)
-    walked = seen(made)
+    walked = walk_of(made)
     name = "len" if own == 1 else "missing"
     made.__globals__[name] = own
     assert not walked.guards.hold()
@@ -156,10 +156,10 @@ def test_names_that_say_where_code_is_do_not_count() -> None:
 
 def test_open_is_noted_and_a_hidden_import_refused() -> None:
     """Builtins whose results no key can hold."""
-    (note,) = seen(function("return open(x)")).fingerprint.notes
+    (note,) = walk_of(function("return open(x)")).fingerprint.notes
     assert note.what == "the file system (open)"
     with pytest.raises(PackingError, match="uses __import__"):
-        seen(function("return __import__(x)"))
+        walk_of(function("return __import__(x)"))
 
 
 class Config:
@@ -176,9 +176,9 @@ def test_of_a_class_that_holds_settings_only_what_is_read_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Methods make it count whole."""
-    walked = seen(function("return C.rate", C=Config))
+    walked = walk_of(function("return C.rate", C=Config))
     assert walked.reach.part_of(Config) == {"rate"}
-    assert seen(function("return C.method", C=Config)).reach.part_of(Config) is None
+    assert walk_of(function("return C.method", C=Config)).reach.part_of(Config) is None
     monkeypatch.setattr(Config, "other", 3)
     assert walked.guards.hold()
     monkeypatch.setattr(Config, "rate", 3)
@@ -189,7 +189,7 @@ def test_following_writes_what_the_steps_lead_to() -> None:
     """An attribute, an item, and nothing where there is none."""
 
     def followed(value: Any, *steps: tuple[str, Any]) -> bytes:
-        walk = Walk(HANDLERS, Here())
+        walk = Walk(HANDLERS, LocalProcess())
         follow(walk, value, steps, written=False)
         return bytes(walk._stream)
 
@@ -201,7 +201,7 @@ def test_following_writes_what_the_steps_lead_to() -> None:
 def test_uses_of_a_value_are_all_that_counts_of_it() -> None:
     """None of them: all of it. The label is as before afterwards."""
     table = {"a": 1, "b": 2}
-    walk = Walk(HANDLERS, Here())
+    walk = Walk(HANDLERS, LocalProcess())
     walk.label = "before"
     walk.emit_uses("closure T", table, {(("i", "a"),): 7})
     assert (walk.label, walk.line) == ("before", 7)

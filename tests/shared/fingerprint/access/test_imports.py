@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.fingerprint.access.imports import absolute_name
-from tests.shared.fingerprint.defining import digest_of, function, part_names, seen
+from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 FILES = {
     "inner_one.py": "RATE, OTHER = 1, 2\ndef scale(x): return x * RATE\n",
@@ -74,7 +74,7 @@ def test_of_a_module_that_is_loaded_what_is_read_counts(name: str, read: str, bo
     """However the statement is written; changes of the rest are none."""
     module = importlib.import_module(name)
     made = function(body)
-    walked = seen(made)
+    walked = walk_of(made)
     assert name.partition(".")[0] in walked.reach.imports
     assert walked.reach.part_of(module) is not None
     assert walked.reach.sources == {}
@@ -88,7 +88,7 @@ def test_of_a_module_that_is_loaded_what_is_read_counts(name: str, read: str, bo
 @pytest.mark.parametrize(("name", "read", "body"), STATEMENTS)
 def test_of_a_module_that_is_not_loaded_the_source_counts(name: str, read: str, body: str) -> None:
     """It is not imported for the sake of the key; when it is loaded, that is noticed."""
-    walked = seen(function(body))
+    walked = walk_of(function(body))
     assert name in walked.reach.sources
     assert name not in sys.modules
     assert walked.guards.hold()
@@ -108,7 +108,7 @@ def test_a_module_that_is_not_there_counts_as_such(folder: Path) -> None:
 
 def test_a_module_that_is_not_there_yet_is_noticed_when_it_comes(folder: Path) -> None:
     """A file that somebody writes while the process runs."""
-    walked = seen(function("try:\n    import inner_missing\nexcept ImportError: pass"))
+    walked = walk_of(function("try:\n    import inner_missing\nexcept ImportError: pass"))
     (folder / "inner_missing.py").write_text("A = 1\n")
     importlib.invalidate_caches()
     assert not walked.guards.hold()
@@ -116,7 +116,7 @@ def test_a_module_that_is_not_there_yet_is_noticed_when_it_comes(folder: Path) -
 
 def test_a_package_counts_with_what_is_above_it() -> None:
     """Its parents run, too."""
-    walked = seen(function("from inner_package import sub\nreturn sub.DEEP"))
+    walked = walk_of(function("from inner_package import sub\nreturn sub.DEEP"))
     assert set(walked.reach.sources) == {"inner_package", "inner_package.sub"}
 
 
@@ -133,10 +133,10 @@ def test_an_installed_module_counts_by_its_name_whether_loaded_or_not() -> None:
 def test_what_is_imported_and_patched_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a module that is a global."""
     made = function("from json import dumps\nreturn dumps(x)")
-    walked = seen(made)
+    walked = walk_of(made)
     monkeypatch.setattr("json.dumps", lambda x: x)
     assert not walked.guards.hold()
-    again = seen(made)
+    again = walk_of(made)
     assert again.fingerprint.digest != walked.fingerprint.digest
     assert "dumps" in again.reach.carried["json"]
 
@@ -146,7 +146,7 @@ STEP = function("import late_one\nreturn late_one.VALUE")
 
 def test_those_that_it_imports_in_turn_are_found(folder: Path) -> None:
     """However they are written, in a circle too; nothing is imported here."""
-    walked = seen(STEP)
+    walked = walk_of(STEP)
     assert set(walked.reach.sources) == REACHED
     assert walked.reach.sources["late_package"].is_package
     assert not REACHED & set(sys.modules)
@@ -157,7 +157,7 @@ def test_those_that_it_imports_in_turn_are_found(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["late_one.py", "late_two.py", "late_package/beside.py"])
 def test_an_edit_of_any_of_them_counts_and_is_noticed(folder: Path, name: str) -> None:
     """At the next look."""
-    before = seen(STEP)
+    before = walk_of(STEP)
     assert before.guards.hold()
     (folder / name).write_text(FILES[name] + "\nMORE = 100\n")
     assert not before.guards.hold()
@@ -166,18 +166,18 @@ def test_an_edit_of_any_of_them_counts_and_is_noticed(folder: Path, name: str) -
 
 def test_an_edit_of_another_one_does_not(folder: Path) -> None:
     """Which nobody imports."""
-    before = seen(STEP)
+    before = walk_of(STEP)
     (folder / "late_other.py").write_text("VALUE = 100\n")
     assert before.guards.hold()
 
 
 def test_one_that_was_imported_meanwhile_counts_as_it_is(folder: Path) -> None:
     """By value, as any module."""
-    before = seen(STEP)
+    before = walk_of(STEP)
     import late_package.beside  # type: ignore[import-not-found]
 
     assert not before.guards.hold()
-    reach = seen(STEP).reach
+    reach = walk_of(STEP).reach
     assert reach.imports["late_package.beside"] is late_package.beside
     assert set(reach.sources) == {"late_one", "late_two", "late_package.inner"}
     vars(late_package.beside)["VALUE"] = 4

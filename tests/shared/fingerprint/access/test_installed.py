@@ -12,13 +12,13 @@ import pytest
 
 from jaxd_protocol.errors import PackingError
 from tests.ids import stable_id
-from tests.shared.fingerprint.defining import digest_of, function, part_names, seen
+from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 
 def test_what_is_installed_is_named_and_not_looked_at() -> None:
     """Its package counts."""
     made = function("return JAX.numpy.sin(x)", JAX=jax)
-    walked = seen(made)
+    walked = walk_of(made)
     assert set(walked.fingerprint.packages) == {"jax"}
     assert walked.reach.carried == {}
     assert part_names(made)[0] == "function: function f"
@@ -30,10 +30,10 @@ def test_what_somebody_has_put_there_counts_and_travels(
 ) -> None:
     """Data, and functions of the user's; a change is noticed."""
     made = function("return JSON.limit", JSON=json)
-    before = seen(made)
+    before = walk_of(made)
     monkeypatch.setattr(json, "limit", value, raising=False)
     assert not before.guards.hold()
-    walked = seen(made)
+    walked = walk_of(made)
     assert walked.fingerprint.digest != before.fingerprint.digest
     assert walked.reach.carried == {"json": {"limit": value}}
     assert walked.fingerprint.carried == {"json:limit"}
@@ -45,14 +45,14 @@ def test_of_what_somebody_has_put_there_only_what_is_read_counts(
     """As everywhere."""
     table = {"a": 1, "b": 1}
     monkeypatch.setattr(json, "limits", table, raising=False)
-    walked = seen(function("return JSON.limits['a']", JSON=json))
+    walked = walk_of(function("return JSON.limits['a']", JSON=json))
     assert walked.reach.part_of(table) == {"a"}
 
 
 def test_a_module_below_another_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """To what somebody has put into it."""
     monkeypatch.setattr(jax.numpy, "limit", 10, raising=False)
-    walked = seen(function("return JAX.numpy.limit", JAX=jax))
+    walked = walk_of(function("return JAX.numpy.limit", JAX=jax))
     assert walked.reach.carried == {"jax.numpy": {"limit": 10}}
 
 
@@ -64,7 +64,7 @@ def test_a_module_of_the_user_s_that_somebody_put_there_counts_by_value(
     vars(mine)["RATE"] = 1
     monkeypatch.setattr(json, "mine", mine, raising=False)
     made = function("return JSON.mine.RATE", JSON=json)
-    walked = seen(made)
+    walked = walk_of(made)
     assert walked.reach.part_of(mine) == {"RATE"}
     vars(mine)["RATE"] = 2
     assert not walked.guards.hold()
@@ -77,7 +77,7 @@ def test_a_setting_of_an_installed_class_counts_and_does_not_travel(
     """The server compares it with that of its own class."""
     made = function("return JSON.JSONEncoder.limit", JSON=json)
     monkeypatch.setattr(json.JSONEncoder, "limit", 1, raising=False)
-    walked = seen(made)
+    walked = walk_of(made)
     monkeypatch.setattr(json.JSONEncoder, "limit", 2)
     assert not walked.guards.hold()
     assert digest_of(made) != walked.fingerprint.digest
@@ -100,7 +100,7 @@ def test_a_setting_of_an_installed_class_counts_and_does_not_travel(
 def test_an_import_that_is_computed_is_refused(body: str) -> None:
     """It cannot be followed; the message says how to write it."""
     with pytest.raises(PackingError, match=r"cannot be seen which module.*import statement"):
-        seen(function(body))
+        walk_of(function(body))
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_an_import_that_is_computed_is_refused(body: str) -> None:
 )
 def test_an_installed_module_may_be_named_by_text(body: str) -> None:
     """The server has it."""
-    assert seen(function(body)).fingerprint.unshared == ()
+    assert walk_of(function(body)).fingerprint.unshared == ()
 
 
 def test_what_reads_a_clock_is_noted_with_its_line() -> None:
     """Also below a module, and a method of a class."""
     body = "import time, datetime\ny = 1\nreturn time.time(), datetime.datetime.now()"
-    assert [(note.what, note.where) for note in seen(function(body)).fingerprint.notes] == [
+    assert [(note.what, note.where) for note in walk_of(function(body)).fingerprint.notes] == [
         ("the clock (time.time)", "made_up.py:4"),
         ("the clock (datetime.now)", "made_up.py:4"),
     ]
@@ -127,4 +127,4 @@ def test_what_reads_a_clock_is_noted_with_its_line() -> None:
 def test_a_logger_s_methods_are_nobody_s_patch() -> None:
     """What it holds is not looked at."""
     body = "LOGGING.getLogger('a').info(x)"
-    assert seen(function(body, LOGGING=logging)).reach.carried == {}
+    assert walk_of(function(body, LOGGING=logging)).reach.carried == {}

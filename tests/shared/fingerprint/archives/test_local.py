@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.fingerprint.archives.current import current_archives, shipping
+from jaxd_protocol.fingerprint.archives.current import current_archives, using_archives
 from jaxd_protocol.fingerprint.archives.local import (
     LocalArchives,
     archive_of,
     archived_id,
-    hinted_tops,
     imported_names,
-    look,
+    look_up,
+    packages_in_strings,
 )
 from jaxd_protocol.fingerprint.model import Source
 from jaxd_protocol.packages.packages import Package
@@ -148,21 +148,21 @@ def test_the_names_in_import_statements_are_read() -> None:
 def test_texts_are_hints_only_where_imports_are_computed() -> None:
     """Such as the part before the name of a plug-in."""
     text = "def f(n): return import_module(f'shop.plugins.{n}') or 'os.path'\n"
-    assert hinted_tops(source(text).code) == {"shop"}
-    assert hinted_tops(source("'shop.plugins.'\nf('shop.x')\n").code) == set()
+    assert packages_in_strings(source(text).code) == {"shop"}
+    assert packages_in_strings(source("'shop.plugins.'\nf('shop.x')\n").code) == set()
 
 
 def test_look_finds_nothing_where_there_is_nothing(shop: Any) -> None:
     """A closure's qualified name leads nowhere."""
-    assert look(shop, "C.m") is shop.C.m
-    assert look(shop, "make.<locals>.inner") is look(shop, "missing")
+    assert look_up(shop, "C.m") is shop.C.m
+    assert look_up(shop, "make.<locals>.inner") is look_up(shop, "missing")
 
 
 def test_content_ids_depend_on_how_the_function_travels(archives: LocalArchives, shop: Any) -> None:
     """The same class is another one on the server when it is made by its source."""
     archives.close()
     by_value = content_id(shop.C)
-    with shipping(archives):
+    with using_archives(archives):
         assert current_archives() is archives
         assert content_id(shop.C) != by_value
     assert content_id(shop.C) == by_value

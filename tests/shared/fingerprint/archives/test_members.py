@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import Walked, walk
+from jaxd_protocol.fingerprint import WalkResult, walk
 from jaxd_protocol.fingerprint.archives.local import LocalArchives
 from tests.shared.pickling.processes import write
 
@@ -53,12 +53,12 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
     del sys.modules["some_shop"]
 
 
-def walked(value: Any) -> Walked:
+def walked(value: Any) -> WalkResult:
     """Over a function whose packages travel as files."""
     return walk(value, "it", archives=LocalArchives())
 
 
-def parts(found: Walked, kind: str) -> dict[str, str]:
+def parts(found: WalkResult, kind: str) -> dict[str, str]:
     """What was found of a kind: name to shown."""
     return {part.name: part.shown for part in found.fingerprint.parts if part.kind == kind}
 

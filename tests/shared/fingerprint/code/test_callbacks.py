@@ -9,12 +9,12 @@ import jax.experimental
 import pytest
 from jax.experimental import io_callback
 
-from jaxd_protocol.fingerprint import Listed, walk
+from jaxd_protocol.fingerprint import CallbackList, walk
 from jaxd_protocol.fingerprint.code.callbacks import (
-    called_in,
-    cell_of,
+    callback_references,
+    cell_origin,
     code_at,
-    given_to_callbacks,
+    loads_given_to_callbacks,
     nested_codes,
 )
 from jaxd_protocol.fingerprint.model import Origin
@@ -185,7 +185,7 @@ def test_live_objects_have_numbers_of_their_own() -> None:
         jax.debug.callback(note, x)
         jax.debug.callback(seen.extend, [x])
 
-    assert walk(f, "f").reach.live == [seen, note]
+    assert walk(f, "f").reach.callback_only == [seen, note]
 
 
 def test_two_lists_are_not_one() -> None:
@@ -204,7 +204,7 @@ def test_two_lists_are_not_one() -> None:
 
 def test_code_without_callbacks_is_not_looked_at() -> None:
     """As nearly all is."""
-    assert given_to_callbacks(helper.__code__) == (frozenset(), frozenset())
+    assert loads_given_to_callbacks(helper.__code__) == (frozenset(), frozenset())
 
 
 def given_in(function: Callable[..., Any]) -> set[str]:
@@ -384,7 +384,7 @@ def test_what_a_variable_of_inner_code_holds(name: str) -> None:
     function = around(1)
     codes = code_at(function.__code__, (2,))
     assert codes[-1].co_name == "inner"
-    cell = cell_of(codes, name)
+    cell = cell_origin(codes, name)
     origin = None if cell.origin is None else cell.origin[:3]
     assert (cell.kind, cell.name, origin) == CELLS[name]
 
@@ -404,7 +404,7 @@ def test_variables_that_are_assigned_each_other_may_be_anything() -> None:
         each for each in compile(ROUND, "round", "exec").co_consts if hasattr(each, "co_code")
     )
     (inner,) = nested_codes(code)
-    assert cell_of([code, inner], "one")[:3] == ("local", 0, "other")
+    assert cell_origin([code, inner], "one")[:3] == ("local", 0, "other")
 
 
 def test_many_variables_that_are_assigned_each_other_are_looked_through_soon() -> None:
@@ -413,7 +413,7 @@ def test_many_variables_that_are_assigned_each_other_are_looked_through_soon() -
     lines = [f"    {a} = {b}" for a in names for b in names if a != b]
     text = "\n".join(["def f(x):", *lines, "    v0 = note", "    jax.debug.callback(v3, x)"])
     (code,) = nested_codes(compile(text, "many", "exec"))
-    assert called_in(code, ()).objects == (Origin("global", "note"),)
+    assert callback_references(code, ()).objects == (Origin("global", "note"),)
 
 
 def test_objects_of_which_something_else_is_read_travel() -> None:
@@ -428,8 +428,8 @@ def test_objects_of_which_something_else_is_read_travel() -> None:
         reach = walk(f, "f").reach
     finally:
         del history.scale  # type: ignore[attr-defined]
-    assert id(history) not in reach.stand_ins
-    part = reach.slices[id(history)]
+    assert id(history) not in reach.replacements
+    part = reach.partial_reads[id(history)]
     assert (part.names, part.given["add"].names) == ({"scale"}, ("add",))
 
 
@@ -450,10 +450,12 @@ def test_what_is_listed_is_not_in_the_key() -> None:
         found = set()
         for turn in range(2):
             history.items[:] = [turn] * turn
-            listed = Listed([history.add, note])
+            listed = CallbackList([history.add, note])
             found.add(walk(function, "f", listed=listed).fingerprint.digest)
         assert len(found) == 1 + counts
     plain = walk(only_gives, "f").fingerprint.digest
     listings = ([note], [helper], [note, helper], [helper, note])
-    digests = {walk(only_gives, "f", listed=Listed(each)).fingerprint.digest for each in listings}
+    digests = {
+        walk(only_gives, "f", listed=CallbackList(each)).fingerprint.digest for each in listings
+    }
     assert len(digests | {plain}) == 5  # a program names them by number

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.fingerprint.values import arrays
-from tests.shared.fingerprint.defining import digest_of, function, seen
+from tests.shared.fingerprint.defining import digest_of, function, walk_of
 
 
 def whole() -> Any:
@@ -105,7 +105,7 @@ def test_a_change_in_place_is_noticed_where_there_can_be_one() -> None:
     """An array that cannot be written to is not copied for it."""
     array, frozen = np.zeros(4), np.zeros(4)
     frozen.flags.writeable = False
-    guards = seen([array, frozen]).guards
+    guards = walk_of([array, frozen]).guards
     assert list(guards._arrays) == [id(array)]
     array[0] = 1
     assert not guards.hold()
@@ -114,7 +114,7 @@ def test_a_change_in_place_is_noticed_where_there_can_be_one() -> None:
 def test_the_part_shows_dtype_and_shape() -> None:
     """A scalar shows its value."""
     made = function("return A, S, J", A=np.zeros((3, 4)), S=np.int8(7), J=jnp.zeros(2))
-    shown = {part.name: part.shown for part in seen(made).fingerprint.parts}
+    shown = {part.name: part.shown for part in walk_of(made).fingerprint.parts}
     assert shown["global A"] == "float64[3,4]"
     assert "7" in shown["global S"]
     assert shown["global J"] == "float32[2]"

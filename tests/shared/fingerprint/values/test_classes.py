@@ -11,7 +11,7 @@ import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.values.classes import slot_names
-from tests.shared.fingerprint.defining import define, digest_of, function, part_names, seen
+from tests.shared.fingerprint.defining import define, digest_of, function, part_names, walk_of
 
 
 def cls(body: str, head: str = "class C:", **names: Any) -> type:
@@ -81,7 +81,7 @@ def test_a_class_is_a_part_of_its_own() -> None:
 def test_a_change_of_a_class_is_noticed() -> None:
     """A new attribute, another base."""
     made: Any = cls("a = 1")
-    guards = seen([made]).guards
+    guards = walk_of([made]).guards
     made.b = 2
     assert not guards.hold()
 
@@ -124,7 +124,7 @@ def test_a_class_that_jax_knows_as_a_tree_counts_by_that_too() -> None:
 
 def test_an_installed_class_counts_by_its_name() -> None:
     """Its content is the same wherever its package is."""
-    assert seen(json.JSONDecoder).fingerprint.parts == ()
+    assert walk_of(json.JSONDecoder).fingerprint.parts == ()
     assert digest_of(json.JSONDecoder) != digest_of(json.JSONEncoder)
 
 
@@ -138,9 +138,9 @@ def test_an_installed_class_with_a_method_of_the_user_s_is_refused(
 
     monkeypatch.setattr(json.JSONEncoder, "encode", encode)
     with pytest.raises(PackingError, match=r"JSONEncoder, whose encode was replaced.*subclass"):
-        seen(json.JSONEncoder)
+        walk_of(json.JSONEncoder)
     with pytest.raises(PackingError, match=r"JSONEncoder, whose encode was replaced"):
-        seen(function("import json\nreturn json.JSONEncoder()"))
+        walk_of(function("import json\nreturn json.JSONEncoder()"))
 
 
 def test_slots_are_those_of_all_classes() -> None:

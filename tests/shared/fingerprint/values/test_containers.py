@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared.fingerprint.defining import digest_of, function, part_names, seen
+from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_two_containers_have_two_digests(one: Any, other: Any) -> None:
 )
 def test_a_change_is_noticed(value: Any, change: Any) -> None:
     """At any depth."""
-    walked = seen(value)
+    walked = walk_of(value)
     assert walked.guards.hold()
     change(value)
     assert not walked.guards.hold()
@@ -64,7 +64,7 @@ def test_what_is_inside_is_named_by_the_way_there() -> None:
 @pytest.mark.parametrize("value", [[1], {"a": 1}])
 def test_a_container_that_is_a_value_counts_whole(value: Any) -> None:
     """Whatever else is read of it."""
-    reach = seen(function("return C[0] if x else C['a'] if y else C", C=value)).reach
+    reach = walk_of(function("return C[0] if x else C['a'] if y else C", C=value)).reach
     assert reach.part_of(value) is None
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.values.environment import Variables, is_environment
-from tests.shared.fingerprint.defining import digest_of, function, part_names, seen
+from jaxd_protocol.fingerprint.values.environment import ReadEnvironment, is_environment
+from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 READS = [
     "import os\nreturn os.environ['READ']",
@@ -42,7 +42,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_variable_that_is_read_counts(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its change is noticed; no other variable counts."""
     made = reading(body)
-    walked = seen(made)
+    walked = walk_of(made)
     monkeypatch.setenv("UNREAD", "other")
     assert walked.guards.hold()
     assert "variable: environment READ" in part_names(made)
@@ -56,10 +56,10 @@ def test_the_variable_that_is_read_counts(body: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("body", READS)
 def test_only_what_is_read_travels(body: str) -> None:
     """In what stands for the environment on a server."""
-    reach = seen(reading(body)).reach
-    assert reach.stand_ins[id(os.environ)] == {"READ": "one"}
-    assert reach.stand_ins[id(os.getenv)]("READ") == "one"
-    assert reach.stand_ins[id(os.getenv)]("UNREAD", "none") == "none"
+    reach = walk_of(reading(body)).reach
+    assert reach.replacements[id(os.environ)] == {"READ": "one"}
+    assert reach.replacements[id(os.getenv)]("READ") == "one"
+    assert reach.replacements[id(os.getenv)]("UNREAD", "none") == "none"
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_only_what_is_read_travels(body: str) -> None:
 def test_what_does_not_show_which_variable_is_refused(body: str) -> None:
     """All of them would be in the key; the message says how to write it."""
     with pytest.raises(PackingError, match=r"which variable.*Write os.environ\['NAME'\]"):
-        seen(reading(body))
+        walk_of(reading(body))
 
 
 def test_what_stands_for_the_environment_is_known_as_such() -> None:
     """On a server, where the walk is done again."""
-    variables = Variables(READ="one")
+    variables = ReadEnvironment(READ="one")
     assert all(map(is_environment, (variables, variables.getenv, os.environ, os.getenv)))
     assert not any(map(is_environment, ({}, os.environb, os.listdir, "READ")))
 
@@ -92,5 +92,5 @@ def test_what_stands_for_the_environment_is_known_as_such() -> None:
 def test_a_second_walk_over_the_stand_in_finds_the_same() -> None:
     """As the server does it."""
     body = "return ENVIRON['READ']"
-    there = function(body, ENVIRON=Variables(READ="one"))
+    there = function(body, ENVIRON=ReadEnvironment(READ="one"))
     assert digest_of(there) == digest_of(reading(body))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.values.flags import Flags, is_flags
-from tests.shared.fingerprint.defining import digest_of, function, part_names, seen
+from jaxd_protocol.fingerprint.values.flags import ReadFlags, is_flags
+from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 absl_flags = pytest.importorskip("absl.flags")
 DEFINE_float, DEFINE_list = absl_flags.DEFINE_float, absl_flags.DEFINE_list
@@ -35,13 +35,13 @@ def reading(flags: Any, body: str) -> Any:
 def test_the_flag_that_is_read_counts(flags: Any, body: str) -> None:
     """Its change is noticed; no other flag counts, and no other travels."""
     made = reading(flags, body)
-    walked = seen(made)
+    walked = walk_of(made)
     flags.unread = 2.0
     assert walked.guards.hold()
     flags.rate = 0.25
     assert not walked.guards.hold()
     assert digest_of(made) != walked.fingerprint.digest
-    stand_in = walked.reach.stand_ins[id(flags)]
+    stand_in = walked.reach.replacements[id(flags)]
     assert vars(stand_in) == {"rate": 0.5}
 
 
@@ -53,7 +53,7 @@ def test_its_part_has_the_name_that_code_gives_it(flags: Any) -> None:
 def test_a_change_inside_of_a_flag_is_noticed(flags: Any) -> None:
     """A list is the same object before and after."""
     made = reading(flags, "return FLAGS.layers")
-    walked = seen(made)
+    walked = walk_of(made)
     flags.layers.append("16")
     assert not walked.guards.hold()
 
@@ -71,15 +71,15 @@ def test_a_change_inside_of_a_flag_is_noticed(flags: Any) -> None:
 def test_the_flags_as_a_whole_are_refused(flags: Any, body: str) -> None:
     """Every flag would be in the key."""
     with pytest.raises(PackingError, match="absl's flags as a whole"):
-        seen(reading(flags, body))
+        walk_of(reading(flags, body))
 
 
 @pytest.mark.parametrize("body", ["return FLAGS.rate", "return FLAGS['rate'].value"])
 def test_a_second_walk_over_the_stand_in_finds_the_same(flags: Any, body: str) -> None:
     """As the server does it, where the function has it instead."""
     made = reading(flags, body)
-    stand_in = seen(made).reach.stand_ins[id(flags)]
-    assert type(stand_in) is Flags
+    stand_in = walk_of(made).reach.replacements[id(flags)]
+    assert type(stand_in) is ReadFlags
     assert is_flags(stand_in)
     assert is_flags(flags)
     there = reading(stand_in, body)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.ids import stable_id
-from tests.shared.fingerprint.defining import digest_of, function, seen
+from tests.shared.fingerprint.defining import digest_of, function, walk_of
 
 
 class Plain:
@@ -70,7 +70,7 @@ def test_all_attributes_count_and_are_watched(make: Any) -> None:
     """By name, so that exchanging two is a change."""
     assert digest_of([make(1, 2)]) == digest_of([make(1, 2)]) != digest_of([make(2, 1)])
     value = make(1, 2)
-    guards = seen([value]).guards
+    guards = walk_of([value]).guards
     value.b = 3
     assert not guards.hold()
 
@@ -132,7 +132,7 @@ def test_what_a_container_or_value_holds_counts(one: Any, other: Any) -> None:
 )
 def test_a_change_of_a_container_is_noticed(value: Any, change: Any) -> None:
     """In place."""
-    walked = seen([value])
+    walked = walk_of([value])
     assert walked.guards.hold()
     change(value)
     assert not walked.guards.hold()
@@ -153,14 +153,14 @@ OPAQUE: list[tuple[Any, Any]] = [
 def test_what_cannot_change_a_result_counts_as_such(one: Any, other: Any) -> None:
     """It has a content for nobody."""
     assert digest_of([one]) == digest_of([other])
-    assert seen([one]).fingerprint.unshared == ()
+    assert walk_of([one]).fingerprint.unshared == ()
 
 
 def test_a_logger_is_told_by_its_name_and_an_event_by_its_state() -> None:
     """Both are seen by the function."""
     assert digest_of([logging.getLogger("a")]) != digest_of([logging.getLogger("b")])
     event = threading.Event()
-    walked = seen([event])
+    walked = walk_of([event])
     event.set()
     assert not walked.guards.hold()
     assert digest_of([event]) != walked.fingerprint.digest
@@ -168,13 +168,13 @@ def test_a_logger_is_told_by_its_name_and_an_event_by_its_state() -> None:
 
 def test_the_standard_streams_count_as_such() -> None:
     """Whatever they are replaced by."""
-    assert seen([sys.stdout, sys.stderr]).fingerprint.unshared == ()
+    assert walk_of([sys.stdout, sys.stderr]).fingerprint.unshared == ()
 
 
 def test_a_context_variable_counts_by_what_it_holds() -> None:
     """In the context of the call."""
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("width", default=1)
-    walked = seen([variable])
+    walked = walk_of([variable])
     token = variable.set(2)
     assert not walked.guards.hold()
     assert digest_of([variable]) != walked.fingerprint.digest
@@ -188,7 +188,7 @@ def test_a_thread_s_own_values_count() -> None:
     """Those of the thread that calls."""
     local = threading.local()
     local.width = 1
-    walked = seen([local])
+    walked = walk_of([local])
     local.width = 2
     assert not walked.guards.hold()
     assert digest_of([local]) != walked.fingerprint.digest
@@ -211,10 +211,10 @@ class Hooked:
     """Says itself what it means."""
 
     def __init__(self, meaning: Any, other: Any = None) -> None:
-        self.meaning, self.other = meaning, other
+        self.manifest, self.other = meaning, other
 
     def __fingerprint__(self) -> Any:
-        return self.meaning
+        return self.manifest
 
 
 def test_an_object_may_say_what_it_means() -> None:
@@ -223,9 +223,9 @@ def test_an_object_may_say_what_it_means() -> None:
     assert digest_of([Hooked("a")]) != digest_of([Hooked("b")])
     stream = (number for number in [1])
     hooked = Hooked("a", stream)
-    walked = seen([hooked])
+    walked = walk_of([hooked])
     assert walked.fingerprint.unshared == ()
-    hooked.meaning = "b"
+    hooked.manifest = "b"
     assert not walked.guards.hold()
 
 
@@ -233,14 +233,14 @@ def test_what_an_object_means_may_be_an_array() -> None:
     """Such as the weights it was made from."""
     one, same, other = Hooked(np.arange(3)), Hooked(np.arange(3)), Hooked(np.ones(3))
     assert digest_of([one]) == digest_of([same]) != digest_of([other])
-    assert seen([one]).guards.hold()
+    assert walk_of([one]).guards.hold()
 
 
 def test_a_hook_that_fails_later_is_a_change() -> None:
     """No exception of it reaches whoever calls the function: the walk says what is wrong."""
     hooked = Hooked("a")
-    guards = seen([hooked]).guards
-    del hooked.meaning
+    guards = walk_of([hooked]).guards
+    del hooked.manifest
     assert not guards.hold()
 
 
@@ -262,5 +262,5 @@ class Locked:
 def test_what_cannot_be_taken_apart_is_named(value: Any, type_name: str, reason: str) -> None:
     """With what it says itself."""
     made = function("return VALUE", VALUE=value)
-    (found,) = seen(made).fingerprint.unshared
+    (found,) = walk_of(made).fingerprint.unshared
     assert found == ("f → VALUE", type_name, reason)

@@ -11,7 +11,7 @@ import pytest
 from jax import sharding
 from jax.sharding import Mesh, NamedSharding
 
-from tests.shared.fingerprint.defining import digest_of, function, seen
+from tests.shared.fingerprint.defining import digest_of, function, walk_of
 
 
 def one(x: Any) -> Any:
@@ -67,7 +67,7 @@ def test_rules_of_derivatives_count(kind: Any) -> None:
 def test_a_rule_that_is_set_later_is_noticed() -> None:
     """On the same object."""
     wrapped = jax.custom_jvp(one)
-    guards = seen(function("return W(x)", W=wrapped)).guards
+    guards = walk_of(function("return W(x)", W=wrapped)).guards
     assert guards.hold()
     wrapped.defjvp(other)
     assert not guards.hold()
@@ -75,7 +75,7 @@ def test_a_rule_that_is_set_later_is_noticed() -> None:
 
 def test_a_jitted_function_of_a_library_counts_by_its_name() -> None:
     """Nothing in it is looked at."""
-    walked = seen(jax.nn.relu)
+    walked = walk_of(jax.nn.relu)
     assert set(walked.fingerprint.packages) == {"jax"}
     assert digest_of(jax.nn.relu) != digest_of(jax.nn.silu)
 
@@ -113,5 +113,5 @@ def test_the_structure_of_a_tree_counts() -> None:
 
 def test_its_part_says_what_it_is() -> None:
     """In place of a value."""
-    parts = seen(function("return J(x)", J=jax.jit(one))).fingerprint.parts
+    parts = walk_of(function("return J(x)", J=jax.jit(one))).fingerprint.parts
     assert {part.name: part.shown for part in parts}["global J"] == "jit"

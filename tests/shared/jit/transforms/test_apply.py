@@ -11,7 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.jit.transforms import Transformed, transformation, transformed, untransformed
+from jaxd_protocol.jit.transforms import (
+    TransformedFunction,
+    apply_transformations,
+    encode_transformation,
+    untransformed,
+)
 
 X, Y = np.arange(1.0, 4.0, dtype="f4"), np.full(3, 2, "f4")
 
@@ -27,7 +32,7 @@ def powers(mode: str, x: Any, n: int) -> Any:
 
 
 def of(function: Any, name: str, **options: Any) -> Any:
-    return transformed(function, [transformation(name, options)])
+    return apply_transformations(function, [encode_transformation(name, options)])
 
 
 def equal(ours: Any, theirs: Any) -> None:
@@ -47,11 +52,13 @@ def test_a_derivative_is_that_of_jax(name: str) -> None:
 
 def test_the_order_counts() -> None:
     """The gradient of a mapped function is not the mapped gradient."""
-    grad = transformation("grad", {"argnums": 0})
-    vmap = transformation("vmap", {"in_axes": 0, "static_argnums": (), "static_argnames": ()})
-    equal(transformed(jnp.sin, [grad, vmap])(X), jax.vmap(jax.grad(jnp.sin))(X))
+    grad = encode_transformation("grad", {"argnums": 0})
+    vmap = encode_transformation(
+        "vmap", {"in_axes": 0, "static_argnums": (), "static_argnames": ()}
+    )
+    equal(apply_transformations(jnp.sin, [grad, vmap])(X), jax.vmap(jax.grad(jnp.sin))(X))
     with pytest.raises(TypeError, match="scalar-output"):
-        transformed(jnp.sin, [vmap, grad])(X)
+        apply_transformations(jnp.sin, [vmap, grad])(X)
 
 
 @pytest.mark.parametrize("axes", [0, (None, 0, 0)], ids=["one for all", "one each"])
@@ -113,13 +120,13 @@ def test_it_says_how_it_is_called() -> None:
 def test_it_is_pickled_by_what_it_is_made_of() -> None:
     """The class is known wherever this package is."""
     again = pickle.loads(pickle.dumps(of(product, "grad", argnums=0)))
-    assert isinstance(again, Transformed)
+    assert isinstance(again, TransformedFunction)
     equal(again(X, Y), jax.grad(product)(X, Y))
 
 
 def test_without_transformations_it_is_the_function() -> None:
     """And back."""
-    assert transformed(product, ()) is product
+    assert apply_transformations(product, ()) is product
     assert untransformed(of(product, "grad")) is product
     assert untransformed(product) is product
 
@@ -137,21 +144,21 @@ class Held:
 
 def test_of_a_method_the_instance_is_no_argument() -> None:
     """Whatever jax makes of it; it comes first in the call."""
-    by = (transformation("grad", {"argnums": 1}), transformation("vmap", _EACH))
+    by = (encode_transformation("grad", {"argnums": 1}), encode_transformation("vmap", _EACH))
     mapped = of(Held.slope, "on_instance", by=by)
     plain = jax.vmap(jax.grad(Held(3.0).slope, 1))
     equal(mapped(Held(3.0), np.stack([X, Y]), X[:2]), plain(np.stack([X, Y]), X[:2]))
-    jvp = of(Held.slope, "on_instance", by=(transformation("jvp", _PLAIN),))
+    jvp = of(Held.slope, "on_instance", by=(encode_transformation("jvp", _PLAIN),))
     equal(jvp(Held(3.0), (X,), (Y,)), jax.jvp(Held(3.0).slope, (X,), (Y,)))
 
 
 def test_of_a_method_the_signature_begins_with_the_instance() -> None:
     """Whose name may be static."""
-    grad = of(Held.slope, "on_instance", by=(transformation("grad", {"argnums": 0}),))
+    grad = of(Held.slope, "on_instance", by=(encode_transformation("grad", {"argnums": 0}),))
     assert list(inspect.signature(grad).parameters) == ["self", "x", "y"]
-    jvp = of(Held.slope, "on_instance", by=(transformation("jvp", _PLAIN),))
+    jvp = of(Held.slope, "on_instance", by=(encode_transformation("jvp", _PLAIN),))
     assert list(inspect.signature(jvp).parameters) == ["self", "primals", "tangents", "kwargs"]
-    any_ = of(lambda *args: args[0], "on_instance", by=(transformation("grad", {}),))
+    any_ = of(lambda *args: args[0], "on_instance", by=(encode_transformation("grad", {}),))
     assert list(inspect.signature(any_).parameters) == ["args"]
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.jit.transforms import transformation, transformed
+from jaxd_protocol.jit.transforms import apply_transformations, encode_transformation
 
 X, Y = np.arange(1.0, 4.0, dtype="f4"), np.full(3, 2, "f4")
 XX = np.stack([X, X + 1])
@@ -38,7 +38,9 @@ def flat(
         "static_argnames": static_argnames,
     }
     every = [("flat", options), *stages]
-    return transformed(function, [transformation(name, given) for name, given in every])
+    return apply_transformations(
+        function, [encode_transformation(name, given) for name, given in every]
+    )
 
 
 def equal(ours: Any, *theirs: Any) -> None:

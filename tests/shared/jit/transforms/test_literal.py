@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd_protocol.jit.transforms import NotSpelled, options_of, shown, shown_name, transformation
-from jaxd_protocol.jit.transforms.literal import ON_INSTANCE, behind_on_instance
+from jaxd_protocol.jit.transforms import (
+    NotLiteral,
+    decode_transformation,
+    describe_transformations,
+    display_name,
+    encode_transformation,
+)
+from jaxd_protocol.jit.transforms.literal import ON_INSTANCE, with_bound_method
 from jaxd_protocol.pytree import dump_literal
 from tests.ids import stable_id
 
@@ -18,26 +24,26 @@ AXES: Any = [0, (1, None), [2], {"b": 0, "a": [None, 1]}, {}, (), "i", {("t", 1)
 @pytest.mark.parametrize("value", AXES, ids=stable_id)
 def test_what_is_written_can_be_read(value: Any) -> None:
     """Every container as what it is: jax tells lists from tuples."""
-    literal = transformation("vmap", {"in_axes": value, "out_axes": 0})
-    assert options_of(literal) == ("vmap", {"in_axes": value, "out_axes": 0})
-    assert type(options_of(literal)[1]["in_axes"]) is type(value)
+    literal = encode_transformation("vmap", {"in_axes": value, "out_axes": 0})
+    assert decode_transformation(literal) == ("vmap", {"in_axes": value, "out_axes": 0})
+    assert type(decode_transformation(literal)[1]["in_axes"]) is type(value)
 
 
 def test_equal_options_have_equal_bytes_and_others_have_not() -> None:
     """The order in which somebody wrote them down does not count; types do."""
 
     def spelled(value: Any) -> bytes:
-        return dump_literal(transformation("vmap", {"in_axes": value}))
+        return dump_literal(encode_transformation("vmap", {"in_axes": value}))
 
     assert spelled({"a": 0, "b": 1}) == spelled({"b": 1, "a": 0})
     one = [0, False, (0,), [0], {"a": 0}, {"a": (0,)}, {0: "a"}, None, ()]
     assert len(set(map(spelled, one))) == len(one)
-    assert len({dump_literal(transformation(name, {})) for name in ("grad", "vmap")}) == 2
+    assert len({dump_literal(encode_transformation(name, {})) for name in ("grad", "vmap")}) == 2
 
 
 def test_a_number_of_numpy_is_a_number() -> None:
     """As jax takes it for an axis."""
-    assert transformation("grad", {"argnums": np.int64(1)}) == transformation(
+    assert encode_transformation("grad", {"argnums": np.int64(1)}) == encode_transformation(
         "grad", {"argnums": 1}
     )
 
@@ -45,28 +51,33 @@ def test_a_number_of_numpy_is_a_number() -> None:
 @pytest.mark.parametrize("value", [object(), {1, 2}, (0, len), {"a": np.ones(2)}], ids=stable_id)
 def test_what_has_no_place_in_a_key_is_refused(value: Any) -> None:
     """Also inside of containers."""
-    with pytest.raises(NotSpelled, match="is not a plain value"):
-        transformation("vmap", {"in_axes": value})
+    with pytest.raises(NotLiteral, match="is not a plain value"):
+        encode_transformation("vmap", {"in_axes": value})
 
 
 def test_people_read_the_last_one_first() -> None:
     """As it would be written in a program; what is as usual is not said."""
-    grad = transformation("grad", {"argnums": 1, "has_aux": False})
-    flat = [transformation("flat", {}), transformation("flat_vmap", {"axes": (0,)})]
-    vmap = transformation("vmap", {"in_axes": 0, "out_axes": 0})
-    assert shown_name("step", [grad, vmap]) == "vmap(grad(step))"
-    assert shown_name("step", [grad, *flat]) == "vmap(grad(step))"
-    assert (shown([grad, vmap]), shown([])) == ("grad(argnums=1), vmap", "none")
-    assert shown([grad, *flat]) == "grad(argnums=1), vmap"
+    grad = encode_transformation("grad", {"argnums": 1, "has_aux": False})
+    flat = [encode_transformation("flat", {}), encode_transformation("flat_vmap", {"axes": (0,)})]
+    vmap = encode_transformation("vmap", {"in_axes": 0, "out_axes": 0})
+    assert display_name("step", [grad, vmap]) == "vmap(grad(step))"
+    assert display_name("step", [grad, *flat]) == "vmap(grad(step))"
+    assert (describe_transformations([grad, vmap]), describe_transformations([])) == (
+        "grad(argnums=1), vmap",
+        "none",
+    )
+    assert describe_transformations([grad, *flat]) == "grad(argnums=1), vmap"
 
 
 def test_those_of_a_method_are_one_of_its_function() -> None:
     """Each that comes behind them joins them; what was done to the function stays before."""
-    grad, vmap, jvp = (transformation(name, {"argnums": 1}) for name in ("grad", "vmap", "jvp"))
-    one = behind_on_instance((), grad)
-    two = behind_on_instance(one, vmap)
-    assert [options_of(each) for each in two] == [(ON_INSTANCE, {"by": (grad, vmap)})]
-    assert behind_on_instance((jvp,), grad) == (jvp, *one)
+    grad, vmap, jvp = (
+        encode_transformation(name, {"argnums": 1}) for name in ("grad", "vmap", "jvp")
+    )
+    one = with_bound_method((), grad)
+    two = with_bound_method(one, vmap)
+    assert [decode_transformation(each) for each in two] == [(ON_INSTANCE, {"by": (grad, vmap)})]
+    assert with_bound_method((jvp,), grad) == (jvp, *one)
     assert len({one, two, (grad,), (grad, vmap)}) == 4
-    assert shown_name("M.loss", (jvp, *two)) == "vmap(grad(jvp(M.loss)))"
-    assert shown(two) == "grad(argnums=1), vmap(argnums=1)"
+    assert display_name("M.loss", (jvp, *two)) == "vmap(grad(jvp(M.loss)))"
+    assert describe_transformations(two) == "grad(argnums=1), vmap(argnums=1)"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.fingerprint.archives.local import archive_of
-from jaxd_protocol.fingerprint.model import Reach, Source
+from jaxd_protocol.fingerprint.model import ReachedObjects, Source
 from jaxd_protocol.pickling.pack.archives import archive_arguments, reduce_archived
 from jaxd_protocol.pickling.pack.pickler import Pickler
 from jaxd_protocol.pickling.unpack.archives import find_archived
@@ -30,7 +30,7 @@ class _Archives:
 
 def reduced(archives: Any, value: Any) -> Any:
     """The reduce tuple of a value."""
-    return reduce_archived(Pickler(io.BytesIO(), None, Reach(archives)), value)
+    return reduce_archived(Pickler(io.BytesIO(), None, ReachedObjects(archives)), value)
 
 
 def test_an_object_of_an_archive_is_named() -> None:

@@ -17,9 +17,9 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.pickling.pack import arguments, functions
 from jaxd_protocol.pickling.pack.arguments import pack, pack_out_of_band
-from jaxd_protocol.pickling.unpack.content_ids import id_of
+from jaxd_protocol.pickling.unpack.content_ids import content_id_of
 from jaxd_protocol.pickling.unpack.unpickler import unpack
-from tests.shared.pickling.processes import arrive, run, write
+from tests.shared.pickling.processes import round_trip, run, write
 
 optax = pytest.importorskip("optax")
 linen = pytest.importorskip("flax.linen")
@@ -62,14 +62,14 @@ def test_a_callable_of_an_argument_is_the_same_object_in_each_call() -> None:
         first, second = (unpack(pack({"it": value}, "it"))["it"] for _ in range(2))
         assert first is second
         assert first is not value
-        assert id_of(first) is not None
+        assert content_id_of(first) is not None
 
 
 def test_the_client_finds_its_own_callable_again() -> None:
     """By the id that the server has for it."""
     functions = pack([scaled], "it")
     (arrived,) = unpack(functions)
-    name = id_of(arrived)
+    name = content_id_of(arrived)
     assert name is not None
     assert functions.objects[name] is scaled
 
@@ -131,7 +131,7 @@ def changing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
         return plainly(*given)
 
     monkeypatch.setattr(arguments, "pack_function", pack_function)
-    monkeypatch.setattr(arguments, "_kept", BoundedDict(8))
+    monkeypatch.setattr(arguments, "_packed_callables", BoundedDict(8))
     return changes
 
 
@@ -183,7 +183,7 @@ def test_a_persistent_function_inside_of_another_is_the_function_jitted() -> Non
     def outer(x: Any) -> Any:
         return inner(x) + 1
 
-    copy = arrive(outer)
+    copy = round_trip(outer)
     assert copy(3) == 7
     arrived = copy.__closure__[0].cell_contents
     assert type(arrived.__wrapped__) is type(scaled)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.boxes import boxed_dict
 from jaxd_protocol.pickling.unpack.unpickler import unpack
-from tests.shared.pickling.processes import call_there, pack_there, write
+from tests.shared.pickling.processes import call_in_subprocess, pack_in_subprocess, write
 
 SETS = """
 import enum
@@ -27,9 +27,13 @@ def use():
 def test_sets_are_equal_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
     """Strings, tuples, members, classes and functions in them."""
     author = write(tmp_path / "author", {"sets.py": SETS})
-    first, second = (pack_there(author, "sets", ["use"], PYTHONHASHSEED=seed) for seed in "12")
+    first, second = (
+        pack_in_subprocess(author, "sets", ["use"], PYTHONHASHSEED=seed) for seed in "12"
+    )
     assert first == second
-    assert call_there(tmp_path, first) == {"use": "(['a', 'b', 'c', 'd', 'e', 'f'], 3, True, True)"}
+    assert call_in_subprocess(tmp_path, first) == {
+        "use": "(['a', 'b', 'c', 'd', 'e', 'f'], 3, True, True)"
+    }
 
 
 def test_a_set_that_is_met_twice_is_one_set() -> None:

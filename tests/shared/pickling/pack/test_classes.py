@@ -15,7 +15,12 @@ from jaxd_protocol.fingerprint import content_id, walk
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack
-from tests.shared.pickling.processes import arrive, call_there, pack_there, write
+from tests.shared.pickling.processes import (
+    call_in_subprocess,
+    pack_in_subprocess,
+    round_trip,
+    write,
+)
 
 REGISTRY: dict[str, int] = {}
 OFFSET = 5
@@ -63,7 +68,7 @@ def test_a_class_keeps_all_kinds_of_methods() -> None:
         parts = [child.hello(), child.doubled, child.static(), child.named(), child.cached]
         return [*parts, isinstance(child, Base), Child.__qualname__]
 
-    assert arrive(use)() == ["base child 5", 10, 1, "Child", 15, True, "Child"]
+    assert round_trip(use)() == ["base child 5", 10, 1, "Child", 15, True, "Child"]
 
 
 def test_hooks_of_a_base_do_not_run_again() -> None:
@@ -73,7 +78,7 @@ def test_hooks_of_a_base_do_not_run_again() -> None:
         Child()
         return REGISTRY
 
-    assert arrive(use)() == {"Child": 3}
+    assert round_trip(use)() == {"Child": 3}
 
 
 class Meta(type):
@@ -101,7 +106,7 @@ def test_a_metaclass_travels_and_does_not_run_again() -> None:
     def use() -> tuple[int, int]:
         return len(WithMeta), type(WithMeta()).must
 
-    assert arrive(use)() == (4, 4)
+    assert round_trip(use)() == (4, 4)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,7 +139,14 @@ def test_dataclasses_stay_dataclasses() -> None:
             dataclasses.is_dataclass(Frozen),
         ]
 
-    assert arrive(use)() == ["Frozen(a=1, b=(1, 2))", {"a": 9, "b": []}, True, "found", True, True]
+    assert round_trip(use)() == [
+        "Frozen(a=1, b=(1, 2))",
+        {"a": 9, "b": []},
+        True,
+        "found",
+        True,
+        True,
+    ]
 
 
 class Named(NamedTuple):
@@ -202,7 +214,7 @@ def test_the_kinds_of_classes_that_typing_has() -> None:
         ]
 
     expected = [(1, "x"), ("a", "b"), (1, 3), {"a": 1}, True, 1, True, True, 3, 4, True]
-    assert arrive(use)() == expected
+    assert round_trip(use)() == expected
 
 
 class Descriptor:
@@ -231,7 +243,7 @@ def test_slots_and_descriptors() -> None:
     def use() -> tuple[Any, ...]:
         return Slotted().sum(), Slotted().described, hasattr(Slotted(), "__dict__")
 
-    assert arrive(use)() == (3, "described", False)
+    assert round_trip(use)() == (3, "described", False)
 
 
 class Settings:
@@ -249,7 +261,7 @@ def test_of_a_class_that_is_read_in_part_only_that_part_travels() -> None:
     def use() -> float:
         return Settings.rate
 
-    copy = arrive(use)
+    copy = round_trip(use)
     assert copy() == 0.5
     assert not hasattr(copy.__globals__["Settings"], "broken")
 
@@ -273,7 +285,7 @@ def test_the_class_of_an_argument_is_that_of_the_function() -> None:
     def check(value: Any) -> bool:
         return isinstance(value, Argument)
 
-    assert arrive(check)(unpack(pack(Argument(1), "it")))
+    assert round_trip(check)(unpack(pack(Argument(1), "it")))
 
 
 def test_packing_leaves_the_class_alone() -> None:
@@ -315,15 +327,15 @@ def use():
 
 def test_classes_run_where_their_module_is_not(tmp_path: Path) -> None:
     """In another process."""
-    packed = pack_there(write(tmp_path / "author", FILES), "shapes", ["use"])
-    assert call_there(tmp_path, packed) == {"use": "(8, 'red', True, 'Pair')"}
+    packed = pack_in_subprocess(write(tmp_path / "author", FILES), "shapes", ["use"])
+    assert call_in_subprocess(tmp_path, packed) == {"use": "(8, 'red', True, 'Pair')"}
 
 
 def test_classes_are_equal_bytes_in_every_process(tmp_path: Path) -> None:
     """Their ids are their content, and nothing random."""
     author = write(tmp_path, FILES)
     first, second = (
-        pack_there(author, "shapes", ["use"], PYTHONHASHSEED=seed) for seed in ("1", "2")
+        pack_in_subprocess(author, "shapes", ["use"], PYTHONHASHSEED=seed) for seed in ("1", "2")
     )
     assert first == second
 
@@ -331,7 +343,7 @@ def test_classes_are_equal_bytes_in_every_process(tmp_path: Path) -> None:
 def test_a_class_of_an_installed_package_that_has_no_name_travels_by_value() -> None:
     """A library may make classes at run time."""
     made: Any = type("Made", (), {"__module__": "json", "value": 1})
-    assert arrive(lambda: made().value)() == 1
+    assert round_trip(lambda: made().value)() == 1
 
 
 @pytest.mark.parametrize("cls", [type(None), type(...), type(NotImplemented), type(lambda: 0)])
@@ -355,8 +367,10 @@ def chain(): return C0().f()
 
 def test_classes_may_be_nested_as_deeply_as_one_likes(tmp_path: Path) -> None:
     """As bases of each other, or through their methods."""
-    packed = pack_there(write(tmp_path / "author", {"deep.py": DEEP}), "deep", ["bases", "chain"])
-    assert call_there(tmp_path, packed) == {"bases": "(1, 61)", "chain": "150"}
+    packed = pack_in_subprocess(
+        write(tmp_path / "author", {"deep.py": DEEP}), "deep", ["bases", "chain"]
+    )
+    assert call_in_subprocess(tmp_path, packed) == {"bases": "(1, 61)", "chain": "150"}
 
 
 CYCLE = """
@@ -407,4 +421,4 @@ MEMBERS = {Hashed(1), Hashed(5)}
 
 def test_objects_with_a_hash_of_their_own_are_found_again() -> None:
     """Their methods are complete before they are put into a dict or set."""
-    assert arrive(lambda: (TABLE[Hashed(1)], Hashed(5) in MEMBERS))() == ("x", True)
+    assert round_trip(lambda: (TABLE[Hashed(1)], Hashed(5) in MEMBERS))() == ("x", True)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.classes import enum_description, enum_state
 from jaxd_protocol.pickling.unpack.unpickler import unpack
-from tests.shared.pickling.processes import arrive
+from tests.shared.pickling.processes import round_trip
 
 
 class Color(enum.Enum):
@@ -66,7 +66,7 @@ def test_members_are_found_by_name_and_value() -> None:
         found = [Color("r") is red, Color["ALIAS"] is red, red.shout(), [c.name for c in Color]]
         return [*found, isinstance(red, Color)]
 
-    assert arrive(use)() == [True, True, "R", ["RED", "BLUE"], True]
+    assert round_trip(use)() == [True, True, "R", ["RED", "BLUE"], True]
 
 
 def test_members_keep_what_init_gave_them() -> None:
@@ -76,7 +76,7 @@ def test_members_keep_what_init_gave_them() -> None:
         earth = Planet((4.0, 2.0))  # type: ignore[call-arg, arg-type]
         return earth.mass, earth.gravity
 
-    assert arrive(use)() == (4.0, 2.0)
+    assert round_trip(use)() == (4.0, 2.0)
 
 
 def test_enums_over_other_types_are_of_these_types() -> None:
@@ -86,7 +86,7 @@ def test_enums_over_other_types_are_of_these_types() -> None:
         both = Access.READ | Access.WRITE
         return [Number.TWO + 1, Word.HELLO.upper(), Access.READ in both, Access(3) == both]
 
-    assert arrive(use)() == [3, "HELLO", True, True]
+    assert round_trip(use)() == [3, "HELLO", True, True]
 
 
 def test_members_made_by_a_new_of_the_users() -> None:
@@ -97,7 +97,7 @@ def test_members_made_by_a_new_of_the_users() -> None:
         again = Coordinate(7)  # type: ignore[call-arg]
         return [found.label, found.value, again is found, bytes(found)]
 
-    assert arrive(use)() == ["P.X", 7, True, b"\x07"]
+    assert round_trip(use)() == ["P.X", 7, True, b"\x07"]
 
 
 def test_a_member_as_an_argument_is_that_member() -> None:

@@ -14,7 +14,12 @@ import pytest
 from jaxd_protocol.network.local_server import runtime_dir
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.unpack.unpickler import unpack
-from tests.shared.pickling.processes import arrive, call_there, pack_there, write
+from tests.shared.pickling.processes import (
+    call_in_subprocess,
+    pack_in_subprocess,
+    round_trip,
+    write,
+)
 
 FACTOR = 2.0
 UNREAD = object()
@@ -34,7 +39,7 @@ def is_odd(n: int) -> bool:
 
 def test_a_function_that_calls_itself_calls_its_copy() -> None:
     """Not the one that was packed."""
-    copy = arrive(factorial)
+    copy = round_trip(factorial)
     assert copy(5) == 120
     assert copy.__globals__["factorial"] is copy
     assert copy is not factorial
@@ -42,7 +47,7 @@ def test_a_function_that_calls_itself_calls_its_copy() -> None:
 
 def test_functions_that_call_each_other() -> None:
     """They share one namespace, as in their module."""
-    copy = arrive(is_even)
+    copy = round_trip(is_even)
     assert copy(11) is False
     assert copy.__globals__ is copy.__globals__["is_odd"].__globals__
 
@@ -53,7 +58,7 @@ def test_only_the_globals_that_code_names_travel() -> None:
     def scaled(x: float) -> float:
         return x * FACTOR
 
-    names = set(arrive(scaled).__globals__)
+    names = set(round_trip(scaled).__globals__)
     assert "FACTOR" in names
     assert "UNREAD" not in names
     assert "Path" not in names
@@ -68,7 +73,7 @@ def test_names_that_only_a_class_body_reads_travel() -> None:
 
         return Local.factor
 
-    assert arrive(made)() == FACTOR
+    assert round_trip(made)() == FACTOR
 
 
 def counter() -> tuple[Callable[[], int], Callable[[], int]]:
@@ -93,7 +98,7 @@ def test_closures_keep_sharing_a_variable() -> None:
         increase()
         return current()
 
-    assert arrive(both)() == 2
+    assert round_trip(both)() == 2
     assert current() == 0
 
 
@@ -109,7 +114,7 @@ def test_a_cell_without_content_arrives_without() -> None:
         return inner
 
     with pytest.raises(NameError, match="later"):
-        arrive(outer())()
+        round_trip(outer())()
 
 
 def test_defaults_attributes_and_names_travel() -> None:
@@ -121,7 +126,7 @@ def test_defaults_attributes_and_names_travel() -> None:
 
     named.note = "attached"  # type: ignore[attr-defined]
     named.__qualname__ = "Renamed.named"
-    copy = arrive(named)
+    copy = round_trip(named)
     assert copy(1) == (1, 2, 3)
     assert (copy.note, copy.__qualname__, copy.__doc__) == (
         "attached",
@@ -147,7 +152,7 @@ def decorated(x: int) -> int:
 
 def test_a_decorated_function_keeps_its_decorator() -> None:
     """And what `functools.wraps` has copied."""
-    copy = arrive(decorated)
+    copy = round_trip(decorated)
     assert copy(1) == ("logged", 2)
     assert copy.__wrapped__(1) == 2
 
@@ -190,5 +195,5 @@ def circle(): return c0(450)
 def test_a_chain_of_helpers_may_be_of_any_length(tmp_path: Path) -> None:
     """Three hundred, in a line and in a circle."""
     author = write(tmp_path / "author", {"chains.py": CHAIN})
-    packed = pack_there(author, "chains", ["chain", "circle"])
-    assert call_there(tmp_path, packed) == {"chain": "300", "circle": "450"}
+    packed = pack_in_subprocess(author, "chains", ["chain", "circle"])
+    assert call_in_subprocess(tmp_path, packed) == {"chain": "300", "circle": "450"}

@@ -13,7 +13,7 @@ from jaxd_protocol.errors import ConfigurationError, PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
-from tests.shared.pickling.processes import PLAIN, call_there, pack_there, write
+from tests.shared.pickling.processes import PLAIN, call_in_subprocess, pack_in_subprocess, write
 
 MODULE = '''
 """A module that only its author has."""
@@ -47,7 +47,9 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_local_code_runs_where_its_modules_are_not(author: Path, tmp_path: Path) -> None:
     """Functions, globals and helper modules travel by value."""
-    called = eval(call_there(tmp_path, pack_there(author, "mine", ["outer"]))["outer"])
+    called = eval(
+        call_in_subprocess(tmp_path, pack_in_subprocess(author, "mine", ["outer"]))["outer"]
+    )
     inner = [True, "highlow", 1j, 10**30, ..., -0.0]
     assert called == [6, *inner, 7, True, "highhigh", *inner[2:], 10, 10, '"low"']
 
@@ -55,12 +57,16 @@ def test_local_code_runs_where_its_modules_are_not(author: Path, tmp_path: Path)
 def test_equal_code_is_equal_bytes_in_every_process(author: Path) -> None:
     """Just compiled or from a .pyc, and whatever the order of its sets."""
     compiled = [
-        pack_there(author, "mine", ["outer"], PYTHONHASHSEED=seed, PYTHONDONTWRITEBYTECODE="1")
+        pack_in_subprocess(
+            author, "mine", ["outer"], PYTHONHASHSEED=seed, PYTHONDONTWRITEBYTECODE="1"
+        )
         for seed in ("1", "2")
     ]
     subprocess.run([sys.executable, "-m", "compileall", "-q", str(author)], env=PLAIN, check=True)
     assert list(author.glob("__pycache__/mine.*.pyc"))
-    cached = [pack_there(author, "mine", ["outer"], PYTHONHASHSEED=seed) for seed in ("3", "4")]
+    cached = [
+        pack_in_subprocess(author, "mine", ["outer"], PYTHONHASHSEED=seed) for seed in ("3", "4")
+    ]
     assert len({each["outer"] for each in (*compiled, *cached)}) == 1
 
 
@@ -79,7 +85,7 @@ def test_what_cannot_travel_is_named() -> None:
         return NOT_TODAY
 
     reach = walk(use, "use").reach
-    reach.untravelable.clear()  # as for an object that only pickle finds fault with
+    reach.unpicklable.clear()  # as for an object that only pickle finds fault with
     with pytest.raises(PackingError) as caught:
         pack_function(use, "function 'use'", reach)
     text = str(caught.value)

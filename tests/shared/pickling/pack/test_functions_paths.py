@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.pickling.pack.functions import path_to
+from jaxd_protocol.pickling.pack.functions import object_path
 
 CULPRIT = object()
 CONFIG = {"stream": [1, CULPRIT]}
@@ -71,12 +71,12 @@ def by_closure() -> Any:
 )
 def test_the_path_names_each_step(root: Any, path: str) -> None:
     """Globals, closures, defaults, attributes, keys and positions."""
-    assert path_to(root, CULPRIT) == path
+    assert object_path(root, CULPRIT) == path
 
 
 def test_a_path_that_is_not_found_says_so() -> None:
     """Something that a `__reduce__` has made is nowhere."""
-    assert path_to(by_config, object()) == "something that by_config reaches"
+    assert object_path(by_config, object()) == "something that by_config reaches"
 
 
 def test_an_empty_cell_is_passed_over() -> None:
@@ -87,4 +87,4 @@ def test_an_empty_cell_is_passed_over() -> None:
             later = 1
         return lambda: (later, CONFIG)
 
-    assert path_to(outer(False), CULPRIT).endswith("<lambda> → CONFIG['stream'][1]")
+    assert object_path(outer(False), CULPRIT).endswith("<lambda> → CONFIG['stream'][1]")

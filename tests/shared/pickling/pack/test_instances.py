@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.pickling.pack.instances import constant_name, is_plain, reduce_part
-from tests.shared.pickling.processes import arrive
+from jaxd_protocol.pickling.pack.instances import constant_name, is_plain, reduce_partial
+from tests.shared.pickling.processes import round_trip
 
 
 class Settings:
@@ -45,7 +45,7 @@ def test_of_an_object_only_the_attributes_that_are_read_travel() -> None:
     def use() -> list[Any]:
         return [SETTINGS.rate, SETTINGS.inner.width, FROZEN.a, SPACE.rate]
 
-    copy = arrive(use)
+    copy = round_trip(use)
     assert copy() == [0.5, [3], 1, 0.25]
     assert vars(copy.__globals__["SETTINGS"]).keys() == {"rate", "inner"}
 
@@ -56,14 +56,14 @@ def test_of_a_dict_only_the_keys_that_are_read_travel() -> None:
     def use() -> list[Any]:
         return [TABLE["rate"], TABLE["inner"]["x"]]
 
-    copy = arrive(use)
+    copy = round_trip(use)
     assert copy() == [3, 1]
     assert copy.__globals__["TABLE"] == {"rate": 3, "inner": {"x": 1}}
 
 
 def test_of_the_object_of_a_method_only_what_it_reads_travels() -> None:
     """The method is called on it as before."""
-    assert arrive(Reader().read)() == 4
+    assert round_trip(Reader().read)() == 4
 
 
 class Reader:
@@ -90,12 +90,12 @@ def test_an_object_that_its_own_methods_reach() -> None:
     def use() -> bool:
         return CYCLIC.itself() and CYCLIC.me is CYCLIC
 
-    assert arrive(use)()
+    assert round_trip(use)()
 
 
 def test_a_part_has_only_what_the_object_has() -> None:
     """A name that is looked for and missing stays missing."""
-    reduced = reduce_part(SETTINGS, {"rate", "absent"})
+    reduced = reduce_partial(SETTINGS, {"rate", "absent"})
     assert reduced[2] == {"rate": 0.5}
 
 

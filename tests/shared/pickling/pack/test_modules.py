@@ -13,12 +13,18 @@ import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.fingerprint.model import Reach
+from jaxd_protocol.fingerprint.model import ReachedObjects
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
 from tests.identity.projects import needs
-from tests.shared.pickling.processes import arrive, call_there, pack_there, run, write
+from tests.shared.pickling.processes import (
+    call_in_subprocess,
+    pack_in_subprocess,
+    round_trip,
+    run,
+    write,
+)
 
 
 @pytest.fixture
@@ -42,7 +48,7 @@ def test_of_a_module_only_what_is_read_travels(mine: types.ModuleType) -> None:
     """The attributes at the end of a chain."""
     scope: dict[str, Any] = {"mine": mine, "__name__": __name__}
     exec("def use(): return mine.times(2)", scope)
-    copy: Any = arrive(scope["use"])
+    copy: Any = round_trip(scope["use"])
     assert copy() == 6
     assert not hasattr(copy.__globals__["mine"], "UNREAD")
 
@@ -51,8 +57,8 @@ def test_a_module_and_its_functions_share_their_globals(mine: types.ModuleType) 
     """What one writes the other reads."""
     scope: dict[str, Any] = {"mine": mine, "__name__": __name__}
     exec("def use(): return mine.times, mine.FACTOR", scope)
-    times, _ = arrive(scope["use"])()
-    copy = arrive(scope["use"])
+    times, _ = round_trip(scope["use"])()
+    copy = round_trip(scope["use"])
     assert copy.__globals__["mine"].times.__globals__ is vars(copy.__globals__["mine"])
     assert times(2) == 6
 
@@ -100,8 +106,10 @@ def test_what_somebody_has_patched_travels_along(tmp_path: Path) -> None:
     """However the function gets at the module; the server's own stays as it is."""
     needs("optax")
     names = ["by_global", "by_import", "untouched"]
-    packed = pack_there(write(tmp_path / "author", {"patched.py": PATCHED}), "patched", names)
-    assert call_there(tmp_path, packed) == {
+    packed = pack_in_subprocess(
+        write(tmp_path / "author", {"patched.py": PATCHED}), "patched", names
+    )
+    assert call_in_subprocess(tmp_path, packed) == {
         "by_global": "(('mine', 1, 'optax'), 3.5, 3.5, 3.141592653589793, 'value')",
         "by_import": "(3.5, 3.5, ('mine', 2), 'mine', 3.5, 'value')",
         "untouched": "0.0",
@@ -120,7 +128,7 @@ def test_a_patch_that_the_server_has_too_needs_no_overlay(monkeypatch: pytest.Mo
     monkeypatch.setattr(json, "LIMIT", 8)
     arrived = unpack_function(data)
     assert arrived.function() == 7
-    assert arrived.overlays["json"] is arrived.function.__globals__["json"]
+    assert arrived.patched_modules["json"] is arrived.function.__globals__["json"]
     assert json.LIMIT == 8
 
 
@@ -134,8 +142,8 @@ def test_a_compiled_module_of_the_users_is_refused(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-def _whole(module: types.ModuleType) -> Reach:
-    reach = Reach()
+def _whole(module: types.ModuleType) -> ReachedObjects:
+    reach = ReachedObjects()
     reach.imports[module.__name__] = module
     return reach
 
@@ -145,14 +153,14 @@ def test_names_of_a_modules_own_getattr_arrive(mine: types.ModuleType) -> None:
     mine.__getattr__ = lambda name: f"made {name}"  # type: ignore[method-assign]
     scope: dict[str, Any] = {"mine": mine, "__name__": __name__}
     exec("def use(): return mine.lazily", scope)
-    assert arrive(scope["use"])() == "made lazily"
+    assert round_trip(scope["use"])() == "made lazily"
 
 
 def test_globals_of_no_module_travel_too() -> None:
     """Such as those of `exec`, or of a module that was reloaded since."""
     scope: dict[str, Any] = {"__name__": "nowhere", "FACTOR": 2}
     exec("def one(): return FACTOR\ndef use(): return one(), one", scope)
-    copy = arrive(scope["use"])
+    copy = round_trip(scope["use"])
     value, one = copy()
     assert value == 2
     assert one.__globals__ is copy.__globals__

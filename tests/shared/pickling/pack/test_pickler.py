@@ -15,7 +15,12 @@ import pytest
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.identity.projects import needs
-from tests.shared.pickling.processes import arrive, call_there, pack_there, write
+from tests.shared.pickling.processes import (
+    call_in_subprocess,
+    pack_in_subprocess,
+    round_trip,
+    write,
+)
 
 SHARED = [1]
 PAIR = (SHARED, {"k": SHARED})
@@ -31,12 +36,12 @@ REFERENCE = weakref.ref(THING)
 
 def test_what_is_one_object_is_one_again() -> None:
     """Between globals, tuples and dicts."""
-    assert arrive(lambda: PAIR[0] is PAIR[1]["k"] is SHARED)()
+    assert round_trip(lambda: PAIR[0] is PAIR[1]["k"] is SHARED)()
 
 
 def test_a_weak_reference_leads_to_its_object() -> None:
     """Which lives as long as the function."""
-    assert arrive(lambda: REFERENCE() is not None)()
+    assert round_trip(lambda: REFERENCE() is not None)()
 
 
 class Counted:
@@ -159,7 +164,7 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def packed(author: Path) -> dict[str, bytes]:
     """What is in that folder."""
-    return pack_there(author, "models", RESULTS, PYTHONHASHSEED="1")
+    return pack_in_subprocess(author, "models", RESULTS, PYTHONHASHSEED="1")
 
 
 @pytest.mark.soak
@@ -168,13 +173,13 @@ def test_what_belongs_to_jax_and_its_libraries_arrives(
 ) -> None:
     """Transformed functions, jitted ones, models of flax and equinox."""
     assert max(map(len, packed.values())) < 10_000
-    assert call_there(tmp_path, packed) == RESULTS
+    assert call_in_subprocess(tmp_path, packed) == RESULTS
 
 
 @pytest.mark.soak
 def test_models_are_equal_bytes_in_every_process(packed: dict[str, bytes], author: Path) -> None:
     """Classes of flax and equinox among them."""
-    assert pack_there(author, "models", RESULTS, PYTHONHASHSEED="2") == packed
+    assert pack_in_subprocess(author, "models", RESULTS, PYTHONHASHSEED="2") == packed
 
 
 def test_functions_that_jax_has_by_name_stay_small() -> None:

@@ -19,7 +19,7 @@ from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_stream
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.ids import stable_id
-from tests.shared.pickling.processes import arrive
+from tests.shared.pickling.processes import round_trip
 
 
 def sent(value: Any) -> Any:
@@ -110,7 +110,7 @@ def test_a_cached_function_arrives_with_an_empty_cache() -> None:
     def use() -> Any:
         return cached(2), cached.cache_parameters(), cached.cache_info().misses
 
-    assert arrive(use)() == (3, {"maxsize": 7, "typed": True}, 1)
+    assert round_trip(use)() == (3, {"maxsize": 7, "typed": True}, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from jaxd_protocol.fingerprint.archives.local import archive_of, archived_id
 from jaxd_protocol.fingerprint.model import Archive, Source
 from jaxd_protocol.pickling.pack.archives import archive_arguments
 from jaxd_protocol.pickling.unpack.archives import (
-    ArrivedArchive,
+    UnpackedArchive,
     add_archive,
+    archived_content_id,
     find_archived,
-    id_in_archive,
 )
-from jaxd_protocol.pickling.unpack.private_modules import Blob, NotShipped
+from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules
 
 FILES = {
     "some_shop": "from . import base\nRUNS = []\n",
@@ -57,20 +57,20 @@ def shop_archive(**changes: str) -> Archive:
 
 
 @pytest.fixture
-def blob() -> Blob:
+def blob() -> PrivateModules:
     """A function's, that the package came with."""
-    blob = Blob()
+    blob = PrivateModules()
     add_archive(blob, *archive_arguments(shop_archive()))
     return blob
 
 
-def find(blob: Blob, module: str, name: str) -> Any:
+def find(blob: PrivateModules, module: str, name: str) -> Any:
     """As packed bytes do it."""
-    assert isinstance(blob.arrived, ArrivedArchive)
+    assert isinstance(blob.arrived, UnpackedArchive)
     return find_archived(blob.arrived.archive.content, module, name)
 
 
-def test_a_module_runs_once_and_is_not_in_the_servers_table(blob: Blob) -> None:
+def test_a_module_runs_once_and_is_not_in_the_servers_table(blob: PrivateModules) -> None:
     """Whoever asks for it, by whatever name."""
     load = find(blob, "some_shop.base", "load")
     assert load("late") is load("late") is find(blob, "some_shop.late", "")
@@ -78,33 +78,33 @@ def test_a_module_runs_once_and_is_not_in_the_servers_table(blob: Blob) -> None:
     assert not any(name.startswith("some_shop") for name in sys.modules)
 
 
-def test_a_second_function_gets_the_same_archive(blob: Blob) -> None:
+def test_a_second_function_gets_the_same_archive(blob: PrivateModules) -> None:
     """So its classes are the same."""
-    other = Blob()
+    other = PrivateModules()
     add_archive(other, *archive_arguments(shop_archive()))
     assert other.arrived is blob.arrived
 
 
-def test_two_versions_live_side_by_side(blob: Blob) -> None:
+def test_two_versions_live_side_by_side(blob: PrivateModules) -> None:
     """Each has modules of its own."""
-    other = Blob()
+    other = PrivateModules()
     add_archive(other, *archive_arguments(shop_archive(late="NEW = 2\n")))
     assert find(other, "some_shop.late", "NEW") == 2
     assert find(other, "some_shop.base", "Params") is not find(blob, "some_shop.base", "Params")
 
 
-def test_a_module_finds_itself_in_the_table_of_modules(blob: Blob) -> None:
+def test_a_module_finds_itself_in_the_table_of_modules(blob: PrivateModules) -> None:
     """`sys.modules[__name__]` is its private one."""
     assert find(blob, "some_shop.base", "me")() is find(blob, "some_shop.base", "")
 
 
-def test_persistent_functions_are_plain_ones(blob: Blob) -> None:
+def test_persistent_functions_are_plain_ones(blob: PrivateModules) -> None:
     """A server must not call itself."""
     assert find(blob, "some_shop.base", "step")(1) == 2
     assert find(blob, "some_shop.base", "other").__qualname__ == "other"
 
 
-def test_installed_modules_are_the_servers(blob: Blob) -> None:
+def test_installed_modules_are_the_servers(blob: PrivateModules) -> None:
     """And what is in neither place is named."""
     direct = find(blob, "some_shop.base", "direct")
     assert direct("json") is sys.modules["json"]
@@ -112,7 +112,7 @@ def test_installed_modules_are_the_servers(blob: Blob) -> None:
         direct("not_here")
 
 
-def test_code_by_value_imports_from_the_archive(blob: Blob) -> None:
+def test_code_by_value_imports_from_the_archive(blob: PrivateModules) -> None:
     """Through the builtins that it has."""
     found: dict[str, Any] = {"__builtins__": blob.builtins}
     exec("import some_shop.late\nfrom importlib import import_module as get", found)
@@ -120,23 +120,23 @@ def test_code_by_value_imports_from_the_archive(blob: Blob) -> None:
     assert found["get"]("some_shop.late") is find(blob, "some_shop.late", "")
 
 
-def test_what_was_asked_for_has_a_name(blob: Blob) -> None:
+def test_what_was_asked_for_has_a_name(blob: PrivateModules) -> None:
     """The server's walk says it as the client's did."""
-    assert isinstance(blob.arrived, ArrivedArchive)
+    assert isinstance(blob.arrived, UnpackedArchive)
     params = find(blob, "some_shop.base", "Params")
     assert blob.arrived.name_of(params) == ("some_shop.base", "Params")
     assert blob.arrived.name_of(object()) is None
 
 
-def test_a_class_has_an_id_by_which_its_client_finds_its_own(blob: Blob) -> None:
+def test_a_class_has_an_id_by_which_its_client_finds_its_own(blob: PrivateModules) -> None:
     """Also one that nobody has asked for by name."""
-    assert isinstance(blob.arrived, ArrivedArchive)
+    assert isinstance(blob.arrived, UnpackedArchive)
     content = archived_id(blob.arrived.archive.content, ("some_shop.base", "Params"))
-    assert id_in_archive(vars(find(blob, "some_shop.base", ""))["Params"]) == content
-    assert id_in_archive(dict) is None
+    assert archived_content_id(vars(find(blob, "some_shop.base", ""))["Params"]) == content
+    assert archived_content_id(dict) is None
 
 
-def test_a_name_that_the_source_does_not_make_is_an_error(blob: Blob) -> None:
+def test_a_name_that_the_source_does_not_make_is_an_error(blob: PrivateModules) -> None:
     """It was put there at run time."""
     with pytest.raises(PackingError, match="does not make added"):
         find(blob, "some_shop.base", "added")
@@ -144,9 +144,9 @@ def test_a_name_that_the_source_does_not_make_is_an_error(blob: Blob) -> None:
 
 def test_an_archive_goes_with_the_last_that_came_with_it() -> None:
     """Nothing of an old version stays."""
-    blob = Blob()
+    blob = PrivateModules()
     add_archive(blob, *archive_arguments(shop_archive(late="GONE = 1\n")))
-    assert isinstance(blob.arrived, ArrivedArchive)
+    assert isinstance(blob.arrived, UnpackedArchive)
     content = blob.arrived.archive.content
     del blob
     gc.collect()
@@ -158,4 +158,4 @@ def test_an_archive_must_be_what_it_is_named_by() -> None:
     """A name that does not fit would let one client's code stand for another's."""
     _, sources, packages = archive_arguments(shop_archive())
     with pytest.raises(PackingError, match="not what it is named by"):
-        add_archive(Blob(), bytes(16), sources, packages)
+        add_archive(PrivateModules(), bytes(16), sources, packages)

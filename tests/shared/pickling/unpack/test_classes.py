@@ -17,7 +17,13 @@ from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
-from tests.shared.pickling.processes import arrive, call_there, pack_there, run, write
+from tests.shared.pickling.processes import (
+    call_in_subprocess,
+    pack_in_subprocess,
+    round_trip,
+    run,
+    write,
+)
 
 VERSION = """
 import dataclasses
@@ -42,10 +48,14 @@ print([classes[0] is cls for cls in classes], [value for _, value in made])
 def test_two_clients_have_one_class(tmp_path: Path) -> None:
     """Their instances are equal and of one type; a changed class is another, and both live."""
     first, second = (
-        pack_there(write(tmp_path / name, {"mine.py": VERSION.format(n=1)}), "mine", ["make"])
+        pack_in_subprocess(
+            write(tmp_path / name, {"mine.py": VERSION.format(n=1)}), "mine", ["make"]
+        )
         for name in ("a", "b")
     )
-    changed = pack_there(write(tmp_path / "c", {"mine.py": VERSION.format(n=2)}), "mine", ["make"])
+    changed = pack_in_subprocess(
+        write(tmp_path / "c", {"mine.py": VERSION.format(n=2)}), "mine", ["make"]
+    )
     given = json.dumps(
         [base64.b64encode(each["make"]).decode() for each in (first, second, changed)]
     )
@@ -156,7 +166,7 @@ class Small:
 
 def test_a_part_of_a_class_is_made_for_its_function_alone() -> None:
     """The instances have only what is read."""
-    copy = arrive(Small().scaled)
+    copy = round_trip(Small().scaled)
     assert copy(jnp.float32(4)) == 2.0
     assert not hasattr(copy.__self__, "unused")
 
@@ -178,5 +188,5 @@ def use():
     import copyreg
     return vars(ODD)["file"], type(ODD) in copyreg.dispatch_table
 """
-    packed = pack_there(write(tmp_path / "author", {"odd.py": text}), "odd", ["use"])
-    assert call_there(tmp_path, packed) == {"use": "('remade', True)"}
+    packed = pack_in_subprocess(write(tmp_path / "author", {"odd.py": text}), "odd", ["use"])
+    assert call_in_subprocess(tmp_path, packed) == {"use": "('remade', True)"}

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.pickling.unpack.content_table import ClassId, Table
+from jaxd_protocol.pickling.unpack.content_table import ClassId, ContentTable
 
 ONE = ClassId(b"1" * 16, "Cls", "mine")
 
 
-def made(table: Table, name: ClassId = ONE) -> type:
+def made(table: ContentTable, name: ClassId = ONE) -> type:
     """The class of that id, in an unpacking of its own."""
-    with table.making():
+    with table.unpacking():
         return table.class_of(name, lambda: type("Cls", (), {}))
 
 
 def test_a_class_is_made_once() -> None:
     """Whoever sends it."""
-    table = Table()
+    table = ContentTable()
     assert made(table) is made(table) is table.find_class(ONE)
 
 
 def test_another_content_or_name_is_another_class() -> None:
     """Also when they are called the same."""
-    table = Table()
+    table = ContentTable()
     others = [ClassId(b"2" * 16, "Cls", "mine"), ClassId(ONE.content, "Other", "mine")]
     others.append(ONE._replace(module="other"))
     assert len({made(table, name) for name in (ONE, *others)}) == 4
@@ -35,27 +35,27 @@ def test_another_content_or_name_is_another_class() -> None:
 @pytest.mark.parametrize("main", ["__main__", "__mp_main__"])
 def test_a_script_may_be_a_module_elsewhere(main: str) -> None:
     """Its classes are the same in both."""
-    table = Table()
+    table = ContentTable()
     first = made(table)
     assert made(table, ONE._replace(module=main)) is first
-    table = Table()
+    table = ContentTable()
     first = made(table, ONE._replace(module=main))
     assert made(table) is first
 
 
 def test_a_script_that_may_be_either_of_two_modules_is_neither() -> None:
     """Nothing is guessed."""
-    table = Table()
+    table = ContentTable()
     both = {made(table), made(table, ONE._replace(module="other"))}
     assert made(table, ONE._replace(module="__main__")) not in both
 
 
 def test_a_class_is_completed_once() -> None:
     """In the unpacking that made it; a later one leaves it alone."""
-    table = Table()
+    table = ContentTable()
     done = []
     for _ in range(2):
-        with table.making():
+        with table.unpacking():
             cls = table.class_of(ONE, lambda: type("Cls", (), {}))
             table.fill_once(cls, lambda: done.append(1))
             table.fill_once(cls, lambda: done.append(1))
@@ -64,10 +64,10 @@ def test_a_class_is_completed_once() -> None:
 
 def test_what_an_unpacking_made_that_failed_is_forgotten() -> None:
     """Its classes are incomplete."""
-    table = Table()
+    table = ContentTable()
 
     def fail() -> None:
-        with table.making():
+        with table.unpacking():
             table.class_of(ONE, lambda: type("Cls", (), {}))
             raise ValueError("broken")
 
@@ -78,7 +78,7 @@ def test_what_an_unpacking_made_that_failed_is_forgotten() -> None:
 
 def test_a_class_is_not_seen_before_it_is_complete() -> None:
     """Another thread waits, and gets the finished one."""
-    table = Table()
+    table = ContentTable()
     begun, looking = threading.Event(), threading.Event()
     found: list[Any] = []
 
@@ -86,13 +86,13 @@ def test_a_class_is_not_seen_before_it_is_complete() -> None:
         begun.wait()
         assert table.find_class(ONE) is None
         looking.set()
-        with table.making():
+        with table.unpacking():
             cls = table.class_of(ONE, lambda: type("Wrong", (), {}))
             found.append((cls.__name__, getattr(cls, "done", False)))
 
     thread = threading.Thread(target=other)
     thread.start()
-    with table.making():
+    with table.unpacking():
         cls = table.class_of(ONE, lambda: type("Cls", (), {}))
         begun.set()
         looking.wait()
@@ -103,7 +103,7 @@ def test_a_class_is_not_seen_before_it_is_complete() -> None:
 
 def test_a_callable_is_made_once_per_content() -> None:
     """Another one for other content."""
-    table = Table()
+    table = ContentTable()
     first = table.callable_of(b"a", object)
     assert table.callable_of(b"a", object) is first
     assert table.callable_of(b"b", object) is not first
@@ -111,19 +111,19 @@ def test_a_callable_is_made_once_per_content() -> None:
 
 def test_the_oldest_callables_go_first() -> None:
     """Looking one up makes it young."""
-    table = Table(max_callables=2)
+    table = ContentTable(max_callables=2)
     a, b = (table.callable_of(name, object) for name in (b"a", b"b"))
     table.callable_of(b"a", object)
     table.callable_of(b"c", object)
     assert table.callable_of(b"a", object) is a
-    assert table.id_of(b) is None
+    assert table.content_id_of(b) is None
 
 
 def test_ids_are_found_for_what_was_made_here() -> None:
     """Results name classes and callables by them."""
-    table = Table()
+    table = ContentTable()
     cls, function = made(table), table.callable_of(b"f" * 16, object)
-    assert table.id_of(cls) == ONE.content
-    assert table.id_of(function) == b"f" * 16
-    assert table.id_of(int) is None
-    assert table.id_of(len) is None
+    assert table.content_id_of(cls) == ONE.content
+    assert table.content_id_of(function) == b"f" * 16
+    assert table.content_id_of(int) is None
+    assert table.content_id_of(len) is None

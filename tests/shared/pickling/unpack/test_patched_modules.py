@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_protocol.pickling.unpack.patched_modules import Overlay, installed_module, overlay
-from jaxd_protocol.pickling.unpack.private_modules import Blob
+from jaxd_protocol.pickling.unpack.patched_modules import (
+    PatchedModule,
+    installed_module,
+    patched_module,
+)
+from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 
 
 def test_an_overlay_falls_through_to_the_real_module() -> None:
     """Only the attributes that came are others."""
-    found = overlay(Blob(), "json", {"dumps": "mine"})
-    assert isinstance(found, Overlay)
+    found = patched_module(PrivateModules(), "json", {"dumps": "mine"})
+    assert isinstance(found, PatchedModule)
     assert found.dumps == "mine"
     assert found.loads is json.loads
     assert "loads" in dir(found)
@@ -24,14 +28,16 @@ def test_an_overlay_falls_through_to_the_real_module() -> None:
 
 def test_equal_attributes_need_no_overlay() -> None:
     """The server's module is used as it is."""
-    assert overlay(Blob(), "json", {"__name__": "json", "dumps": json.dumps}) is json
+    assert (
+        patched_module(PrivateModules(), "json", {"__name__": "json", "dumps": json.dumps}) is json
+    )
 
 
 def test_a_function_has_one_overlay_of_a_module() -> None:
     """Whichever way it gets there."""
-    blob = Blob()
-    first = overlay(blob, "json", {"dumps": "mine"})
-    assert overlay(blob, "json", {"dumps": "mine"}) is first is blob.overlays["json"]
+    blob = PrivateModules()
+    first = patched_module(blob, "json", {"dumps": "mine"})
+    assert patched_module(blob, "json", {"dumps": "mine"}) is first is blob.patched_modules["json"]
 
 
 def test_a_value_that_cannot_be_compared_differs() -> None:
@@ -39,7 +45,9 @@ def test_a_value_that_cannot_be_compared_differs() -> None:
     json_of_server: Any = json
     json_of_server.numbers = np.ones(2)
     try:
-        assert isinstance(overlay(Blob(), "json", {"numbers": np.ones(2)}), Overlay)
+        assert isinstance(
+            patched_module(PrivateModules(), "json", {"numbers": np.ones(2)}), PatchedModule
+        )
     finally:
         del json_of_server.numbers
 

@@ -6,13 +6,13 @@ import pytest
 
 from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.pickling.unpack import permission as module
-from jaxd_protocol.pickling.unpack.permission import Doors
+from jaxd_protocol.pickling.unpack.permission import UnpicklingGate
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
 
 
 def test_doors_are_open_until_they_are_shut() -> None:
     """For good."""
-    doors = Doors()
+    doors = UnpicklingGate()
     doors.require_open("code")
     doors.shut()
     with pytest.raises(NotPermitted, match=r"opens no code.*--accept exported|--accept exported"):
@@ -22,10 +22,10 @@ def test_doors_are_open_until_they_are_shut() -> None:
 @pytest.mark.parametrize("open_", [unpack, unpack_function])
 def test_nothing_is_unpacked_behind_them(open_: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be it the most harmless of pickles: it is not looked at."""
-    shut = Doors()
+    shut = UnpicklingGate()
     shut.shut()
-    monkeypatch.setattr("jaxd_protocol.pickling.unpack.unpickler.doors", shut)
+    monkeypatch.setattr("jaxd_protocol.pickling.unpack.unpickler.unpickling_gate", shut)
     for data in (pickle.dumps(1), b"nothing"):
         with pytest.raises(NotPermitted, match="packed code or objects"):
             open_(data)  # type: ignore[operator]
-    assert module.doors is not shut
+    assert module.unpickling_gate is not shut

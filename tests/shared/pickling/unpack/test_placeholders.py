@@ -10,7 +10,7 @@ import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.pickling.unpack.placeholders import make_placeholder
-from tests.shared.pickling.processes import arrive
+from tests.shared.pickling.processes import round_trip
 
 STREAM = (number for number in [1])
 LATER = 1
@@ -22,7 +22,7 @@ def test_a_function_that_does_not_touch_it_works() -> None:
     def use(really: bool) -> Any:
         return next(STREAM) if really else LATER
 
-    copied = arrive(use)
+    copied = round_trip(use)
     assert copied(False) == 1
     with pytest.raises(PackingError, match=r"STREAM is a generator, which cannot travel"):
         copied(True)

@@ -13,9 +13,9 @@ import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.model import Source
-from jaxd_protocol.pickling.unpack.patched_modules import overlay
-from jaxd_protocol.pickling.unpack.private_modules import Blob, NotShipped
-from tests.shared.pickling.processes import call_there, pack_there, run, write
+from jaxd_protocol.pickling.unpack.patched_modules import patched_module
+from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules
+from tests.shared.pickling.processes import call_in_subprocess, pack_in_subprocess, run, write
 
 PACKAGE = {
     "mine/__init__.py": "from . import layers\nVERSION = {version}\n",
@@ -129,13 +129,15 @@ def package(folder: Path, version: int) -> Path:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The functions of version 7."""
     author = package(tmp_path_factory.mktemp("author"), 7)
-    return pack_there(author, "use", [*NAMES, "refused"])
+    return pack_in_subprocess(author, "use", [*NAMES, "refused"])
 
 
 @pytest.fixture(scope="module")
 def called(packed: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What they return on a server without the package."""
-    return call_there(tmp_path_factory.mktemp("server"), {name: packed[name] for name in NAMES})
+    return call_in_subprocess(
+        tmp_path_factory.mktemp("server"), {name: packed[name] for name in NAMES}
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_a_stale_copy_on_the_server_does_not_count(
 ) -> None:
     """The client's version wins, and the server's is not even imported."""
     server = package(tmp_path, -1)
-    there = call_there(
+    there = call_in_subprocess(
         server, {name: packed[name] for name in NAMES}, PYTHONPATH=f"{server}:{_shared()}"
     )
     assert there == called
@@ -179,14 +181,14 @@ def _shared() -> str:
 def test_two_versions_live_side_by_side(packed: dict[str, bytes], tmp_path: Path) -> None:
     """Each function keeps its own client's modules."""
     author = package(tmp_path / "other", 1000)
-    other = pack_there(author, "use", ["chain", "import_in_body"])
+    other = pack_in_subprocess(author, "use", ["chain", "import_in_body"])
     both = {
         "old": packed["chain"],
         "new": other["chain"],
         "new body": other["import_in_body"],
         "old body": packed["import_in_body"],
     }
-    assert call_there(tmp_path, both) == {
+    assert call_in_subprocess(tmp_path, both) == {
         "old": "(23, 7)",
         "new": "(3002, 1000)",
         "new body": "1000",
@@ -223,9 +225,9 @@ except ImportError as error:
     assert "Write 'import mine.unknown' where" in text
 
 
-def blob_with(**sources: str) -> Blob:
+def blob_with(**sources: str) -> PrivateModules:
     """A blob with modules as source; two underscores stand for a dot."""
-    blob = Blob()
+    blob = PrivateModules()
     for name, text in sources.items():
         full = name.replace("__", ".")
         is_package = any(other.startswith(f"{name}__") for other in sources)
@@ -233,7 +235,7 @@ def blob_with(**sources: str) -> Blob:
     return blob
 
 
-def execute(blob: Blob, text: str) -> dict[str, object]:
+def execute(blob: PrivateModules, text: str) -> dict[str, object]:
     """The globals of code that ran with this blob's builtins."""
     namespace: dict[str, object] = {"__builtins__": blob.builtins, "__name__": "mine"}
     exec(text, namespace)
@@ -291,7 +293,7 @@ def test_an_installed_module_is_the_servers_own() -> None:
 
 def test_other_parts_of_a_namespace_package_are_the_servers_own() -> None:
     """A namespace package has parts in several distributions."""
-    blob = Blob()
+    blob = PrivateModules()
     blob.modules["json"] = blob.make_module("json", "json", True)
     blob.namespaces.add("json")
     assert execute(blob, "from json.decoder import JSONDecoder")["JSONDecoder"]
@@ -307,7 +309,7 @@ def test_a_refusal_is_a_packing_error_and_an_import_error() -> None:
 
 def test_an_import_statement_finds_the_overlay() -> None:
     """Also in its other forms."""
-    blob = Blob()
-    overlay(blob, "json", {"dumps": "mine"})
+    blob = PrivateModules()
+    patched_module(blob, "json", {"dumps": "mine"})
     text = "import json\nfrom json import dumps\na = json.dumps, dumps"
     assert execute(blob, text)["a"] == ("mine", "mine")

@@ -14,7 +14,7 @@ from _pytest.assertion import rewrite
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack import pytest_asserts
-from tests.shared.pickling.processes import arrive, run
+from tests.shared.pickling.processes import round_trip, run
 
 LIMIT = 3
 
@@ -51,7 +51,7 @@ def test_an_assert_works_without_pytest(tmp_path: Path) -> None:
 
 def test_pytest_itself_does_not_travel() -> None:
     """A stand-in does."""
-    assert arrive(doubled).__globals__["@pytest_ar"] is pytest_asserts
+    assert round_trip(doubled).__globals__["@pytest_ar"] is pytest_asserts
 
 
 def test_all_helpers_of_pytest_are_there() -> None:

@@ -7,12 +7,12 @@ from types import CellType, SimpleNamespace
 from typing import Any
 
 from jaxd_protocol.pickling.unpack import rebuild
-from jaxd_protocol.pickling.unpack.private_modules import Blob
+from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 
 
 def test_a_module_that_can_be_imported_is_one() -> None:
     """However often it is made; one that cannot be imported is not listed."""
-    blob = Blob()
+    blob = PrivateModules()
     first = rebuild.make_module(blob, "mine", "mine", "namespace", True)
     assert rebuild.make_module(blob, "mine", "mine", "namespace", True) is first
     assert blob.modules == {"mine": first}
@@ -65,8 +65,8 @@ def test_an_object_is_filled_without_asking_it() -> None:
 
 def test_a_weakly_referenced_object_is_kept_by_its_blob() -> None:
     """And a dead reference stays dead."""
-    blob = Blob()
-    reference = rebuild.make_reference(blob, Blob())
+    blob = PrivateModules()
+    reference = rebuild.make_reference(blob, PrivateModules())
     assert reference() is not None
     assert isinstance(reference, weakref.ref)
     assert rebuild.dead_reference()() is None

@@ -9,7 +9,7 @@ import pytest
 
 from jaxd_protocol.errors import MissingPackage
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.fingerprint.client_view import There
+from jaxd_protocol.fingerprint.client_view import ClientProcess
 from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
@@ -41,12 +41,12 @@ def test_what_arrived_means_what_was_sent() -> None:
     walked = walk(use, "use")
     arrived = unpack_function(pack_function(use, "it", walked.reach))
     found = walked.fingerprint
-    there = There(
+    there = ClientProcess(
         salt=SALT,
         packages=found.packages,
         local=found.local,
         carried=found.carried,
-        modules={**arrived.overlays, **arrived.modules},
+        modules={**arrived.patched_modules, **arrived.modules},
         sources=arrived.sources,
     )
     assert walk(arrived.function, "use", there).fingerprint.digest == found.digest
