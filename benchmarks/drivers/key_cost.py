@@ -31,18 +31,18 @@ FUNCTIONS = {
 
 def unchanged(function: Function, calls: int) -> float:
     """The key of a call whose function is as it was at the call before, p50."""
-    identities, config = SnapshotCache(function, Options(), ()), current_config()
-    spec = identities.spec(config)
-    seconds = median_seconds(lambda: identities.spec(config), calls)
-    if identities.spec(config) is not spec:
+    snapshots, config = SnapshotCache(function, Options(), ()), current_config()
+    spec = snapshots.spec(config)
+    seconds = median_seconds(lambda: snapshots.spec(config), calls)
+    if snapshots.spec(config) is not spec:
         raise AssertionError("the function was taken for another one")
     return seconds
 
 
 def first(function: Function, _: int) -> float:
     """The first key of a function in a process."""
-    identities, config = SnapshotCache(function, Options(), ()), current_config()
-    return _seconds(lambda: identities.spec(config))
+    snapshots, config = SnapshotCache(function, Options(), ()), current_config()
+    return _seconds(lambda: snapshots.spec(config))
 
 
 def packing(function: Function, _: int) -> float:

@@ -170,8 +170,8 @@ def attacks(path: str) -> dict[str, list[Any]]:
 
     def formatted(mark: bytes) -> Any:
         """Of a function of the client's, which has its globals."""
-        aim = ("get", ("value", "{0.__globals__[os].environ}"), "format")
-        return aim, (Own("n", (((mark, 0),),)),), {}
+        callback_target = ("get", ("value", "{0.__globals__[os].environ}"), "format")
+        return callback_target, (Own("n", (((mark, 0),),)),), {}
 
     def rebuilt(number: int) -> Any:
         saves = ("value", Own("i", ("numpy", "save")))
@@ -190,9 +190,13 @@ def attacks(path: str) -> dict[str, list[Any]]:
         "tofile of its array": [(("get", ("array", Array()), "tofile"), folder, {})],
         "format of its text": [formatted],
         "a decorator with its cells": [rebuilt(number) for number in range(12)],
-        "a method that is only reached": [(aim, folder, {}) for aim in own],
-        "an attribute of what is given": [(aim, folder, {}) for aim in live],
-        "an entry that is none": [(dump_literal(aim), (Array(),), x, {}) for aim, x in literals],
+        "a method that is only reached": [(callback_target, folder, {}) for callback_target in own],
+        "an attribute of what is given": [
+            (callback_target, folder, {}) for callback_target in live
+        ],
+        "an entry that is none": [
+            (dump_literal(callback_target), (Array(),), x, {}) for callback_target, x in literals
+        ],
         "a function as an argument": [
             lambda mark: (("live", 0, ("note",)), (Own("n", (((mark, 0),),)),), {}),
             lambda mark: (dump_literal(("given", 0)), (), (Own("n", (((mark, 0),),)),), {}),

@@ -25,17 +25,17 @@ LARGE: Final = 1 << 15
 
 
 @pytest.fixture
-def shop() -> Iterator[InProcessServer]:
+def in_process_server() -> Iterator[InProcessServer]:
     """A server of the test's own."""
-    shop = InProcessServer()
-    yield shop
-    shop.close()
+    in_process_server = InProcessServer()
+    yield in_process_server
+    in_process_server.close()
 
 
 @pytest.fixture
-def client(shop: InProcessServer) -> Client:
+def client(in_process_server: InProcessServer) -> Client:
     """A client of it."""
-    return shop.client()
+    return in_process_server.client()
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def cut(client: Client) -> None:
     client.caller.session.connection()._channel.stream.sock.shutdown(2)
 
 
-def calls(shop: InProcessServer) -> int:
+def calls(in_process_server: InProcessServer) -> int:
     """How many were run to their end."""
-    return int(shop.counters.snapshot()["calls"])
+    return int(in_process_server.counters.snapshot()["calls"])
 
 
 # a connection -------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def calls(shop: InProcessServer) -> int:
 
 @pytest.mark.parametrize("size", [8, LARGE, 1 << 17])
 def test_nothing_is_lost_and_nothing_runs_twice(
-    client: Client, shop: InProcessServer, gate: Gate, size: int
+    client: Client, in_process_server: InProcessServer, gate: Gate, size: int
 ) -> None:
     """Though the batches were overwritten at once: inside of the message, beside it, in blocks."""
     step = client.persistent_call(step_at(gate), donate_argnums=0)
@@ -87,7 +87,7 @@ def test_nothing_is_lost_and_nothing_runs_twice(
     state, _ = step(state_on(client), batch)
     state, _ = step(state, batch)
     jaxd.wait(state)
-    before = calls(shop)
+    before = calls(in_process_server)
     for value in (-1, 2, 3, 4):
         batch[:] = value
         state, seen = step(state, batch)
@@ -96,7 +96,7 @@ def test_nothing_is_lost_and_nothing_runs_twice(
         cut(client)
     np.testing.assert_array_equal(np.asarray(state), np.full(LARGE, 8.0 * size))
     assert float(seen) == 4.0 * size
-    wait_until(lambda: calls(shop) == before + 4)
+    wait_until(lambda: calls(in_process_server) == before + 4)
 
 
 def test_what_was_lost_is_sent_again_before_what_comes_next(client: Client, gate: Gate) -> None:
@@ -117,7 +117,7 @@ def test_what_was_lost_is_sent_again_before_what_comes_next(client: Client, gate
 
 
 def test_submitted_calls_are_sent_again_without_anybody_waiting(
-    client: Client, shop: InProcessServer, gate: Gate
+    client: Client, in_process_server: InProcessServer, gate: Gate
 ) -> None:
     """Their futures are done in the end."""
     step = client.persistent_call(step_at(gate))
@@ -127,14 +127,17 @@ def test_submitted_calls_are_sent_again_without_anybody_waiting(
     with gate.reached():
         cut(client)
         wait_until(
-            lambda: not shop.parts.status.now()["connections"] or client.caller.session.connected
+            lambda: (
+                not in_process_server.parts.status.now()["connections"]
+                or client.caller.session.connected
+            )
         )
     wait_until(lambda: all(future.done() for future in futures))
     assert [float(future.result()[0][0]) for future in futures] == [0.0, 2.0]
 
 
 def test_what_is_let_go_without_a_connection_is_told_later(
-    client: Client, shop: InProcessServer
+    client: Client, in_process_server: InProcessServer
 ) -> None:
     """With the next call, over the next connection."""
     step = client.persistent_call(lambda x: x + 1)
@@ -149,7 +152,7 @@ def test_what_is_let_go_without_a_connection_is_told_later(
     wait_until(lambda: not client.caller.session.remote.drops._is_woken)  # type: ignore[union-attr]
     state = step(state)
     jaxd.wait(state)
-    wait_until(lambda: len(shop.parts._workshop.values) == 1)
+    wait_until(lambda: len(in_process_server.parts._worker_context.values) == 1)
 
 
 def test_large_batches_and_large_replies_do_not_wait_for_each_other(live: LiveServer) -> None:
@@ -206,14 +209,14 @@ def assert_lost(client: Client, arrays: list[Any], kind: type[ValuesLost] = Valu
 
 def test_a_session_that_was_given_up(gate: Gate) -> None:
     """Its values are gone; what is made afterwards is not."""
-    shop = InProcessServer(session_grace_s=0.0)
-    client = shop.client()
+    in_process_server = InProcessServer(session_grace_s=0.0)
+    client = in_process_server.client()
     array = state_on(client)
     cut(client)
-    wait_until(lambda: not shop.parts.status.now()["connections"])
-    wait_until(lambda: not len(shop.parts._workshop.values))
+    wait_until(lambda: not in_process_server.parts.status.now()["connections"])
+    wait_until(lambda: not len(in_process_server.parts._worker_context.values))
     assert_lost(client, [array])
-    shop.close()
+    in_process_server.close()
 
 
 def test_a_worker_that_was_killed(start_live: Callable[..., LiveServer], gate: Gate) -> None:

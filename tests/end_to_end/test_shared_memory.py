@@ -38,17 +38,17 @@ LITTLE: Final = 1 << 14
 
 
 @pytest.fixture
-def shop() -> Iterator[InProcessServer]:
+def in_process_server() -> Iterator[InProcessServer]:
     """A server of the test's own."""
-    shop = InProcessServer()
-    yield shop
-    shop.close()
+    in_process_server = InProcessServer()
+    yield in_process_server
+    in_process_server.close()
 
 
 @pytest.fixture
-def client(shop: InProcessServer) -> Client:
+def client(in_process_server: InProcessServer) -> Client:
     """A client of it, which has made a connection and a block."""
-    client = shop.client()
+    client = in_process_server.client()
     client.persistent_call(lambda x: x.sum())(np.ones(SIZE, np.float32))
     return client
 
@@ -328,28 +328,28 @@ def assert_right_over_the_socket(client: Client) -> None:
 
 
 def test_a_system_without_such_memory(
-    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything goes over the socket."""
     monkeypatch.setattr(shared_memory, "available", lambda: False)
-    client = connect(shop.unix)
+    client = connect(in_process_server.unix)
     client.caller.session.routes = TransferRouter(BlockPool(1 << 30))
     assert_right_over_the_socket(client)
     client.close()
 
 
-def test_no_room_for_blocks(shop: InProcessServer) -> None:
+def test_no_room_for_blocks(in_process_server: InProcessServer) -> None:
     """What has no room goes over the socket."""
-    client = connect(shop.unix)
+    client = connect(in_process_server.unix)
     client.caller.session.routes = TransferRouter(BlockPool(1 << 18))
     assert_right_over_the_socket(client)
     client.close()
 
 
-def test_a_server_that_takes_little(shop: InProcessServer) -> None:
+def test_a_server_that_takes_little(in_process_server: InProcessServer) -> None:
     """It maps no more than it was told to."""
-    object.__setattr__(shop.parts._workshop, "max_shared_bytes", 1 << 19)
-    client = connect(shop.unix)
+    object.__setattr__(in_process_server.parts._worker_context, "max_shared_bytes", 1 << 19)
+    client = connect(in_process_server.unix)
     assert_right_over_the_socket(client)
     client.close()
 
@@ -399,9 +399,11 @@ class Forwarder:
             one.close()
 
 
-def test_descriptors_that_get_lost_on_the_way(shop: InProcessServer, runtime: Path) -> None:
+def test_descriptors_that_get_lost_on_the_way(
+    in_process_server: InProcessServer, runtime: Path
+) -> None:
     """The client finds out with the first block."""
-    between = Forwarder(f"{runtime}/between.sock", shop.unix)
+    between = Forwarder(f"{runtime}/between.sock", in_process_server.unix)
     with connect(between.address) as client:
         assert_right_over_the_socket(client)
         assert not client.caller.session.connection().passes_descriptors
@@ -427,10 +429,12 @@ def test_threads_share_the_blocks(client: Client) -> None:
         assert all(threads.map(work, range(8)))
 
 
-def test_an_endless_map_uses_the_same_blocks(client: Client, shop: InProcessServer) -> None:
+def test_an_endless_map_uses_the_same_blocks(
+    client: Client, in_process_server: InProcessServer
+) -> None:
     """However many batches there are: no more than may be on their way."""
     total = client.persistent_call(lambda x: x[0] + x[-1])
-    most, batches = blocks() + shop.options.slots, 3 * shop.options.slots
+    most, batches = blocks() + in_process_server.options.slots, 3 * in_process_server.options.slots
     found = total.map(ones(i) for i in count())
     assert [float(x) for x in islice(found, batches)] == [2.0 * i for i in range(batches)]
     assert blocks() <= most

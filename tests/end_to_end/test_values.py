@@ -37,17 +37,17 @@ Pair = namedtuple("Pair", "left right")  # noqa: PYI024  users have them
 
 
 @pytest.fixture
-def shop() -> Iterator[InProcessServer]:
+def in_process_server() -> Iterator[InProcessServer]:
     """A server of the test's own, so that its values can be counted."""
-    shop = InProcessServer()
-    yield shop
-    shop.close()
+    in_process_server = InProcessServer()
+    yield in_process_server
+    in_process_server.close()
 
 
 @pytest.fixture
-def client(shop: InProcessServer) -> Client:
+def client(in_process_server: InProcessServer) -> Client:
     """A client of it."""
-    return shop.client()
+    return in_process_server.client()
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path / "gate")
 
 
-def held(shop: InProcessServer) -> int:
+def held(in_process_server: InProcessServer) -> int:
     """How many values there are."""
-    return len(shop.parts._workshop.values)
+    return len(in_process_server.parts._worker_context.values)
 
 
 def x64() -> AbstractContextManager[Any]:
@@ -144,13 +144,13 @@ def test_results_that_are_wanted_here(client: Client, form: Any) -> None:
         np.testing.assert_array_equal(result, np.full(LARGE, 2))
 
 
-def test_results_that_are_wanted_there(client: Client, shop: InProcessServer) -> None:
+def test_results_that_are_wanted_there(client: Client, in_process_server: InProcessServer) -> None:
     """However small, by option or by method."""
     by_option = client.persistent_call(lambda x: x + 1, results="remote")(1.0)
     by_method = client.persistent_call(lambda x: x + 1).remote(1.0)
     assert isinstance(by_option, RemoteArray)
     assert isinstance(by_method, RemoteArray)
-    assert held(shop) == 2
+    assert held(in_process_server) == 2
     assert float(by_option) == float(by_method) == 2.0
 
 
@@ -235,7 +235,7 @@ def test_a_deadline_makes_a_call_wait_for_its_result(client: Client, gate: Gate)
 
 
 def test_a_result_that_nobody_waits_for_any_more_is_let_go(
-    client: Client, shop: InProcessServer, gate: Gate
+    client: Client, in_process_server: InProcessServer, gate: Gate
 ) -> None:
     """Of a plain call, of one on values and of a submitted one, after their deadlines."""
     slow = client.persistent_call(waiting_at(gate), timeout_s=1.0)
@@ -251,7 +251,7 @@ def test_a_result_that_nobody_waits_for_any_more_is_let_go(
     quick = client.persistent_call(lambda x: x * 2)
     quick(quick(handle(client))).block_until_ready()  # reads what has come meanwhile
     gc.collect()
-    wait_until(lambda: held(shop) == 0)
+    wait_until(lambda: held(in_process_server) == 0)
 
 
 def test_failures_are_raised_where_a_result_is_used(client: Client) -> None:
@@ -348,15 +348,15 @@ def test_a_call_that_fails_before_it_runs_leaves_its_arrays_alive(client: Client
 
 def test_a_result_without_room_takes_nothing() -> None:
     """The argument is still there."""
-    shop = InProcessServer(value_bytes=3 * LARGE * 4)
-    client = shop.client()
+    in_process_server = InProcessServer(value_bytes=3 * LARGE * 4)
+    client = in_process_server.client()
     grow = client.persistent_call(lambda x: (x + 1, x + 2, x + 3, x + 4), donate_argnums=0)
     x = handle(client)
     with pytest.raises(ValuesFull):
         grow(x)
     assert not x.is_deleted()
     np.testing.assert_array_equal(np.asarray(x), np.ones(LARGE))
-    shop.close()
+    in_process_server.close()
 
 
 def test_a_call_that_fails_while_it_runs_has_lost_what_it_took(client: Client) -> None:
@@ -390,44 +390,48 @@ def test_who_takes_an_array_keeps_it_when_another_call_fails(client: Client) -> 
 
 
 def test_what_nobody_holds_is_freed_without_a_further_call(
-    client: Client, shop: InProcessServer
+    client: Client, in_process_server: InProcessServer
 ) -> None:
     """In batches: many arrays, few messages."""
     arrays = [client.put(np.full(64, i)) for i in range(200)]
-    assert held(shop) == 200
+    assert held(in_process_server) == 200
     told = count()
     tell = client.caller.session.notify
     client.caller.session.notify = lambda *args: next(told) < 0 or tell(*args)  # type: ignore[method-assign]
     arrays.clear()
-    wait_until(lambda: held(shop) == 0)
+    wait_until(lambda: held(in_process_server) == 0)
     assert next(told) <= 20
 
 
-def test_a_call_takes_the_news_along(client: Client, shop: InProcessServer) -> None:
+def test_a_call_takes_the_news_along(client: Client, in_process_server: InProcessServer) -> None:
     """When the next call has run, what was dropped before it is gone."""
     step = client.persistent_call(lambda x: x + 1)
     state: Any = handle(client)
     for _ in range(30):
         state = step(state)
     jaxd.wait(state)
-    assert held(shop) <= MAX_IN_FLIGHT + 3
-    wait_until(lambda: held(shop) == 1)
+    assert held(in_process_server) <= MAX_IN_FLIGHT + 3
+    wait_until(lambda: held(in_process_server) == 1)
 
 
-def test_results_that_are_never_looked_at_go_too(client: Client, shop: InProcessServer) -> None:
+def test_results_that_are_never_looked_at_go_too(
+    client: Client, in_process_server: InProcessServer
+) -> None:
     """Of calls that had not run when their results were dropped."""
     step = client.persistent_call(lambda x: (x + 1, x - 1))
     x = handle(client)
     for _ in range(20):
         step(x)
-    wait_until(lambda: held(shop) == 1)
+    wait_until(lambda: held(in_process_server) == 1)
 
 
-def test_delete_frees_at_once_and_for_good(client: Client, shop: InProcessServer) -> None:
+def test_delete_frees_at_once_and_for_good(
+    client: Client, in_process_server: InProcessServer
+) -> None:
     """Whoever touches it later is told."""
     x = handle(client)
     x.delete()
-    wait_until(lambda: held(shop) == 0)
+    wait_until(lambda: held(in_process_server) == 0)
     with pytest.raises(ValueDeleted, match="delete"):
         np.asarray(x)
 
@@ -480,9 +484,9 @@ def test_what_is_no_array_cannot_be_put(client: Client, odd: Any) -> None:
         client.put({"x": np.ones(3), "odd": odd})
 
 
-def test_a_name_outlives_its_client(shop: InProcessServer) -> None:
+def test_a_name_outlives_its_client(in_process_server: InProcessServer) -> None:
     """Another one finds the tree; what is forgotten is gone when nobody holds it."""
-    first, second = shop.client(), shop.client()
+    first, second = in_process_server.client(), in_process_server.client()
     tree = {"w": np.arange(4.0, dtype=np.float32), "pair": Pair(np.int32(1), [])}
     placed = first.put(tree, name="weights")
     del placed
@@ -495,7 +499,7 @@ def test_a_name_outlives_its_client(shop: InProcessServer) -> None:
         second.named("weights")
     assert float(second.persistent_call(lambda w: w.sum())(found["w"])) == 6.0
     del found
-    wait_until(lambda: held(shop) == 0)
+    wait_until(lambda: held(in_process_server) == 0)
 
 
 def test_a_fetched_array_is_the_callers_own(client: Client) -> None:
@@ -555,7 +559,7 @@ def test_values_in_an_event_loop(client: Client) -> None:
     np.testing.assert_array_equal(np.asarray(asyncio.run(train())), np.full(LARGE, 10))
 
 
-def test_an_endless_map_holds_little(client: Client, shop: InProcessServer) -> None:
+def test_an_endless_map_holds_little(client: Client, in_process_server: InProcessServer) -> None:
     """Values come and go as results are taken."""
     double = client.persistent_call(lambda x: x * 2)
     total, most = 0.0, 0
@@ -563,19 +567,19 @@ def test_an_endless_map_holds_little(client: Client, shop: InProcessServer) -> N
     for i, result in enumerate(islice(double.map(handles), 300)):
         total += float(result[0])
         if not i % 20:
-            most = max(most, held(shop))
+            most = max(most, held(in_process_server))
     assert total == sum(2.0 * i for i in range(300))
     del result
     assert most < 150
     gc.collect()
-    wait_until(lambda: held(shop) == 0)
+    wait_until(lambda: held(in_process_server) == 0)
 
 
 @pytest.mark.soak
-def test_ten_thousand_small_batches(client: Client, shop: InProcessServer) -> None:
+def test_ten_thousand_small_batches(client: Client, in_process_server: InProcessServer) -> None:
     """Nothing is left of them."""
     total = client.persistent_call(lambda x: x.sum())
     batches = (np.full(64, i, np.float32) for i in count())
     found = sum(float(result) for result in islice(total.map(batches), 10_000))
     assert found == sum(64.0 * i for i in range(10_000))
-    assert held(shop) == 0
+    assert held(in_process_server) == 0

@@ -54,7 +54,7 @@ of_root = pytest.mark.skipif(
 
 
 class Apart(LiveServer):
-    """A server with a worker for each, ready when its door is open."""
+    """A server with a worker for each, ready when its gateway is open."""
 
     ready = "door_ready"
 
@@ -208,7 +208,7 @@ def test_the_operator_sees_all_workers_and_others_their_own(house: House) -> Non
     assert [row["principal"] for row in seen] == ["account:bob"]
 
 
-def test_killing_the_door_costs_tls_clients_a_connection_and_no_more(house: House) -> None:
+def test_killing_the_gateway_costs_tls_clients_a_connection_and_no_more(house: House) -> None:
     """They come again by themselves, to the same worker, and their values are there."""
     kept, pid = house.alice.put(X), pid_of(house.alice)
     bobs = house.bob.info()
@@ -296,7 +296,7 @@ def attempts(x: Any, paths: Any, sockets: Any) -> Any:
 @of_root
 @pytest.mark.filterwarnings("ignore::jaxd.errors.TracedReadWarning")
 def test_code_of_one_gets_at_nothing_of_another(house: House) -> None:
-    """Neither files nor memory nor sockets: of other workers, the door, or the host."""
+    """Neither files nor memory nor sockets: of other workers, the gateway, or the host."""
     server, rows = house.server, house.rows()
     status = send_request(house.control, {"ask": "status"})
     assert status is not None
@@ -342,7 +342,7 @@ LIES = (
 
 
 def lies(x: Any) -> Any:
-    """Says to everybody at the other end of a socket what only a door may say, and nonsense."""
+    """Says to everybody at the other end of a socket what only a gateway may say, and nonsense."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             copy = os.dup(int(name))
@@ -391,7 +391,7 @@ def _processes_of(uid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
-def test_silent_connections_do_not_shut_the_door(house: House, scheme: str) -> None:
+def test_silent_connections_do_not_shut_the_gateway(house: House, scheme: str) -> None:
     """Who proves a token gets in, from the same address as well."""
     address = getattr(house.server, scheme)
     token = Path(house.tokens, "bob").read_text().strip()
@@ -402,7 +402,7 @@ def test_silent_connections_do_not_shut_the_door(house: House, scheme: str) -> N
 
 
 def test_a_token_that_was_rewritten_in_place_ends_its_worker(house: House) -> None:
-    """With the length and the time that its file had: the door looks at more than that."""
+    """With the length and the time that its file had: the gateway looks at more than that."""
     pid, alices = pid_of(house.bob), house.alice.info()
     path = Path(house.tokens, "bob")
     text, status = path.read_text(), path.stat()
@@ -455,7 +455,7 @@ def calls_back(x: Any) -> Any:
 
 
 def test_a_call_that_runs_when_the_server_stops_is_finished(house: House) -> None:
-    """Over the door's own line as well: that goes when the last word was said."""
+    """Over the gateway's own line as well: that goes when the last word was said."""
     token = Path(house.tokens, "bob").read_text().strip()
     with connect(house.server.tls, token=token) as client:
         step = client.persistent_call(calls_back)

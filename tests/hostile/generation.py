@@ -16,7 +16,7 @@ from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_numbers
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.leaves import Leaf
-from tests.hostile.aims import AimWriter
+from tests.hostile.callback_targets import CallbackTargetWriter
 from tests.hostile.drawing import NUMBERS, PATHS, RandomValues, WeightedChoice
 from tests.hostile.exchanges import Exchange, Step
 from tests.hostile.trees import COUNT, TreeBuffer, TreeWriter, leaf_bytes
@@ -41,7 +41,7 @@ class Generator:
     def __init__(self, inventory: Mapping[str, Any], seed: int, *, to_server: bool = False) -> None:
         self.draws = RandomValues(inventory, seed)
         self._trees = TreeWriter(self.draws, to_server=to_server)
-        self._aims = AimWriter(self.draws, self._trees)
+        self._callback_targets = CallbackTargetWriter(self.draws, self._trees)
         self._own: Mapping[str, Any] = inventory["own"]
         self._exceptions = WeightedChoice(inventory["exceptions"])
 
@@ -228,7 +228,7 @@ class Generator:
         tree = TreeBuffer()
         if rng.random() < 0.5:
             tree.parts.append(b"T" + COUNT.pack(4))
-            self._aims.put(tree, dump_literal(self._aims.literal(2)))
+            self._callback_targets.put(tree, dump_literal(self._callback_targets.literal(2)))
             held = rng.randrange(3)
             tree.parts.append(b"T" + COUNT.pack(held))
             for _ in range(held):
@@ -236,11 +236,11 @@ class Generator:
                 self._trees.leaf(tree, self._trees.array())
         else:  # as trees, with objects and references in them
             tree.parts.append(b"T" + COUNT.pack(3))
-            self._aims.write(tree, 2)
+            self._callback_targets.write(tree, 2)
         count = rng.choice((0, 1, 1, 1, 2, 2, 3))
         tree.parts.append(b"T" + COUNT.pack(count))
         for _ in range(count):
-            self._aims.argument(tree)
+            self._callback_targets.argument(tree)
         named = rng.random() < 0.1
         tree.parts.append(b"D" + COUNT.pack(int(named)))
         if named:

@@ -44,9 +44,9 @@ class _Finder:
     def __init__(self, snapshot: Any) -> None:
         self._objects = snapshot._walk_result.reach.numbered
 
-    def at(self, aim: Any) -> Any:
+    def at(self, callback_target: Any) -> Any:
         """What is there."""
-        kind, *rest = aim
+        kind, *rest = callback_target
         return getattr(self, f"_{kind}")(*rest)
 
     def _object(self, number: int) -> Any:
@@ -67,7 +67,7 @@ class _Finder:
         return np.array(value)
 
 
-def _aims() -> None:
+def _callback_targets() -> None:
     """A callback may be aimed at anything that the function reaches, and at methods of data."""
     from jaxd.events.callbacks import CallbackRunner
 
@@ -77,10 +77,12 @@ def _aims() -> None:
         self: Any, snapshot: Any, given: Any, skeleton: bytes, blob: bytes, buffers: Any
     ) -> Any:
         with snapshot.pickling_context():
-            aim, *_, args, kwargs = snapshot.reader.read(skeleton, blob, buffers, "auto")
-        if type(aim) is bytes:
+            callback_target, *_, args, kwargs = snapshot.reader.read(
+                skeleton, blob, buffers, "auto"
+            )
+        if type(callback_target) is bytes:
             return before(self, snapshot, given, skeleton, blob, buffers)
-        return _Finder(snapshot).at(aim), args, kwargs
+        return _Finder(snapshot).at(callback_target), args, kwargs
 
     changed: Any = CallbackRunner
     changed._resolve = aimed
@@ -96,7 +98,7 @@ def _warnings() -> None:
 
 REVERTS: Final[Mapping[str, Callable[[], None]]] = {
     "C1": _results,
-    "C2": _aims,
+    "C2": _callback_targets,
     "W": _warnings,
 }
 """By the hole that each opens again; the names are those of `hole_of`."""

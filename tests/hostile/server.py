@@ -73,7 +73,7 @@ class _Connection(BulkConnection):
         self._answered: set[int] = set()
         self._latest = 0
         # a client may go on without reading what it was told, so nobody who reads may wait for it
-        self._outbox: SimpleQueue[tuple[bytes, Sequence[memoryview]] | None] = SimpleQueue()
+        self._send_queue: SimpleQueue[tuple[bytes, Sequence[memoryview]] | None] = SimpleQueue()
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def serve(self) -> None:
@@ -83,12 +83,12 @@ class _Connection(BulkConnection):
                 while True:
                     self.dispatch(self._channel.recv())
         finally:
-            self._outbox.put(None)
+            self._send_queue.put(None)
             self.shut()
 
     def send_reply(self, seq: int, value: Any, buffers: Sequence[memoryview] = ()) -> None:
         """Soon."""
-        self._outbox.put((encode_reply(seq, value), buffers))
+        self._send_queue.put((encode_reply(seq, value), buffers))
 
     def send_request(
         self,
@@ -99,11 +99,11 @@ class _Connection(BulkConnection):
         descriptors: Sequence[int] = (),
     ) -> None:
         """Soon."""
-        self._outbox.put((encode_request(seq, verb, args), buffers))
+        self._send_queue.put((encode_request(seq, verb, args), buffers))
 
     def _send_all(self) -> None:
         with suppress(EOFError, OSError, JaxdError):
-            while (message := self._outbox.get()) is not None:
+            while (message := self._send_queue.get()) is not None:
                 self._channel.send(*message, ())
 
     def on_request(self, seq: int, verb: str, args: tuple[Any, ...], frame: Frame) -> None:

@@ -104,7 +104,7 @@ def in_child_process(task: Callable[[], Any]) -> Any:
     return pickle.loads(data) if data else {"": f"crashed: the child ended with {status}"}
 
 
-def main(what: str, luggage: str) -> None:
+def main(what: str, payload: str) -> None:
     """Does one half of the round trip."""
     order = json.load(sys.stdin)
     for name in order["preload"]:
@@ -112,10 +112,10 @@ def main(what: str, luggage: str) -> None:
     importlib.import_module("jaxd_protocol.pickling")
     if what == "pack":
         packed = [in_child_process(partial(pack, job)) for job in order["jobs"]]
-        Path(luggage).write_bytes(pickle.dumps(packed))
+        Path(payload).write_bytes(pickle.dumps(packed))
         return
     received = []
-    for job, packed in zip(order["jobs"], pickle.loads(Path(luggage).read_bytes()), strict=True):
+    for job, packed in zip(order["jobs"], pickle.loads(Path(payload).read_bytes()), strict=True):
         installed = [path for path in job["path"] if os.path.isdir(path)]
         if installed:
             received.append(in_child_process(partial(_with, installed, packed)))

@@ -15,7 +15,7 @@ from jaxd_server.codec.results import ResultLayout
 from jaxd_server.compilation.builder import BuildResult
 from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.compilation.history.ledger import BuildEntry
+from jaxd_server.compilation.history.build_history import BuildEntry
 
 PARAMETERS = ("x", "steps")
 

@@ -13,27 +13,27 @@ from tests.server.in_process import InProcessServer, PipelineHarness
 
 
 @pytest.fixture
-def kitchen() -> Iterator[PipelineHarness]:
+def harness() -> Iterator[PipelineHarness]:
     """A pipeline without sockets."""
-    kitchen = PipelineHarness()
-    yield kitchen
-    kitchen.close()
+    harness = PipelineHarness()
+    yield harness
+    harness.close()
 
 
 @pytest.fixture
-def open_kitchen(tmp_path: Path) -> Iterator[Callable[..., PipelineHarness]]:
+def open_harness(tmp_path: Path) -> Iterator[Callable[..., PipelineHarness]]:
     """Opens pipelines that keep on disk, in one folder; closes the one before: a restart."""
     kitchens: list[PipelineHarness] = []
 
     def open_(**options: Any) -> PipelineHarness:
-        for kitchen in kitchens:
-            kitchen.close()
+        for harness in kitchens:
+            harness.close()
         kitchens[:] = [PipelineHarness(folder=str(tmp_path / "cache"), **options)]
         return kitchens[0]
 
     yield open_
-    for kitchen in kitchens:
-        kitchen.close()
+    for harness in kitchens:
+        harness.close()
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def open_shop() -> Iterator[Callable[..., InProcessServer]]:
+def open_in_process_server() -> Iterator[Callable[..., InProcessServer]]:
     """Opens whole workers in this process that are closed with the test; takes server options."""
     shops: list[InProcessServer] = []
 
@@ -58,11 +58,11 @@ def open_shop() -> Iterator[Callable[..., InProcessServer]]:
         return shops[-1]
 
     yield open_
-    for shop in shops:
-        shop.close()
+    for in_process_server in shops:
+        in_process_server.close()
 
 
 @pytest.fixture
-def shop(open_shop: Callable[..., InProcessServer]) -> InProcessServer:
+def in_process_server(open_in_process_server: Callable[..., InProcessServer]) -> InProcessServer:
     """A whole worker in this process, with the usual options."""
-    return open_shop()
+    return open_in_process_server()

@@ -18,9 +18,9 @@ LOADED: Final = dict(zip(COUNTERS, (0, 0, 0, 1, 0), strict=True))
 """Read from disk."""
 
 
-def counts(kitchen: PipelineHarness) -> dict[str, int]:
-    """What this kitchen has done so far."""
-    snapshot = kitchen.counters.snapshot()
+def counts(harness: PipelineHarness) -> dict[str, int]:
+    """What this harness has done so far."""
+    snapshot = harness.counters.snapshot()
     return {name: int(snapshot[name]) for name in COUNTERS}
 
 

@@ -85,20 +85,20 @@ class TracingScenario:
         self.tracers.append(self.next.pop(0) if self.next else FakeTracer())
         return self.tracers[-1]
 
-    def errand(self, source: Source, *args: Any) -> RemoteTrace | None:
+    def remote_trace(self, source: Source, *args: Any) -> RemoteTrace | None:
         """For a call of it."""
         call = source.call(args or (X,))
         function = self.functions.obtain(source.key, source)
         layout = parse_arguments(call.skeleton)
         arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
-        return self.tracing.errand(request_of(function, call, arguments, layout))
+        return self.tracing.remote_trace(request_of(function, call, arguments, layout))
 
     def answered(self, source: Source, *replies: Reply) -> Any:
         """What comes of a call when the tracer says that."""
-        errand = self.errand(source)
-        assert errand is not None
+        remote_trace = self.remote_trace(source)
+        assert remote_trace is not None
         self.tracers[-1].replies = list(replies)
-        return errand.lower()
+        return remote_trace.lower()
 
 
 def refused(*, always: bool) -> Refused:

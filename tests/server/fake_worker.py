@@ -1,7 +1,7 @@
-"""A worker without jax: it keeps the tether's protocol and greets whoever connects.
+"""A worker without jax: it keeps the host channel's protocol and greets whoever connects.
 
 Started as the real one is, with one JSON argument. Each connection gets one line of JSON with the
-epoch, and is then held open; one that a door hands over gets the same as its welcome. What it shall
+epoch, and is then held open; one that a gateway hands over gets the same as its welcome. What it shall
 do wrong is told in `FAKE_WORKER`:
 
     fail    write two lines and exit with 3 before it is ready
@@ -39,9 +39,9 @@ class FakeWorker:
         self.draining = False
         self.held: list[socket.socket] = []
         self.selector = selectors.DefaultSelector()
-        self.tether = socket.socket(fileno=argument["tether_fd"])
-        self.lines = self.tether.makefile("rw", encoding="utf-8")
-        self.selector.register(self.tether, selectors.EVENT_READ, self.on_tether)
+        self.host_channel = socket.socket(fileno=argument["tether_fd"])
+        self.lines = self.host_channel.makefile("rw", encoding="utf-8")
+        self.selector.register(self.host_channel, selectors.EVENT_READ, self.on_host_channel)
         for one in argument["listeners"]:
             listening = socket.socket(fileno=one["fd"])
             listening.setblocking(False)
@@ -120,7 +120,7 @@ class FakeWorker:
         welcome = {"epoch": self.epoch, "pid": os.getpid(), "principal": admitted.principal}
         finish_handshake(admitted.line, {}, admitted.proof, welcome)
 
-    def on_tether(self, _: socket.socket) -> None:
+    def on_host_channel(self, _: socket.socket) -> None:
         line = self.lines.readline()
         if not line:
             sys.exit(0)  # the host is gone
@@ -134,7 +134,7 @@ class FakeWorker:
             else:
                 self.draining = True
                 for key in list(self.selector.get_map().values()):
-                    if key.fileobj is not self.tether:
+                    if key.fileobj is not self.host_channel:
                         self.selector.unregister(key.fileobj)
                 self.send({"event": "gave_way"})
         if "id" in message:

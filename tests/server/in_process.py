@@ -136,7 +136,7 @@ class Machine(NamedTuple):
     facts: Mapping[str, str] = {}
 
 
-def shelf_in(folder: str) -> ProgramCache:
+def program_cache_in(folder: str) -> ProgramCache:
     """What is kept in a folder of this user's, which has to be like those that a server trusts."""
     store = open_store(Machine(), folder)
     assert store is not None, "the folder was refused"
@@ -157,9 +157,9 @@ class PipelineHarness:
         self.compiler = Compiler(self.counters, builds)
         reclaimer = Reclaimer()
         self.executables = Executables(reclaimer, limit)
-        self.shelf = None if folder is None else shelf_in(folder)
-        functions = Functions(shelf=self.shelf)
-        self.maker = ExecutableBuilder(functions, self.compiler, self.counters, self.shelf)
+        self.program_cache = None if folder is None else program_cache_in(folder)
+        functions = Functions(program_cache=self.program_cache)
+        self.maker = ExecutableBuilder(functions, self.compiler, self.counters, self.program_cache)
         self.pipeline = Pipeline(
             functions,
             self.executables,
@@ -167,14 +167,14 @@ class PipelineHarness:
             self.admission,
             self.counters,
             OutOfMemoryHandler(reclaimer, lambda: "Nothing else is here."),
-            self.shelf,
+            self.program_cache,
         )
 
     def close(self) -> None:
         """Stops listening to jax, and has everything written that is to be kept."""
         self.compiler.close()
-        if self.shelf is not None:
-            self.shelf.close()
+        if self.program_cache is not None:
+            self.program_cache.close()
 
     def answer(self, call: Call) -> Reply:
         """As a connection does it: with the plan, when there is one."""
@@ -201,8 +201,8 @@ def read_reply(reply: Reply, source: Source, results: ResultsAs = "numpy") -> An
 class Peer(BulkConnection):
     """A client as plain as can be: it reads only while it waits for a reply of its own."""
 
-    def __init__(self, shop: InProcessServer, source: Source | None = None) -> None:
-        sock = shop.raw()
+    def __init__(self, in_process_server: InProcessServer, source: Source | None = None) -> None:
+        sock = in_process_server.raw()
         self.welcome = handshake_with_server(sock, UNIX, {}, None, None)
         tune_socket(sock)
         super().__init__(rpyc.VoidService(), BulkChannel(BulkStream(sock)), {})
@@ -299,12 +299,12 @@ class InProcessServer:
         return found if what == "statistics" else {"devices": self.parts.devices.names()}
 
     def client(self) -> Client:
-        """A client over the Unix socket, closed with the shop."""
+        """A client over the Unix socket, closed with the in process server."""
         self._clients.append(connect(self.unix))
         return self._clients[-1]
 
     def peer(self, source: Source | None = None) -> Peer:
-        """A plain client, closed with the shop."""
+        """A plain client, closed with the in process server."""
         self._peers.append(Peer(self, source))
         return self._peers[-1]
 
@@ -323,14 +323,14 @@ class InProcessServer:
             peer.close()
         for endpoint in self.endpoints:
             endpoint.close()
-        workshop = self.parts._workshop
-        workshop.sentry.stop()
-        workshop.runners.shutdown()
-        workshop.builders.shutdown()
+        worker_context = self.parts._worker_context
+        worker_context.watchdog.stop()
+        worker_context.runners.shutdown()
+        worker_context.builders.shutdown()
         self.parts.pipeline._builder._compiler.close()
         self.parts._tracing.close()
-        if self.parts.pipeline.shelf is not None:
-            self.parts.pipeline.shelf.close()
+        if self.parts.pipeline.program_cache is not None:
+            self.parts.pipeline.program_cache.close()
         deadline = time.monotonic() + 30
         while self.parts.status.now()["connections"]:
             assert time.monotonic() < deadline

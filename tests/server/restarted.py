@@ -255,12 +255,12 @@ NOT_KEPT: dict[str, Case] = {
 """What each process makes again."""
 
 
-def _cost(kitchen: PipelineHarness, case: Case, turn: int) -> dict[str, Any]:
+def _cost(harness: PipelineHarness, case: Case, turn: int) -> dict[str, Any]:
     args = case.args(turn)
     source = Source(case.function, case.options)
-    before = counts(kitchen)
-    outcome, buffers = kitchen.answer(source.call(args, case.kwargs))
-    after = counts(kitchen)
+    before = counts(harness)
+    outcome, buffers = harness.answer(source.call(args, case.kwargs))
+    after = counts(harness)
     reply = repr(outcome).encode() + b"".join(buffers)
     return {
         "failure": None if outcome[0] == OK else repr(outcome),
@@ -271,9 +271,9 @@ def _cost(kitchen: PipelineHarness, case: Case, turn: int) -> dict[str, Any]:
 
 
 def _main(folder: str, turn: int) -> None:
-    kitchen = PipelineHarness(folder=folder)
-    found = {name: _cost(kitchen, case, turn) for name, case in {**CASES, **NOT_KEPT}.items()}
-    kitchen.close()
+    harness = PipelineHarness(folder=folder)
+    found = {name: _cost(harness, case, turn) for name, case in {**CASES, **NOT_KEPT}.items()}
+    harness.close()
     print(json.dumps(found))
 
 

@@ -32,7 +32,7 @@ from jaxd_server.runtime.reclaimer import Reclaimer
 from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues
-from tests.client.fake_keeper import single_array
+from tests.client.fake_fetcher import single_array
 from tests.server.in_process import Source
 
 
@@ -54,7 +54,7 @@ class Blocks:
 
 
 class ValueServiceRig:
-    """A desk, and what a client would ask it. Numbers of calls are given out in order."""
+    """A rig, and what a client would ask it. Numbers of calls are given out in order."""
 
     def __init__(
         self,
@@ -65,13 +65,15 @@ class ValueServiceRig:
     ) -> None:
         self.values = ValueStore() if values is None else values
         self.own = SessionValues(principal)
-        self.holdings = ReferencedData(self.values, self.own, blocks or Blocks())
-        self.desk = ValueService(self.holdings, OutOfMemoryHandler(Reclaimer(), lambda: ""), most)
+        self.referenced_data = ReferencedData(self.values, self.own, blocks or Blocks())
+        self.rig = ValueService(
+            self.referenced_data, OutOfMemoryHandler(Reclaimer(), lambda: ""), most
+        )
         self.number = 0
 
     def ask(self, verb: str, *args: Any, buffers: Sequence[memoryview] = ()) -> tuple[Any, Any]:
         """The answer; raises what it says instead of one."""
-        value, data = self.desk.answer(verb, args, buffers)
+        value, data = self.rig.answer(verb, args, buffers)
         if value[0] == FAILED:
             raise decode_failure(value[1])
         return value, data
@@ -124,13 +126,16 @@ class ValueServiceRig:
         statics = infer_static_args(source.function, source.options)
         encoded = encode_arguments(args, {}, statics, {}, self)
         call = Call(source.key, encoded.skeleton, encoded.blob, encoded.buffers, source)
-        call.stay, call.holdings = ResultPolicy(self.number, above, home), self.holdings
+        call.stay, call.referenced_data = (
+            ResultPolicy(self.number, above, home),
+            self.referenced_data,
+        )
         call.elsewhere = pack_locations(range_locations(encoded.values))
         return call
 
     def holders(self) -> dict[str, Any]:
         """Who holds what."""
-        value, _ = self.desk.answer("values", (), ())
+        value, _ = self.rig.answer("values", (), ())
         report: dict[str, Any] = json.loads(value)
         return report
 

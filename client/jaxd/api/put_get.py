@@ -72,14 +72,14 @@ def name_array(array: RemoteArray, ttl_s: float) -> tuple[str, str]:
         Exception: as `RemoteArray.block_until_ready`.
     """
     array.block_until_ready()
-    values: Any = array.keeper
+    values: Any = array.fetcher
     name = f"pickled-{secrets.token_hex(16)}"
     _name_on_server(values, array, name, ttl_s)
     return values.where, name
 
 
 def _is_on_server(leaf: Any, values: RemoteStore) -> bool:
-    return isinstance(leaf, RemoteArray) and leaf.keeper is values
+    return isinstance(leaf, RemoteArray) and leaf.fetcher is values
 
 
 def _send_leaves(values: RemoteStore, leaves: list[Any]) -> list[RemoteArray]:
@@ -153,9 +153,9 @@ def forget_named(caller: Caller, name: str) -> bool:
 def fetch_tree(tree: Any) -> Any:
     """The tree with its arrays here; see `jaxd.get`."""
     arrays = [leaf for leaf in leaves_of(tree) if isinstance(leaf, RemoteArray)]
-    for values in {id(array.keeper): array.keeper for array in arrays}.values():
+    for values in {id(array.fetcher): array.fetcher for array in arrays}.values():
         if isinstance(values, RemoteStore):
-            own = [array for array in arrays if array.keeper is values]
+            own = [array for array in arrays if array.fetcher is values]
             values.calls.check(own)
             values.fetch_all(own)
     return map_leaves(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteArray) else leaf, tree)

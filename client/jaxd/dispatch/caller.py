@@ -133,8 +133,8 @@ class Caller:
         if found[0][0] == FAILED and is_failure(found[0][1], Busy):
             from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
 
-            politeness = BusyBackoff(deadline)
-            while (pause_s := politeness.pause_s(found[0])) is not None:
+            busy_backoff = BusyBackoff(deadline)
+            while (pause_s := busy_backoff.pause_s(found[0])) is not None:
                 time.sleep(pause_s)
                 found = self._reply_with_retries(call, deadline)
         return found

@@ -51,7 +51,7 @@ class Session:
         window: has a place for each submitted call that the server takes from one connection.
         progress: shows how far long calls are.
         notices: says what the server has to say of calls.
-        hearing: makes what says here what calls say there.
+        output_printer: makes what says here what calls say there.
         callbacks: makes what runs here what programs call back.
         routes: how large arrays travel.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
@@ -63,7 +63,7 @@ class Session:
         self._handler = handler
         self.progress = Progress()
         self.warning_queue = WarningQueue()
-        self.output_printer: Lazy[OutputPrinter] = Lazy(self._make_hearing)
+        self.output_printer: Lazy[OutputPrinter] = Lazy(self._make_output_printer)
         self.callbacks: Lazy[CallbackRunner] = Lazy(_make_callbacks)
         self.routes = TransferRouter()
         self.after_fork()
@@ -82,7 +82,7 @@ class Session:
         self.accepts: str | None = None
         self.platform = "cpu"
 
-    def _make_hearing(self) -> OutputPrinter:
+    def _make_output_printer(self) -> OutputPrinter:
         from jaxd.events.output import OutputPrinter
 
         return OutputPrinter(self.warning_queue, self.progress)
@@ -156,8 +156,8 @@ class Session:
         """Retries without holding the lock: the client can be closed meanwhile."""
         from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
 
-        politeness = BusyBackoff(deadline)
-        while (pause_s := politeness.pause_after_s(error.retry_after_s)) is not None:
+        busy_backoff = BusyBackoff(deadline)
+        while (pause_s := busy_backoff.pause_after_s(error.retry_after_s)) is not None:
             time.sleep(pause_s)
             try:
                 return self._open_session()

@@ -1,7 +1,7 @@
 """Resolves the function that a server's program calls back, in a table built by this process.
 
-The forms of an aim are described where servers make them, in
-`jaxd_server.user_code.callback_targets`. An aim is a literal, so nothing in it can name a
+The forms of an callback target are described where servers make them, in
+`jaxd_server.user_code.callback_targets`. An callback target is a literal, so nothing in it can name a
 callable. It chooses among what the client's own walk over the function has found to be given to
 `jax.debug.callback` or `io_callback`, and what the user lists in `callbacks=`; beside that it
 brings data. A server that others have got hold of must not get hold of its clients: there is no
@@ -283,7 +283,7 @@ def _decode_items(
 
 
 _DATA_DECODERS: Final[dict[str, Callable[[Any, Sequence[Any]], Any]]] = {
-    "value": lambda value, _: value,  # a literal, as the whole aim is one
+    "value": lambda value, _: value,  # a literal, as the whole callback target is one
     "held": _held_array,
     "array": _build_array,
     "list": _decode_items(list),

@@ -70,9 +70,9 @@ class RemoteArray(ArrayLike):
     # what is known without moving anything
 
     @property
-    def keeper(self) -> ArrayFetcher:
+    def fetcher(self) -> ArrayFetcher:
         """Who has the data."""
-        return self.origin.keeper
+        return self.origin.fetcher
 
     @property
     def id(self) -> int:
@@ -86,7 +86,7 @@ class RemoteArray(ArrayLike):
 
     @property
     def flight(self) -> Any:
-        """The call that makes it, when that had not run; the keeper's affair."""
+        """The call that makes it, when that had not run; the fetcher's affair."""
         return self.origin.pending_call
 
     @property
@@ -136,7 +136,7 @@ class RemoteArray(ArrayLike):
         kind = f"key<{self.leaf.impl}>" if self.leaf.tag == "K" else self.leaf.dtype
         end = ", deleted" if self.is_deleted() else ""
         shape = ",".join(map(str, self.shape))
-        return f"<jaxd.RemoteArray {kind}[{shape}] on {self.keeper.where}{end}>"
+        return f"<jaxd.RemoteArray {kind}[{shape}] on {self.fetcher.where}{end}>"
 
     # what waits or moves
 
@@ -153,7 +153,7 @@ class RemoteArray(ArrayLike):
         """
         if not copy and not self.is_fetched:
             self.refuse_deleted()
-            self._data = self.keeper.fetch_bytes(self, copy=False)
+            self._data = self.fetcher.fetch_bytes(self, copy=False)
         array = self._materialized()
         return copies.deepcopy(array) if copy and self._kind != "jax" else array
 
@@ -165,7 +165,7 @@ class RemoteArray(ArrayLike):
             Exception: what the call raised that was to compute it.
         """
         self.refuse_deleted()
-        self.keeper.wait(self)
+        self.fetcher.wait(self)
         return self
 
     def delete(self) -> None:
@@ -181,7 +181,7 @@ class RemoteArray(ArrayLike):
         basic = None if self.is_fetched else basic_index(index, self.shape)
         if basic is not None:
             self.refuse_deleted()
-            part = self.keeper.part(self, basic)
+            part = self.fetcher.part(self, basic)
             scalars = (
                 array_library() == "numpy" and ... not in basic
             )  # elements have their own type
@@ -245,7 +245,7 @@ class RemoteArray(ArrayLike):
         if self._here is None or self._kind != kind:
             data = self._data
             if data is None:
-                data = self.keeper.fetch_bytes(self)
+                data = self.fetcher.fetch_bytes(self)
             self._here, self._kind = native_array(self.leaf, data.toreadonly(), kind), kind
             self._data = None if kind == "jax" else data
         return self._here

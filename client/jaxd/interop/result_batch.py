@@ -105,10 +105,10 @@ class ResultBatch:
     """The remote arrays of one call.
 
     Args:
-        keeper: who has their data.
+        fetcher: who has their data.
         first: the id of number 0 in its session; the others follow.
         leaves: what they are, by number.
-        flight: the call that makes them, when that had not run; the keeper's affair.
+        flight: the call that makes them, when that had not run; the fetcher's affair.
 
     Attributes:
         arrays: those that stand for them, as long as somebody holds them.
@@ -121,8 +121,8 @@ class ResultBatch:
 
     __slots__ = (
         "arrays",
+        "fetcher",
         "first",
-        "keeper",
         "leaves",
         "pending_call",
         "released",
@@ -131,9 +131,9 @@ class ResultBatch:
     )
 
     def __init__(
-        self, keeper: ArrayFetcher, first: int, leaves: Sequence[Leaf], flight: Any = None
+        self, fetcher: ArrayFetcher, first: int, leaves: Sequence[Leaf], flight: Any = None
     ) -> None:
-        self.keeper = keeper
+        self.fetcher = fetcher
         self.first = first
         self.leaves = leaves
         self.pending_call = flight
@@ -153,7 +153,7 @@ class ResultBatch:
         """Releases one that is no longer held. Called during garbage collection: takes no lock."""
         if number not in self.released:
             self.released.add(number)
-            self.keeper.drop(self.first + number)
+            self.fetcher.drop(self.first + number)
 
 
 class HandleRange(NamedTuple):
@@ -230,6 +230,6 @@ def are_consecutive(arrays: Sequence[Handle]) -> bool:
     ]
 
 
-def range_locations(stretches: Iterable[HandleRange]) -> list[DataLocation]:
-    """Where the data of some stretches lies."""
-    return [stretch.row for stretch in stretches]
+def range_locations(handle_ranges: Iterable[HandleRange]) -> list[DataLocation]:
+    """Where the data of some handle ranges lies."""
+    return [handle_range.row for handle_range in handle_ranges]

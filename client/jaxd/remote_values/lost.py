@@ -55,5 +55,5 @@ def with_array_names(
 
 def with_call_array_names(error: ValuesLost, call: CallRequest) -> ValuesLost:
     """As `with_array_names`, of the arrays that a call needs."""
-    arrays = [array for stretch in call.values for array in stretch.arrays]
+    arrays = [array for handle_range in call.values for array in handle_range.arrays]
     return with_array_names(error, arrays, call.spec.snapshot.name)

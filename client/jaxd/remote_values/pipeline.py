@@ -88,7 +88,7 @@ class PipelinedCall:
         is_sent: whether the server may have it.
         request: its number on its connection.
         load: its data, on its way.
-        on: the leaves that it takes from the server: the first and the number of each stretch.
+        on: the leaves that it takes from the server: the first and the number of each handle range.
         drops: ids of values that its message says are no longer held.
     """
 
@@ -125,8 +125,8 @@ class PipelinedCall:
         self._data: dict[int, memoryview] | None = None
         self._donated = tuple(donated)
         self._lock = threading.RLock()  # guards its end, and its data on its way
-        for stretch in call.values if donated else ():
-            stretch.mark_donated(donated, self.name)
+        for handle_range in call.values if donated else ():
+            handle_range.mark_donated(donated, self.name)
 
     def assign_number(self) -> None:
         """Takes a number that is larger than those of all calls that were sent before."""
@@ -213,11 +213,11 @@ class PipelinedCall:
             self.done = True
 
     def _mark_given_up(self, given_up: tuple[int, ...]) -> None:
-        for stretch in self.call.values:
+        for handle_range in self.call.values:
             if given_up != self._donated:
-                stretch.give_back(set(self._donated).difference(given_up))
-                stretch.mark_donated(given_up, self.name)
-            stretch.settle(given_up)
+                handle_range.give_back(set(self._donated).difference(given_up))
+                handle_range.mark_donated(given_up, self.name)
+            handle_range.settle(given_up)
 
     def data(self, leaf: int) -> memoryview | None:
         """The data of a result's leaf, when it came with the reply."""

@@ -238,9 +238,9 @@ class PipelinedCalls:
         from jaxd.remote_values.pipeline import PipelinedCall, ResultShape
 
         try:
-            for stretch in call.values:
-                if stretch.origin.has_unusable:
-                    self.check(stretch.arrays)
+            for handle_range in call.values:
+                if handle_range.origin.has_unusable:
+                    self.check(handle_range.arrays)
         except ValuesLost as error:
             from jaxd.remote_values.lost import with_call_array_names
 

@@ -55,11 +55,11 @@ def encode_arguments(
     kwargs: dict[str, Any],
     statics: StaticArgs,
     known_objects: dict[Any, Any],
-    keeper: object = None,
+    fetcher: object = None,
 ) -> EncodedArguments:
     """The arguments of a call for the wire.
 
-    Arrays on the server, of this `keeper`, do not move; those of others come home first.
+    Arrays on the server, of this `fetcher`, do not move; those of others come home first.
 
     Classes and callables that are met on the way are entered in `used_executables`, by name and by content id,
     so that results can come back as their instances, and with them. Large contiguous arrays are
@@ -73,7 +73,7 @@ def encode_arguments(
         TracerError: when a value is a tracer.
         PackingError: when an object among them cannot travel.
     """
-    encoder = ArgumentEncoder(known_objects, keeper, statics.strict)
+    encoder = ArgumentEncoder(known_objects, fetcher, statics.strict)
     if statics:
         encoder.call(args, kwargs, statics)
     else:
@@ -98,14 +98,14 @@ class ArgumentEncoder(TreeEncoder):
     types: ClassVar[dict[type, Callable[[Any, Any], None]]] = dict(TreeEncoder.types)
 
     def __init__(
-        self, known_objects: dict[Any, Any], keeper: object = None, strict: bool = False
+        self, known_objects: dict[Any, Any], fetcher: object = None, strict: bool = False
     ) -> None:
         super().__init__()
         self._handle_ranges = HandleRanges()
         self.sources: dict[int, Any] = {}
         self.leaf_headers: dict[int, bytes] = {}
         self._known_objects = known_objects
-        self._keeper = keeper
+        self._fetcher = fetcher
         self._strict = strict
 
     @property
@@ -187,7 +187,7 @@ class ArgumentEncoder(TreeEncoder):
     def remote(self, array: RemoteArray) -> None:
         """Appends an array on the server, without its data if it is the server of this call."""
         origin = array.origin
-        if origin.keeper is not self._keeper:
+        if origin.fetcher is not self._fetcher:
             return self.node(array.fetch(copy=False))
         self._handle_ranges.add(self.count, (array,))
         self.spec(origin.leaves[array.number])
@@ -202,7 +202,7 @@ class ArgumentEncoder(TreeEncoder):
         if len(kinds) != 1 or self.types.get(kinds.pop()) is not ArgumentEncoder.remote:
             return False
         origin, first, stop = leaves[0].origin, leaves[0].number, leaves[0].number + len(leaves)
-        follow = origin.keeper is self._keeper and are_consecutive(leaves)
+        follow = origin.fetcher is self._fetcher and are_consecutive(leaves)
         if follow:
             self._handle_ranges.add(self.count, leaves)
             self.specs_of(origin.leaves, first, stop)

@@ -80,8 +80,8 @@ class CallRequest(NamedTuple):
 
     @property
     def on(self) -> tuple[tuple[int, int], ...]:
-        """Which of its leaves are on the server: the first and the number of each stretch."""
-        return tuple((stretch.leaf, len(stretch.arrays)) for stretch in self.values)
+        """Which of its leaves are on the server: the first and the number of each handle range."""
+        return tuple((handle_range.leaf, len(handle_range.arrays)) for handle_range in self.values)
 
     @property
     def flags(self) -> int:

@@ -53,23 +53,23 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
     Args:
         listener: an inherited, bound and listening socket.
         address: what it listens on.
-        doorman: decides who comes in.
+        authenticator: decides who comes in.
         most_clients: that may be here at the same time.
-        visitors: those who came in with an account; by default nobody looks at them.
+        connected_accounts: those who came in with an account; by default nobody looks at them.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         address: Address,
-        doorman: Authenticates,
+        authenticator: Authenticates,
         most_clients: int,
-        visitors: ConnectedAccounts | None = None,
+        connected_accounts: ConnectedAccounts | None = None,
     ) -> None:
         self.active = False
         self._closed = False
         self.service = rpyc.VoidService()
-        self.authenticator = doorman.admit
+        self.authenticator = authenticator.admit
         self.backlog = socket.SOMAXCONN
         self.auto_register = False
         self.protocol_config: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
         self.logger = logging.getLogger("jaxd_server.rpyc")  # one line per accept: not for people
         self._address = address
         self._most_clients = most_clients
-        self._visitors = visitors or ConnectedAccounts()
+        self._connected_accounts = connected_accounts or ConnectedAccounts()
         self._lines = RateLimiter(_LOG_BURST, 1.0)
 
     def start_in_thread(self) -> None:
@@ -150,7 +150,7 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
             admitted = self.authenticator(sock)
             if admitted.account is not None:
                 log_event("client_admitted", peer=peer, principal=admitted.principal)
-            with self._visitors.present(sock, admitted.account):
+            with self._connected_accounts.present(sock, admitted.account):
                 self._serve_client(admitted)
         except JaxdError as error:
             self._log_refusal("client_refused", logging.WARNING, peer, place, str(error))

@@ -45,14 +45,14 @@ class AuthenticatedPeer:
     Attributes:
         line: what to speak with it over: the socket, or TLS on it.
         principal: who it is allowed to be.
-        guest: what our own client said of itself; None for a stock rpyc client.
+        client_identity: what our own client said of itself; None for a stock rpyc client.
         account: whose token the peer has proved to hold, if any.
         proof: that we hold it as well, for the welcome.
     """
 
     line: socket.socket | TlsSocket
     principal: str
-    guest: ClientIdentity | None = None
+    client_identity: ClientIdentity | None = None
     account: Account | None = None
     proof: str | None = None
 
@@ -186,12 +186,16 @@ class Authenticator:
         if wait_s:
             raise _refused_after_read(hurried, _too_many(place, wait_s))
         try:
-            guest, said = handshake_with_client(hurried, self._channel(line), accounts, principal)
+            client_identity, said = handshake_with_client(
+                hurried, self._channel(line), accounts, principal
+            )
         except AuthenticationFailed:
             self._failures.note(place)
             raise
-        proof = server_proof(guest.account, said)
-        return AuthenticatedPeer(line, guest.principal, guest, guest.account, proof)
+        proof = server_proof(client_identity.account, said)
+        return AuthenticatedPeer(
+            line, client_identity.principal, client_identity, client_identity.account, proof
+        )
 
     def _channel(self, line: socket.socket | TlsSocket) -> ChannelBinding:
         if self._unix:

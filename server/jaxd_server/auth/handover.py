@@ -1,8 +1,8 @@
 """Passes the connection of an authenticated client from the gateway to its worker.
 
 A connection in plain text goes over itself, as a descriptor, with what its handshake has settled.
-One with TLS cannot: its keys are in the door's memory. There the line between door and worker
-stays open, and the door passes on what is said.
+One with TLS cannot: its keys are in the gateway's memory. There the line between gateway and worker
+stays open, and the gateway passes on what is said.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class HandoverReceiver:
         self._principal = principal
 
     def admit(self, sock: socket.socket) -> AuthenticatedPeer:
-        """The client that a door hands over.
+        """The client that a gateway hands over.
 
         Raises:
-            ProtocolError: when it is somebody else's, or whoever hands it over is no door.
-            EOFError, OSError: when the door has gone.
+            ProtocolError: when it is somebody else's, or whoever hands it over is no gateway.
+            EOFError, OSError: when the gateway has gone.
         """
         if peer_uid(sock) not in (None, 0, os.getuid()):
             raise ProtocolError("only the server's own gateway hands over clients.")
@@ -80,19 +80,19 @@ class HandoverReceiver:
         if admitted.principal != self._principal:
             raise ProtocolError(f"a client of {admitted.principal} came to another one's worker.")
         # a stock client speaks when it has something to ask
-        line.settimeout(None if admitted.guest is None else GREETING_S)
+        line.settimeout(None if admitted.client_identity is None else GREETING_S)
         return admitted
 
 
 def _message(admitted: AuthenticatedPeer) -> dict[str, Any]:
-    guest = admitted.guest
+    client_identity = admitted.client_identity
     said = (
         None
-        if guest is None
+        if client_identity is None
         else {
-            "peer": guest.peer.to_message(),
-            "session": guest.session,
-            "device": guest.device,
+            "peer": client_identity.peer.to_message(),
+            "session": client_identity.session,
+            "device": client_identity.device,
         }
     )
     return {"principal": admitted.principal, "proof": admitted.proof, "guest": said}
@@ -100,11 +100,11 @@ def _message(admitted: AuthenticatedPeer) -> dict[str, Any]:
 
 def _admitted(line: socket.socket, message: dict[str, Any]) -> AuthenticatedPeer:
     principal, said = message["principal"], message["guest"]
-    guest = None
+    client_identity = None
     if said is not None:
         peer = Peer.from_message(said["peer"])
-        guest = ClientIdentity(peer, said["session"], principal, said["device"])
-    return AuthenticatedPeer(line, principal, guest, proof=message["proof"])
+        client_identity = ClientIdentity(peer, said["session"], principal, said["device"])
+    return AuthenticatedPeer(line, principal, client_identity, proof=message["proof"])
 
 
 def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:

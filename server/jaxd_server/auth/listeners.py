@@ -43,7 +43,7 @@ def open_listeners(
     Args:
         addresses: what to open.
         for_others: whether other users can reach the Unix sockets; who of them may is then for the
-            doorman to say.
+            authenticator to say.
         beside_others: whether they may enter the folder, although these sockets are ours alone.
 
     Raises:

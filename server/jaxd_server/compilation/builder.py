@@ -56,7 +56,7 @@ class ExecutableBuilder:
         functions: where the code comes from when it is needed.
         compiler: traces and compiles.
         counters: where loads are counted.
-        shelf: what is on disk; None where nothing is kept.
+        program_cache: what is on disk; None where nothing is kept.
         tracing: has functions traced in another process; None: all are traced in this one.
         quota: how much may be built for whom; by default there is no limit.
 
@@ -69,15 +69,15 @@ class ExecutableBuilder:
         functions: Functions,
         compiler: Compiler,
         counters: Counters,
-        shelf: ProgramCache | None = None,
+        program_cache: ProgramCache | None = None,
         tracing: TracePolicy | None = None,
         quota: BuildQuota | None = None,
     ) -> None:
-        self.programs = ProgramSource(compiler, counters, shelf)
+        self.programs = ProgramSource(compiler, counters, program_cache)
         self._functions = functions
         self._compiler = compiler
         self._counters = counters
-        self._shelf = shelf
+        self._program_cache = program_cache
         self._tracing = tracing
         self._quota = quota or BuildQuota()
 
@@ -92,8 +92,8 @@ class ExecutableBuilder:
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
         with self._counters.on_behalf_of(request.counts):
-            if self._shelf is not None:
-                name = self._shelf.name_of(request.function, request.arguments)
+            if self._program_cache is not None:
+                name = self._program_cache.name_of(request.function, request.arguments)
                 request = request._replace(name=name)
             return self._made(request)
 
@@ -138,10 +138,10 @@ class ExecutableBuilder:
     def _loaded(self, request: BuildRequest) -> BuildResult | None:
         """What an earlier process has left, if it did and if it is sound."""
         function, recorded, name = request.function, request.recorded, request.name
-        if self._shelf is None or name is None:
+        if self._program_cache is None or name is None:
             return None
         started = time.monotonic()
-        kept = self._shelf.find(function, name)
+        kept = self._program_cache.find(function, name)
         if kept is None:
             return None
         request.emit("stage", {"stage": "load", "function": function.name})
@@ -151,7 +151,7 @@ class ExecutableBuilder:
         costs = Costs(kept.trace_s, program.compile_s, time.monotonic() - started)
         self._counters.add(executable_loads=1, load_s=costs.paid_s)
         if function.unpacked is not None:  # its client had to be asked, for want of a record
-            self._shelf.keep_function(function)
+            self._program_cache.keep_function(function)
         config = function.options.config
         form = rebind_form(kept.form)
         loaded = Executable(function.name, function.key, program, form, config, costs, recorded)
@@ -165,9 +165,11 @@ class ExecutableBuilder:
         started = time.monotonic()
         structure = structure_of(dynamic(arguments, function.statics))
         assert function.unpacked is not None
-        aims = CallbackTargets(function.name, function.unpacked.targets, function.unpacked.listed)
+        callback_targets = CallbackTargets(
+            function.name, function.unpacked.targets, function.unpacked.listed
+        )
         request.emit.begin_trace()
-        with redirecting_callbacks(aims):
+        with redirecting_callbacks(callback_targets):
             lowered = self._compiler.lower(
                 function.traceable,
                 function.name,
@@ -181,12 +183,12 @@ class ExecutableBuilder:
 
     def _built_elsewhere(self, request: BuildRequest) -> BuildResult | None:
         """Has it traced in another process; None when that is not wanted, or not possible."""
-        errand = self._tracing.errand(request) if self._tracing else None
-        if errand is None:
+        remote_trace = self._tracing.remote_trace(request) if self._tracing else None
+        if remote_trace is None:
             return None
         with build_turn(self._compiler.room(), request.function.name):
             started = time.monotonic()
-            lowered = errand.lower()
+            lowered = remote_trace.lower()
             if lowered is None:
                 return None
             try:
@@ -219,7 +221,7 @@ class ExecutableBuilder:
         executable.kept_as = b"" if name is None or obstacle is not None else name
         executable.principal = request.principal
         self._quota.spend(request.principal, costs.paid_s)
-        if self._shelf is not None and name is not None:
-            self._shelf.keep(function, name, request.arguments, executable, obstacle)
+        if self._program_cache is not None and name is not None:
+            self._program_cache.keep(function, name, request.arguments, executable, obstacle)
         request.emit("stage", {"stage": "run", "function": function.name})
         return BuildResult(executable, "compile", was_compiled, name or b"", obstacle)

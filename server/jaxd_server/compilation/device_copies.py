@@ -24,12 +24,12 @@ class ProgramMover:
 
     Args:
         programs: those in memory.
-        shelf: those on disk; None where nothing is kept.
+        program_cache: those on disk; None where nothing is kept.
     """
 
-    def __init__(self, programs: Programs, shelf: ProgramCache | None) -> None:
+    def __init__(self, programs: Programs, program_cache: ProgramCache | None) -> None:
         self._programs = programs
-        self._shelf = shelf
+        self._program_cache = program_cache
 
     def on(
         self, program: Program, device: int, compile_it: Callable[[], Program] | None = None
@@ -63,8 +63,8 @@ class ProgramMover:
 
     def _moved(self, program: Program, device: int) -> Program:
         try:
-            if self._shelf is not None:
-                return self._shelf.program(program.id, device)
+            if self._program_cache is not None:
+                return self._program_cache.program(program.id, device)
         except LookupError:
             pass  # it is not written yet, or never will be
         started, before = time.monotonic(), resident_bytes()

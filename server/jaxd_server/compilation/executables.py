@@ -87,7 +87,7 @@ class Executables:
         builds: Builds[Any, Executable] | None = None,
     ) -> None:
         self._limits = replace(limits, count=limit)
-        self._appraisal = EvictionCosts(is_kept, resident)
+        self._eviction_costs = EvictionCosts(is_kept, resident)
         plans = _PLANS_PER_EXECUTABLE * limit  # they are made again in no time
         self._plans = BoundedDict[tuple[bytes, bytes, int], Plan](plans)
         self._executables: dict[tuple[bytes, Hashable], Executable] = {}
@@ -151,7 +151,7 @@ class Executables:
             waiting()
 
             def build(key: _Name, find: Callable[[], Executable | None], make: Make) -> Executable:
-                return self._builds.run(key, find, make, seat.interest, seat.owner)
+                return self._builds.run(key, find, make, seat.cancel_token, seat.owner)
 
             found = self._first(function, signature, device, make, build)
             if are_several() and not _fits(found, function, device):
@@ -244,7 +244,9 @@ class Executables:
             items = list(self._executables.items())
         if are_within(limits, [one for _, one in items]):
             return 0
-        chosen = victims(self._appraisal.entries(items, self._is_in_use), limits, time.monotonic())
+        chosen = victims(
+            self._eviction_costs.entries(items, self._is_in_use), limits, time.monotonic()
+        )
         names = {one.name for one in chosen}
         with self._lock:
             gone = self._drop(

@@ -22,13 +22,13 @@ class DeviceChoice(NamedTuple):
     Attributes:
         device: the one that the call runs on.
         session: the one that its session's calls run on, unless their function says another.
-        interest: whether anybody still waits for it.
+        cancel_token: whether anybody still waits for it.
         owner: whose turn a build for it takes.
     """
 
     device: int = 0
     session: int = 0
-    interest: CancelToken = NEVER_CANCELLED
+    cancel_token: CancelToken = NEVER_CANCELLED
     owner: Hashable = None
 
 

@@ -24,18 +24,20 @@ class ProgramSource:
     Args:
         compiler: compiles.
         counters: where it is counted that a program was shared.
-        shelf: what is on disk; None where nothing is kept.
+        program_cache: what is on disk; None where nothing is kept.
 
     Attributes:
         known: what is in memory.
     """
 
-    def __init__(self, compiler: Compiler, counters: Counters, shelf: ProgramCache | None) -> None:
+    def __init__(
+        self, compiler: Compiler, counters: Counters, program_cache: ProgramCache | None
+    ) -> None:
         self.known = Programs()
         self._compiler = compiler
         self._counters = counters
-        self._shelf = shelf
-        self._mover = ProgramMover(self.known, shelf)
+        self._program_cache = program_cache
+        self._mover = ProgramMover(self.known, program_cache)
 
     def moved(self, program: Program, device: int) -> Program | None:
         """A program for another device; None when it has to be compiled for that."""
@@ -111,14 +113,14 @@ class ProgramSource:
         self.known.forget(program)
         found = self.known.find(program.id)
         is_replaced = found is not None and found.is_original
-        if self._shelf is not None and not is_replaced:
-            self._shelf.distrust_program(program.id)
+        if self._program_cache is not None and not is_replaced:
+            self._program_cache.distrust_program(program.id)
 
     def _read(self, id: bytes, device: int) -> Program:  # noqa: A002
         """A program that is on disk."""
-        if self._shelf is None:
+        if self._program_cache is None:
             raise _NotStored
         try:
-            return self._shelf.program(id, device)
+            return self._program_cache.program(id, device)
         except LookupError:
             raise _NotStored from None

@@ -22,7 +22,7 @@ class AdmittedCall:
         is_suspect: whether it was to run alone.
         place: where it stands in the black box; -1: nowhere.
         leaves: called when it is over.
-        interest: whether anybody still waits for it.
+        cancel_token: whether anybody still waits for it.
     """
 
     function: str
@@ -30,21 +30,21 @@ class AdmittedCall:
     is_suspect: bool = False
     place: int = -1
     leaves: list[Callable[[], None]] | None = None
-    interest: CancelToken = NEVER_CANCELLED
+    cancel_token: CancelToken = NEVER_CANCELLED
 
     @property
     def is_abandoned(self) -> bool:
         """Whether nobody waits for it any more, and its client was told."""
-        return self.interest.is_client_notified
+        return self.cancel_token.is_client_notified
 
     def row(self) -> dict[str, str | float]:
         """The same for the status page."""
         seconds = round(time.monotonic() - self.started, 3)
         row: dict[str, str | float] = {"function": self.function, "seconds": seconds}
-        if self.interest is NEVER_CANCELLED:
+        if self.cancel_token is NEVER_CANCELLED:
             return row
-        waited_s = self.interest.spent()["waiting"]
-        return {**row, "phase": self.interest.phase, "waited_s": round(waited_s, 3)}
+        waited_s = self.cancel_token.spent()["waiting"]
+        return {**row, "phase": self.cancel_token.phase, "waited_s": round(waited_s, 3)}
 
 
 PATIENCE_S: Final = 5.0
@@ -97,7 +97,7 @@ class Admission:
         self,
         function: str,
         deadline: float | None,
-        interest: CancelToken = NEVER_CANCELLED,
+        cancel_token: CancelToken = NEVER_CANCELLED,
         *,
         inside: bool = False,
     ) -> AdmittedCall:
@@ -106,7 +106,7 @@ class Admission:
         Args:
             function: for the status page.
             deadline: `time.monotonic()` after which nobody waits for the result.
-            interest: whether anybody does.
+            cancel_token: whether anybody does.
             inside: whether a call that runs waits for this one.
 
         Raises:
@@ -115,7 +115,7 @@ class Admission:
                 done, because until then the new one does not start.
             DeadlineExceeded: when the deadline passed while the call waited its turn.
         """
-        running = AdmittedCall(function, interest=interest)
+        running = AdmittedCall(function, cancel_token=cancel_token)
         if deadline is not None and running.started > deadline:
             raise _too_late()
         with self._changed:
@@ -178,7 +178,7 @@ class Admission:
         function: str,
         deadline: float | None,
         on_company: Callable[[], None],
-        interest: CancelToken = NEVER_CANCELLED,
+        cancel_token: CancelToken = NEVER_CANCELLED,
         *,
         alone_s: float = 0.0,
     ) -> tuple[AdmittedCall, bool]:
@@ -191,7 +191,7 @@ class Admission:
             function: for the status page.
             deadline: `time.monotonic()` after which nobody waits for the result.
             on_company: called, under a lock, when others run beside it after all.
-            interest: whether anybody waits for the result.
+            cancel_token: whether anybody waits for the result.
             alone_s: how long others wait while it runs, when that is longer than usual.
 
         Returns:
@@ -215,7 +215,9 @@ class Admission:
             self._bar_until = time.monotonic() + alone_s
             self._on_concurrent = on_company if is_alone else None
             leaves = [lambda: self._end_exclusive(mark)]
-            running = AdmittedCall(function, is_suspect=True, leaves=leaves, interest=interest)
+            running = AdmittedCall(
+                function, is_suspect=True, leaves=leaves, cancel_token=cancel_token
+            )
             self._running.add(running)
         return running, is_alone
 

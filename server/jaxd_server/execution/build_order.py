@@ -20,7 +20,7 @@ class BuildJob:
 
     Args:
         maker: makes executables.
-        shortage: makes room on the device.
+        oom_handler: makes room on the device.
         decisions: told of what was built, and why.
         function: what is called.
         call: who calls it.
@@ -34,7 +34,7 @@ class BuildJob:
     def __init__(
         self,
         maker: ExecutableBuilder,
-        shortage: OutOfMemoryHandler,
+        oom_handler: OutOfMemoryHandler,
         decisions: BuildLog,
         function: Function,
         call: Call,
@@ -42,7 +42,7 @@ class BuildJob:
         layout: Layout,
     ) -> None:
         self._builder = maker
-        self._shortage = shortage
+        self._oom_handler = oom_handler
         self._decisions = decisions
         self._function = function
         self._call = call
@@ -62,7 +62,7 @@ class BuildJob:
         """
         function, call = self._function, self._call
         request = self._request()
-        self.made = self._shortage.retried_on_oom(lambda: self._builder.make(request))
+        self.made = self._oom_handler.retried_on_oom(lambda: self._builder.make(request))
         self._decisions.made(function, call.skeleton, self.made, call.emit)
         return self.made.executable
 

@@ -87,7 +87,7 @@ class Call:
         session: whose call it is.
         elsewhere: where the data of its arguments lies that is not in the message, as rows.
         stay: what of its result is to stay; None: nothing.
-        holdings: what it may refer to; None: nothing.
+        referenced_data: what it may refer to; None: nothing.
         layout: what its skeleton says, once its leaves were read.
         given: ids of the values that it takes for good once it is dispatched, by leaf.
         given_up: numbers of the leaves whose values on the server it has taken for good.
@@ -95,7 +95,7 @@ class Call:
         device: the index of the one that it runs on, once its function is known.
         inflated: how many bytes there is room for of what its compressed data becomes; or why
             there is none.
-        interest: whether anybody still waits for it.
+        cancel_token: whether anybody still waits for it.
     """
 
     key: bytes
@@ -116,14 +116,14 @@ class Call:
     session: Client = _NO_SESSION
     elsewhere: bytes = b""
     stay: ResultPolicy | None = None
-    holdings: ReferencedData | None = None
+    referenced_data: ReferencedData | None = None
     layout: Layout | None = None
     given: Mapping[int, int] = field(default_factory=dict)
     given_up: tuple[int, ...] = ()
     not_kept: tuple[int, ...] = ()
     device: int = 0
     inflated: int | JaxdError = 0
-    interest: CancelToken = NEVER_CANCELLED
+    cancel_token: CancelToken = NEVER_CANCELLED
     _rows: list[DataLocation] | None = field(default=None, repr=False)
 
     def rows(self, layout: Layout) -> list[DataLocation]:
@@ -187,8 +187,8 @@ class Call:
             return empty_leaves(layout, self.buffers)
         leaves = read_leaves(self.placement(layout), self.blob, self.buffers)
         if self.elsewhere:
-            if self.holdings is None:
+            if self.referenced_data is None:
                 raise ProtocolError("the call refers to values, and there can be none.")
             rows = self.rows(layout)
-            self.not_kept, self.given = self.holdings.fill(rows, layout, leaves, donated)
+            self.not_kept, self.given = self.referenced_data.fill(rows, layout, leaves, donated)
         return leaves

@@ -32,7 +32,9 @@ class CallbackLock:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held by the call whose turn it is
         self._running: tuple[Call, ...] = ()  # that call
-        self._voices: dict[int, CallOutput] = {}  # of runs that take no turns; each step is atomic
+        self._call_outputs: dict[
+            int, CallOutput
+        ] = {}  # of runs that take no turns; each step is atomic
 
     def start(self, run: Run, dispatch: Callable[[Run], None]) -> None:
         """Starts a run that calls Python; one that calls back is over when this returns.
@@ -41,26 +43,26 @@ class CallbackLock:
             DeadlineExceeded: when nobody waits for the call any more before its turn comes.
             Exception: what `dispatch` raises, and what the program does that has no results.
         """
-        voice = CallOutput(run.call.emit)
+        call_output = CallOutput(run.call.emit)
         if run.executable.program.calls_back:
-            with self._turn_of(run.call, voice):
-                add_caller(voice)
+            with self._turn_of(run.call, call_output):
+                add_caller(call_output)
                 try:
                     dispatch(run)
                     wait_for_effects(run.results)
                 finally:
-                    remove_caller(voice)
+                    remove_caller(call_output)
             return None
-        return self._start_concurrent(run, voice, dispatch)
+        return self._start_concurrent(run, call_output, dispatch)
 
     def _start_concurrent(
-        self, run: Run, voice: CallOutput, dispatch: Callable[[Run], None]
+        self, run: Run, call_output: CallOutput, dispatch: Callable[[Run], None]
     ) -> None:
         """Starts a program that only computes with Python: it does not wait for its turn."""
-        self._voices[id(run)] = voice
-        add_caller(voice)
+        self._call_outputs[id(run)] = call_output
+        add_caller(call_output)
         try:
-            with output_to(voice):
+            with output_to(call_output):
                 dispatch(run)
         except BaseException:
             self.end(run)
@@ -68,12 +70,12 @@ class CallbackLock:
 
     def end(self, run: Run) -> None:
         """A run that calls Python is over."""
-        voice = self._voices.pop(id(run), None)
-        if voice is not None:
-            remove_caller(voice)
+        call_output = self._call_outputs.pop(id(run), None)
+        if call_output is not None:
+            remove_caller(call_output)
 
     @contextmanager
-    def _turn_of(self, call: Call, voice: CallOutput) -> Iterator[None]:
+    def _turn_of(self, call: Call, call_output: CallOutput) -> Iterator[None]:
         """Within it, it is the turn of this call; waits until it is."""
         left_s = -1.0 if call.deadline is None else max(0.0, call.deadline - time.monotonic())
         if call.inside:  # the turn is its own client's, until this call is over
@@ -92,7 +94,7 @@ class CallbackLock:
             )
         self._running = (call,)
         try:
-            with as_default_output(voice), calling_back(call.call_back):
+            with as_default_output(call_output), calling_back(call.call_back):
                 yield
         finally:
             self._running = ()

@@ -157,7 +157,7 @@ class CrashGuard:
         if self.suspects.judge(call.key, name="", lost=call.lost):
             return self.admit_alone(call)
         running = self._admission.enter(
-            "(unknown function)", call.deadline, call.interest, inside=call.inside
+            "(unknown function)", call.deadline, call.cancel_token, inside=call.inside
         )
         self.record(running, call)
         return running
@@ -180,7 +180,7 @@ class CrashGuard:
             "(unknown function)",
             call.deadline,
             on_company,
-            call.interest,
+            call.cancel_token,
             alone_s=self.suspects.alone_s(call.key),
         )
         if self._box is not None:

@@ -26,7 +26,7 @@ class Executor:
     Args:
         functions: where a function is found whose result is not a number.
         executables: where a broken program is dropped.
-        shortage: makes room on the device.
+        oom_handler: makes room on the device.
         discard: drops a broken program from disk.
     """
 
@@ -34,14 +34,14 @@ class Executor:
         self,
         functions: Functions,
         executables: Executables,
-        shortage: OutOfMemoryHandler,
+        oom_handler: OutOfMemoryHandler,
         discard: Callable[[Executable], None],
     ) -> None:
         self._functions = functions
         self._executables = executables
-        self._shortage = shortage
+        self._oom_handler = oom_handler
         self._discard = discard
-        self._memory_reservations = MemoryReservations(lambda: shortage.spare)
+        self._memory_reservations = MemoryReservations(lambda: oom_handler.spare)
 
     def dispatch(self, run: Run) -> None:
         """Hands a run to the device.
@@ -54,7 +54,7 @@ class Executor:
         if not nbytes:
             return self._dispatched(run)
         with self._memory_reservations.beside(run, nbytes):
-            self._shortage.make_room_for(nbytes)
+            self._oom_handler.make_room_for(nbytes)
             return self._dispatched(run)
 
     def _dispatched(self, run: Run) -> None:
@@ -63,7 +63,7 @@ class Executor:
         except Exception as error:  # noqa: BLE001  raised again but for one
             # and not the error itself, whose frames hold arrays
             failure = self._out_of_memory(run, error)
-        return self._shortage.again(run.dispatch, failure)
+        return self._oom_handler.again(run.dispatch, failure)
 
     def deliver(self, run: Run) -> Reply:
         """The reply, once the device is done.
@@ -81,11 +81,11 @@ class Executor:
             run.dispatch()
             return run.deliver()
 
-        return self._shortage.again(once_more, failure)
+        return self._oom_handler.again(once_more, failure)
 
     def _out_of_memory(self, run: Run, error: Exception) -> str:
         """What jax says when there is no room, and making some may help; else raises."""
-        if self._shortage.are_gone(run.leaves):
+        if self._oom_handler.are_gone(run.leaves):
             run.give_up()
             raise error
         if is_nan_error(error):

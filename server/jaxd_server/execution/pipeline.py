@@ -54,9 +54,9 @@ class Pipeline:
 
     Attributes:
         decisions: what was built, and why.
-        shelf: what is kept on disk; None where nothing is.
-        shortage: what is done when the device has no room.
-        precautions: which calls are run alone, or not at all.
+        program_cache: what is kept on disk; None where nothing is.
+        oom_handler: what is done when the device has no room.
+        crash_guard: which calls are run alone, or not at all.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class Pipeline:
         maker: ExecutableBuilder,
         admission: Admission,
         counters: Counters,
-        shortage: OutOfMemoryHandler,
-        shelf: ProgramCache | None = None,
+        oom_handler: OutOfMemoryHandler,
+        program_cache: ProgramCache | None = None,
         packages: PackageWatch | None = None,
     ) -> None:
         self.functions = functions
         self.executables = executables
         self.admission = admission
         self.counters = counters
-        self.shelf = shelf
-        self.build_log = BuildLog(shelf)
+        self.program_cache = program_cache
+        self.build_log = BuildLog(program_cache)
         self._builder = maker
-        self.shortage = shortage
+        self.oom_handler = oom_handler
         self._packages = packages
-        self.precautions = CrashGuard(admission)
-        self._executor = Executor(functions, executables, shortage, maker.discard)
+        self.crash_guard = CrashGuard(admission)
+        self._executor = Executor(functions, executables, oom_handler, maker.discard)
         self._callback_lock = CallbackLock()
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
@@ -126,19 +126,19 @@ class Pipeline:
         failure = encode_failure(error)
         if call.stay is None:
             return (FAILED, failure), ()
-        if call.holdings is not None:
-            call.holdings.own.fail(call.stay.number, failure)
+        if call.referenced_data is not None:
+            call.referenced_data.own.fail(call.stay.number, failure)
         return (FAILED, failure, pack_leaf_numbers(call.given_up)), ()
 
     def cancelled_reply(self, call: Call) -> Reply:
         """The reply to a call for which nobody waits any more."""
-        failure = encode_failure(call.interest.error or Cancelled("nobody waits for the call."))
+        failure = encode_failure(call.cancel_token.error or Cancelled("nobody waits for the call."))
         self.admission.poll()
         if call.stay is None:
             return (FAILED, failure), ()
-        if call.holdings is not None:
-            call.holdings.own.fail(call.stay.number, failure)
-        given = call.given if call.interest.phase == "running" else ()
+        if call.referenced_data is not None:
+            call.referenced_data.own.fail(call.stay.number, failure)
+        given = call.given if call.cancel_token.phase == "running" else ()
         return (FAILED, failure, pack_leaf_numbers(tuple(given))), ()
 
     def _too_late(self, run: Run) -> Reply:
@@ -148,7 +148,7 @@ class Pipeline:
 
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
         running = self.admission.enter(
-            executable.name, call.deadline, call.interest, inside=call.inside
+            executable.name, call.deadline, call.cancel_token, inside=call.inside
         )
         try:
             if self._are_several:
@@ -165,7 +165,9 @@ class Pipeline:
     def _count_hit(self, run: Run, seconds: float) -> None:
         if run.executable.serial not in run.call.session.used_executables:
             self._count_first_use(run.call.session, run.executable)
-        ran_s = seconds if run.call.interest is NEVER_CANCELLED else 0.0  # else counted with others
+        ran_s = (
+            seconds if run.call.cancel_token is NEVER_CANCELLED else 0.0
+        )  # else counted with others
         self.counters.hit(ran_s, run.call.session.counts)
 
     def _cold(self, call: Call) -> Finish:
@@ -173,9 +175,9 @@ class Pipeline:
             self._packages.poll(call.emit)
         try:
             try:
-                return self._admitted(call, self.precautions.admit(call))
+                return self._admitted(call, self.crash_guard.admit(call))
             except MustRunAlone:
-                return self._admitted(call, self.precautions.admit_alone(call))
+                return self._admitted(call, self.crash_guard.admit_alone(call))
         finally:
             if self._packages is not None:
                 self._packages.note()
@@ -200,7 +202,7 @@ class Pipeline:
             leaves = call.leaves(layout, donated)
         arguments = build_arguments(layout, leaves, function.statics)
         order = BuildJob(
-            self._builder, self.shortage, self.build_log, function, call, arguments, layout
+            self._builder, self.oom_handler, self.build_log, function, call, arguments, layout
         )
         make = order.make  # as long as this is held, what it makes is not dropped
         executable = self.executables.obtain(
@@ -211,7 +213,7 @@ class Pipeline:
             make,
             order.waiting,
             order.move,
-            DeviceChoice(call.device, call.session.device, call.interest, call.session.id),
+            DeviceChoice(call.device, call.session.device, call.cancel_token, call.session.id),
         )
         made = order.made
         self._count_first_use(call.session, executable, made)
@@ -219,8 +221,8 @@ class Pipeline:
             self.admission.leave(running)
             report = self._report(executable, made)
             return lambda: report
-        call.interest.enter("running")
-        call.interest.check()  # in this order: who gives it up sees that it runs, or we see that
+        call.cancel_token.enter("running")
+        call.cancel_token.check()  # in this order: who gives it up sees that it runs, or we see that
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
         own, hits = call.session.counts, 0 if made else 1
         return self._started(
@@ -233,7 +235,7 @@ class Pipeline:
         run.executable.hold()
         try:
             if run.executable.calls_python:
-                self.precautions.record(running, run.call)
+                self.crash_guard.record(running, run.call)
                 self._callback_lock.start(run, self._executor.dispatch)
             else:
                 self._executor.dispatch(run)
@@ -256,7 +258,7 @@ class Pipeline:
             seconds = time.monotonic() - running.started
             run.executable.took(seconds)
             count(run, seconds)
-            return self._too_late(run) if run.call.interest.is_client_notified else reply
+            return self._too_late(run) if run.call.cancel_token.is_client_notified else reply
         except BrokenProgram:
             return self.start(run.call)()  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
@@ -266,7 +268,7 @@ class Pipeline:
 
     def _function(self, call: Call, running: AdmittedCall) -> Function:
         function = self.functions.obtain(call.key, call.source)
-        self.precautions.examine(running, call, function)
+        self.crash_guard.examine(running, call, function)
         refuse_or_warn(function.differences, call.emit, strict=call.strict)
         if function.doubt is not None:
             call.emit("warning", {"function": function.name, "text": function.doubt})
@@ -279,7 +281,7 @@ class Pipeline:
         if executable.serial in session.used_executables:
             return
         session.used_executables.add(executable.serial)
-        self.build_log.acquaintances.note(session.principal, executable.key)
+        self.build_log.known_functions.note(session.principal, executable.key)
         if made is None:
             saved = executable.costs.build_s
         elif made.verdict == "load":
@@ -291,12 +293,12 @@ class Pipeline:
 
     def _report(self, executable: Executable, made: BuildResult | None) -> Reply:
         """What became of a call to warm up, once the program is on disk."""
-        if self.shelf is not None:
-            self.shelf.flush()
+        if self.program_cache is not None:
+            self.program_cache.flush()
         verdict = made.verdict if made else "hit"
         seconds = executable.costs.paid_s if made else 0.0
         name = executable.kept_as
-        kept = self.shelf is not None and bool(name) and self.shelf.has(name)
+        kept = self.program_cache is not None and bool(name) and self.program_cache.has(name)
         report = {"verdict": verdict, "seconds": round(seconds, 6), "kept": kept}
         return (OK, json.dumps(report), executable.form.skeleton), ()
 

@@ -92,13 +92,15 @@ class Run:
             ValuesFull: when there is no room for what is to stay; nothing has happened then.
             Exception: what jax raises.
         """
-        kept, holdings = self._retained, self.call.holdings
-        if kept is None or not kept.kept or holdings is None:
+        kept, referenced_data = self._retained, self.call.referenced_data
+        if kept is None or not kept.kept or referenced_data is None:
             self._start()
         else:
-            with holdings.values.room(holdings.own, kept.nbytes, self.call.given.values()):
+            with referenced_data.values.room(
+                referenced_data.own, kept.nbytes, self.call.given.values()
+            ):
                 self._start()
-                self._keep(kept.kept, holdings)
+                self._keep(kept.kept, referenced_data)
 
     def _start(self) -> None:
         self._link_producers()
@@ -110,9 +112,9 @@ class Run:
 
     def _link_producers(self) -> None:
         """Registers this run as consumer of results of runs that are not delivered."""
-        if self.call.holdings is None:
+        if self.call.referenced_data is None:
             return
-        values = self.call.holdings.own.values
+        values = self.call.referenced_data.own.values
         taken = map(values.get, self.call.given.values())
         refs = {id(value.run): value.run for value in taken if value is not None}.values()
         makers = {run for ref in refs if ref is not None and (run := ref())}
@@ -147,7 +149,7 @@ class Run:
             return [leaves[number] for number in values]
         return [] if stay.above == KEEP_NONE else [leaf for leaf in leaves if leaf.tag in "AK"]
 
-    def _keep(self, kept: Iterable[tuple[int, int]], holdings: ReferencedData) -> None:
+    def _keep(self, kept: Iterable[tuple[int, int]], referenced_data: ReferencedData) -> None:
         """Makes values of some results, of which the numbers and bytes are given."""
         stay, form, leaves = (
             self.call.stay,
@@ -164,15 +166,17 @@ class Run:
             for number, size in kept
         }
         if self._ids:  # dispatched again: what the client let go of meanwhile does not come back
-            made = {number: made[number] for number in self._ids if number in holdings.own.values}
+            made = {
+                number: made[number] for number in self._ids if number in referenced_data.own.values
+            }
         self._ids = tuple(made)
-        holdings.values.add(holdings.own, made)
+        referenced_data.values.add(referenced_data.own, made)
 
     def give_up(self) -> None:
         """Takes the values that the call was given for good out of the session."""
         call = self.call
-        if call.given and call.holdings is not None:
-            call.holdings.values.drop(call.holdings.own, call.given.values())
+        if call.given and call.referenced_data is not None:
+            call.referenced_data.values.drop(call.referenced_data.own, call.given.values())
             call.given_up = tuple(call.given)
 
     def deliver(self) -> Reply:
@@ -225,6 +229,6 @@ class Run:
 
     def undo(self) -> None:
         """Takes back the values that a call made which then failed."""
-        if self._ids and self.call.holdings is not None:
-            self.call.holdings.values.drop(self.call.holdings.own, self._ids)
+        if self._ids and self.call.referenced_data is not None:
+            self.call.referenced_data.values.drop(self.call.referenced_data.own, self._ids)
         self.results = ()

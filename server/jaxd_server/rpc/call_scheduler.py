@@ -1,6 +1,6 @@
 """Schedules the calls of one connection: which thread runs each of them, and when.
 
-The thread that has read it, when that takes no time; the lane of its session, when it works on
+The thread that has read it, when that takes no time; the call queue of its session, when it works on
 values; else one of the threads for calls that run, or a thread of its own while it is built.
 """
 
@@ -47,33 +47,35 @@ class CallScheduler:
     """The calls of one connection. For its reading thread.
 
     Args:
-        workshop: what it shares with the others.
+        worker_context: what it shares with the others.
         session: whose connection it is.
         share: what the connection may have under way.
         own: what it has of its session.
-        outbox: takes replies.
+        send_queue: takes replies.
         asking: what asks the client about a call, by its number.
         here: runs a job in the reading thread, which may be relieved meanwhile.
     """
 
     def __init__(
         self,
-        workshop: WorkerContext,
+        worker_context: WorkerContext,
         session: Session,
         share: ConnectionShare,
         own: SessionState,
-        outbox: SendQueue,
+        send_queue: SendQueue,
         asking: Callable[[int], ClientProxy],
         here: Callable[[Callable[[], object]], None],
     ) -> None:
-        self._workshop = workshop
+        self._worker_context = worker_context
         self._session = session
         self._share = share
         self._session_state = own
-        self._outbox = outbox
+        self._send_queue = send_queue
         self._client = asking
         self._run_inline = here
-        self._open = InflightCalls(workshop.terms, outbox.later, outbox.now, share.free)
+        self._open = InflightCalls(
+            worker_context.terms, send_queue.later, send_queue.now, share.free
+        )
 
     def cancel(self, number: int) -> None:
         """The client does not wait for that call any more."""
@@ -109,11 +111,11 @@ class CallScheduler:
             call.inside = bool(flags & FROM_CALLBACK)
             call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
             call.session = self._session
-            call.holdings = self._session_state.holdings
+            call.referenced_data = self._session_state.referenced_data
             if stay:
                 call.stay = ResultPolicy.from_bytes(stay)
             self._session_state.drop(drops)
-            plan = self._workshop.pipeline.plan(key, skeleton, self._session.device)
+            plan = self._worker_context.pipeline.plan(key, skeleton, self._session.device)
             warm = self._warm(plan)
             is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
             if elsewhere:
@@ -138,8 +140,8 @@ class CallScheduler:
         if not nbytes:
             return 0
         try:
-            if nbytes > self._workshop.max_frame_bytes:
-                raise LimitExceeded(too_large(nbytes, self._workshop.max_frame_bytes))
+            if nbytes > self._worker_context.max_frame_bytes:
+                raise LimitExceeded(too_large(nbytes, self._worker_context.max_frame_bytes))
             self._share.admit_strictly(nbytes)
         except JaxdError as error:
             return error
@@ -156,10 +158,10 @@ class CallScheduler:
         """A call on values: in order with the others of its session, and never twice."""
         if call.stay is None:
             raise ProtocolError("a call on values does not say what is to stay.")
-        start: Callable[[], Finish] = partial(self._workshop.pipeline.start, call, plan)
+        start: Callable[[], Finish] = partial(self._worker_context.pipeline.start, call, plan)
 
         def send(reply: Reply) -> None:
-            self._outbox.now(call.number, reply, nbytes)
+            self._send_queue.now(call.number, reply, nbytes)
 
         is_short = warm is not None and warm.starts_quickly
         if is_quick:  # also when it waits for others, it is not worth being able to give it up
@@ -182,24 +184,24 @@ class CallScheduler:
                 one.settle = _discard_reply  # what it does to values is up to the first
                 first = self._session.ordered_calls.get(call.stay.number)
                 if first is not None:
-                    one.interest.notify(first.cancel)
+                    one.cancel_token.notify(first.cancel)
             return self._run_inline(go_on) if is_short else go_on()
 
     def _warm(self, plan: Plan | None) -> Executable | None:
         """What runs a call, when there is nothing that it would have to wait for."""
-        if plan is None or self._workshop.pipeline.admission.is_barred:
+        if plan is None or self._worker_context.pipeline.admission.is_barred:
             return None
         return plan.executable
 
     def _submit(self, call: Call, plan: Plan | None, warm: Executable | None, nbytes: int) -> None:
         """Has a call answered by another thread, unless too many wait for one already."""
-        backlog, principal = self._workshop.backlog, self._session.principal
+        backlog, principal = self._worker_context.backlog, self._session.principal
         try:
             backlog.enter(principal)
         except Busy as error:
             refused = (FAILED, encode_failure(error))
             reply = refused if call.stay is None else (*refused, b"")
-            return self._outbox.later(call.number, (reply, ()), nbytes)
+            return self._send_queue.later(call.number, (reply, ()), nbytes)
         over = partial(backlog.leave, principal)
         with self._open.opened(call, nbytes, over) as one:
             return self._in_other_thread(one, call, plan, is_warm=warm is not None)
@@ -208,17 +210,17 @@ class CallScheduler:
         self, one: InflightCall, call: Call, plan: Plan | None, *, is_warm: bool
     ) -> None:
         """Has another thread answer a call: one of a few when it is warm, else one of its own."""
-        work = partial(self._workshop.pipeline.answer, call, plan)
+        work = partial(self._worker_context.pipeline.answer, call, plan)
         if not is_warm:  # who waits keeps a thread
-            self._workshop.builders.submit(answer_in_phase, one, "waiting", work)
+            self._worker_context.builders.submit(answer_in_phase, one, "waiting", work)
             return
-        runners, owner = self._workshop.runners, self._session.id
+        runners, owner = self._worker_context.runners, self._session.id
         job = partial(answer_in_phase, one, "running", work)
         one.withdraw = partial(runners.withdraw, owner, job)
         runners.submit(owner, job)
 
     def _answer(self, call: Call, plan: Plan | None, nbytes: int) -> None:
-        self._outbox.now(call.number, self._workshop.pipeline.answer(call, plan), nbytes)
+        self._send_queue.now(call.number, self._worker_context.pipeline.answer(call, plan), nbytes)
 
 
 def _discard_reply(reply: Reply) -> None:

@@ -80,7 +80,7 @@ class ClientProxy:
 
     def call_back(
         self,
-        aim: CallbackTarget,
+        callback_target: CallbackTarget,
         held: Sequence[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -93,7 +93,7 @@ class ClientProxy:
             ConnectionLost: when the client goes away first.
             Exception: what the function raises.
         """
-        asked, buffers = pack_callback(aim, held, args, kwargs)
+        asked, buffers = pack_callback(callback_target, held, args, kwargs)
         question = (self._number, *asked, int(wants_result))
         with self._connection.parked():
             value, frame = self._connection.ask_patiently("callback", question, buffers)

@@ -34,29 +34,33 @@ class ServerConnection(BulkConnection):
     """The server's end. Its calls may run in many threads; one thread at a time reads."""
 
     def __init__(
-        self, root: object, stream: BulkStream, workshop: WorkerContext, session: Session
+        self, root: object, stream: BulkStream, worker_context: WorkerContext, session: Session
     ) -> None:
-        self._workshop = workshop
+        self._worker_context = worker_context
         self._session = session
-        self._share = ConnectionShare(workshop.budget, workshop.slots, session.principal)
-        channel = BulkChannel(stream, workshop.max_frame_bytes, self._share.admit)
+        self._share = ConnectionShare(
+            worker_context.budget, worker_context.slots, session.principal
+        )
+        channel = BulkChannel(stream, worker_context.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
         self.owner = os.urandom(16)
         self._questions = PendingQuestions()
-        self._outbox = SendQueue(self, self._share, workshop.max_result_bytes)
-        self._session_state = SessionState(session, workshop.values, workshop.max_shared_bytes)
+        self._send_queue = SendQueue(self, self._share, worker_context.max_result_bytes)
+        self._session_state = SessionState(
+            session, worker_context.values, worker_context.max_shared_bytes
+        )
         self._values = ValueService(
-            self._session_state.holdings,
-            workshop.pipeline.shortage,
-            workshop.max_result_bytes,
+            self._session_state.referenced_data,
+            worker_context.pipeline.oom_handler,
+            worker_context.max_result_bytes,
             session.device,
         )
         self._calls = CallScheduler(
-            workshop,
+            worker_context,
             session,
             self._share,
             self._session_state,
-            self._outbox,
+            self._send_queue,
             partial(ClientProxy, self),
             self._run_inline,
         )
@@ -68,18 +72,18 @@ class ServerConnection(BulkConnection):
         }
         self._ended = threading.Event()
         self._patience = AdaptiveWait(stream.readiness())
-        self._readership = ReaderHandoff(self._read_one, self._on_end)
+        self._reader_handoff = ReaderHandoff(self._read_one, self._on_end)
 
     def serve(self) -> None:
         """Reads and answers until the connection ends; the calling thread is the first reader."""
-        self._workshop.sentry.watch(self._readership)
-        self._workshop.traffic.add(self._channel, self._session.principal)
+        self._worker_context.watchdog.watch(self._reader_handoff)
+        self._worker_context.traffic.add(self._channel, self._session.principal)
         try:
-            self._readership.run()
+            self._reader_handoff.run()
             self._ended.wait()  # another thread may have taken over the reading
         finally:
-            self._workshop.sentry.unwatch(self._readership)
-            self._workshop.traffic.remove(self._channel)
+            self._worker_context.watchdog.unwatch(self._reader_handoff)
+            self._worker_context.traffic.remove(self._channel)
 
     def _read_one(self) -> None:
         self.dispatch(self._channel.recv())
@@ -94,7 +98,7 @@ class ServerConnection(BulkConnection):
         self._share.close()
         self._questions.close()
         self._session_state.close()
-        self._outbox.close()
+        self._send_queue.close()
         self._ended.set()
 
     # what the client asks ---------------------------------------------------------------------
@@ -106,11 +110,11 @@ class ServerConnection(BulkConnection):
         who = self._session.principal
         if verb in OPERATIONS or verb in INQUIRIES:
             return self._on_operation(
-                seq, partial(self._workshop.operations.answer, verb, args, who)
+                seq, partial(self._worker_context.operations.answer, verb, args, who)
             )
         if verb == "stages":
             source = ClientProxy(self, seq)
-            show = self._workshop.stages.answer
+            show = self._worker_context.stages.answer
             own = self._session.counts
             return self._on_operation(seq, partial(show, source, args, frame.buffers, own))
         if verb in VALUE_VERBS:
@@ -122,18 +126,18 @@ class ServerConnection(BulkConnection):
         if verb == "share":
             return self.send_reply(seq, self._session_state.share_block(frame.descriptors, *args))
         if verb == "adopt":
-            return self.send_reply(seq, self._session_state.holdings.adopt(*args))
+            return self.send_reply(seq, self._session_state.referenced_data.adopt(*args))
         if verb in ("statistics", "info"):
-            return self.send_reply(seq, json.dumps(self._workshop.report(verb, who)))
+            return self.send_reply(seq, json.dumps(self._worker_context.report(verb, who)))
         if verb == "devices":
-            return self.send_reply(seq, json.dumps(self._workshop.devices(self._session)))
+            return self.send_reply(seq, json.dumps(self._worker_context.devices(self._session)))
         raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
 
     def _on_operation(self, seq: int, work: Callable[[], Reply]) -> None:
         """Counts as a call, so that the server does not end before its reply is sent."""
         nbytes = self._share.begin()
         try:
-            self._workshop.builders.submit(self._answer_in_thread, seq, work, nbytes)
+            self._worker_context.builders.submit(self._answer_in_thread, seq, work, nbytes)
         except BaseException:
             self._share.end(nbytes)
             raise
@@ -142,7 +146,7 @@ class ServerConnection(BulkConnection):
         self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
     ) -> Reply:
         """Counts as a call: a worker does not give way to the next one while arrays arrive."""
-        admission = self._workshop.pipeline.admission
+        admission = self._worker_context.pipeline.admission
         try:
             running = admission.enter_beside(f"({verb})", leaves_values=verb == "put")
         except ServerDraining as error:
@@ -154,15 +158,15 @@ class ServerConnection(BulkConnection):
 
     def _run_inline(self, run: Callable[[], object]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""
-        turn = self._readership.begin_inline()
-        self._workshop.sentry.wake()
+        turn = self._reader_handoff.begin_inline()
+        self._worker_context.watchdog.wake()
         run()
-        self._readership.end_inline(turn)
+        self._reader_handoff.end_inline(turn)
         if not self._channel.reader.has_input():
             self._patience.wait()
 
     def _answer_in_thread(self, seq: int, work: Callable[[], Reply], nbytes: int) -> None:
-        self._outbox.later(seq, work(), nbytes)
+        self._send_queue.later(seq, work(), nbytes)
 
     # what the server asks ---------------------------------------------------------------------
 
@@ -185,7 +189,7 @@ class ServerConnection(BulkConnection):
             except JaxdError as error:
                 self._questions.answer(seq, str(error), True, Frame())
 
-        return self._questions.ask(seq, lambda: self._outbox.put(send), patiently=True)
+        return self._questions.ask(seq, lambda: self._send_queue.put(send), patiently=True)
 
     @contextmanager
     def parked(self) -> Iterator[None]:
@@ -198,11 +202,11 @@ class ServerConnection(BulkConnection):
 
     def notify(self, verb: str, *args: Value) -> None:
         """See `SendQueue.notify`."""
-        self._outbox.notify(verb, *args)
+        self._send_queue.notify(verb, *args)
 
     def send(self, verb: str, *args: Value) -> None:
         """See `SendQueue.send`."""
-        self._outbox.send(verb, *args)
+        self._send_queue.send(verb, *args)
 
     def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
         """The client answered one of our questions."""

@@ -28,7 +28,7 @@ class WorkerContext:
         stages: shows what becomes of a function.
         runners: threads for warm calls that take a while.
         builders: threads for calls that may have to build an executable first, and operations.
-        sentry: looks after the readers.
+        watchdog: looks after the readers.
         budget: bytes held by all connections.
         traffic: counts the bytes of all connections.
         values: arrays that stay on the server.
@@ -47,7 +47,7 @@ class WorkerContext:
     stages: Stages
     runners: FairThreadPool
     builders: ThreadPerTask
-    sentry: StallWatchdog
+    watchdog: StallWatchdog
     budget: CallBudget
     traffic: Traffic
     values: ValueStore

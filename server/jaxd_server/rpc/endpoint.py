@@ -26,36 +26,40 @@ class Endpoint(Acceptor):
     Args:
         listener: an inherited, bound and listening socket.
         address: what it listens on.
-        doorman: decides who comes in.
+        authenticator: decides who comes in.
         sessions: where clients are entered.
-        workshop: what all connections share.
+        worker_context: what all connections share.
         welcome: what a client is told of the server, beside its session.
-        visitors: those who came in with an account; by default nobody looks at them.
+        connected_accounts: those who came in with an account; by default nobody looks at them.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         address: Address,
-        doorman: Authenticates,
+        authenticator: Authenticates,
         sessions: Sessions,
-        workshop: WorkerContext,
+        worker_context: WorkerContext,
         welcome: Callable[[], dict[str, Any]],
-        visitors: ConnectedAccounts | None = None,
+        connected_accounts: ConnectedAccounts | None = None,
     ) -> None:
-        super().__init__(listener, address, doorman, workshop.max_connections, visitors)
+        super().__init__(
+            listener, address, authenticator, worker_context.max_connections, connected_accounts
+        )
         self._sessions = sessions
-        self._workshop = workshop
+        self._worker_context = worker_context
         self._welcome = welcome
 
     def _serve_client(self, admitted: AuthenticatedPeer) -> None:
-        if admitted.guest is None:
+        if admitted.client_identity is None:
             return self._serve_stock_client(admitted)
         line = admitted.line
-        guest = admitted.guest
+        client_identity = admitted.client_identity
         try:
             self._check_room()
-            session = self._sessions.enter(guest.session, admitted.principal, guest.device)
+            session = self._sessions.enter(
+                client_identity.session, admitted.principal, client_identity.device
+            )
         except (Busy, ConfigurationError) as error:
             refuse_client(line, error)
             raise
@@ -65,30 +69,30 @@ class Endpoint(Acceptor):
             finish_handshake(line, versions, admitted.proof, welcome)
             stream = stream_over(line)
             stream.expect_descriptors()
-            ServerConnection(self.service, stream, self._workshop, session).serve()
+            ServerConnection(self.service, stream, self._worker_context, session).serve()
         finally:
             self._sessions.leave(session)
         return None
 
     def _check_room(self) -> None:
         """Raises `Busy` when as many clients are connected as may be."""
-        if self._sessions.connections >= self._workshop.max_connections:
+        if self._sessions.connections >= self._worker_context.max_connections:
             raise Busy(
-                f"{self._workshop.max_connections} clients are connected, which is as many as this "
+                f"{self._worker_context.max_connections} clients are connected, which is as many as this "
                 "server takes (--max-connections). Close some, or connect later."
             )
 
     def _serve_stock_client(self, admitted: AuthenticatedPeer) -> None:
         principal = admitted.principal
-        workshop = self._workshop
-        share = ConnectionShare(workshop.budget, workshop.slots, principal)
+        worker_context = self._worker_context
+        share = ConnectionShare(worker_context.budget, worker_context.slots, principal)
         stream = stream_over(admitted.line)
-        channel = BulkChannel(stream, workshop.max_frame_bytes, share.admit, inflates=True)
+        channel = BulkChannel(stream, worker_context.max_frame_bytes, share.admit, inflates=True)
         session = self._sessions.enter(None, principal, 0)  # where its calls run
-        workshop.traffic.add(channel, principal)
+        worker_context.traffic.add(channel, principal)
         try:
-            serve_stock(workshop.pipeline, share, channel, principal)
+            serve_stock(worker_context.pipeline, share, channel, principal)
         finally:
             share.close()
-            workshop.traffic.remove(channel)
+            worker_context.traffic.remove(channel)
             self._sessions.leave(session, for_good=True)

@@ -52,7 +52,7 @@ class InflightCall:
     Attributes:
         settle: what takes its reply when nobody waits for it any more.
         withdraw: takes it out of where it waits, if it does; whether it did.
-        interest: the cancel token of the call.
+        cancel_token: the cancel token of the call.
         has_begun: whether a thread works on it, or has.
         is_in_order: whether it is one of its session's calls on values.
         deliverer: the thread that has waited for the device, for this client alone.
@@ -70,7 +70,7 @@ class InflightCall:
     ) -> None:
         self.settle: Callable[[Reply], None] = self.answer
         self.withdraw: Callable[[], bool] = _not_withdrawn
-        self.interest = call.interest = CancelToken()
+        self.cancel_token = call.cancel_token = CancelToken()
         self.has_begun = False
         self.is_in_order = False
         self.deliverer = 0
@@ -88,7 +88,7 @@ class InflightCall:
         self._lock = threading.Lock()  # guards _is_done and _is_answered
         if call.deadline is not None:
             self._timers.append(process_timers.at(call.deadline, self._on_deadline))
-        self.interest.notify(self._on_cancelled)
+        self.cancel_token.notify(self._on_cancelled)
 
     def begin(self, phase: CallPhase) -> Reply | None:
         """A thread is about to work on it; the reply when there is nothing to do any more."""
@@ -96,8 +96,8 @@ class InflightCall:
         self.withdraw = (
             _not_withdrawn  # which refers to us: what the call holds is freed when it is over
         )
-        self.interest.enter(phase)
-        if self.interest.error is not None:
+        self.cancel_token.enter(phase)
+        if self.cancel_token.error is not None:
             return self._policy.cancelled_reply(self._call)
         if self._policy.max_s:
             self._timers.append(process_timers.after(self._policy.max_s, self._on_time_limit))
@@ -122,7 +122,7 @@ class InflightCall:
             self._is_answered = True
             nbytes = self._nbytes if self._is_done else 0
         self.settle, self.withdraw = _discard_reply, _not_withdrawn  # which may refer to us
-        self.interest.end()
+        self.cancel_token.end()
         for timer in self._timers:
             timer.cancel()
         self._policy.ended(self._call)
@@ -134,7 +134,7 @@ class InflightCall:
         with self._lock:
             self._is_answered = self._is_done = True
         self._on_done()
-        self.interest.end()
+        self.cancel_token.end()
         for timer in self._timers:
             timer.cancel()
 
@@ -146,7 +146,7 @@ class InflightCall:
 
     def cancel(self) -> None:
         """Its client says that nobody waits for it."""
-        self.interest.give_up(
+        self.cancel_token.give_up(
             Cancelled("the call was cancelled by its caller. Call again if its result is wanted.")
         )
 
@@ -157,23 +157,23 @@ class InflightCall:
             self.answer(self._policy.cancelled_reply(self._call))
 
     def _on_deadline(self) -> None:
-        self.interest.give_up(
+        self.cancel_token.give_up(
             DeadlineExceeded(
-                f"the call's timeout_s passed: {self.interest.account()}. Give the call more time, "
+                f"the call's timeout_s passed: {self.cancel_token.account()}. Give the call more time, "
                 "or wait and repeat it."
             )
         )
 
     def _on_time_limit(self) -> None:
-        left_s = self._policy.max_s - self.interest.spent()["running"]
+        left_s = self._policy.max_s - self.cancel_token.spent()["running"]
         if left_s > 0:  # it waited, or was built, meanwhile
             self._timers.append(process_timers.after(left_s, self._on_time_limit))
             return
         self._is_too_long = True
-        self.interest.give_up(
+        self.cancel_token.give_up(
             DeadlineExceeded(
                 f"the call ran longer than the {self._policy.max_s:g} s that this server gives one "
-                f"(--max-call-s): {self.interest.account()}. Split it into shorter calls, or use a "
+                f"(--max-call-s): {self.cancel_token.account()}. Split it into shorter calls, or use a "
                 "server with another limit."
             )
         )
@@ -183,9 +183,9 @@ class InflightCall:
             self.done()
         if not self.has_begun:  # and its data need not wait for a thread to look at it
             self._call.blob, self._call.buffers = b"", ()
-        if self.is_in_order and self.interest.phase == "running" and not self._is_too_long:
+        if self.is_in_order and self.cancel_token.phase == "running" and not self._is_too_long:
             return  # its client hears what it has done to values when it is over
-        self.interest.is_client_notified = True
+        self.cancel_token.is_client_notified = True
         self.settle(self._policy.cancelled_reply(self._call))
 
 

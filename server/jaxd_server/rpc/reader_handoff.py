@@ -2,7 +2,7 @@
 
 A thread that reads a warm call runs it itself: handing it to another thread would cost more than
 everything else together. While it runs, nobody reads. For a call that takes longer than it used
-to, the sentry puts another thread in charge of reading, and the first one leaves when it is done.
+to, the watchdog puts another thread in charge of reading, and the first one leaves when it is done.
 """
 
 from __future__ import annotations
@@ -82,21 +82,21 @@ class StallWatchdog:
         self._stopped = False
         threading.Thread(target=self._watch, name="jaxd-sentry", daemon=True).start()
 
-    def watch(self, readership: ReaderHandoff) -> None:
+    def watch(self, reader_handoff: ReaderHandoff) -> None:
         """Begins to look after a connection."""
-        self._watched.add(readership)
+        self._watched.add(reader_handoff)
 
-    def unwatch(self, readership: ReaderHandoff) -> None:
+    def unwatch(self, reader_handoff: ReaderHandoff) -> None:
         """Forgets a connection that ended."""
-        self._watched.discard(readership)
+        self._watched.discard(reader_handoff)
 
     def wake(self) -> None:
-        """Some reading thread is about to run a call: cheap while the sentry is awake anyway."""
+        """Some reading thread is about to run a call: cheap while the watchdog is awake anyway."""
         if self._idle:
             self._awake.set()
 
     def stop(self) -> None:
-        """Ends the sentry's thread."""
+        """Ends the watchdog's thread."""
         self._stopped = True
         self._awake.set()
 
@@ -104,7 +104,7 @@ class StallWatchdog:
         while not self._stopped:
             self._idle = True
             # a reader marks itself busy before it asks whether we doze: one of us notices
-            if not any(readership.busy_since for readership in list(self._watched)):
+            if not any(reader_handoff.busy_since for reader_handoff in list(self._watched)):
                 self._awake.wait()
             self._awake.clear()
             self._idle = False
@@ -116,7 +116,7 @@ class StallWatchdog:
         while not self._stopped and time.monotonic() - last_busy < _IDLE_S:
             time.sleep(STALL_S)
             now = time.monotonic()
-            for readership in list(self._watched):
-                if readership.busy_since is not None:
+            for reader_handoff in list(self._watched):
+                if reader_handoff.busy_since is not None:
                     last_busy = now
-                    readership.replace_if_stuck(now)
+                    reader_handoff.replace_if_stuck(now)

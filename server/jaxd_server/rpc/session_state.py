@@ -35,19 +35,19 @@ class SessionState:
         max_shared_bytes: of the client's memory that is mapped.
 
     Attributes:
-        holdings: what the connection's calls may refer to.
+        referenced_data: what the connection's calls may refer to.
     """
 
     def __init__(self, session: Session, values: ValueStore, max_shared_bytes: int) -> None:
         self._session = session
         self._values = values
         self._client_memory = ClientMemory(max_shared_bytes)
-        self.holdings = ReferencedData(values, session.values, self._client_memory)
+        self.referenced_data = ReferencedData(values, session.values, self._client_memory)
 
     @property
     def is_idle(self) -> bool:
         """Whether a call on values could start at once."""
-        return self._session.lane.is_idle
+        return self._session.call_queue.is_idle
 
     def enter(
         self,
@@ -76,11 +76,11 @@ class SessionState:
         def settle(reply: Reply) -> None:
             session.reply_cache.answer(stay.number, reply)
 
-        again = partial(session.lane.put, start, settle, is_short=is_short)
+        again = partial(session.call_queue.put, start, settle, is_short=is_short)
         known = session.reply_cache.find_or_register(stay.number, stay.acked, send, again)
         if known is not None:
             return False, known
-        return True, session.lane.enter(start, settle, is_short=is_short, at_once=here)
+        return True, session.call_queue.enter(start, settle, is_short=is_short, at_once=here)
 
     def skeleton(self, told: bytes) -> bytes:
         """The skeleton that a call has.
@@ -105,7 +105,7 @@ class SessionState:
         """The client no longer holds some values; calls that came before may still need them."""
         if ids:
             gone, own = unpack_ids(ids), self._session.values
-            self._session.lane.then(lambda: self._values.drop(own, gone))
+            self._session.call_queue.then(lambda: self._values.drop(own, gone))
 
     def share_block(self, descriptors: Descriptors, number: int, nbytes: int) -> tuple[Any, ...]:
         """Maps memory of the client's. Its first bytes show the client that it is the same."""
@@ -128,8 +128,10 @@ class SessionState:
 
     def close(self) -> None:
         """The connection ended: lets go of the client's memory; the values stay the session's."""
-        self.holdings.close()
-        self._session.lane.then(self._release_memory)  # calls in the lane still read from them
+        self.referenced_data.close()
+        self._session.call_queue.then(
+            self._release_memory
+        )  # calls in the call queue still read from them
 
     def _release_memory(self) -> None:
         self._client_memory.close()

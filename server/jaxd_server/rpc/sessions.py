@@ -29,11 +29,11 @@ class Cancellable(Protocol):
 
     Attributes:
         is_in_order: whether it is one of its session's calls on values.
-        interest: in the call.
+        cancel_token: in the call.
     """
 
     is_in_order: bool
-    interest: CancelToken
+    cancel_token: CancelToken
 
     def cancel(self) -> None:
         """Nobody waits for it."""
@@ -70,7 +70,7 @@ class InterruptedCalls:
         What runs already ends by itself: giving it up could cost its worker.
         """
         for call in self._before(before):
-            if not call.is_in_order and call.interest.phase != "running":
+            if not call.is_in_order and call.cancel_token.phase != "running":
                 call.cancel()
 
     def _before(self, when: float) -> list[Cancellable]:
@@ -89,7 +89,7 @@ class Session(Client):
         left_at: `time.monotonic()` when the last one ended.
         is_over: whether its client has said that it ends.
         values: its arrays on the server.
-        lane: its calls on them, in order.
+        call_queue: its calls on them, in order.
         remembered: what became of these.
         skeletons: of arguments, by the numbers that the client has given them.
         unanswered: its calls that were under way when their connection ended.
@@ -101,7 +101,7 @@ class Session(Client):
     is_over: bool = False
     left_at: float = field(default_factory=time.monotonic)
     values: SessionValues = field(init=False)
-    lane: OrderedCallQueue = field(default_factory=OrderedCallQueue)
+    call_queue: OrderedCallQueue = field(default_factory=OrderedCallQueue)
     reply_cache: ReplyCache = field(default_factory=ReplyCache)
     skeletons: dict[int, bytes] = field(default_factory=dict)
     unanswered: InterruptedCalls = field(default_factory=InterruptedCalls)
@@ -207,9 +207,9 @@ class Sessions:
         for session in back:
             if session.resumed_at < before:
                 session.unanswered.cancel_unrepeated(before)
-        for session in over:  # behind the lock: what a lane does may take a while
+        for session in over:  # behind the lock: what a call queue does may take a while
             session.unanswered.cancel()
-            session.lane.then(partial(self._values.end, session.values))
+            session.call_queue.then(partial(self._values.end, session.values))
         self._values.poll()
 
     def all(self) -> list[Session]:

@@ -18,12 +18,15 @@ from jaxd_server.user_code.callback_targets import CallbackTarget
 
 
 def pack_callback(
-    aim: CallbackTarget, held: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    callback_target: CallbackTarget,
+    held: Sequence[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> tuple[tuple[bytes, bytes], list[memoryview]]:
-    """Skeleton and blob of ``(aim, held, args, kwargs)``, and the buffers beside them.
+    """Skeleton and blob of ``(callback_target, held, args, kwargs)``, and the buffers beside them.
 
     Args:
-        aim: which function.
+        callback_target: which function.
         held: the arrays that it speaks of.
         args: what it is called with.
         kwargs: the same by name.
@@ -47,7 +50,7 @@ def pack_callback(
         )
     encoder = ResultEncoder([_type(array) for array in arrays])
     try:
-        encoder.node((dump_literal(aim), places, *rebuilt))
+        encoder.node((dump_literal(callback_target), places, *rebuilt))
     except ResultError as error:
         raise CallbackError(
             f"a function that is to be called back is given something that cannot travel: {error}"

@@ -1,14 +1,14 @@
 """Describes the client's function that a program calls back, so that the client can find it.
 
 An executable is shared by all clients whose function has the same key. So it does not hold what
-it calls, but an *aim*: a literal that says which entry it is of the table that both ends make when
+it calls, but an *callback target*: a literal that says which entry it is of the table that both ends make when
 they walk over the function (`CallbackCandidates`), or of what `callbacks=` lists. The client that runs the
 program looks it up, in its own process, each time, and has nothing else called.
 
     ("given", number)                   what the code gives to be called back
     ("listed", number)                  what `callbacks=` lists
     ("argument", number)                a parameter that the function itself gives
-    ("partial", aim, data, ((name, data)))       functools.partial
+    ("partial", callback target, data, ((name, data)))       functools.partial
     ("made", number, cells, defaults, keywords)  a function that is made in place
 
 Cells are ``(name, content)``, for those variables of which the code around does not say what they
@@ -244,8 +244,10 @@ class CallbackTargets:
 class _Describer:
     """Says what functions hold that are made in place, as the client cannot know it."""
 
-    def __init__(self, aims: CallbackTargets, owner: FunctionType, arrays: list[Any]) -> None:
-        self._aims = aims
+    def __init__(
+        self, callback_targets: CallbackTargets, owner: FunctionType, arrays: list[Any]
+    ) -> None:
+        self._callback_targets = callback_targets
         self._owner = owner
         self._arrays = arrays
         self._open: set[CodePath] = set()
@@ -270,7 +272,7 @@ class _Describer:
         )
 
     def _content(self, value: Any, cell: CellOrigin) -> CallbackTarget:
-        return self._aims.content(value, self._owner, cell, self._arrays)
+        return self._callback_targets.content(value, self._owner, cell, self._arrays)
 
     def _cell(self, path: CodePath, known: CellOrigin, cell: CellType) -> CallbackTarget:
         try:

@@ -87,20 +87,20 @@ class _Stream(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        voice = current_output()
-        if voice is None:
+        call_output = current_output()
+        if call_output is None:
             return self._below.write(text)
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        voice.write(self._name, text)
+        call_output.write(self._name, text)
         return len(text)
 
     def flush(self) -> None:
-        voice = current_output()
-        if voice is None:
+        call_output = current_output()
+        if call_output is None:
             self._below.flush()
         else:
-            voice.flush(self._name)
+            call_output.flush(self._name)
 
 
 class _Warnings:
@@ -119,8 +119,8 @@ class _Warnings:
         line: str | None = None,
     ) -> None:
         """In the place of `warnings.showwarning`."""
-        voice = current_output()
-        if voice is None or file is not None:
+        call_output = current_output()
+        if call_output is None or file is not None:
             self._before(message, category, filename, lineno, file, line)
             return
         content = {
@@ -130,7 +130,7 @@ class _Warnings:
             "file": filename,
             "line": lineno,
         }
-        voice.send("warned", content)
+        call_output.send("warned", content)
 
 
 class CallLogHandler(logging.Handler):
@@ -138,8 +138,8 @@ class CallLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """As of any handler."""
-        voice = current_output()
-        if voice is None:
+        call_output = current_output()
+        if call_output is None:
             if record.levelno >= logging.WARNING and logging.lastResort is not None:
                 logging.lastResort.handle(record)
             return
@@ -152,7 +152,7 @@ class CallLogHandler(logging.Handler):
             self.handleError(record)
             return
         is_told = record.name in _COMPILES and record.levelno == logging.WARNING
-        voice.send("compiled" if is_told else "logged", content)
+        call_output.send("compiled" if is_told else "logged", content)
 
 
 def _described(record: logging.LogRecord) -> dict[str, Any]:

@@ -28,18 +28,18 @@ CallBack = Callable[..., Any]
 _current: list[CallBack | None] = []
 """That of the client whose program runs. In tests there may be several servers in one process."""
 
-_aims: ContextVar[CallbackTargets | None] = ContextVar("aims", default=None)
+_callback_targets: ContextVar[CallbackTargets | None] = ContextVar("aims", default=None)
 _callbacks_are_disabled: ContextVar[bool] = ContextVar("calls nobody", default=False)
 
 
 @contextmanager
-def redirecting_callbacks(aims: CallbackTargets) -> Iterator[None]:
+def redirecting_callbacks(callback_targets: CallbackTargets) -> Iterator[None]:
     """Within it, what is traced has its callbacks run in the process of its client."""
-    token = _aims.set(aims)
+    token = _callback_targets.set(callback_targets)
     try:
         yield
     finally:
-        _aims.reset(token)
+        _callback_targets.reset(token)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def calling_back(call_back: CallBack | None) -> Iterator[None]:
 
 
 def call_client(
-    aim: CallbackTarget,
+    callback_target: CallbackTarget,
     held: Sequence[Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -73,7 +73,7 @@ def call_client(
     """Calls a function in the process of the client whose program runs now; its result.
 
     Args:
-        aim: which function, see `aims`.
+        callback_target: which function, see `callback_targets`.
         held: the arrays in it.
         args: what it is called with.
         kwargs: the same by name.
@@ -89,7 +89,7 @@ def call_client(
             "jax.debug.callback or io_callback was called while a function was traced. Pass it "
             "values that are computed, so that it is called when the program runs."
         )
-    return call_back(aim, held, args, kwargs, wants_result=wants_result)
+    return call_back(callback_target, held, args, kwargs, wants_result=wants_result)
 
 
 def install_callback_redirection() -> None:
@@ -111,9 +111,9 @@ class _Bind:
     def __call__(self, *args: Any, callback: Any, **params: Any) -> Any:
         if _callbacks_are_disabled.get() and self._exchange is not _exchange_pure:
             return self._not_called()
-        aims = _aims.get()
-        if aims is not None:
-            callback = self._exchange(aims, callback)
+        callback_targets = _callback_targets.get()
+        if callback_targets is not None:
+            callback = self._exchange(callback_targets, callback)
         return self._bind(*args, callback=callback, **params)
 
     def _not_called(self) -> list[Any]:
@@ -131,13 +131,15 @@ class RemoteCallback:
     """Calls a function of the client that runs the program.
 
     Args:
-        aims: finds out where it is there.
+        callback_targets: finds out where it is there.
         function: what was given to jax.
         wants_result: whether anybody looks at what it returns.
     """
 
-    def __init__(self, aims: CallbackTargets, function: Any, *, wants_result: bool) -> None:
-        self._target, self._held = aims.at(function)
+    def __init__(
+        self, callback_targets: CallbackTargets, function: Any, *, wants_result: bool
+    ) -> None:
+        self._target, self._held = callback_targets.at(function)
         self._wants_result = wants_result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -145,16 +147,18 @@ class RemoteCallback:
         return call_client(self._target, self._held, args, kwargs, wants_result=self._wants_result)
 
 
-def _exchange_io(aims: CallbackTargets, callback: Any) -> Any:
+def _exchange_io(callback_targets: CallbackTargets, callback: Any) -> Any:
     function = callback.callback_func
-    if isinstance(function, RemoteCallback) or _runs_here(aims, function):
+    if isinstance(function, RemoteCallback) or _runs_here(callback_targets, function):
         return callback
-    return type(callback)(RemoteCallback(aims, function, wants_result=True), callback.in_tree)
+    return type(callback)(
+        RemoteCallback(callback_targets, function, wants_result=True), callback.in_tree
+    )
 
 
-def _runs_here(aims: CallbackTargets, function: Any) -> bool:
+def _runs_here(callback_targets: CallbackTargets, function: Any) -> bool:
     """Whether a callback runs here."""
-    return runs_on_server(function) and not aims.lists(function)
+    return runs_on_server(function) and not callback_targets.lists(function)
 
 
 def _exchange_pure(_: CallbackTargets, callback: Any) -> Any:
@@ -180,15 +184,15 @@ class _LocalCallback:
             return self._function(*args, **kwargs)
 
 
-def _exchange_debug(aims: CallbackTargets, callback: Any) -> Any:
+def _exchange_debug(callback_targets: CallbackTargets, callback: Any) -> Any:
     """jax closes over function, structure and what is no array among the arguments."""
     if isinstance(callback, _Flat):
         return callback
     held = dict(zip(callback.__code__.co_freevars, callback.__closure__, strict=True))
     function = held["callback"].cell_contents
-    if _runs_here(aims, function):
+    if _runs_here(callback_targets, function):
         return callback
-    remote = RemoteCallback(aims, function, wants_result=False)
+    remote = RemoteCallback(callback_targets, function, wants_result=False)
     return _Flat(remote, held["in_tree"].cell_contents, held["static_args"].cell_contents)
 
 

@@ -82,24 +82,24 @@ _callers: list[CallOutput] = []
 
 def current_output() -> CallOutput | None:
     """The output of the call that this thread works for; None: of no call."""
-    voice = _current.get()
-    if voice is None and _defaults:
+    call_output = _current.get()
+    if call_output is None and _defaults:
         try:
             return _defaults[-1]
         except IndexError:  # its turn has just ended
             return None
-    return None if voice is _SERVER_LOG else voice
+    return None if call_output is _SERVER_LOG else call_output
 
 
 @contextmanager
-def output_to(voice: CallOutput) -> Iterator[None]:
+def output_to(call_output: CallOutput) -> Iterator[None]:
     """Within it, what this thread prints belongs to a call."""
-    token = _current.set(voice)
+    token = _current.set(call_output)
     try:
         yield
     finally:
         _current.reset(token)
-        voice.end()
+        call_output.end()
 
 
 _SERVER_LOG: Final = CallOutput(lambda *_: None)
@@ -120,24 +120,24 @@ def output_to_sole_caller() -> Iterator[None]:
         yield
 
 
-def add_caller(voice: CallOutput) -> None:
+def add_caller(call_output: CallOutput) -> None:
     """Registers a call whose program calls Python and begins to run."""
-    _callers.append(voice)
+    _callers.append(call_output)
 
 
-def remove_caller(voice: CallOutput) -> None:
+def remove_caller(call_output: CallOutput) -> None:
     """It has ended."""
-    if voice in _callers:
-        _callers.remove(voice)
-        voice.end()
+    if call_output in _callers:
+        _callers.remove(call_output)
+        call_output.end()
 
 
 @contextmanager
-def as_default_output(voice: CallOutput) -> Iterator[None]:
+def as_default_output(call_output: CallOutput) -> Iterator[None]:
     """Within it, output of threads without a call of their own belongs to this call."""
-    _defaults.append(voice)
+    _defaults.append(call_output)
     try:
         yield
     finally:
-        _defaults.remove(voice)
-        voice.end()
+        _defaults.remove(call_output)
+        call_output.end()

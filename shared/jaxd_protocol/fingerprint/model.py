@@ -371,7 +371,7 @@ class ReachedObjects:
             the module need not have: a patched function, a constant, the environment's variables.
         stand_ins: `id` of what has another form on a server (the environment, absl's flags), with
             what is shipped instead.
-        untravelable: `id` of what can neither be hashed nor packed, with what is known of it.
+        unpicklable: `id` of what can neither be hashed nor packed, with what is known of it.
         numbered: everything that has a number, by number.
         objects: whatever else was reached and has to be kept alive, because its `id` stands for it:
             classes, and what these lead to.

@@ -1,7 +1,7 @@
 """Whether installed modules, functions and classes are unpatched.
 
 Tests and notebooks patch installed packages (``optax.sgd = mine``). There is no record of what a
-module was when it was imported, so an attribute is pristine only where its value shows where it
+module was when it was imported, so an attribute is unpatched only where its value shows where it
 comes from. Where it is not, the value itself counts and travels along: harmless when it was the
 module's own. A function or class of the module that was changed itself is refused.
 """

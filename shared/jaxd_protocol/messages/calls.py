@@ -46,7 +46,7 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
                                               function prints, warns of and logs; no reply
       callback(number, skeleton, blob, wanted) [arrays] → (skeleton, blob) [arrays]
               calls a function of the client for the program that answers the request `number`;
-              as in a result: (aim, args, kwargs), see
+              as in a result: (callback target, args, kwargs), see
               jaxd_server.user_code.callback_targets; back as in arguments:
               (result,)
 

@@ -135,7 +135,7 @@ class Reader:
         self.alive = True
         self.attended = threading.Semaphore(0)
         reader: Any = self
-        self.attendant = BackgroundReader(reader)
+        self.background_reader = BackgroundReader(reader)
 
     def read_unawaited(self) -> None:
         self.attended.release()
@@ -159,22 +159,22 @@ def test_it_looks_each_time_that_it_is_wanted() -> None:
     before = threads()
     reader = Reader()
     for _ in range(3):
-        reader.attendant.request_read()
+        reader.background_reader.request_read()
         assert reader.attended.acquire(timeout=10)
     assert len(threads() - before) == 1
     reader.alive = False
-    reader.attendant.dismiss()
+    reader.background_reader.dismiss()
 
 
 def test_it_ends_when_the_connection_has_ended() -> None:
     """Dismissed, it looks once more and leaves."""
     before = threads()
     reader = Reader()
-    reader.attendant.request_read()
+    reader.background_reader.request_read()
     assert reader.attended.acquire(timeout=10)
     (mine,) = threads() - before
     reader.alive = False
-    reader.attendant.dismiss()
+    reader.background_reader.dismiss()
     mine.join(10)
     assert not mine.is_alive()
 
@@ -183,7 +183,7 @@ def test_it_does_not_keep_a_dropped_connection_alive() -> None:
     """Its thread ends when the connection is collected."""
     before = threads()
     reader = Reader()
-    reader.attendant.request_read()
+    reader.background_reader.request_read()
     assert reader.attended.acquire(timeout=10)
     (mine,) = threads() - before
     del reader

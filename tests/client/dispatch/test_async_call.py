@@ -152,11 +152,11 @@ def test_a_future_does_not_keep_the_arrays_of_its_call(client: Client) -> None:
 
 
 @pytest.fixture
-def small_shop() -> Iterator[InProcessServer]:
+def small_in_process_server() -> Iterator[InProcessServer]:
     """A server that takes one call at a time."""
-    shop = InProcessServer(max_calls=2)
-    yield shop
-    shop.close()
+    in_process_server = InProcessServer(max_calls=2)
+    yield in_process_server
+    in_process_server.close()
 
 
 def test_who_cannot_have_a_thread_to_come_again_learns_why(
@@ -249,7 +249,7 @@ def test_a_reply_that_cannot_be_read_is_the_error_of_its_call(client: Client, ga
 
 @contextmanager
 def busy(
-    shop: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[queue.SimpleQueue[int]]:
     """Within it, the server is busy for others; how many blocks are held at each repetition.
 
@@ -263,7 +263,7 @@ def busy(
         again(submission, min(pause_s, 0.01))
 
     monkeypatch.setattr(AsyncCall, "_schedule_retry", noting)
-    running = shop.client().persistent_call(stop_at(gate.path)).submit(1.0)
+    running = in_process_server.client().persistent_call(stop_at(gate.path)).submit(1.0)
     with gate.reached():
         yield held
     assert float(running.result(30)) == 2.0
@@ -276,13 +276,13 @@ def blocks_in_use() -> set[int]:
 
 
 def test_a_call_with_arrays_comes_again_to_a_busy_server(
-    small_shop: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    small_in_process_server: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it was made, however often, with one copy of them."""
-    total = small_shop.client().persistent_call(lambda x: x.sum())
+    total = small_in_process_server.client().persistent_call(lambda x: x.sum())
     array = np.ones(1 << 18, np.float32)
     assert float(total.submit(array).result(30)) == 1 << 18
-    with busy(small_shop, gate, monkeypatch) as held:
+    with busy(small_in_process_server, gate, monkeypatch) as held:
         future = total.submit(array)
         array[:] = 7
         assert [held.get(timeout=30) for _ in range(4)] == [1] * 4
@@ -290,13 +290,13 @@ def test_a_call_with_arrays_comes_again_to_a_busy_server(
 
 
 def test_what_a_busy_server_has_not_kept_is_sent_again(
-    small_shop: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    small_in_process_server: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An array of jax that it was to keep, when it had no time to look at it."""
-    total = small_shop.client().persistent_call(lambda x: x.sum())
+    total = small_in_process_server.client().persistent_call(lambda x: x.sum())
     array = jnp.ones(1 << 15)
     assert float(total.submit(array).result(30)) == 1 << 15
-    with busy(small_shop, gate, monkeypatch) as held:
+    with busy(small_in_process_server, gate, monkeypatch) as held:
         future = total.submit(array)
         held.get(timeout=30)
     assert float(future.result(30)) == 1 << 15
@@ -304,15 +304,15 @@ def test_what_a_busy_server_has_not_kept_is_sent_again(
 
 
 def test_who_cannot_come_again_learns_why(
-    small_shop: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    small_in_process_server: InProcessServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing is held for the call any more."""
-    client = small_shop.client()
+    client = small_in_process_server.client()
     total = client.persistent_call(lambda x: x.sum())
     client.caller.session.connection()
     array, before = np.ones(1 << 18, np.float32), places(client)
     assert float(total.submit(array).result(30)) == 1 << 18
-    with busy(small_shop, gate, monkeypatch):
+    with busy(small_in_process_server, gate, monkeypatch):
         monkeypatch.setattr(client.caller.session, "current", _refused_after(client, 1))
         future = total.submit(array)
         with pytest.raises(NoServer, match="nobody"):

@@ -85,8 +85,8 @@ def test_callers_come_again_at_different_moments() -> None:
 
 def test_each_time_later_than_the_last() -> None:
     """Everybody may have been told the same; but not for ever later."""
-    politeness = BusyBackoff(None)
-    pauses = [politeness.pause_s(BUSY) or 0.0 for _ in range(6)]
+    busy_backoff = BusyBackoff(None)
+    pauses = [busy_backoff.pause_s(BUSY) or 0.0 for _ in range(6)]
     assert max(pauses[:1]) < min(pauses[2:])
     assert max(pauses) <= 8 * 0.3
 
@@ -99,6 +99,6 @@ def test_nobody_comes_again_too_late() -> None:
 
 def test_only_a_busy_server_is_asked_again() -> None:
     """Anything else is the caller's to know."""
-    politeness = BusyBackoff(None)
-    assert politeness.pause_s((OK, b"", b"")) is None
-    assert politeness.pause_s((FAILED, encode_failure(ServerDraining("stops.")))) is None
+    busy_backoff = BusyBackoff(None)
+    assert busy_backoff.pause_s((OK, b"", b"")) is None
+    assert busy_backoff.pause_s((FAILED, encode_failure(ServerDraining("stops.")))) is None

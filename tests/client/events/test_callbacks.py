@@ -128,7 +128,7 @@ def test_what_is_listed_is_called() -> None:
     assert seen == [1]
 
 
-AIMS: list[Any] = [
+CALLBACK_TARGETS: list[Any] = [
     ("given", 7),
     ("given", -1),
     ("given", True),
@@ -161,7 +161,7 @@ AIMS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("callback_target", AIMS, ids=str)
+@pytest.mark.parametrize("callback_target", CALLBACK_TARGETS, ids=str)
 def test_a_server_cannot_aim_at_anything_else(aim: Any) -> None:
     """It names what is in the table, and nothing that lies behind."""
     with pytest.raises(ProtocolError, match="does not give to be called back"):

@@ -32,13 +32,13 @@ def _gives(x: Any) -> None:
 class Call:
     """Of a function that only gives `found.append` and `_fail` to be called back."""
 
-    def __init__(self, aim: Any, *args: Any, calls_back: bool = True) -> None:
+    def __init__(self, callback_target: Any, *args: Any, calls_back: bool = True) -> None:
         self.name = "f"
         self.reader = self
         self.callbacks = ()
         self.calls_back = calls_back
         self.targets = walk(_gives, "f").reach.targets
-        self._read: tuple[Any, ...] = (dump_literal(aim), (), args, {})
+        self._read: tuple[Any, ...] = (dump_literal(callback_target), (), args, {})
 
     def pickling_context(self) -> Any:
         """Nothing has to be prepared."""

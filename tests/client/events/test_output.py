@@ -24,7 +24,7 @@ def notices() -> WarningQueue:
 
 
 @pytest.fixture
-def hearing(notices: WarningQueue) -> OutputPrinter:
+def output_printer(notices: WarningQueue) -> OutputPrinter:
     """Of one server."""
     return OutputPrinter(notices, Progress())
 
@@ -41,38 +41,38 @@ def warned(text: str, line: int = 3, **more: Any) -> dict[str, Any]:
 
 
 def test_what_a_stream_cannot_encode_is_said_all_the_same(
-    hearing: OutputPrinter, monkeypatch: pytest.MonkeyPatch
+    output_printer: OutputPrinter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the way in which Python itself does it on stderr."""
     data = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(data, "ascii"))
-    hearing.event(CALL, 1, "print", printed("süß\n"))
-    hearing.event(CALL, 1, "print", printed("and on\n", flush=True))
+    output_printer.event(CALL, 1, "print", printed("süß\n"))
+    output_printer.event(CALL, 1, "print", printed("and on\n", flush=True))
     assert data.getvalue() == b"s\\xfc\\xdf\nand on\n"
 
 
 def test_a_broken_stream_harms_nobody(
-    hearing: OutputPrinter, monkeypatch: pytest.MonkeyPatch
+    output_printer: OutputPrinter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who reads the connection goes on; a process without stdout prints nowhere."""
-    hearing_of = hearing.event
+    output_printer_of = output_printer.event
 
     class Broken:
         def write(self, _: str) -> None:
             raise OSError("no space")
 
     monkeypatch.setattr(sys, "stdout", Broken())
-    hearing_of(CALL, 1, "print", printed("a\n"))
+    output_printer_of(CALL, 1, "print", printed("a\n"))
     monkeypatch.setattr(sys, "stdout", None)
-    hearing_of(CALL, 1, "print", printed("a\n"))
+    output_printer_of(CALL, 1, "print", printed("a\n"))
 
 
-def test_a_warning_is_shown_once_for_each_place(hearing: OutputPrinter) -> None:
+def test_a_warning_is_shown_once_for_each_place(output_printer: OutputPrinter) -> None:
     """As Python's default filter does it."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("default")
         for line in (3, 3, 4):
-            hearing.event(CALL, 1, "warned", warned("slow", line))
+            output_printer.event(CALL, 1, "warned", warned("slow", line))
     assert [(str(w.message), w.filename, w.lineno) for w in seen] == [
         ("slow", "<train.py>", 3),
         ("slow", "<train.py>", 4),
@@ -80,15 +80,15 @@ def test_a_warning_is_shown_once_for_each_place(hearing: OutputPrinter) -> None:
 
 
 def test_a_category_that_is_not_here_counts_as_the_nearest_of_pythons_own(
-    hearing: OutputPrinter,
+    output_printer: OutputPrinter,
 ) -> None:
     """So that filters for that still fit."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         bases = ["Odd", "FutureWarning", "Warning"]
         content = warned("w", category=["not_here", "Odd"], bases=bases)
-        hearing.event(CALL, 1, "warned", content)
-        hearing.event(CALL, 1, "warned", warned("w", category=["os", "system"], bases=[]))
+        output_printer.event(CALL, 1, "warned", content)
+        output_printer.event(CALL, 1, "warned", warned("w", category=["os", "system"], bases=[]))
     assert [w.category for w in seen] == [FutureWarning, UserWarning]
 
 
@@ -103,23 +103,23 @@ class Named(UserWarning):
     """One that filters know by its class."""
 
 
-def test_a_category_that_runs_code_is_not_made(hearing: OutputPrinter) -> None:
+def test_a_category_that_runs_code_is_not_made(output_printer: OutputPrinter) -> None:
     """A server chooses the class; the nearest of Python's own takes its place."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for name in ("Acts", "Named"):
             content = warned("w", category=[__name__, name], bases=["UserWarning", "Warning"])
-            hearing.event(CALL, 1, "warned", content)
+            output_printer.event(CALL, 1, "warned", content)
     assert [w.category for w in seen] == [UserWarning, Named]
 
 
 def test_a_warning_that_is_an_error_is_raised_where_the_call_is(
-    hearing: OutputPrinter, notices: WarningQueue
+    output_printer: OutputPrinter, notices: WarningQueue
 ) -> None:
     """And not where it is read."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        hearing.event(CALL, 1, "warned", warned("slow"))
+        output_printer.event(CALL, 1, "warned", warned("slow"))
     notices.issue(CALL, 2)
     with pytest.raises(UserWarning, match="slow"):
         notices.issue(CALL, 1)
@@ -133,33 +133,33 @@ def logged(text: str, level: int = logging.INFO) -> dict[str, Any]:
 
 
 def test_levels_are_those_of_this_process(
-    hearing: OutputPrinter, caplog: pytest.LogCaptureFixture
+    output_printer: OutputPrinter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A percent sign in a message is only that."""
     caplog.set_level(logging.INFO, "of_a_user")
-    hearing.event(CALL, 1, "logged", logged("100 %s"))
-    hearing.event(CALL, 1, "logged", logged("hidden", logging.DEBUG))
+    output_printer.event(CALL, 1, "logged", logged("100 %s"))
+    output_printer.event(CALL, 1, "logged", logged("hidden", logging.DEBUG))
     assert [(r.name, r.getMessage(), r.lineno) for r in caplog.records] == [
         ("of_a_user", "100 %s", 3)
     ]
 
 
 def test_what_jax_compiles_is_logged_for_who_wants_to_know(
-    hearing: OutputPrinter, notices: WarningQueue, caplog: pytest.LogCaptureFixture
+    output_printer: OutputPrinter, notices: WarningQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the thread of the call, for which alone it may be set."""
     import jax
 
-    hearing.event(CALL, 1, "compiled", logged("Compiling f"))
+    output_printer.event(CALL, 1, "compiled", logged("Compiling f"))
     with jax.log_compiles(True):
-        hearing.event(CALL, 2, "compiled", logged("Compiling g", logging.WARNING))
+        output_printer.event(CALL, 2, "compiled", logged("Compiling g", logging.WARNING))
         notices.issue(CALL, 2)
     notices.issue(CALL, 1)
     assert caplog.messages == ["Compiling g"]
 
 
 def test_a_file_that_a_server_names_is_not_opened(
-    hearing: OutputPrinter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output_printer: OutputPrinter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither for a warning, as Python shows it by default, nor for a record of the log."""
     path = tmp_path / "diary.txt"
@@ -173,18 +173,18 @@ def test_a_file_that_a_server_names_is_not_opened(
         monkeypatch.setattr(
             warnings, "showwarning", lambda *shown: said.append(warnings.formatwarning(*shown[:4]))
         )
-        hearing.event(CALL, 1, "warned", warned("slow", 1, file=str(path)))
+        output_printer.event(CALL, 1, "warned", warned("slow", 1, file=str(path)))
     logger = logging.getLogger("jaxd.tests.names")
     logger.addHandler(handler)
     record = {"name": logger.name, "level": 40, "file": str(path), "line": 1, "text": "slow"}
-    hearing.event(CALL, 1, "logged", record | {"function": "f", "traceback": None})
+    output_printer.event(CALL, 1, "logged", record | {"function": "f", "traceback": None})
     assert said == [f"<{path}>:1: UserWarning: slow\n"]
     assert log.getvalue() == f"{path}:1 slow\n"
     assert str(path) not in linecache.cache
 
 
 def test_a_line_of_a_file_of_this_process_is_shown(
-    hearing: OutputPrinter, monkeypatch: pytest.MonkeyPatch
+    output_printer: OutputPrinter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with any warning."""
     said: list[str] = []
@@ -193,24 +193,24 @@ def test_a_line_of_a_file_of_this_process_is_shown(
         monkeypatch.setattr(
             warnings, "showwarning", lambda *shown: said.append(warnings.formatwarning(*shown[:4]))
         )
-        hearing.event(CALL, 1, "warned", warned("slow", 1, file=__file__))
+        output_printer.event(CALL, 1, "warned", warned("slow", 1, file=__file__))
     assert said == [f"{__file__}:1: UserWarning: slow\n  from __future__ import annotations\n"]
 
 
-def test_what_is_remembered_of_files_is_bounded(hearing: OutputPrinter) -> None:
+def test_what_is_remembered_of_files_is_bounded(output_printer: OutputPrinter) -> None:
     """A server may name as many as it likes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number in range(2500):
-            hearing.event(CALL, 1, "warned", warned("slow", file=f"{number}.py"))
-    assert len(hearing._registries) <= 1000
+            output_printer.event(CALL, 1, "warned", warned("slow", file=f"{number}.py"))
+    assert len(output_printer._registries) <= 1000
 
 
-def test_loggers_are_bounded(hearing: OutputPrinter) -> None:
+def test_loggers_are_bounded(output_printer: OutputPrinter) -> None:
     """Those that a server names first are made, the rest is logged by the root."""
     before = len(logging.root.manager.loggerDict)
     for number in range(400):
-        hearing.event(CALL, 1, "logged", {**logged("text"), "name": f"made.up{number}"})
+        output_printer.event(CALL, 1, "logged", {**logged("text"), "name": f"made.up{number}"})
     assert len(logging.root.manager.loggerDict) - before <= 257
 
 

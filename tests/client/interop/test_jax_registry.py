@@ -24,7 +24,7 @@ from jaxd.interop.jax_registry import (
 )
 from jaxd.interop.remote_array import RemoteArray
 from jaxd_protocol.errors import ResultError
-from tests.client.fake_keeper import FakeKeeper, single_array
+from tests.client.fake_fetcher import FakeFetcher, single_array
 
 
 @jax.tree_util.register_pytree_node_class
@@ -122,9 +122,9 @@ VECTOR = np.arange(3, dtype=np.float32)
 
 
 @pytest.fixture
-def keeper() -> FakeKeeper:
+def fetcher() -> FakeFetcher:
     """Nothing kept so far."""
-    return FakeKeeper()
+    return FakeFetcher()
 
 
 TRANSFORMATIONS: dict[str, Callable[[Any], Any]] = {
@@ -159,15 +159,15 @@ TRANSFORMATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
-def test_transformations_take_it(name: str, keeper: FakeKeeper) -> None:
+def test_transformations_take_it(name: str, fetcher: FakeFetcher) -> None:
     """The result is that of the array."""
     transform = TRANSFORMATIONS[name]
-    ours, theirs = transform(keeper.keep(VECTOR)), transform(jnp.asarray(VECTOR))
+    ours, theirs = transform(fetcher.keep(VECTOR)), transform(jnp.asarray(VECTOR))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert jax.tree.map(type, ours) == jax.tree.map(type, theirs)
 
 
-def test_jit_compiles_once_for_it_and_for_arrays(keeper: FakeKeeper) -> None:
+def test_jit_compiles_once_for_it_and_for_arrays(fetcher: FakeFetcher) -> None:
     """In either order."""
     traces = []
 
@@ -176,21 +176,21 @@ def test_jit_compiles_once_for_it_and_for_arrays(keeper: FakeKeeper) -> None:
         traces.append(x)
         return x + 1
 
-    for value in (keeper.keep(VECTOR), jnp.asarray(VECTOR), keeper.keep(VECTOR), VECTOR):
+    for value in (fetcher.keep(VECTOR), jnp.asarray(VECTOR), fetcher.keep(VECTOR), VECTOR):
         assert not traced(value).committed
     assert len(traces) == 1
 
 
-def test_it_is_an_instance_and_its_class_a_subclass(keeper: FakeKeeper) -> None:
+def test_it_is_an_instance_and_its_class_a_subclass(fetcher: FakeFetcher) -> None:
     """Libraries ask for either."""
-    array = keeper.keep(VECTOR)
+    array = fetcher.keep(VECTOR)
     assert all(isinstance(array, kind) for kind in (jax.Array, RemoteArray))
     assert issubclass(type(array), jax.Array)
     assert type(array) is leaf_class(RemoteArray)
     assert type(array).__name__ == "RemoteArray"
 
 
-def test_every_name_of_jaxs_class_is_answered(keeper: FakeKeeper) -> None:
+def test_every_name_of_jaxs_class_is_answered(fetcher: FakeFetcher) -> None:
     """None of the abstract methods of `jax.Array` is inherited."""
     cls = leaf_class(RemoteArray)
     inherited = [name for name in vars(jax.Array) if getattr(cls, name) is vars(jax.Array)[name]]
@@ -198,15 +198,15 @@ def test_every_name_of_jaxs_class_is_answered(keeper: FakeKeeper) -> None:
     assert array_class() is type(jnp.asarray(VECTOR))
 
 
-def test_what_it_says_of_itself_is_what_the_array_says(keeper: FakeKeeper) -> None:
+def test_what_it_says_of_itself_is_what_the_array_says(fetcher: FakeFetcher) -> None:
     """Before anything has moved."""
     for value in (VECTOR, np.arange(3), np.float32(1)):
-        ours = keeper.keep(value)
+        ours = fetcher.keep(value)
         found = (ours.aval, ours.sharding, jax.typeof(ours), ours._committed)
-        assert keeper.moved == 0
-        theirs = single_array(keeper, ours.id, ours.leaf).fetch()
+        assert fetcher.moved == 0
+        theirs = single_array(fetcher, ours.id, ours.leaf).fetch()
         assert found == (theirs.aval, theirs.sharding, jax.typeof(theirs), theirs._committed)
-        keeper.moved = 0
+        fetcher.moved = 0
     assert key_dtype("rbg") == jax.random.key(0, impl="rbg").dtype
 
 
@@ -217,39 +217,39 @@ def test_the_tables_of_jax_are_where_they_were() -> None:
 
 
 def test_where_the_tables_have_moved_the_rest_goes_on(
-    keeper: FakeKeeper, monkeypatch: pytest.MonkeyPatch
+    fetcher: FakeFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Operators and functions of numpy need no table."""
     monkeypatch.delitem(sys.modules, "jax._src.core")
     register(RemoteArray)
-    np.testing.assert_array_equal(keeper.keep(VECTOR) + 1, VECTOR + 1)
+    np.testing.assert_array_equal(fetcher.keep(VECTOR) + 1, VECTOR + 1)
 
 
-def test_flax_writes_and_reads_it(keeper: FakeKeeper) -> None:
+def test_flax_writes_and_reads_it(fetcher: FakeFetcher) -> None:
     """flax.serialization, a module's parameters, nnx."""
     flax = pytest.importorskip("flax")
     nnx = pytest.importorskip("flax.nnx")
-    data = flax.serialization.to_bytes({"a": keeper.keep(VECTOR)})
+    data = flax.serialization.to_bytes({"a": fetcher.keep(VECTOR)})
     assert data == flax.serialization.to_bytes({"a": jnp.asarray(VECTOR)})
-    back = flax.serialization.from_bytes({"a": keeper.keep(VECTOR)}, data)
+    back = flax.serialization.from_bytes({"a": fetcher.keep(VECTOR)}, data)
     np.testing.assert_array_equal(back["a"], VECTOR)
     dense = flax.linen.Dense(2)
     state = dense.init(jax.random.key(0), VECTOR)
-    held = jax.tree.map(keeper.keep, state)
+    held = jax.tree.map(fetcher.keep, state)
     expected = dense.apply(state, VECTOR)
-    np.testing.assert_array_equal(dense.apply(held, keeper.keep(VECTOR)), expected)
-    np.testing.assert_array_equal(nnx.Param(keeper.keep(VECTOR)) + 1, VECTOR + 1)
+    np.testing.assert_array_equal(dense.apply(held, fetcher.keep(VECTOR)), expected)
+    np.testing.assert_array_equal(nnx.Param(fetcher.keep(VECTOR)) + 1, VECTOR + 1)
 
 
-def test_optax_steps_with_it(keeper: FakeKeeper) -> None:
+def test_optax_steps_with_it(fetcher: FakeFetcher) -> None:
     """Gradients, parameters and state may all lie on the server."""
     optax = pytest.importorskip("optax")
     adam = optax.adam(1e-2)
     here = {"a": jnp.asarray(VECTOR)}
-    there = {"a": keeper.keep(VECTOR)}
+    there = {"a": fetcher.keep(VECTOR)}
     expected, _ = adam.update(here, adam.init(here), here)
-    assert keeper.moved == 0
-    held = jax.tree.map(keeper.keep, adam.init(there))
+    assert fetcher.moved == 0
+    held = jax.tree.map(fetcher.keep, adam.init(there))
     found, _ = adam.update(there, held, there)
     np.testing.assert_array_equal(found["a"], expected["a"])
     np.testing.assert_array_equal(
@@ -257,26 +257,26 @@ def test_optax_steps_with_it(keeper: FakeKeeper) -> None:
     )
 
 
-def test_equinox_takes_it_for_an_array(keeper: FakeKeeper) -> None:
+def test_equinox_takes_it_for_an_array(fetcher: FakeFetcher) -> None:
     """And jit and grad follow."""
     eqx = pytest.importorskip("equinox")
-    tree = {"a": keeper.keep(VECTOR), "name": "x"}
+    tree = {"a": fetcher.keep(VECTOR), "name": "x"}
     assert eqx.is_array(tree["a"])
     np.testing.assert_array_equal(eqx.filter_jit(lambda t: t["a"] + 1)(tree), VECTOR + 1)
     np.testing.assert_array_equal(eqx.filter_grad(lambda t: t["a"].sum())(tree)["a"], np.ones(3))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_orbax_saves_and_restores_it(keeper: FakeKeeper, tmp_path: Path) -> None:
+def test_orbax_saves_and_restores_it(fetcher: FakeFetcher, tmp_path: Path) -> None:
     """Handles may also say what is to be restored; nothing moves for that."""
     ocp = pytest.importorskip("orbax.checkpoint")
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", {"a": keeper.keep(VECTOR)})
+        checkpointer.save(tmp_path / "state", {"a": fetcher.keep(VECTOR)})
         checkpointer.wait_until_finished()
-        moved = keeper.moved
-        back = checkpointer.restore(tmp_path / "state", {"a": keeper.keep(VECTOR)})
+        moved = fetcher.moved
+        back = checkpointer.restore(tmp_path / "state", {"a": fetcher.keep(VECTOR)})
     np.testing.assert_array_equal(back["a"], VECTOR)
-    assert keeper.moved == moved == VECTOR.nbytes
+    assert fetcher.moved == moved == VECTOR.nbytes
 
 
 def test_jax_may_be_tracing_when_it_is_first_asked() -> None:

@@ -22,7 +22,7 @@ from jaxd import PRNGKeys
 from jaxd.interop.remote_array import handle_reducer
 from jaxd_protocol.errors import ValueDeleted
 from tests.client.array_operations import ANY, JAX, NUMPY, Operation
-from tests.client.fake_keeper import FakeKeeper
+from tests.client.fake_fetcher import FakeFetcher
 
 wait: Any = jax.block_until_ready
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -30,9 +30,9 @@ MATRIX[0, 0] = -0.5
 
 
 @pytest.fixture
-def keeper() -> FakeKeeper:
+def fetcher() -> FakeFetcher:
     """Nothing kept so far."""
-    return FakeKeeper()
+    return FakeFetcher()
 
 
 @pytest.fixture
@@ -69,33 +69,33 @@ def outcome(operation: Operation, x: Any, xp: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ANY | JAX)
-def test_every_operation_is_that_of_the_jax_array(name: str, keeper: FakeKeeper) -> None:
+def test_every_operation_is_that_of_the_jax_array(name: str, fetcher: FakeFetcher) -> None:
     """In a process that has imported jax."""
     operation = (ANY | JAX)[name]
     expected = outcome(operation, jnp.asarray(MATRIX), jnp)
-    same(outcome(operation, keeper.keep(MATRIX), jnp), expected)
+    same(outcome(operation, fetcher.keep(MATRIX), jnp), expected)
 
 
 @pytest.mark.usefixtures("without_jax")
 @pytest.mark.parametrize("name", ANY | NUMPY)
-def test_every_operation_is_that_of_the_numpy_array(name: str, keeper: FakeKeeper) -> None:
+def test_every_operation_is_that_of_the_numpy_array(name: str, fetcher: FakeFetcher) -> None:
     """In a process without jax."""
     operation = (ANY | NUMPY)[name]
-    same(outcome(operation, keeper.keep(MATRIX), np), outcome(operation, MATRIX, np))
+    same(outcome(operation, fetcher.keep(MATRIX), np), outcome(operation, MATRIX, np))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "bool", "float16", "bfloat16", "complex64"])
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3)], ids=str)
-def test_other_dtypes_and_shapes(dtype: str, shape: tuple[int, ...], keeper: FakeKeeper) -> None:
+def test_other_dtypes_and_shapes(dtype: str, shape: tuple[int, ...], fetcher: FakeFetcher) -> None:
     """Empty arrays and single numbers, small floats and complex numbers."""
     array = jnp.ones(shape, dtype)
     for operation in (lambda x: x + x, str, np.asarray, lambda x: x.tolist(), lambda x: x.nbytes):
-        same(operation(keeper.keep(array)), operation(array))
+        same(operation(fetcher.keep(array)), operation(array))
 
 
-def test_wide_and_weak_numbers_stay_what_they_are(keeper: FakeKeeper) -> None:
+def test_wide_and_weak_numbers_stay_what_they_are(fetcher: FakeFetcher) -> None:
     """float64 without jax_enable_x64, and weak types."""
-    wide, weak = keeper.keep(np.arange(3.0)), keeper.keep(np.float32(2), weak=True)
+    wide, weak = fetcher.keep(np.arange(3.0)), fetcher.keep(np.float32(2), weak=True)
     assert wide.fetch().dtype == np.float64
     assert (weak + jnp.ones(2, "bfloat16")).dtype == ml_dtypes.bfloat16
     assert jax.jit(lambda x: x + jnp.ones(2, "bfloat16"))(weak).dtype == ml_dtypes.bfloat16
@@ -120,82 +120,82 @@ STILL: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", STILL)
-def test_what_is_known_here_moves_nothing(name: str, keeper: FakeKeeper) -> None:
+def test_what_is_known_here_moves_nothing(name: str, fetcher: FakeFetcher) -> None:
     """Shape, dtype, place."""
-    STILL[name](keeper.keep(MATRIX))
-    assert keeper.moved == 0
+    STILL[name](fetcher.keep(MATRIX))
+    assert fetcher.moved == 0
 
 
-def test_it_says_where_it_lives(keeper: FakeKeeper) -> None:
+def test_it_says_where_it_lives(fetcher: FakeFetcher) -> None:
     """And whether it is still there."""
-    array, key = keeper.keep(MATRIX), keeper.keep(jax.random.key(0))
+    array, key = fetcher.keep(MATRIX), fetcher.keep(jax.random.key(0))
     assert repr(array) == "<jaxd.RemoteArray float32[3,4] on unix:///run/jaxd>"
     assert repr(key) == "<jaxd.RemoteArray key<threefry2x32>[] on unix:///run/jaxd>"
     array.delete()
     assert repr(array) == "<jaxd.RemoteArray float32[3,4] on unix:///run/jaxd, deleted>"
 
 
-def test_what_came_home_is_kept(keeper: FakeKeeper) -> None:
+def test_what_came_home_is_kept(fetcher: FakeFetcher) -> None:
     """The second touch moves nothing, nor does a part of what is here."""
-    array = keeper.keep(MATRIX)
+    array = fetcher.keep(MATRIX)
     for touch in (np.asarray, jnp.sin, str, lambda h: h[1], lambda h: h.fetch(), list):
         touch(array)
-    assert keeper.told == ["bring"]
+    assert fetcher.told == ["bring"]
 
 
-def test_a_part_moves_alone(keeper: FakeKeeper) -> None:
+def test_a_part_moves_alone(fetcher: FakeFetcher) -> None:
     """Where nothing has come home."""
-    array = keeper.keep(np.arange(1000, dtype=np.float32))
+    array = fetcher.keep(np.arange(1000, dtype=np.float32))
     np.testing.assert_array_equal(array[10:20], np.arange(10, 20))
     assert float(array[-1]) == 999.0
-    assert keeper.told == [("part", (slice(10, 20, None),)), ("part", (-1,))]
-    assert keeper.moved == 44
+    assert fetcher.told == [("part", (slice(10, 20, None),)), ("part", (-1,))]
+    assert fetcher.moved == 44
     np.testing.assert_array_equal(array[array > 997], [998, 999])
-    assert keeper.told[2:] == ["bring"]
+    assert fetcher.told[2:] == ["bring"]
 
 
 @pytest.mark.usefixtures("without_jax")
-def test_a_copy_is_the_callers_own(keeper: FakeKeeper) -> None:
+def test_a_copy_is_the_callers_own(fetcher: FakeFetcher) -> None:
     """What is kept here, or lies in shared memory, nobody can change."""
-    array = keeper.keep(MATRIX)
+    array = fetcher.keep(MATRIX)
     mine, view = array.fetch(), array.fetch(copy=False)
     mine[0] = 99
     assert not view.flags.writeable
     assert not np.asarray(array).flags.writeable
     np.testing.assert_array_equal(array, MATRIX)
-    assert keeper.told == ["bring"]
+    assert fetcher.told == ["bring"]
 
 
 @pytest.mark.usefixtures("without_jax")
-def test_a_view_is_asked_for_as_one(keeper: FakeKeeper) -> None:
+def test_a_view_is_asked_for_as_one(fetcher: FakeFetcher) -> None:
     """And kept as well."""
-    array = keeper.keep(MATRIX)
+    array = fetcher.keep(MATRIX)
     np.testing.assert_array_equal(array.fetch(copy=False), array.fetch())
-    assert keeper.told == ["view"]
+    assert fetcher.told == ["view"]
 
 
-def test_fetch_gives_jax_arrays(keeper: FakeKeeper) -> None:
+def test_fetch_gives_jax_arrays(fetcher: FakeFetcher) -> None:
     """And `block_until_ready` the array itself, still there."""
-    array = keeper.keep(MATRIX)
+    array = fetcher.keep(MATRIX)
     assert array.block_until_ready() is array
     same(array.fetch(), jnp.asarray(MATRIX))
-    assert keeper.told == ["wait", "bring"]
+    assert fetcher.told == ["wait", "bring"]
 
 
-def test_what_is_forgotten_is_dropped(keeper: FakeKeeper) -> None:
+def test_what_is_forgotten_is_dropped(fetcher: FakeFetcher) -> None:
     """Once, by its number."""
-    array = keeper.keep(MATRIX)
+    array = fetcher.keep(MATRIX)
     del array
     gc.collect()
-    assert keeper.told == [("drop", 0)]
+    assert fetcher.told == [("drop", 0)]
 
 
 # it cannot be changed
 
 
-def test_it_cannot_be_changed(keeper: FakeKeeper) -> None:
+def test_it_cannot_be_changed(fetcher: FakeFetcher) -> None:
     """The message says what to do; `+=` makes another array."""
-    array = first = keeper.keep(MATRIX)
+    array = first = fetcher.keep(MATRIX)
     with pytest.raises(TypeError, match=r"\.at\[index\]\.set\(value\).*np\.array"):
         array[0] = 1
     array += 1
@@ -208,17 +208,17 @@ def test_it_cannot_be_changed(keeper: FakeKeeper) -> None:
 # keys
 
 
-def test_keys_are_jaxs_own(keeper: FakeKeeper) -> None:
+def test_keys_are_jaxs_own(fetcher: FakeFetcher) -> None:
     """In jax.random, one or many, whatever the implementation."""
     for key in (jax.random.key(7), jax.random.split(jax.random.key(1, impl="rbg"), 3)):
-        handle = keeper.keep(key)
+        handle = fetcher.keep(key)
         assert (handle.dtype, handle.shape, handle.ndim) == (key.dtype, key.shape, key.ndim)
         assert (handle.size, handle.nbytes, handle.itemsize) == (key.size, key.nbytes, key.itemsize)
         for function in (jax.random.key_data, jax.random.key_impl, lambda k: operator.eq(k, k)):
             same(function(handle), function(key))
         for copied in (pickle.loads(pickle.dumps(handle)), copy.deepcopy(handle)):
             same(jax.random.key_data(copied), jax.random.key_data(key))
-    key, one = jax.random.key(7), keeper.keep(jax.random.key(7))
+    key, one = jax.random.key(7), fetcher.keep(jax.random.key(7))
     same(jax.random.normal(one, (3,)), jax.random.normal(key, (3,)))
     same(jax.jit(jax.random.uniform)(one), jax.random.uniform(key))
     same(jax.random.key_data(jax.random.split(one)), jax.random.key_data(jax.random.split(key)))
@@ -227,9 +227,9 @@ def test_keys_are_jaxs_own(keeper: FakeKeeper) -> None:
 
 
 @pytest.mark.usefixtures("without_jax")
-def test_keys_without_jax_are_opaque(keeper: FakeKeeper) -> None:
+def test_keys_without_jax_are_opaque(fetcher: FakeFetcher) -> None:
     """As results are."""
-    key = keeper.keep(jax.random.key(7))
+    key = fetcher.keep(jax.random.key(7))
     found = key.fetch()
     assert type(found) is PRNGKeys
     assert found.impl == "threefry2x32"
@@ -291,11 +291,11 @@ def each_touch_raises(
             pytest.fail(f"{name}: {touch(make())!r}")
 
 
-def test_a_deleted_array_says_so(keeper: FakeKeeper) -> None:
+def test_a_deleted_array_says_so(fetcher: FakeFetcher) -> None:
     """Also when it had come home before."""
 
     def deleted() -> Any:
-        array = keeper.keep(MATRIX)
+        array = fetcher.keep(MATRIX)
         np.asarray(array)
         array.delete()
         return array
@@ -305,11 +305,11 @@ def test_a_deleted_array_says_so(keeper: FakeKeeper) -> None:
     assert deleted().shape == (3, 4)
 
 
-def test_a_donated_array_says_to_whom(keeper: FakeKeeper) -> None:
+def test_a_donated_array_says_to_whom(fetcher: FakeFetcher) -> None:
     """And nothing is asked of the server."""
 
     def donated() -> Any:
-        array = keeper.keep(MATRIX)
+        array = fetcher.keep(MATRIX)
         array.origin.gone[array.number] = "train_step"
         return array
 
@@ -318,62 +318,62 @@ def test_a_donated_array_says_to_whom(keeper: FakeKeeper) -> None:
     array.delete()
     assert array.is_deleted()
     assert array.donated_to == "train_step"
-    assert keeper.moved == 0
+    assert fetcher.moved == 0
 
 
 @pytest.mark.usefixtures("without_jax")
-def test_a_deleted_array_says_so_without_jax(keeper: FakeKeeper) -> None:
+def test_a_deleted_array_says_so_without_jax(fetcher: FakeFetcher) -> None:
     """The same."""
 
     def deleted() -> Any:
-        array = keeper.keep(MATRIX)
+        array = fetcher.keep(MATRIX)
         array.delete()
         array.delete()
         return array
 
     each_touch_raises(TOUCHES, deleted, ValueDeleted, r"delete\(\)")
-    assert [told[0] for told in keeper.told] == ["drop"] * len(TOUCHES)
+    assert [told[0] for told in fetcher.told] == ["drop"] * len(TOUCHES)
 
 
 # errors of the call
 
 
-def test_the_error_of_its_call_comes_out_of_every_touch(keeper: FakeKeeper) -> None:
+def test_the_error_of_its_call_comes_out_of_every_touch(fetcher: FakeFetcher) -> None:
     """With jax."""
-    array = keeper.keep(MATRIX)
-    keeper.failure = ZeroDivisionError("in step 7")
+    array = fetcher.keep(MATRIX)
+    fetcher.failure = ZeroDivisionError("in step 7")
     each_touch_raises(TOUCHES | JAX_TOUCHES, lambda: array, ZeroDivisionError, "in step 7")
 
 
 @pytest.mark.usefixtures("without_jax")
-def test_the_error_comes_out_without_jax(keeper: FakeKeeper) -> None:
+def test_the_error_comes_out_without_jax(fetcher: FakeFetcher) -> None:
     """The same, and a later touch may succeed."""
-    array = keeper.keep(MATRIX)
-    keeper.failure = ConnectionError("no network")
+    array = fetcher.keep(MATRIX)
+    fetcher.failure = ConnectionError("no network")
     each_touch_raises(TOUCHES, lambda: array, ConnectionError, "no network")
-    keeper.failure = None
+    fetcher.failure = None
     np.testing.assert_array_equal(array, MATRIX)
 
 
 # pickles
 
 
-def test_a_pickle_holds_the_array(keeper: FakeKeeper) -> None:
+def test_a_pickle_holds_the_array(fetcher: FakeFetcher) -> None:
     """Which anyone can read who has numpy or jax."""
-    array = keeper.keep(MATRIX)
+    array = fetcher.keep(MATRIX)
     assert b"jaxd" not in pickle.dumps(array)
     assert pickle.loads(pickle.dumps([array, array]))[1].dtype == np.float32
 
 
-def test_a_pickle_by_handle_moves_nothing(keeper: FakeKeeper) -> None:
+def test_a_pickle_by_handle_moves_nothing(fetcher: FakeFetcher) -> None:
     """Where someone says what to write in place of the array."""
-    array = keeper.keep(MATRIX)
+    array = fetcher.keep(MATRIX)
     token = handle_reducer.set(lambda one: (operator.neg, (one.id + 5,)))
     try:
         assert pickle.loads(pickle.dumps(array)) == -5
     finally:
         handle_reducer.reset(token)
-    assert keeper.moved == 0
+    assert fetcher.moved == 0
 
 
 # processes without numpy, and those that import jax late

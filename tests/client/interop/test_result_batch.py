@@ -15,7 +15,7 @@ from jaxd.request.arguments import ArgumentEncoder, encode_arguments
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.messages.data_locations import VALUE, DataLocation
 from jaxd_protocol.pytree import Leaf
-from tests.client.fake_keeper import FakeKeeper
+from tests.client.fake_fetcher import FakeFetcher
 
 if TYPE_CHECKING:
     import pytest
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 LEAVES = [Leaf("A", "float32", (n,)) for n in range(9)]
 
 
-def arrays(keeper: FakeKeeper, first: int = 100) -> list[RemoteArray]:
+def arrays(fetcher: FakeFetcher, first: int = 100) -> list[RemoteArray]:
     """The arrays of one call that returned nine."""
-    origin = ResultBatch(keeper, first, LEAVES)
+    origin = ResultBatch(fetcher, first, LEAVES)
     return [RemoteArray.kind()(origin, number) for number in range(9)]
 
 
-def rows(keeper: FakeKeeper, *args: Any) -> list[DataLocation]:
+def rows(fetcher: FakeFetcher, *args: Any) -> list[DataLocation]:
     """How a call with these arguments says where its data lies."""
-    return range_locations(encode_arguments(args, {}, NO_STATIC_ARGS, {}, keeper).values)
+    return range_locations(encode_arguments(args, {}, NO_STATIC_ARGS, {}, fetcher).values)
 
 
 def test_what_stays_together_is_said_at_once() -> None:
     """However it is spread over the arguments, as long as nothing comes in between."""
-    keeper = FakeKeeper()
-    one = arrays(keeper)
-    assert rows(keeper, {"a": one[0], "b": tuple(one[1:8])}, one[8]) == [
+    fetcher = FakeFetcher()
+    one = arrays(fetcher)
+    assert rows(fetcher, {"a": one[0], "b": tuple(one[1:8])}, one[8]) == [
         DataLocation(0, VALUE, 100, 8)
     ]
-    assert rows(keeper, one[:2], 1.0, one[2:]) == [
+    assert rows(fetcher, one[:2], 1.0, one[2:]) == [
         DataLocation(0, VALUE, 100, 1),
         DataLocation(3, VALUE, 102, 6),
     ]
@@ -49,21 +49,21 @@ def test_what_stays_together_is_said_at_once() -> None:
 
 def test_what_does_not_follow_is_said_by_itself() -> None:
     """Another order, a gap, the same array twice, and arrays of another call with the next ids."""
-    keeper = FakeKeeper()
-    one, other = arrays(keeper), arrays(keeper, 109)
-    assert rows(keeper, one[1], one[0]) == [
+    fetcher = FakeFetcher()
+    one, other = arrays(fetcher), arrays(fetcher, 109)
+    assert rows(fetcher, one[1], one[0]) == [
         DataLocation(0, VALUE, 101),
         DataLocation(1, VALUE, 100),
     ]
-    assert rows(keeper, one[0], one[2]) == [
+    assert rows(fetcher, one[0], one[2]) == [
         DataLocation(0, VALUE, 100),
         DataLocation(1, VALUE, 102),
     ]
-    assert rows(keeper, one[3], one[3]) == [
+    assert rows(fetcher, one[3], one[3]) == [
         DataLocation(0, VALUE, 103),
         DataLocation(1, VALUE, 103),
     ]
-    assert rows(keeper, one[8], other[0]) == [
+    assert rows(fetcher, one[8], other[0]) == [
         DataLocation(0, VALUE, 108),
         DataLocation(1, VALUE, 109),
     ]
@@ -86,9 +86,9 @@ class State:
         return cls(*leaves)
 
 
-def states(keeper: FakeKeeper) -> Iterator[tuple[Any, ...]]:
+def states(fetcher: FakeFetcher) -> Iterator[tuple[Any, ...]]:
     """Arguments of calls that take some, most of which are not quite what a call has returned."""
-    one, other, stranger = arrays(keeper), arrays(keeper, 109), FakeKeeper().keep(np.ones(3))
+    one, other, stranger = arrays(fetcher), arrays(fetcher, 109), FakeFetcher().keep(np.ones(3))
     yield (State(*one),)
     yield (State(*one[2:5]), State(*one[5:]))  # goes on
     yield one[0], State(*one[1:3]), one[3], 1.0, State(*one[4:])
@@ -99,11 +99,11 @@ def states(keeper: FakeKeeper) -> Iterator[tuple[Any, ...]]:
 
 def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once where it is what a call returned, in its order; otherwise one by one."""
-    keeper, at_once = FakeKeeper(), ArgumentEncoder._consecutive_results
+    fetcher, at_once = FakeFetcher(), ArgumentEncoder._consecutive_results
 
     def encoded(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        found = encode_arguments(args, {}, NO_STATIC_ARGS, {}, keeper)
-        arrays = [stretch.arrays for stretch in found.values]
+        found = encode_arguments(args, {}, NO_STATIC_ARGS, {}, fetcher)
+        arrays = [handle_range.arrays for handle_range in found.values]
         return found.skeleton, found.blob, found.owners, range_locations(found.values), arrays
 
     seen: list[bool] = []
@@ -112,7 +112,7 @@ def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.Monke
         seen.append(at_once(encoder, leaves))
         return seen[-1]
 
-    cases = list(states(keeper))
+    cases = list(states(fetcher))
     monkeypatch.setattr(ArgumentEncoder, "_consecutive_results", noting)
     found = list(map(encoded, cases))
     monkeypatch.setattr(ArgumentEncoder, "_consecutive_results", lambda *_: False)
@@ -122,34 +122,34 @@ def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.Monke
 
 def test_each_array_goes_when_nobody_holds_it() -> None:
     """Once, though it was deleted before; not with the others."""
-    keeper = FakeKeeper()
-    one = arrays(keeper)
+    fetcher = FakeFetcher()
+    one = arrays(fetcher)
     del one[4]
     one[0].delete()
-    assert keeper.told == [("drop", 104), ("drop", 100)]
+    assert fetcher.told == [("drop", 104), ("drop", 100)]
     assert one[0].origin.unusable == {0: DELETED}
     one.clear()
-    assert sorted(keeper.told) == [("drop", 100 + number) for number in range(9)]
+    assert sorted(fetcher.told) == [("drop", 100 + number) for number in range(9)]
 
 
-def test_some_of_a_stretch_are_given_away() -> None:
+def test_some_of_a_handle_range_are_given_away() -> None:
     """By the numbers that they have as leaves of the call."""
-    origin = ResultBatch(FakeKeeper(), 100, LEAVES)
-    stretch = HandleRange(
+    origin = ResultBatch(FakeFetcher(), 100, LEAVES)
+    handle_range = HandleRange(
         3, origin, 5, [RemoteArray.kind()(origin, number) for number in (5, 6, 7)]
     )
-    stretch.mark_donated((2, 4, 5, 6), "step")
+    handle_range.mark_donated((2, 4, 5, 6), "step")
     assert origin.unusable == {6: "step", 7: "step"}
-    stretch.give_back((4, 9))
+    handle_range.give_back((4, 9))
     assert origin.unusable == {7: "step"}
-    stretch.settle((5,))
+    handle_range.settle((5,))
     assert origin.released == {7}
 
 
 def test_arrays_are_doubtful_when_one_is_gone_or_their_call_has_failed() -> None:
     """Only then they are looked at one by one."""
     flights = [None, SimpleNamespace(error=None), SimpleNamespace(error=ValueError())]
-    origins = [ResultBatch(FakeKeeper(), 0, LEAVES, flight) for flight in flights]
+    origins = [ResultBatch(FakeFetcher(), 0, LEAVES, flight) for flight in flights]
     assert [origin.has_unusable for origin in origins] == [False, False, True]
     origins[0].unusable[1] = DELETED
     assert origins[0].has_unusable

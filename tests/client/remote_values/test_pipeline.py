@@ -33,7 +33,7 @@ from jaxd_protocol.messages.data_locations import (
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.wire import Frame
-from tests.client.fake_keeper import FakeKeeper
+from tests.client.fake_fetcher import FakeFetcher
 from tests.end_to_end.gates import in_thread, wait_until
 
 
@@ -408,8 +408,8 @@ def test_a_loaded_call_never_reads_its_callers_arrays_again(server: Server) -> N
 
 def flight(*donated: int, **more: Any) -> tuple[PipelinedCall, list[RemoteArray]]:
     """A call on three arrays of two origins, and these."""
-    keeper, leaf = FakeKeeper(), Leaf("A", "float32", ())
-    one, other = ResultBatch(keeper, 10, [leaf] * 9), ResultBatch(keeper, 20, [leaf])
+    fetcher, leaf = FakeFetcher(), Leaf("A", "float32", ())
+    one, other = ResultBatch(fetcher, 10, [leaf] * 9), ResultBatch(fetcher, 20, [leaf])
     kind = RemoteArray.kind()
     arrays = [kind(one, 4), kind(one, 5), kind(other, 0)]
     values = [HandleRange(0, one, 4, arrays[:2]), HandleRange(2, other, 0, arrays[2:])]
@@ -485,10 +485,10 @@ def test_what_a_lost_call_may_have_taken_stays_dead() -> None:
 def test_the_server_is_told_of_what_it_does_not_know(end: Any, told: list[int]) -> None:
     """It need not be told of what it has taken, as it says; of all else that is gone, it must."""
     one, arrays = flight(0, 2)
-    keeper: Any = arrays[0].keeper
+    fetcher: Any = arrays[0].fetcher
     end(one)
     arrays.clear()
-    assert sorted(keeper.told) == [("drop", number) for number in told]
+    assert sorted(fetcher.told) == [("drop", number) for number in told]
 
 
 def test_what_was_not_made_does_not_come_back_to_life() -> None:

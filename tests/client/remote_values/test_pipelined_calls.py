@@ -98,7 +98,7 @@ def test_a_result_belongs_to_the_session_in_which_it_was_made(client: Client) ->
         again = make(np.ones(1 << 15, np.float32))
     finally:
         client.caller.session.remote = values
-    assert again.keeper is array.keeper is values
+    assert again.fetcher is array.fetcher is values
 
 
 def test_what_a_message_could_not_tell_is_told_by_another(client: Client) -> None:

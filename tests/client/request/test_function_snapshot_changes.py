@@ -22,7 +22,7 @@ X64 = {"jax_enable_x64": True}
 X32 = {"jax_enable_x64": False}
 
 
-def identities(made: Any, *ignored: str) -> SnapshotCache:
+def snapshots(made: Any, *ignored: str) -> SnapshotCache:
     """Those of a function without options."""
     return SnapshotCache(made, Options(), ignored)
 
@@ -47,7 +47,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_nothing_is_looked_at_before_the_first_call(walks: list[Any]) -> None:
     """A module may decorate functions that it never calls."""
-    found = identities(function("return x"))
+    found = snapshots(function("return x"))
     assert walks == []
     found.spec(X32)
     assert len(walks) == 1
@@ -55,7 +55,7 @@ def test_nothing_is_looked_at_before_the_first_call(walks: list[Any]) -> None:
 
 def test_as_long_as_nothing_changes_it_is_looked_at_once(walks: list[Any]) -> None:
     """Each configuration has a key of its own."""
-    found = identities(function("return x * RATE", RATE=1))
+    found = snapshots(function("return x * RATE", RATE=1))
     one, again, other = (found.spec(config) for config in (X32, X32, X64))
     assert one is again
     assert one.key != other.key
@@ -66,7 +66,7 @@ def test_as_long_as_nothing_changes_it_is_looked_at_once(walks: list[Any]) -> No
 def test_after_a_change_there_is_another_key_and_back_the_first(walks: list[Any]) -> None:
     """At the next call."""
     made = function("return x * RATE", RATE=1)
-    found = identities(made)
+    found = snapshots(made)
     keys = []
     for rate in (1, 2, 1):
         made.__globals__["RATE"] = rate
@@ -78,7 +78,7 @@ def test_after_a_change_there_is_another_key_and_back_the_first(walks: list[Any]
 def test_a_change_that_means_nothing_keeps_the_key(walks: list[Any]) -> None:
     """An equal list in place of another."""
     made = function("return x * RATES[0]", RATES=[1])
-    found = identities(made)
+    found = snapshots(made)
     before = found.spec(X32).key
     made.__globals__["RATES"] = [1]
     assert found.spec(X32).key == before
@@ -89,7 +89,7 @@ def test_an_upgrade_of_a_package_is_looked_at(
     walks: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once for each; keys name what is installed."""
-    found = identities(function("return x"))
+    found = snapshots(function("return x"))
     found.spec(X32)
     monkeypatch.setattr(package_changes, "count", package_changes.count + 1)
     found.spec(X32)
@@ -99,7 +99,7 @@ def test_an_upgrade_of_a_package_is_looked_at(
 
 def test_what_is_complete_is_settled_at_once(walks: list[Any]) -> None:
     """Whatever the arguments are."""
-    found = identities(function("return x"))
+    found = snapshots(function("return x"))
     spec = found.spec(X32)
     assert found.settle(spec, b"one", X32) is found.settle(spec, b"other", X32) is spec
     assert len(walks) == 1
@@ -113,7 +113,7 @@ def test_a_known_signature_keeps_its_key_while_the_function_fills_its_memo(
 ) -> None:
     """As with jax.jit, which does not trace again."""
     memo: dict[Any, Any] = {}
-    found = identities(function(MEMO, M=memo))
+    found = snapshots(function(MEMO, M=memo))
     before = settled(found, b"one").key
     memo[1] = 1
     assert settled(found, b"one").key == before
@@ -123,7 +123,7 @@ def test_a_known_signature_keeps_its_key_while_the_function_fills_its_memo(
 def test_a_new_signature_has_the_memo_as_it_is_then(walks: list[Any]) -> None:
     """The function is traced for it, so it is looked at again; the first keeps its key."""
     memo: dict[Any, Any] = {}
-    found = identities(function(MEMO, M=memo))
+    found = snapshots(function(MEMO, M=memo))
     first = settled(found, b"one").key
     memo[1] = 1
     other = settled(found, b"other").key
@@ -136,7 +136,7 @@ def test_a_new_signature_has_the_memo_as_it_is_then(walks: list[Any]) -> None:
 
 def test_a_new_signature_of_an_unchanged_memo_has_the_same_key(walks: list[Any]) -> None:
     """It is looked at and found to be the same function."""
-    found = identities(function(MEMO, M={}))
+    found = snapshots(function(MEMO, M={}))
     assert settled(found, b"one") is settled(found, b"other")
     assert len(walks) == 2
 
@@ -144,7 +144,7 @@ def test_a_new_signature_of_an_unchanged_memo_has_the_same_key(walks: list[Any])
 def test_a_large_array_is_looked_at_for_each_new_signature() -> None:
     """Reading it before each call would take too long."""
     array = np.zeros(1 << 20)
-    found = identities(function("return x + A", A=array))
+    found = snapshots(function("return x + A", A=array))
     first = settled(found, b"one").key
     array[0] = 1.0
     assert settled(found, b"one").key == first
@@ -154,7 +154,7 @@ def test_a_large_array_is_looked_at_for_each_new_signature() -> None:
 def test_a_large_array_that_is_replaced_is_noticed() -> None:
     """The object is another one; signatures that were known are looked at again."""
     made = function("return x + A", A=np.zeros(1 << 20))
-    found = identities(made)
+    found = snapshots(made)
     first = settled(found, b"one").key
     made.__globals__["A"] = np.ones(1 << 20)
     assert settled(found, b"one").key != first
@@ -164,7 +164,7 @@ def test_another_change_beside_a_memo_is_noticed() -> None:
     """Only the memo is pinned; what was pinned under the old key is no longer meant."""
     memo: dict[Any, Any] = {}
     made = function(f"y = RATE\n{MEMO}", M=memo, RATE=1)
-    found = identities(made)
+    found = snapshots(made)
     first = settled(found, b"one").key
     made.__globals__["RATE"] = 2
     assert settled(found, b"one").key != first
@@ -174,7 +174,7 @@ def test_pinned_signatures_are_kept_where_the_function_is_the_same() -> None:
     """After a change that meant nothing."""
     memo: dict[Any, Any] = {}
     made = function(f"y = RATES\n{MEMO}", M=memo, RATES=[1])
-    found = identities(made)
+    found = snapshots(made)
     pinned = settled(found, b"one").snapshot
     made.__globals__["RATES"] = [1]
     assert settled(found, b"one").snapshot is pinned
@@ -182,7 +182,7 @@ def test_pinned_signatures_are_kept_where_the_function_is_the_same() -> None:
 
 def test_each_configuration_of_a_pinned_signature_has_a_key() -> None:
     """Under the same identity."""
-    found = identities(function(MEMO, M={}))
+    found = snapshots(function(MEMO, M={}))
     specs = [found.settle(found.spec(config), b"one", config) for config in (X32, X64)]
     assert specs[0].key != specs[1].key
     assert specs[0].snapshot is specs[1].snapshot
@@ -198,7 +198,7 @@ def test_each_configuration_of_a_pinned_signature_has_a_key() -> None:
 )
 def test_what_is_to_be_said_of_a_function_is_said_once(made: Any, category: Any) -> None:
     """However often it changes."""
-    found = identities(made)
+    found = snapshots(made)
     with pytest.warns(category):
         found.spec(X32)
     made.__globals__["RATE"] = 2
@@ -212,14 +212,14 @@ def test_what_is_to_be_said_of_a_function_is_said_once(made: Any, category: Any)
 def test_what_is_ignored_is_not_said() -> None:
     """The user knows about it."""
     made = function("return next(S)", S=(n for n in [1]))
-    assert identities(made, "S").spec(X32).key == identities(made, "S").spec(X32).key
+    assert snapshots(made, "S").spec(X32).key == snapshots(made, "S").spec(X32).key
 
 
 def test_a_function_that_cannot_be_looked_at_is_tried_again() -> None:
     """When what was wrong with it is no longer there."""
     made = function("import sys\nreturn T[0]", T=[])
     made.__globals__["T"] = __import__("os").environ
-    found = identities(made)
+    found = snapshots(made)
     for _ in range(2):
         with pytest.raises(PackingError):
             found.spec(X32)
@@ -229,7 +229,7 @@ def test_a_function_that_cannot_be_looked_at_is_tried_again() -> None:
 
 def test_threads_that_call_at_once_look_once(walks: list[Any]) -> None:
     """The others wait for what the first one finds."""
-    found = identities(function("return x"))
+    found = snapshots(function("return x"))
     specs = at_once(8, lambda index: found.spec(X32))
     assert len({id(spec) for spec in specs}) == 1
     assert len(walks) == 1
@@ -237,7 +237,7 @@ def test_threads_that_call_at_once_look_once(walks: list[Any]) -> None:
 
 def test_in_the_child_of_a_fork_nobody_is_looking() -> None:
     """A thread of the parent held the lock."""
-    found = identities(function("return x"))
+    found = snapshots(function("return x"))
     found._lock.acquire()
     found.after_fork()
     assert found.spec(X32).key
@@ -251,8 +251,8 @@ def test_while_one_thread_changes_what_another_calls_each_key_is_one_of_both() -
     expected = set()
     for half in halves:
         made.__globals__["helper"] = half
-        expected.add(identities(made).spec(X32).key)
-    found = identities(made)
+        expected.add(snapshots(made).spec(X32).key)
+    found = snapshots(made)
     done = threading.Event()
 
     def change() -> None:

@@ -41,57 +41,57 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return disk
 
 
-def call(upgrades: PackageChanges, disk: Disk) -> int:
+def call(package_changes: PackageChanges, disk: Disk) -> int:
     """What a call of a persistent function does; the count that it sees."""
-    if disk.now >= upgrades.next_poll_s:
-        upgrades.poll()
-    return upgrades.count
+    if disk.now >= package_changes.next_poll_s:
+        package_changes.poll()
+    return package_changes.count
 
 
 def test_it_says_when_to_look_again(disk: Disk) -> None:
     """Once a second: a call takes microseconds."""
-    upgrades = PackageChanges()
+    package_changes = PackageChanges()
     for step_s in (0.0, 0.5, 0.4, 0.2, 0.1):
         disk.now += step_s
-        assert call(upgrades, disk) == 0
+        assert call(package_changes, disk) == 0
     assert disk.looked == 2
 
 
 def test_each_change_counts_and_is_warned_of_once(disk: Disk) -> None:
     """In the line that calls; keys are made anew then."""
-    upgrades = PackageChanges()
+    package_changes = PackageChanges()
     disk.changes = [(OLD, NEW)]
     with pytest.warns(SkewWarning, match=r"optax was changed from 1\.0 to 1\.1 while") as heard:
-        assert call(upgrades, disk) == 1
+        assert call(package_changes, disk) == 1
     assert heard[0].filename == __file__
     assert "restart this process" in str(heard[0].message)
     disk.now += 2.0
-    assert call(upgrades, disk) == 1
+    assert call(package_changes, disk) == 1
 
 
 def test_a_warning_that_is_an_error_is_counted_all_the_same(disk: Disk) -> None:
     """The next call goes on with what is there now."""
-    upgrades = PackageChanges()
+    package_changes = PackageChanges()
     disk.changes = [(OLD, None)]
     with pytest.raises(SkewWarning):
-        upgrades.poll()
-    assert upgrades.count == 1
+        package_changes.poll()
+    assert package_changes.count == 1
 
 
 def test_many_threads_look_for_one_another(disk: Disk) -> None:
     """All of them see the same count in the end."""
-    upgrades = PackageChanges()
-    at_once(8, lambda index: call(upgrades, disk))
-    assert upgrades.count == 0
+    package_changes = PackageChanges()
+    at_once(8, lambda index: call(package_changes, disk))
+    assert package_changes.count == 0
     assert 1 <= disk.looked <= 8
 
 
 def test_the_child_of_a_fork_can_look(disk: Disk) -> None:
     """Also when another thread of the parent was looking as it forked."""
-    upgrades = PackageChanges()
-    thread = threading.Thread(target=upgrades._lock.acquire)
+    package_changes = PackageChanges()
+    thread = threading.Thread(target=package_changes._lock.acquire)
     thread.start()
     thread.join()
     process._in_child()
-    upgrades.poll()
-    assert upgrades.count == 0
+    package_changes.poll()
+    assert package_changes.count == 0

@@ -23,7 +23,7 @@ from jaxd_protocol.errors import ArgumentError, PackingError, TracerError
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pytree import Leaf, parse_skeleton
-from tests.client.fake_keeper import FakeKeeper, single_array
+from tests.client.fake_fetcher import FakeFetcher, single_array
 from tests.client.packings import record_packings
 
 SCALE = 2.0
@@ -434,10 +434,10 @@ def test_many_versions_of_what_is_static_are_packed_once_each(packed: list[Any])
 
 def test_arrays_on_the_server_are_leaves_like_any_others() -> None:
     """They do not move, and the skeleton is that of the arrays."""
-    keeper = FakeKeeper()
-    kept = single_array(keeper, 7, Leaf("A", "float32", (3,)))
+    fetcher = FakeFetcher()
+    kept = single_array(fetcher, 7, Leaf("A", "float32", (3,)))
     state = State({"a": 1.0, "b": kept})
-    encoded = encode_arguments((state, kept), {}, NO_STATIC_ARGS, {}, keeper)
+    encoded = encode_arguments((state, kept), {}, NO_STATIC_ARGS, {}, fetcher)
     assert [(row.leaf, row.a) for row in range_locations(encoded.values)] == [(1, 7), (2, 7)]
     array = np.ones(3, np.float32)
     assert encoded.skeleton == skeleton(State({"a": 2.0, "b": array}), array)

@@ -54,7 +54,7 @@ def _control(data: bytes) -> None:
 
 
 @cache
-def _shop() -> Any:
+def _in_process_server() -> Any:
     """A whole worker in this process; `close` ends it."""
     from tests.server.in_process import InProcessServer
 
@@ -63,24 +63,28 @@ def _shop() -> Any:
 
 def close() -> None:
     """Ends what targets have started in this process."""
-    if _shop.cache_info().currsize:
-        _shop().close()
-        _shop.cache_clear()
+    if _in_process_server.cache_info().currsize:
+        _in_process_server().close()
+        _in_process_server.cache_clear()
 
 
 def _requests(data: bytes) -> None:
     """Messages of a client that was let in; the connection ends, and nothing is left of it."""
-    shop = _shop()
-    with shop.raw() as sock, suppress(OSError):
+    in_process_server = _in_process_server()
+    with in_process_server.raw() as sock, suppress(OSError):
         handshake.handshake_with_server(sock, handshake.UNIX, {}, None, None)
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(1 << 16):
             pass
     until = time.monotonic() + 20.0
-    budget = shop.parts._budget
-    while shop.parts.status.now()["connections"] or budget.calls or budget.used:
-        assert time.monotonic() < until, (shop.parts.status.now(), budget.calls, budget.used)
+    budget = in_process_server.parts._budget
+    while in_process_server.parts.status.now()["connections"] or budget.calls or budget.used:
+        assert time.monotonic() < until, (
+            in_process_server.parts.status.now(),
+            budget.calls,
+            budget.used,
+        )
         os.sched_yield()
 
 

@@ -111,7 +111,7 @@ FILES: dict[str, Target] = {
     "forged record": Target(
         _forged_record,
         [encode("calls", b"n" * 16, "target", KEPT.to_content(), b"")[2]],
-        # which is what a shelf expects of a record
+        # which is what a program cache expects of a record
         (InvalidRecord, JaxdError, KeyError, TypeError, ValueError),
     ),
     "lockfile": Target(

@@ -108,8 +108,8 @@ LITERALS: dict[str, Target] = {
     "aim": Target(
         _of_literal(_callback),
         [
-            dump_literal(aim)
-            for aim in (
+            dump_literal(callback_target)
+            for callback_target in (
                 ("given", 0),
                 ("listed", 0),
                 ("argument", 0),

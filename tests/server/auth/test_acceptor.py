@@ -22,11 +22,13 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     return logged_by(module, monkeypatch)
 
 
-def test_a_refused_client_is_logged_and_harms_nobody(shop: InProcessServer, log: Log) -> None:
+def test_a_refused_client_is_logged_and_harms_nobody(
+    in_process_server: InProcessServer, log: Log
+) -> None:
     """With where it came from and why."""
-    client = shop.client()
+    client = in_process_server.client()
     before = client.statistics()
-    address = shop.tcp.removeprefix("tcp://").split(":")
+    address = in_process_server.tcp.removeprefix("tcp://").split(":")
     with socket.create_connection((address[0], int(address[1])), 30) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
     until(lambda: log)
@@ -38,12 +40,14 @@ def test_a_refused_client_is_logged_and_harms_nobody(shop: InProcessServer, log:
 
 
 def test_those_who_are_refused_do_not_fill_the_log(
-    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some lines for one address there is one a second, which says how many had none."""
     now = [0.0]
-    place, port = shop.tcp.removeprefix("tcp://").split(":")
-    monkeypatch.setattr(shop.endpoints[1], "_lines", RateLimiter(2, 1.0, lambda: now[0]))
+    place, port = in_process_server.tcp.removeprefix("tcp://").split(":")
+    monkeypatch.setattr(
+        in_process_server.endpoints[1], "_lines", RateLimiter(2, 1.0, lambda: now[0])
+    )
 
     def come() -> None:
         with socket.create_connection((place, int(port)), 30) as stranger:
@@ -60,41 +64,41 @@ def test_those_who_are_refused_do_not_fill_the_log(
 
 
 def test_a_client_that_leaves_early_is_logged_and_harms_nobody(
-    shop: InProcessServer, log: Log
+    in_process_server: InProcessServer, log: Log
 ) -> None:
     """In the middle of its greeting, too."""
-    with shop.raw() as stranger:
+    with in_process_server.raw() as stranger:
         stranger.sendall(MAGIC + b"\x00")
     until(lambda: log)
     assert log[0][0] == "client_left_early"
     assert log[0][1]["peer"] == "unix"
-    assert shop.client().statistics().connections == 1
+    assert in_process_server.client().statistics().connections == 1
 
 
 def test_a_mistake_of_ours_ends_one_client_only(
-    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is logged with its traceback."""
-    client = shop.client()
+    client = in_process_server.client()
     client.statistics()
     with monkeypatch.context() as broken:
-        broken.setattr(shop, "welcome", None)
-        for endpoint in shop.endpoints:
+        broken.setattr(in_process_server, "welcome", None)
+        for endpoint in in_process_server.endpoints:
             broken.setattr(endpoint, "_welcome", lambda: 1 / 0)
         with pytest.raises(jaxd.errors.JaxdError):
-            shop.client().statistics()
+            in_process_server.client().statistics()
     until(lambda: log)
     assert log[0][0] == "client_failed"
     assert client.statistics().connections == 1
 
 
-def test_closing_does_not_shut_the_listener_for_others(shop: InProcessServer) -> None:
+def test_closing_does_not_shut_the_listener_for_others(in_process_server: InProcessServer) -> None:
     """The host and the next worker hold the same socket, and get every client from then on."""
-    listener = shop.endpoints[0].listener
+    listener = in_process_server.endpoints[0].listener
     theirs = listener.dup()
-    shop.endpoints[0].close()
+    in_process_server.endpoints[0].close()
     until(lambda: listener.fileno() < 0)
-    with theirs, shop.raw() as client:
+    with theirs, in_process_server.raw() as client:
         theirs.settimeout(30)
         accepted, _ = theirs.accept()
         accepted.sendall(b"hello")
@@ -102,14 +106,17 @@ def test_closing_does_not_shut_the_listener_for_others(shop: InProcessServer) ->
         accepted.close()
 
 
-def test_accepting_happens_in_a_thread_of_its_own(shop: InProcessServer) -> None:
+def test_accepting_happens_in_a_thread_of_its_own(in_process_server: InProcessServer) -> None:
     """Named after its address, for whoever reads a stack dump."""
     names = {thread.name for thread in threading.enumerate()}
-    assert {f"jaxd-accept-{shop.unix}", f"jaxd-accept-{shop.tcp}"} <= names
+    assert {
+        f"jaxd-accept-{in_process_server.unix}",
+        f"jaxd-accept-{in_process_server.tcp}",
+    } <= names
 
 
 def test_a_process_that_may_open_no_more_files_goes_on_later(
-    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients wait meanwhile; the listener is not given up."""
 
@@ -122,33 +129,33 @@ def test_a_process_that_may_open_no_more_files_goes_on_later(
             return listener.fileno()
 
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
-    endpoint = shop.endpoints[0]
+    endpoint = in_process_server.endpoints[0]
     listener = endpoint.listener
-    shop.client().statistics()  # now it waits for the next one
+    in_process_server.client().statistics()  # now it waits for the next one
     monkeypatch.setattr(endpoint, "listener", Full())
-    assert [shop.client().statistics().connections for _ in range(2)] == [2, 3]
+    assert [in_process_server.client().statistics().connections for _ in range(2)] == [2, 3]
     assert [event for event, _ in log] == ["cannot_accept"]
 
 
 def test_the_last_files_are_kept_for_those_who_are_here(
-    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New clients wait before a program that runs is short of them."""
     limits = iter([(8, 8)])
     getrlimit = resource.getrlimit
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
     monkeypatch.setattr(resource, "getrlimit", lambda what: next(limits, None) or getrlimit(what))
-    assert shop.client().statistics().connections == 1
+    assert in_process_server.client().statistics().connections == 1
     assert [event for event, _ in log] == ["cannot_accept"]
     assert "8 files are open; the rest is kept" in log[0][1]["reason"]
 
 
 def test_a_process_that_may_have_no_more_threads_goes_on_later(
-    shop: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who came is told to come again; the listener is not given up."""
-    endpoint = shop.endpoints[0]
-    shop.client().statistics()
+    endpoint = in_process_server.endpoints[0]
+    in_process_server.client().statistics()
     accept = endpoint._accept_method
 
     def fail(sock: Any) -> None:
@@ -157,7 +164,7 @@ def test_a_process_that_may_have_no_more_threads_goes_on_later(
 
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
     monkeypatch.setattr(endpoint, "_accept_method", fail)
-    with shop.raw() as sock, pytest.raises(jaxd.errors.Busy):
+    with in_process_server.raw() as sock, pytest.raises(jaxd.errors.Busy):
         handshake_with_server(sock, UNIX, {}, None, None)
-    assert shop.client().statistics().connections == 2
+    assert in_process_server.client().statistics().connections == 2
     assert [event for event, _ in log] == ["cannot_serve"]

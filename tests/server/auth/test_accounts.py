@@ -243,7 +243,7 @@ def test_the_content_counts_where_nothing_else_has_changed(
     assert not accounts.is_still_valid(alice)
 
 
-def test_nobody_is_revoked_for_a_shortage_of_files(
+def test_nobody_is_revoked_for_a_oom_handler_of_files(
     open_accounts: Callable[..., Accounts], folder: str, runtime: Path
 ) -> None:
     """While none can be opened, those that are as they were count; one that is gone does not."""

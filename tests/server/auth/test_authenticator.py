@@ -68,7 +68,7 @@ def _closed(pair: Pair) -> Iterator[Pair]:
         sock.close()
 
 
-def doorman(
+def authenticator(
     address: Address, token: str | None = None, *, stock: bool = False, uid: int | None = None
 ) -> Authenticator:
     """One for that address."""
@@ -82,7 +82,7 @@ def accounts(token: str | None) -> list[Account]:
 
 
 class Handshake:
-    """A client that comes to a doorman: what either end got, or how it failed."""
+    """A client that comes to a authenticator: what either end got, or how it failed."""
 
     def __init__(
         self, pair: Pair, keeper: Authenticator, client: Callable[[socket.socket], Any]
@@ -108,7 +108,7 @@ class Handshake:
 
     def _admit(self, sock: socket.socket, keeper: Authenticator) -> AuthenticatedPeer:
         admitted = keeper.admit(sock)
-        if admitted.guest is not None:
+        if admitted.client_identity is not None:
             finish_handshake(sock, {}, admitted.proof, {"session": "s"})
         return admitted
 
@@ -161,23 +161,23 @@ def test_where_the_system_does_not_tell_nobody_is_refused(
     """The directory of the socket is the lock then."""
     monkeypatch.delattr(socket, "SO_PEERCRED")
     assert peer_uid(unix[1]) is None
-    meeting = Handshake(unix, doorman(UNIX), with_token(None))
+    meeting = Handshake(unix, authenticator(UNIX), with_token(None))
     assert meeting.server.principal == f"uid:{os.getuid()}"
 
 
 def test_our_own_user_is_let_in_without_a_token(unix: Pair) -> None:
     """The server knows what it runs, and which session it wants back."""
-    meeting = Handshake(unix, doorman(UNIX, TOKEN), with_token(None))
+    meeting = Handshake(unix, authenticator(UNIX, TOKEN), with_token(None))
     assert meeting.server.principal == f"uid:{os.getuid()}"
-    assert meeting.server.guest.session == "resumed"
-    assert meeting.server.guest.peer.versions["numpy"] == "2"
+    assert meeting.server.client_identity.session == "resumed"
+    assert meeting.server.client_identity.peer.versions["numpy"] == "2"
     assert meeting.client["session"] == "s"
 
 
 def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own client learns why, whatever it said."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    meeting = Handshake(unix, doorman(UNIX, uid=1234), with_token(None))
+    meeting = Handshake(unix, authenticator(UNIX, uid=1234), with_token(None))
     assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
     assert "user 4321 may not use the server of user 1234" in str(meeting.server)
     assert "--allow-uid 4321" in str(meeting.server)
@@ -197,7 +197,7 @@ def test_a_stock_client_of_another_user_is_dropped(
 ) -> None:
     """It would not understand the reason."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    meeting = Handshake(unix, doorman(UNIX, uid=1234), saying(STOCK))
+    meeting = Handshake(unix, authenticator(UNIX, uid=1234), saying(STOCK))
     assert type(meeting.server) is AuthenticationFailed
 
 
@@ -205,14 +205,16 @@ def test_another_user_is_not_waited_for(unix: Pair, monkeypatch: pytest.MonkeyPa
     """Unlike a stock client of ours."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
     monkeypatch.setattr(module, "GREETING_S", 0.05)
-    meeting = Handshake(unix, doorman(UNIX, uid=1234), saying(b"", leave=False))
+    meeting = Handshake(unix, authenticator(UNIX, uid=1234), saying(b"", leave=False))
     assert isinstance(meeting.server, TimeoutError)
 
 
 def test_root_is_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could do everything without us."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 0)
-    assert Handshake(unix, doorman(UNIX, uid=1234), with_token(None)).server.principal == "uid:0"
+    assert (
+        Handshake(unix, authenticator(UNIX, uid=1234), with_token(None)).server.principal == "uid:0"
+    )
 
 
 def test_where_the_system_does_not_tell_nobody_comes_to_a_shared_socket(
@@ -230,7 +232,7 @@ def test_where_the_system_does_not_tell_nobody_comes_to_a_shared_socket(
 
 def test_the_token_is_proved_both_ways(tcp: Pair) -> None:
     """And never sent."""
-    meeting = Handshake(tcp, doorman(TCP, TOKEN), with_token(TOKEN))
+    meeting = Handshake(tcp, authenticator(TCP, TOKEN), with_token(TOKEN))
     assert meeting.server.principal == "token"
     assert TOKEN not in repr(meeting.server)
     assert meeting.client["session"] == "s"
@@ -238,40 +240,40 @@ def test_the_token_is_proved_both_ways(tcp: Pair) -> None:
 
 def test_a_wrong_token_is_refused(tcp: Pair) -> None:
     """Both ends say so."""
-    meeting = Handshake(tcp, doorman(TCP, TOKEN), with_token("another one"))
+    meeting = Handshake(tcp, authenticator(TCP, TOKEN), with_token("another one"))
     assert type(meeting.client) is type(meeting.server) is AuthenticationFailed
     assert "wrong token" in str(meeting.client)
 
 
 def test_a_client_without_a_token_is_told_what_it_needs(tcp: Pair) -> None:
     """It has sent nothing that could be of use to an impostor."""
-    meeting = Handshake(tcp, doorman(TCP, TOKEN), with_token(None))
+    meeting = Handshake(tcp, authenticator(TCP, TOKEN), with_token(None))
     assert type(meeting.client) is AuthenticationFailed
     assert "JAXD_TOKEN" in str(meeting.client)
 
 
 def test_a_server_without_a_token_takes_nobody_over_tcp(tcp: Pair) -> None:
     """Our own client gets a typed error."""
-    meeting = Handshake(tcp, doorman(TCP), with_token(None))
+    meeting = Handshake(tcp, authenticator(TCP), with_token(None))
     assert type(meeting.client) is type(meeting.server) is AuthenticationFailed
     assert "no token" in str(meeting.client)
 
 
 def test_an_open_loopback_needs_no_token(tcp: Pair) -> None:
     """When the server was told to leave it open."""
-    meeting = Handshake(tcp, doorman(TCP, stock=True), with_token(None))
+    meeting = Handshake(tcp, authenticator(TCP, stock=True), with_token(None))
     assert meeting.server.principal == "anonymous@127.0.0.1"
 
 
 def test_an_open_loopback_still_asks_for_a_token_that_there_is(tcp: Pair) -> None:
     """Of our own clients, which can prove it."""
-    meeting = Handshake(tcp, doorman(TCP, TOKEN, stock=True), with_token("another one"))
+    meeting = Handshake(tcp, authenticator(TCP, TOKEN, stock=True), with_token("another one"))
     assert type(meeting.server) is AuthenticationFailed
 
 
 def test_too_many_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next ones of that address are looked at later, right or wrong; others' are at once."""
-    keeper = doorman(TCP, TOKEN)
+    keeper = authenticator(TCP, TOKEN)
 
     def come(token: str) -> Handshake:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -329,7 +331,7 @@ def test_accounts_come_and_go_while_the_server_runs(tcp: Pair) -> None:
 
 def test_strangers_take_no_memory(tcp: Pair) -> None:
     """Whatever length they announce, and before it is known who they are."""
-    keeper = doorman(TCP, TOKEN)
+    keeper = authenticator(TCP, TOKEN)
     tcp[0].sendall(MAGIC + b"\xff\xff" + bytes(65000))
     tcp[0].shutdown(socket.SHUT_WR)
     tracemalloc.start()
@@ -360,7 +362,7 @@ def test_another_users_end_of_the_connection(
 ) -> None:
     """Or one of which nobody knows: refused, and not counted as a wrong token."""
     owner(uid)
-    keeper = doorman(TCP, TOKEN)
+    keeper = authenticator(TCP, TOKEN)
     meeting = Handshake(tcp, keeper, with_token(TOKEN))
     assert isinstance(meeting.server, ProtocolError)
     assert type(meeting.client) is AuthenticationFailed
@@ -400,27 +402,27 @@ def test_another_certificate_than_the_servers_own(tcp: Pair) -> None:
 
 def test_a_stock_client_may_come_over_a_unix_socket(unix: Pair) -> None:
     """What it sent is still there to be read."""
-    meeting = Handshake(unix, doorman(UNIX), saying(STOCK))
+    meeting = Handshake(unix, authenticator(UNIX), saying(STOCK))
     assert meeting.server == AuthenticatedPeer(unix[1], f"uid:{os.getuid()}")
     assert unix[1].recv(100) == STOCK
 
 
 def test_a_stock_client_may_not_come_over_tcp(tcp: Pair) -> None:
     """Unless the loopback is left open."""
-    meeting = Handshake(tcp, doorman(TCP, TOKEN), saying(STOCK))
+    meeting = Handshake(tcp, authenticator(TCP, TOKEN), saying(STOCK))
     assert type(meeting.server) is ProtocolError
     assert "--allow-unauthenticated-loopback" in str(meeting.server)
 
 
 def test_a_stock_client_may_come_over_an_open_loopback(tcp: Pair) -> None:
     """As the client of many examples does."""
-    meeting = Handshake(tcp, doorman(TCP, stock=True), saying(STOCK))
+    meeting = Handshake(tcp, authenticator(TCP, stock=True), saying(STOCK))
     assert meeting.server == AuthenticatedPeer(tcp[1], "anonymous@127.0.0.1")
 
 
 def test_an_open_loopback_is_not_open_to_other_machines(tcp: Pair) -> None:
     """The flag says loopback."""
-    beyond = doorman(Address.tcp("0.0.0.0", 1), TOKEN, stock=True)
+    beyond = authenticator(Address.tcp("0.0.0.0", 1), TOKEN, stock=True)
     assert type(Handshake(tcp, beyond, saying(STOCK)).server) is ProtocolError
 
 
@@ -438,7 +440,7 @@ def test_an_open_loopback_is_not_open_to_other_machines(tcp: Pair) -> None:
 )
 def test_garbage_is_refused(tcp: Pair, garbage: bytes) -> None:
     """With an error of our own, and without taking memory for what it announces."""
-    assert type(Handshake(tcp, doorman(TCP, TOKEN), saying(garbage)).server) is ProtocolError
+    assert type(Handshake(tcp, authenticator(TCP, TOKEN), saying(garbage)).server) is ProtocolError
 
 
 def test_another_version_is_told_so(unix: Pair) -> None:
@@ -451,7 +453,7 @@ def test_another_version_is_told_so(unix: Pair) -> None:
         send_message(sock, hello, said)
         return receive_message(sock, said)
 
-    meeting = Handshake(unix, doorman(UNIX), old)
+    meeting = Handshake(unix, authenticator(UNIX), old)
     assert type(meeting.server) is VersionMismatch
     assert meeting.client["error"] == "VersionMismatch"
     assert "Start a server with Python 3.6" in meeting.client["text"]
@@ -460,7 +462,7 @@ def test_another_version_is_told_so(unix: Pair) -> None:
 @pytest.mark.parametrize("said", [b"", b"JA", MAGIC, MAGIC + b"\x00", MAGIC + b"\x00\x20{"])
 def test_a_peer_that_leaves_early_is_no_error(tcp: Pair, said: bytes) -> None:
     """It connected, perhaps only to see whether somebody is there."""
-    assert type(Handshake(tcp, doorman(TCP, TOKEN), saying(said)).server) is EOFError
+    assert type(Handshake(tcp, authenticator(TCP, TOKEN), saying(said)).server) is EOFError
 
 
 @pytest.mark.parametrize("said", [b"", MAGIC, MAGIC + b"\x00\x20{"])
@@ -469,7 +471,7 @@ def test_a_slow_peer_is_not_waited_for(
 ) -> None:
     """It would keep a thread for ever."""
     monkeypatch.setattr(module, "GREETING_S", 0.05)
-    meeting = Handshake(tcp, doorman(TCP, TOKEN), saying(said, leave=False))
+    meeting = Handshake(tcp, authenticator(TCP, TOKEN), saying(said, leave=False))
     assert isinstance(meeting.server, TimeoutError)
 
 
@@ -478,7 +480,7 @@ def test_a_slow_peer_on_a_unix_socket_is_not_waited_for_either(
 ) -> None:
     """Once it has said that it is one of ours; a stock client speaks when it has something to."""
     monkeypatch.setattr(module, "GREETING_S", 0.05)
-    meeting = Handshake(unix, doorman(UNIX), saying(MAGIC, leave=False))
+    meeting = Handshake(unix, authenticator(UNIX), saying(MAGIC, leave=False))
     assert isinstance(meeting.server, TimeoutError)
 
 
@@ -495,7 +497,7 @@ def test_a_trickling_peer_is_not_waited_for(tcp: Pair, monkeypatch: pytest.Monke
     def admit() -> None:
         try:
             with pytest.raises(TimeoutError):
-                doorman(TCP, TOKEN).admit(tcp[1])
+                authenticator(TCP, TOKEN).admit(tcp[1])
         finally:
             over.set()
 
@@ -515,7 +517,7 @@ def test_a_silent_peer_is_waited_for_two_seconds(
         assert sock.recv(1, socket.MSG_PEEK)
         return handshake_with_server(sock, plain(sock), {}, TOKEN, None)
 
-    meeting = Handshake(tcp, doorman(TCP, TOKEN), late)
+    meeting = Handshake(tcp, authenticator(TCP, TOKEN), late)
     assert isinstance(meeting.server, TimeoutError)
     assert type(meeting.client) is Busy
 
@@ -525,7 +527,7 @@ def test_a_silent_peer_gives_its_place_to_one_that_speaks(
 ) -> None:
     """Also when both come from the same address; it is told so."""
     monkeypatch.setattr(handshake_slots, "MAX_HANDSHAKES", 1)
-    keeper = doorman(TCP, TOKEN)
+    keeper = authenticator(TCP, TOKEN)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = socket.create_connection(listener.getsockname(), PATIENCE_S)
         with silent, listener.accept()[0] as accepted:
@@ -540,7 +542,7 @@ def test_a_silent_peer_gives_its_place_to_one_that_speaks(
 def test_a_unix_socket_has_room_for_any_number(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are all the same user's."""
     monkeypatch.setattr(handshake_slots, "MAX_HANDSHAKES", 0)
-    assert Handshake(unix, doorman(UNIX), with_token(None)).client["session"] == "s"
+    assert Handshake(unix, authenticator(UNIX), with_token(None)).client["session"] == "s"
 
 
 # TLS ----------------------------------------------------------------------------------------------

@@ -25,13 +25,13 @@ class TwoAccounts:
         for name in ("alice", "bob"):
             add_account(name, folder)
         self.accounts = Accounts(ServerOptions(token_dir=folder))
-        self.visitors = ConnectedAccounts(self.accounts, self.forgotten.append)
+        self.connected_accounts = ConnectedAccounts(self.accounts, self.forgotten.append)
         for account in self.accounts.now():
             client, server = socket.socketpair()
             for end in (client, server):
                 end.settimeout(30)
                 stack.enter_context(end)
-            stack.enter_context(self.visitors.present(server, account))
+            stack.enter_context(self.connected_accounts.present(server, account))
             self.ends[account.principal] = client
 
     def is_out(self, principal: str) -> bool:
@@ -61,7 +61,7 @@ def test_whoever_was_revoked_is_shown_out(hall: TwoAccounts, folder: str) -> Non
     """Nobody else is; and what the one had is let go of, once."""
     remove_account("alice", folder)
     for _ in range(2):
-        hall.visitors.poll()
+        hall.connected_accounts.poll()
     assert (hall.is_out("account:alice"), hall.is_out("account:bob")) == (True, False)
     assert hall.forgotten == ["account:alice"]
 
@@ -72,24 +72,24 @@ def test_whoever_came_since_the_last_look_is_forgotten_as_well(
     """An account may be made, used and taken away between two looks."""
     add_account("carol", folder)
     carol = next(one for one in hall.accounts.now() if one.principal == "account:carol")
-    with socket.socket() as sock, hall.visitors.present(sock, carol):
+    with socket.socket() as sock, hall.connected_accounts.present(sock, carol):
         remove_account("carol", folder)
-        hall.visitors.poll()
+        hall.connected_accounts.poll()
     assert hall.forgotten == ["account:carol"]
 
 
 def test_whoever_has_another_token_now_comes_again(hall: TwoAccounts, folder: str) -> None:
     """With it; what they had here is there still."""
     add_account("alice", folder, replace=True)
-    hall.visitors.poll()
+    hall.connected_accounts.poll()
     assert (hall.is_out("account:alice"), hall.is_out("account:bob")) == (True, False)
     assert hall.forgotten == []
 
 
 def test_as_long_as_nothing_changes_nobody_is_looked_at(hall: TwoAccounts) -> None:
     """Everybody stays."""
-    hall.visitors.poll()
-    hall.visitors.poll()
+    hall.connected_accounts.poll()
+    hall.connected_accounts.poll()
     assert not any(map(hall.is_out, hall.ends))
 
 
@@ -97,7 +97,7 @@ def test_what_a_handshake_has_noticed_first_is_not_missed(hall: TwoAccounts, fol
     """Somebody else came in between."""
     remove_account("alice", folder)
     hall.accounts.now()
-    hall.visitors.poll()
+    hall.connected_accounts.poll()
     assert hall.is_out("account:alice")
     assert hall.forgotten == ["account:alice"]
 
@@ -110,7 +110,7 @@ def test_whoever_is_revoked_while_coming_in(hall: TwoAccounts, folder: str) -> N
     with (
         socket.socket() as sock,
         pytest.raises(AuthenticationFailed, match="revoked"),
-        hall.visitors.present(sock, alice),
+        hall.connected_accounts.present(sock, alice),
     ):
         pytest.fail("it is here")
 
@@ -120,33 +120,33 @@ def test_whoever_left_is_not_shown_out(hall: TwoAccounts, folder: str) -> None:
     bob = hall.accounts.now()[1]
     client, server = socket.socketpair()
     with client, server:
-        with hall.visitors.present(server, bob):
+        with hall.connected_accounts.present(server, bob):
             pass
         remove_account("bob", folder)
-        hall.visitors.poll()
+        hall.connected_accounts.poll()
         server.sendall(b"x")
 
 
 def test_without_accounts_everybody_stays() -> None:
     """Who came over a Unix socket is not looked at."""
-    visitors = ConnectedAccounts()
+    connected_accounts = ConnectedAccounts()
     with (
         socket.socket() as sock,
-        visitors.present(sock, None),
-        visitors.present(sock, Account.unnamed("x")),
+        connected_accounts.present(sock, None),
+        connected_accounts.present(sock, Account.unnamed("x")),
     ):
-        visitors.poll()
+        connected_accounts.poll()
 
 
 def test_two_accounts_of_one_process_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the second one comes; with what to type for people who do not trust each other."""
     log = logged_by(module, monkeypatch)
     alice, bob, carol = (Account.named(name, name) for name in ("alice", "bob", "carol"))
-    visitors = ConnectedAccounts(share=True)
+    connected_accounts = ConnectedAccounts(share=True)
 
     def come(*accounts: Account) -> None:
         for account in accounts:
-            with socket.socket() as sock, visitors.present(sock, account):
+            with socket.socket() as sock, connected_accounts.present(sock, account):
                 pass
 
     come(alice, alice)
@@ -158,11 +158,11 @@ def test_two_accounts_of_one_process_are_told_of_once(monkeypatch: pytest.Monkey
     assert "--worker-per-principal" in fields["means"]
 
 
-def test_at_a_door_nobody_shares_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_gateway_nobody_shares_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each account has a worker of its own."""
     log = logged_by(module, monkeypatch)
-    visitors = ConnectedAccounts()
+    connected_accounts = ConnectedAccounts()
     for name in ("alice", "bob"):
-        with socket.socket() as sock, visitors.present(sock, Account.named(name, name)):
+        with socket.socket() as sock, connected_accounts.present(sock, Account.named(name, name)):
             pass
     assert log == []

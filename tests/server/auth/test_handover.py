@@ -32,7 +32,7 @@ def worker(runtime: Path) -> Iterator[socket.socket]:
 
 @pytest.fixture
 def client() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A client's connection: its end, and the door's."""
+    """A client's connection: its end, and the gateway's."""
     theirs, ours = socket.socketpair()
     with theirs, ours:
         yield theirs, ours
@@ -44,7 +44,7 @@ def taken(worker: socket.socket, principal: str = "uid:7") -> AuthenticatedPeer:
     try:
         return HandoverReceiver(principal).admit(line)
     except BaseException:
-        line.close()  # as a reception does
+        line.close()  # as a acceptor does
         raise
 
 
@@ -64,10 +64,10 @@ def test_a_plain_connection_goes_over_itself(
         assert line.recv(5) == b"hello"
     assert theirs.recv(1) == b""  # nobody else holds it open
     assert (admitted.principal, admitted.proof, admitted.account) == ("uid:7", "p", None)
-    assert admitted.guest == ME
+    assert admitted.client_identity == ME
 
 
-def test_what_only_the_door_can_read_goes_over_the_line(worker: socket.socket) -> None:
+def test_what_only_the_gateway_can_read_goes_over_the_line(worker: socket.socket) -> None:
     """Of which nothing is read that belongs to the client."""
     with hand_over(
         worker.getsockname(), AuthenticatedPeer(cast("TlsSocket", object()), "uid:7", ME)
@@ -76,7 +76,7 @@ def test_what_only_the_door_can_read_goes_over_the_line(worker: socket.socket) -
         admitted = taken(worker)
         with closing(admitted.line) as inner:
             assert inner.recv(100) == b"from the client"
-    assert admitted.guest == ME
+    assert admitted.client_identity == ME
     assert admitted.proof is None
 
 
@@ -87,7 +87,7 @@ def test_a_stock_client_is_handed_over_as_it_came(
     hand_over(worker.getsockname(), AuthenticatedPeer(client[1], "uid:7")).close()
     admitted = taken(worker)
     with closing(admitted.line) as line:
-        assert admitted.guest is None
+        assert admitted.client_identity is None
         assert line.gettimeout() is None
 
 
@@ -115,7 +115,7 @@ def test_only_the_servers_user_hands_over(
 
 @pytest.mark.parametrize("said", [b"", b"\x00\x00", b"\x00\x00\x00\x09{", b"\x7f\x00\x00\x00"])
 def test_half_a_message_is_none(worker: socket.socket, said: bytes) -> None:
-    """A door that dies in the middle, or nonsense."""
+    """A gateway that dies in the middle, or nonsense."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(worker.getsockname())
         line.sendall(said)
@@ -126,7 +126,7 @@ def test_half_a_message_is_none(worker: socket.socket, said: bytes) -> None:
 def test_where_no_worker_listens_that_is_an_error(
     runtime: Path, client: tuple[socket.socket, socket.socket]
 ) -> None:
-    """For the door to tell of."""
+    """For the gateway to tell of."""
     with pytest.raises(FileNotFoundError):
         hand_over(f"{runtime}/nobody.sock", AuthenticatedPeer(client[1], "uid:7", ME))
 
@@ -134,7 +134,7 @@ def test_where_no_worker_listens_that_is_an_error(
 def test_a_worker_that_takes_nobody_in_holds_up_nobody(
     runtime: Path, client: tuple[socket.socket, socket.socket]
 ) -> None:
-    """Once as many wait for it as can, the door does not wait as well."""
+    """Once as many wait for it as can, the gateway does not wait as well."""
     path = f"{runtime}/full.sock"
     admitted = AuthenticatedPeer(client[1], "uid:7", ME)
     with socket.socket(socket.AF_UNIX) as listening, ExitStack() as waiting:

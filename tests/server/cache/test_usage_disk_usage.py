@@ -9,7 +9,7 @@ import pytest
 
 from jaxd_server.cache import usage as module
 from jaxd_server.cache.usage import DiskUsage, FolderUsage
-from tests.server.in_process import shelf_in
+from tests.server.in_process import program_cache_in
 
 OLD_S = 1_000_000_000
 
@@ -58,11 +58,11 @@ def test_where_nothing_is_kept_there_is_nothing() -> None:
 
 def test_it_is_that_of_a_store(runtime: Path) -> None:
     """The kinds and names are the store's."""
-    shelf = shelf_in(str(runtime / "cache"))
-    shelf.store.write("code", b"f" * 16, (), b"code")
-    shelf.flush()
-    assert DiskUsage(shelf.store.folder).now() == FolderUsage(4096, 1)
-    shelf.close()
+    program_cache = program_cache_in(str(runtime / "cache"))
+    program_cache.store.write("code", b"f" * 16, (), b"code")
+    program_cache.flush()
+    assert DiskUsage(program_cache.store.folder).now() == FolderUsage(4096, 1)
+    program_cache.close()
 
 
 def test_only_what_has_changed_is_looked_at_again(folder: Path, scans: list[str]) -> None:

@@ -55,11 +55,11 @@ def test_without_a_limit_nothing_is_counted() -> None:
 
 
 def test_a_client_that_has_had_its_share_goes_on_with_what_is_ready(
-    open_shop: Callable[..., InProcessServer],
+    open_in_process_server: Callable[..., InProcessServer],
 ) -> None:
     """New programs are refused before they are traced, with what to do."""
-    shop = open_shop(principal_build_s=0.001)
-    client = shop.client()
+    in_process_server = open_in_process_server(principal_build_s=0.001)
+    client = in_process_server.client()
     double = client.persistent_call(lambda x: x * 2)
     assert float(double(1.0)) == 2.0
     traces = client.statistics().traces

@@ -18,11 +18,11 @@ Open = Callable[..., PipelineHarness]
 X = np.arange(5, dtype=np.float32)
 
 
-def damage(kitchen: PipelineHarness, kind: str) -> None:
+def damage(harness: PipelineHarness, kind: str) -> None:
     """Flips a bit in each record of a kind, where nobody holds them."""
-    assert kitchen.shelf is not None
-    kitchen.shelf.flush()
-    files = list(Path(kitchen.shelf.store.folder, kind).iterdir())
+    assert harness.program_cache is not None
+    harness.program_cache.flush()
+    files = list(Path(harness.program_cache.store.folder, kind).iterdir())
     assert files
     for file in files:
         data = bytearray(file.read_bytes())
@@ -30,11 +30,11 @@ def damage(kitchen: PipelineHarness, kind: str) -> None:
         file.write_bytes(data)
 
 
-def spoil(kitchen: PipelineHarness, kind: Any) -> None:
+def spoil(harness: PipelineHarness, kind: Any) -> None:
     """Writes something whole, but senseless, in place of each record of a kind."""
-    assert kitchen.shelf is not None
-    kitchen.shelf.flush()
-    store = kitchen.shelf.store
+    assert harness.program_cache is not None
+    harness.program_cache.flush()
+    store = harness.program_cache.store
     names = store.names(kind)
     assert names
     for name in names:
@@ -52,122 +52,122 @@ BROKEN = {
 @pytest.mark.parametrize("spoiler", [damage, spoil])
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_record_costs_what_it_held(
-    open_kitchen: Open, warned: Callable[[], list[str]], kind: str, spoiler: Any
+    open_harness: Open, warned: Callable[[], list[str]], kind: str, spoiler: Any
 ) -> None:
     """The result is right, one warning is in the log, and the next process has it again."""
-    kitchen = open_kitchen()
-    expected = kitchen.value(Source(double), X).tolist()
-    spoiler(kitchen, kind)
+    harness = open_harness()
+    expected = harness.value(Source(double), X).tolist()
+    spoiler(harness, kind)
     expected_counts, asked = BROKEN[kind]
-    kitchen, source = open_kitchen(), Source(double)
-    assert kitchen.value(source, X).tolist() == expected
-    assert counts(kitchen) == expected_counts
+    harness, source = open_harness(), Source(double)
+    assert harness.value(source, X).tolist() == expected
+    assert counts(harness) == expected_counts
     assert source.asked in (asked, [each for each in asked if each == "describe"])
     assert len(warned()) == 1
-    kitchen, source = open_kitchen(), Source(double)
-    assert kitchen.value(source, X).tolist() == expected
-    assert counts(kitchen) == LOADED
+    harness, source = open_harness(), Source(double)
+    assert harness.value(source, X).tolist() == expected
+    assert counts(harness) == LOADED
     assert source.asked == []
     assert len(warned()) == 1
 
 
 @pytest.mark.parametrize("spoiler", [damage, spoil])
-def test_broken_code_is_asked_for_again(open_kitchen: Open, spoiler: Any) -> None:
+def test_broken_code_is_asked_for_again(open_harness: Open, spoiler: Any) -> None:
     """When it is needed: what was built before does not need it."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(double), X)
-    spoiler(kitchen, "code")
-    kitchen, source = open_kitchen(), Source(double)
-    kitchen.value(source, X)
-    assert (counts(kitchen), source.asked) == (LOADED, [])
-    assert kitchen.value(source, X[:2]).tolist() == [17, 19]
-    assert counts(kitchen) == {**BUILT, "executable_loads": 1}
+    harness = open_harness()
+    harness.value(Source(double), X)
+    spoiler(harness, "code")
+    harness, source = open_harness(), Source(double)
+    harness.value(source, X)
+    assert (counts(harness), source.asked) == (LOADED, [])
+    assert harness.value(source, X[:2]).tolist() == [17, 19]
+    assert counts(harness) == {**BUILT, "executable_loads": 1}
     assert source.asked == ["code"]
-    kitchen, source = open_kitchen(), Source(double)
-    kitchen.value(source, X[:1])
+    harness, source = open_harness(), Source(double)
+    harness.value(source, X[:1])
     assert source.asked == []
 
 
 def test_code_on_disk_that_means_something_else_by_now_is_asked_for_again(
-    open_kitchen: Open,
+    open_harness: Open,
 ) -> None:
     """What was kept of the function goes, and its client says anew what it means."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     source = Source(double)
-    kitchen.value(source, X)
-    assert kitchen.shelf is not None
-    kitchen.shelf.keep_code(source.fingerprint, bytes(Source(lambda x: -x).code_))
-    kitchen, source = open_kitchen(), Source(double)
-    assert kitchen.value(source, X[:2]).tolist() == [17, 19]
+    harness.value(source, X)
+    assert harness.program_cache is not None
+    harness.program_cache.keep_code(source.fingerprint, bytes(Source(lambda x: -x).code_))
+    harness, source = open_harness(), Source(double)
+    assert harness.value(source, X[:2]).tolist() == [17, 19]
     assert source.asked == ["describe", "code"]
-    assert counts(kitchen) == BUILT
-    kitchen, source = open_kitchen(), Source(double)
-    kitchen.value(source, X[:2])
-    assert (counts(kitchen), source.asked) == (LOADED, [])
+    assert counts(harness) == BUILT
+    harness, source = open_harness(), Source(double)
+    harness.value(source, X[:2])
+    assert (counts(harness), source.asked) == (LOADED, [])
 
 
 def test_a_program_that_was_loaded_and_does_not_run_is_made_again(
-    open_kitchen: Open, warned: Callable[[], list[str]]
+    open_harness: Open, warned: Callable[[], list[str]]
 ) -> None:
     """In the same call, and the next process loads the new one."""
     source = Source(double)
-    right = open_kitchen().value(source, X)
-    kitchen = open_kitchen()
-    kitchen.value(source, X)
-    (executable,) = kitchen.executables.all()
+    right = open_harness().value(source, X)
+    harness = open_harness()
+    harness.value(source, X)
+    (executable,) = harness.executables.all()
 
     def broken(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("NOT_FOUND: Function fusion not found")
 
     executable.program.call = broken
-    np.testing.assert_array_equal(kitchen.value(source, X), right)
-    assert counts(kitchen) == BUILT | {"executable_loads": 1}
+    np.testing.assert_array_equal(harness.value(source, X), right)
+    assert counts(harness) == BUILT | {"executable_loads": 1}
     assert warned() == ["program_broken"]
-    again = open_kitchen()
+    again = open_harness()
     again.value(source, X)
     assert counts(again) == LOADED
 
 
 def test_a_program_that_does_not_run_stays_on_disk_until_there_is_another(
-    open_kitchen: Open, monkeypatch: pytest.MonkeyPatch
+    open_harness: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have been the device that failed; then the file is as good as before."""
     source = Source(double)
-    open_kitchen().value(source, X)
-    kitchen = open_kitchen()
-    kitchen.value(source, X)
-    (executable,) = kitchen.executables.all()
-    shelf = kitchen.shelf
-    assert shelf is not None
+    open_harness().value(source, X)
+    harness = open_harness()
+    harness.value(source, X)
+    (executable,) = harness.executables.all()
+    program_cache = harness.program_cache
+    assert program_cache is not None
 
     def broken(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
 
     executable.program.call = broken
     with monkeypatch.context() as patched:
-        patched.setattr(kitchen.compiler, "compile", broken)
+        patched.setattr(harness.compiler, "compile", broken)
         with pytest.raises(Exception, match="the device is gone"):
-            kitchen.value(source, X)
-    file = Path(shelf.store.folder, "programs", executable.program.id.hex())
+            harness.value(source, X)
+    file = Path(program_cache.store.folder, "programs", executable.program.id.hex())
     before = file.stat().st_mtime_ns, file.read_bytes()
-    kitchen.value(source, X)  # which compiles, and replaces it
-    shelf.flush()
-    assert counts(kitchen)["compiles"] == 1
+    harness.value(source, X)  # which compiles, and replaces it
+    program_cache.flush()
+    assert counts(harness)["compiles"] == 1
     assert (file.stat().st_mtime_ns, file.read_bytes()) != before
-    again = open_kitchen()
+    again = open_harness()
     again.value(source, X)
     assert counts(again) == LOADED
 
 
-def test_what_was_compiled_here_and_does_not_run_fails(open_kitchen: Open) -> None:
+def test_what_was_compiled_here_and_does_not_run_fails(open_harness: Open) -> None:
     """It would not run any better the second time."""
-    kitchen, source = open_kitchen(), Source(double)
-    kitchen.value(source, X)
-    (executable,) = kitchen.executables.all()
+    harness, source = open_harness(), Source(double)
+    harness.value(source, X)
+    (executable,) = harness.executables.all()
 
     def broken(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: no")
 
     executable.program.call = broken
     with pytest.raises(Exception, match="INTERNAL: no"):
-        kitchen.value(source, X)
+        harness.value(source, X)

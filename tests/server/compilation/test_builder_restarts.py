@@ -70,62 +70,62 @@ def test_what_cannot_be_kept_is_made_again(two_processes: tuple[Any, Any], name:
 
 
 def test_what_was_made_with_other_packages_is_not_loaded(
-    open_kitchen: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_harness: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of which the key knows nothing: the server had them loaded when it was made."""
     site = FakeSite(tmp_path)
     monkeypatch.syspath_prepend(site.path)
     site.install("kept_with", "1", {"kept_with.py": "1"})
     importlib.import_module("kept_with")
-    open_kitchen().value(Source(double), X)
-    kitchen = open_kitchen()
-    kitchen.value(Source(double), X)
-    assert counts(kitchen) == LOADED
+    open_harness().value(Source(double), X)
+    harness = open_harness()
+    harness.value(Source(double), X)
+    assert counts(harness) == LOADED
     site.install("kept_with", "2", {"kept_with.py": "22"})
-    assert kitchen.shelf is not None
+    assert harness.program_cache is not None
     # as the worker before has seen, which was replaced for it
-    kitchen.shelf._environments._packages.changes()
-    kitchen = open_kitchen()
+    harness.program_cache._environments._packages.changes()
+    harness = open_harness()
     source = Source(double)
-    kitchen.value(source, X)
-    assert counts(kitchen) == SHARED
+    harness.value(source, X)
+    assert counts(harness) == SHARED
     assert source.asked == []
-    kitchen = open_kitchen()
-    kitchen.value(Source(double), X)
-    assert counts(kitchen) == LOADED
+    harness = open_harness()
+    harness.value(Source(double), X)
+    assert counts(harness) == LOADED
 
 
-def test_a_private_function_is_not_kept(open_kitchen: Open) -> None:
+def test_a_private_function_is_not_kept(open_harness: Open) -> None:
     """Its key means nothing in another process."""
     for _ in range(2):
-        kitchen, source = open_kitchen(), Source(double)
+        harness, source = open_harness(), Source(double)
         source.code_ = Source(lambda x: x - 1).code_  # other code than its fingerprint says
-        assert kitchen.value(source, X)[0] == -1
-        assert kitchen.shelf is not None
-        kitchen.shelf.flush()
-        assert kitchen.shelf.calls() == {}
-        assert kitchen.shelf.store.names("code") == []
-    kitchen = open_kitchen()
-    assert kitchen.value(Source(double), X)[0] == 17
+        assert harness.value(source, X)[0] == -1
+        assert harness.program_cache is not None
+        harness.program_cache.flush()
+        assert harness.program_cache.calls() == {}
+        assert harness.program_cache.store.names("code") == []
+    harness = open_harness()
+    assert harness.value(Source(double), X)[0] == 17
 
 
-def test_another_option_is_another_program(open_kitchen: Open) -> None:
+def test_another_option_is_another_program(open_harness: Open) -> None:
     """Nothing of one key answers another, in memory or on disk."""
     options = [Options(), Options(config=(("jax_enable_x64", True),)), Options(keep_unused=True)]
     x = np.ones(3)
     dtypes = []
     for _ in range(2):
-        kitchen = open_kitchen()
-        dtypes += [kitchen.value(Source(double, one), x).dtype.name for one in options]
-        assert len(kitchen.executables) == 3
+        harness = open_harness()
+        dtypes += [harness.value(Source(double, one), x).dtype.name for one in options]
+        assert len(harness.executables) == 3
     assert dtypes == ["float32", "float64", "float32"] * 2
-    assert counts(kitchen) == {**LOADED, "executable_loads": 3}
+    assert counts(harness) == {**LOADED, "executable_loads": 3}
 
 
-def test_nothing_is_left_of_settings_that_were_in_force(open_kitchen: Open) -> None:
+def test_nothing_is_left_of_settings_that_were_in_force(open_harness: Open) -> None:
     """A load runs under those of its own key, and leaves none behind."""
     options = Options(config=(("jax_enable_x64", True),))
     for _ in range(2):
-        kitchen = open_kitchen()
-        assert kitchen.value(Source(double, options), np.ones(3)).dtype == np.float64
+        harness = open_harness()
+        assert harness.value(Source(double, options), np.ones(3)).dtype == np.float64
         assert jax.numpy.ones(1, float).dtype == np.float32

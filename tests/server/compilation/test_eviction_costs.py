@@ -18,7 +18,7 @@ def made(seconds: float = 0.0, host_bytes: int = 0, device_bytes: int = 0) -> Ex
     return one
 
 
-def appraisal(*sizes: int, is_kept: bool = False) -> EvictionCosts:
+def eviction_costs(*sizes: int, is_kept: bool = False) -> EvictionCosts:
     """Of a process that had and has these sizes."""
     left = iter(sizes)
     return EvictionCosts(lambda _: is_kept, lambda: next(left))
@@ -32,7 +32,7 @@ def test_programs_together_take_no_more_than_the_process_has_grown(
 ) -> None:
     """Each its part of it; where that is unknown, what was measured."""
     ones = [made(host_bytes=4 * MIB), made(host_bytes=4 * MIB)]
-    entries = appraisal(before, now).entries(list(enumerate(ones)), lambda one: one is ones[1])
+    entries = eviction_costs(before, now).entries(list(enumerate(ones)), lambda one: one is ones[1])
     assert [entry.host_bytes for entry in entries] == [each, each]
     assert [entry.is_idle for entry in entries] == [True, False]
 
@@ -44,7 +44,7 @@ def test_what_it_would_cost_to_have_one_again() -> None:
     loaded.costs, loaded.structure = Costs(1.0, 30.0, 0.2), None
     items = list(enumerate([small, large, known, loaded]))
     for is_kept, expected in ((False, [0.5, 10.0, 10.0, 0.2]), (True, [0.5, 3.0, 0.7, 0.2])):
-        entries = appraisal(1, 1, is_kept=is_kept).entries(items, lambda _: False)
+        entries = eviction_costs(1, 1, is_kept=is_kept).entries(items, lambda _: False)
         assert [entry.rebuild_s for entry in entries] == pytest.approx(expected)
 
 

@@ -237,20 +237,20 @@ def test_an_argument_that_cannot_be_traced_builds_nothing() -> None:
     assert len(table.pool) == 0
 
 
-def test_reclaiming_frees_the_compiled_programs(kitchen: PipelineHarness) -> None:
+def test_reclaiming_frees_the_compiled_programs(harness: PipelineHarness) -> None:
     """All ten of one function that lives on; the number of programs in memory goes back."""
     source = Source(lambda x: x * 7 + 1)
     arrays = [np.ones(size, np.float32) for size in range(1, 11)]
     gc.collect()
     before = live_executables()
     for array in arrays:
-        kitchen.value(source, array)
+        harness.value(source, array)
     assert live_executables() == before + 10
-    assert kitchen.executables.reclaim(10) == 10
+    assert harness.executables.reclaim(10) == 10
     gc.collect()
     assert live_executables() == before
-    assert len(kitchen.maker.programs.known) == 0
-    assert kitchen.counts() == (10, 10)
+    assert len(harness.maker.programs.known) == 0
+    assert harness.counts() == (10, 10)
 
 
 def test_an_executable_in_use_is_not_dropped() -> None:

@@ -180,9 +180,9 @@ def test_what_a_call_has_made_stays_until_that_call_ends() -> None:
 @pytest.fixture
 def tiny() -> Iterator[PipelineHarness]:
     """A pipeline with room for one executable."""
-    kitchen = PipelineHarness(limit=1)
-    yield kitchen
-    kitchen.close()
+    harness = PipelineHarness(limit=1)
+    yield harness
+    harness.close()
 
 
 def test_nothing_is_dropped_before_it_ran(
@@ -231,15 +231,15 @@ def test_dropping_frees_without_the_garbage_collector(tiny: PipelineHarness) -> 
         gc.enable()
 
 
-def test_two_functions_with_one_program_free_it_together(kitchen: PipelineHarness) -> None:
+def test_two_functions_with_one_program_free_it_together(harness: PipelineHarness) -> None:
     """With the first of them jax still has it, with the second it has not."""
     one, other = (Source(function) for function in (lambda x: x * 11 - 2, lambda y: y * 11 - 2))
     before = live_executables()
     for source in (one, other):
-        kitchen.value(source, np.float32(1))
-    assert kitchen.counts() == (2, 1)
+        harness.value(source, np.float32(1))
+    assert harness.counts() == (2, 1)
     left = []
     for _ in range(2):
-        assert kitchen.executables.reclaim(1) == 1
-        left.append((len(kitchen.maker.programs.known), live_executables() - before))
+        assert harness.executables.reclaim(1) == 1
+        left.append((len(harness.maker.programs.known), live_executables() - before))
     assert left == [(1, 1), (0, 0)]

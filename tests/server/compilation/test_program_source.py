@@ -30,70 +30,70 @@ def twice(y: Any) -> Any:
     return doubled + 17
 
 
-def test_a_renamed_function_shares_the_program(kitchen: PipelineHarness) -> None:
+def test_a_renamed_function_shares_the_program(harness: PipelineHarness) -> None:
     """It is traced and lowered, not compiled, and takes no memory of its own."""
     gc.collect()
     before = live_executables()
     first, second = Source(double), Source(twice)
     assert first.key != second.key
-    expected = kitchen.value(first, X).tolist()
-    assert counts(kitchen) == BUILT
-    assert kitchen.value(second, X).tolist() == expected
-    assert counts(kitchen) == {**BUILT, "traces": 2, "lowers": 2, "programs_shared": 1}
+    expected = harness.value(first, X).tolist()
+    assert counts(harness) == BUILT
+    assert harness.value(second, X).tolist() == expected
+    assert counts(harness) == {**BUILT, "traces": 2, "lowers": 2, "programs_shared": 1}
     assert live_executables() == before + 1
-    assert (len(kitchen.executables), len(kitchen.maker.programs.known)) == (2, 1)
+    assert (len(harness.executables), len(harness.maker.programs.known)) == (2, 1)
 
 
-def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_kitchen: Open) -> None:
+def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_harness: Open) -> None:
     """Traced and lowered once; the process after that loads it under both names."""
-    expected = open_kitchen().value(Source(double), X).tolist()
-    kitchen = open_kitchen()
-    assert kitchen.value(Source(twice), X).tolist() == expected
-    assert counts(kitchen) == SHARED
-    kitchen = open_kitchen()
+    expected = open_harness().value(Source(double), X).tolist()
+    harness = open_harness()
+    assert harness.value(Source(twice), X).tolist() == expected
+    assert counts(harness) == SHARED
+    harness = open_harness()
     for function in (double, twice):
         source = Source(function)
-        assert kitchen.value(source, X).tolist() == expected
+        assert harness.value(source, X).tolist() == expected
         assert source.asked == []
-    assert counts(kitchen) == {**LOADED, "executable_loads": 2}
-    assert len(kitchen.maker.programs.known) == 1
+    assert counts(harness) == {**LOADED, "executable_loads": 2}
+    assert len(harness.maker.programs.known) == 1
 
 
-def test_shared_programs_outlive_each_other(kitchen: PipelineHarness) -> None:
+def test_shared_programs_outlive_each_other(harness: PipelineHarness) -> None:
     """Dropping one executable leaves the other's program where it is."""
     first, second = Source(double), Source(twice)
     for source in (first, second):
-        kitchen.value(source, X)
-    assert kitchen.executables.forget(first.key) == 1
+        harness.value(source, X)
+    assert harness.executables.forget(first.key) == 1
     gc.collect()
-    assert kitchen.value(second, X)[1] == 19
-    assert kitchen.executables.forget(second.key) == 1
+    assert harness.value(second, X)[1] == 19
+    assert harness.executables.forget(second.key) == 1
     gc.collect()
-    assert len(kitchen.maker.programs.known) == 0
+    assert len(harness.maker.programs.known) == 0
 
 
-def test_equal_functions_that_come_together_compile_once(open_kitchen: Open) -> None:
+def test_equal_functions_that_come_together_compile_once(open_harness: Open) -> None:
     """Also when all of them look on disk first."""
-    kitchen = open_kitchen(builds=8)
+    harness = open_harness(builds=8)
     sources = []
     for index in range(8):
         scope: dict[str, Any] = {}
         exec(f"def step_{index}(x):\n    return x * 3 - 11", scope)
         sources.append(Source(scope[f"step_{index}"]))
-    outcomes = at_once(8, lambda index: kitchen.value(sources[index], X).tolist())
+    outcomes = at_once(8, lambda index: harness.value(sources[index], X).tolist())
     assert outcomes == [(X * 3 - 11).tolist()] * 8
-    assert counts(kitchen) == {**BUILT, "traces": 8, "lowers": 8, "programs_shared": 7}
+    assert counts(harness) == {**BUILT, "traces": 8, "lowers": 8, "programs_shared": 7}
 
 
 def test_whoever_waits_for_a_look_on_disk_compiles(
-    open_kitchen: Open, monkeypatch: pytest.MonkeyPatch
+    open_harness: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That somebody else has found nothing there is no answer for a call."""
-    kitchen = open_kitchen()
-    shelf = kitchen.shelf
-    assert shelf is not None
-    monkeypatch.setattr(shelf, "program", _absent)
-    programs = kitchen.maker.programs.known
+    harness = open_harness()
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    monkeypatch.setattr(program_cache, "program", _absent)
+    programs = harness.maker.programs.known
     obtained: list[bytes] = []
     obtain = programs.obtain
 
@@ -109,10 +109,10 @@ def test_whoever_waits_for_a_look_on_disk_compiles(
             assert release.wait(PATIENCE_S)
             raise LookupError
 
-        monkeypatch.setattr(shelf, "program", program)
-        thread = start(kitchen.maker.programs.stored, name, 0)
+        monkeypatch.setattr(program_cache, "program", program)
+        thread = start(harness.maker.programs.stored, name, 0)
         assert looking.wait(PATIENCE_S)
-        monkeypatch.setattr(shelf, "program", _absent)
+        monkeypatch.setattr(program_cache, "program", _absent)
         (flight,) = programs._flights._flights.values()
 
         def let_go() -> None:
@@ -126,8 +126,8 @@ def test_whoever_waits_for_a_look_on_disk_compiles(
             join(threads)
 
     monkeypatch.setattr(programs, "obtain", disturbed)
-    assert kitchen.value(Source(double), X).tolist() == (X * 2 + 17).tolist()
-    assert counts(kitchen) == BUILT
+    assert harness.value(Source(double), X).tolist() == (X * 2 + 17).tolist()
+    assert counts(harness) == BUILT
 
 
 def _absent(*_: Any) -> Program:
@@ -135,7 +135,7 @@ def _absent(*_: Any) -> Program:
 
 
 def test_a_program_that_jax_cannot_write_still_runs(
-    open_kitchen: Open, monkeypatch: pytest.MonkeyPatch
+    open_harness: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each process makes it again."""
 
@@ -144,6 +144,6 @@ def test_a_program_that_jax_cannot_write_still_runs(
 
     monkeypatch.setattr(jax_programs, "serialize", refuse)
     for _ in range(2):
-        kitchen = open_kitchen()
-        assert kitchen.value(Source(double), X)[0] == 17
-        assert counts(kitchen) == BUILT
+        harness = open_harness()
+        assert harness.value(Source(double), X)[0] == 17
+        assert counts(harness) == BUILT

@@ -19,20 +19,20 @@ def test_a_call_that_cannot_be_given_up_is_shown_with_its_age() -> None:
 def test_one_for_which_somebody_waits_is_shown_with_what_it_does() -> None:
     """And for how long it waited until it did."""
     now = [0.0]
-    interest = CancelToken(clock=lambda: now[0])
-    call = AdmittedCall("step", interest=interest)
-    interest.enter("waiting")
+    cancel_token = CancelToken(clock=lambda: now[0])
+    call = AdmittedCall("step", cancel_token=cancel_token)
+    cancel_token.enter("waiting")
     now[0] += 1.5
-    interest.enter("running")
+    cancel_token.enter("running")
     row = call.row()
     assert (row["phase"], row["waited_s"]) == ("running", 1.5)
 
 
 def test_one_for_which_nobody_waits_is_left() -> None:
     """Once its client was told; not as soon as it is given up."""
-    interest = CancelToken()
-    call = AdmittedCall("step", interest=interest)
-    interest.give_up(Cancelled("not wanted."))
+    cancel_token = CancelToken()
+    call = AdmittedCall("step", cancel_token=cancel_token)
+    cancel_token.give_up(Cancelled("not wanted."))
     found = [call.is_abandoned]
-    interest.is_client_notified = True
+    cancel_token.is_client_notified = True
     assert [*found, call.is_abandoned] == [False, True]

@@ -43,44 +43,44 @@ def test_what_is_in_the_message_is_read() -> None:
 
 def test_what_lies_elsewhere_is_found_there() -> None:
     """The skeleton is the same, and the message holds what is left."""
-    desk = ValueServiceRig()
-    (number,) = desk.put(X)
-    call = desk.call(Source(add), desk.ref(number), X + 1)
+    rig = ValueServiceRig()
+    (number,) = rig.put(X)
+    call = rig.call(Source(add), rig.ref(number), X + 1)
     assert call.skeleton == Source(add).call((X, X)).skeleton
     first, second = given(call)
-    assert first is desk.own.get(number).array
+    assert first is rig.own.get(number).array
     assert second.tolist() == [1, 2, 3]
     assert [row.kind for row in call.known_rows()] == [VALUE]
 
 
 def test_what_is_kept_is_in_the_message() -> None:
     """It takes its room there, what lies in a block does not."""
-    desk = ValueServiceRig(blocks=Blocks(b1=bytearray((X + 5).tobytes())))
+    rig = ValueServiceRig(blocks=Blocks(b1=bytearray((X + 5).tobytes())))
     skeleton, blob, _ = encode((X, X))
     call = Call(b"k", skeleton, blob[:12], (), Source(add))
-    call.holdings = desk.holdings
+    call.referenced_data = rig.referenced_data
     call.elsewhere = pack_locations(
         [DataLocation(0, CACHED_AS_VALUE, 9), DataLocation(1, BLOCK, 1)]
     )
     first, second = given(call)
     assert (first.tolist(), second.tolist()) == ([0, 1, 2], [5, 6, 7])
-    assert desk.fetch(9)[0].tolist() == [0, 1, 2]
+    assert rig.fetch(9)[0].tolist() == [0, 1, 2]
 
 
 def test_who_has_no_values_can_refer_to_none() -> None:
     """As a stock client."""
-    desk = ValueServiceRig()
-    (number,) = desk.put(X)
-    call = desk.call(Source(add), desk.ref(number), X)
-    call.holdings = None
+    rig = ValueServiceRig()
+    (number,) = rig.put(X)
+    call = rig.call(Source(add), rig.ref(number), X)
+    call.referenced_data = None
     with pytest.raises(ProtocolError, match="there can be none"):
         given(call)
 
 
 def test_rows_that_do_not_fit_the_call_are_refused() -> None:
     """They name leaves that it does not have."""
-    desk = ValueServiceRig()
-    call = desk.call(Source(add), X, X)
+    rig = ValueServiceRig()
+    call = rig.call(Source(add), X, X)
     call.elsewhere = pack_locations([DataLocation(2, VALUE, 1)])
     with pytest.raises(ProtocolError, match="none can be"):
         given(call)
@@ -109,7 +109,7 @@ def packed(announced: int = LARGE.nbytes, inflated: int | JaxdError = LARGE.nbyt
     """A call with one compressed array, which says that it becomes so many bytes."""
     call = Source(np.sum).call((LARGE,))
     call.buffers = [memoryview(deflate(call.buffers[0]))]
-    call.holdings = ValueServiceRig().holdings
+    call.referenced_data = ValueServiceRig().referenced_data
     call.elsewhere = pack_locations([DataLocation(0, COMPRESSED, announced)])
     call.inflated = inflated
     return call

@@ -67,9 +67,9 @@ def test_other_threads_speak_for_the_call_whose_turn_it_is(make_run: Callable[..
     run.call.emit = lambda *event: events.append(event)
 
     def call_back(_: Run) -> None:
-        voice = current_output()
-        assert voice is not None
-        voice.write("stdout", "from a callback\n")
+        call_output = current_output()
+        assert call_output is not None
+        call_output.write("stdout", "from a callback\n")
 
     CallbackLock().start(run, call_back)
     assert [content["text"] for _, content in events] == ["from a callback\n"]
@@ -121,9 +121,9 @@ def test_what_only_computes_takes_no_turn(make_run: Callable[..., Run]) -> None:
 
     turns.start(make_run(calls_back=True), call_back)
     with output_to_sole_caller():
-        voice = current_output()
-        assert voice is not None
-        voice.write("stdout", "no end")
+        call_output = current_output()
+        assert call_output is not None
+        call_output.write("stdout", "no end")
     turns.end(run)
     assert [content["text"] for _, content in events] == ["no end"]
     with output_to_sole_caller():

@@ -16,18 +16,18 @@ SEEN: list[FlightEntry] = []
 
 @pytest.fixture
 def box() -> FlightRecorder:
-    """What the kitchen writes down."""
+    """What the harness writes down."""
     SEEN.clear()
     return FlightRecorder.create()
 
 
 @pytest.fixture
-def kitchen(box: FlightRecorder) -> Iterator[PipelineHarness]:
+def harness(box: FlightRecorder) -> Iterator[PipelineHarness]:
     """A pipeline that has a black box."""
-    kitchen = PipelineHarness()
-    kitchen.pipeline.precautions = CrashGuard(kitchen.admission, None, box)
-    yield kitchen
-    kitchen.close()
+    harness = PipelineHarness()
+    harness.pipeline.crash_guard = CrashGuard(harness.admission, None, box)
+    yield harness
+    harness.close()
 
 
 def looking(box: FlightRecorder) -> Source:
@@ -50,78 +50,78 @@ def suspect(source: Source, deaths: int) -> CrashSuspects:
 
 
 def test_a_cold_call_is_written_down_before_its_function_is_known(
-    kitchen: PipelineHarness, box: FlightRecorder
+    harness: PipelineHarness, box: FlightRecorder
 ) -> None:
     """By its key; it is gone when the call is over. A warm one is not written down at all."""
     source = looking(box)
-    assert kitchen.value(source, 1.0) == 2.0
+    assert harness.value(source, 1.0) == 2.0
     (entry,) = SEEN
     assert (entry.ids, entry.is_repeated, entry.is_alone) == ((source.key,), False, False)
     assert box.entries() == []
     box._free.clear()
-    assert kitchen.value(source, 2.0) == 3.0
+    assert harness.value(source, 2.0) == 3.0
 
 
-def test_a_call_that_is_repeated_runs_alone(kitchen: PipelineHarness, box: FlightRecorder) -> None:
+def test_a_call_that_is_repeated_runs_alone(harness: PipelineHarness, box: FlightRecorder) -> None:
     """Warm or not; and it is written down so."""
     source = looking(box)
     for _ in range(2):
         source.asked.clear()
-        kitchen.pipeline.functions._functions.clear()
-        kitchen.answer(source.call((1.0,), lost=1))
+        harness.pipeline.functions._functions.clear()
+        harness.answer(source.call((1.0,), lost=1))
     assert [(entry.is_repeated, entry.is_alone) for entry in SEEN] == [(True, True)] * 2
-    assert not kitchen.admission.is_barred
+    assert not harness.admission.is_barred
 
 
 def test_a_suspect_is_admitted_once_more_alone(
-    kitchen: PipelineHarness, box: FlightRecorder
+    harness: PipelineHarness, box: FlightRecorder
 ) -> None:
     """Also when that is known only with its fingerprint, which other options have as well."""
     source = looking(box)
-    kitchen.pipeline.precautions.suspects = suspect(source, 1)
-    kitchen.pipeline.precautions.suspects._known.pop(source.key)
-    assert kitchen.value(source, 1.0) == 2.0
+    harness.pipeline.crash_guard.suspects = suspect(source, 1)
+    harness.pipeline.crash_guard.suspects._known.pop(source.key)
+    assert harness.value(source, 1.0) == 2.0
     assert box.entries() == []
-    assert kitchen.admission.running() == []
+    assert harness.admission.running() == []
 
 
 def test_what_outlasted_its_time_is_waited_for_longer(
-    kitchen: PipelineHarness, box: FlightRecorder, monkeypatch: pytest.MonkeyPatch
+    harness: PipelineHarness, box: FlightRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as it takes to see whether it is what ends workers."""
     source = looking(box)
     waits: list[float] = []
-    enter_alone = kitchen.admission.enter_exclusive
+    enter_alone = harness.admission.enter_exclusive
 
     def noted(*args: Any, alone_s: float) -> Any:
         waits.append(alone_s)
         return enter_alone(*args, alone_s=alone_s)
 
-    monkeypatch.setattr(kitchen.admission, "enter_exclusive", noted)
-    kitchen.answer(source.call((1.0,), lost=1))
+    monkeypatch.setattr(harness.admission, "enter_exclusive", noted)
+    harness.answer(source.call((1.0,), lost=1))
     slow = suspect(source, 1)
     for known in slow._known.values():
         object.__setattr__(known, "ran_s", 30.0)
-    kitchen.pipeline.precautions.suspects = slow
-    kitchen.answer(source.call((1.0,), lost=1))
+    harness.pipeline.crash_guard.suspects = slow
+    harness.answer(source.call((1.0,), lost=1))
     assert waits == [0.0, 50.0]
 
 
-def test_what_is_in_quarantine_is_not_run(kitchen: PipelineHarness, box: FlightRecorder) -> None:
+def test_what_is_in_quarantine_is_not_run(harness: PipelineHarness, box: FlightRecorder) -> None:
     """Nor asked for."""
     source = looking(box)
-    kitchen.pipeline.precautions.suspects = suspect(source, 2)
+    harness.pipeline.crash_guard.suspects = suspect(source, 2)
     with pytest.raises(Quarantined, match="--release"):
-        kitchen.value(source, 1.0)
+        harness.value(source, 1.0)
     assert source.asked == []
-    assert (SEEN, box.entries(), kitchen.admission.running()) == ([], [], [])
+    assert (SEEN, box.entries(), harness.admission.running()) == ([], [], [])
 
 
 def test_without_a_box_all_is_the_same() -> None:
     """But that nobody reads it."""
-    kitchen = PipelineHarness()
+    harness = PipelineHarness()
     source = Source(lambda x: x + 1)
-    kitchen.pipeline.precautions.suspects = suspect(source, 1)
-    assert kitchen.value(source, 1.0) == 2.0
-    kitchen.answer(source.call((1.0,), lost=1))
-    kitchen.close()
+    harness.pipeline.crash_guard.suspects = suspect(source, 1)
+    assert harness.value(source, 1.0) == 2.0
+    harness.answer(source.call((1.0,), lost=1))
+    harness.close()

@@ -22,49 +22,49 @@ def risky(x: Any) -> Any:
 NANS = Options(config=(("jax_debug_nans", True),))
 
 
-def test_a_nan_is_found_where_it_is_made(open_kitchen: Callable[..., PipelineHarness]) -> None:
+def test_a_nan_is_found_where_it_is_made(open_harness: Callable[..., PipelineHarness]) -> None:
     """The user sees the line, also when the program came from disk and the call is warm."""
     good, bad = np.float32(2), np.float32(0)
     for _ in range(2):
-        kitchen, source = open_kitchen(), Source(risky, NANS)
+        harness, source = open_harness(), Source(risky, NANS)
         for _ in range(2):
-            assert float(kitchen.value(source, good)) == 0.0
-            failed = failure(kitchen, source, bad)
+            assert float(harness.value(source, good)) == 0.0
+            failed = failure(harness, source, bad)
             assert failed[1] == "FloatingPointError"
             assert "return jax.numpy.log(y)" in failed[5]
-    assert kitchen.counts() == (0, 0)
+    assert harness.counts() == (0, 0)
     assert source.asked == []
 
 
 def test_a_nan_is_found_although_its_code_on_disk_is_no_good(
-    open_kitchen: Callable[..., PipelineHarness],
+    open_harness: Callable[..., PipelineHarness],
 ) -> None:
     """The client is asked for it, and sees its own error."""
-    kitchen, source = open_kitchen(), Source(risky, NANS)
-    kitchen.value(source, np.float32(2))
-    assert kitchen.shelf is not None
-    kitchen.shelf.keep_code(source.fingerprint, bytes(Source(double).code_))
-    kitchen, source = open_kitchen(), Source(risky, NANS)
+    harness, source = open_harness(), Source(risky, NANS)
+    harness.value(source, np.float32(2))
+    assert harness.program_cache is not None
+    harness.program_cache.keep_code(source.fingerprint, bytes(Source(double).code_))
+    harness, source = open_harness(), Source(risky, NANS)
     for _ in range(2):  # found by its signature, and then by its bytes
-        kitchen.value(source, np.float32(2))
-    failed = failure(kitchen, source, np.float32(0))
+        harness.value(source, np.float32(2))
+    failed = failure(harness, source, np.float32(0))
     assert failed[1] == "FloatingPointError"
     assert source.asked == ["describe", "code"]
 
 
-def test_other_errors_are_not_looked_for(kitchen: PipelineHarness) -> None:
+def test_other_errors_are_not_looked_for(harness: PipelineHarness) -> None:
     """Without the setting, a NaN is a result."""
-    assert np.isnan(kitchen.value(Source(risky), np.float32(0)))
+    assert np.isnan(harness.value(Source(risky), np.float32(0)))
 
 
 def test_one_that_only_the_compiler_makes_is_said_to_be_one(
-    kitchen: PipelineHarness, monkeypatch: Any
+    harness: PipelineHarness, monkeypatch: Any
 ) -> None:
     """Step by step there is none: the caller learns what that means."""
     source = Source(risky, NANS)
-    kitchen.value(source, np.float32(2))
-    (function,) = kitchen.pipeline.functions._functions.values()
+    harness.value(source, np.float32(2))
+    (function,) = harness.pipeline.functions._functions.values()
     monkeypatch.setattr(type(function), "function", property(lambda _: lambda x: x))
-    failed = failure(kitchen, source, np.float32(0))
+    failed = failure(harness, source, np.float32(0))
     assert failed[1] == "FloatingPointError"
     assert "not when it is run step by step" in failed[2]

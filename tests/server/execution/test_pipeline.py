@@ -30,59 +30,59 @@ def double(x: Any) -> Any:
     return x * 2
 
 
-def failure(kitchen: PipelineHarness, source: Source, *args: Any, **more: Any) -> Any:
+def failure(harness: PipelineHarness, source: Source, *args: Any, **more: Any) -> Any:
     """The failure tuple of a call."""
-    (kind, failure), buffers = kitchen.answer(source.call(args, **more))
+    (kind, failure), buffers = harness.answer(source.call(args, **more))
     assert (kind, tuple(buffers)) == (FAILED, ())
     return failure
 
 
-def counted(kitchen: PipelineHarness) -> list[float]:
+def counted(harness: PipelineHarness) -> list[float]:
     """Calls, hits, failed calls, traces, compiles."""
-    snapshot = kitchen.counters.snapshot()
+    snapshot = harness.counters.snapshot()
     names = ("calls", "executable_hits", "failed_calls", "traces", "compiles")
     return [snapshot[name] for name in names]
 
 
-def test_a_call_is_answered_with_its_result(kitchen: PipelineHarness) -> None:
+def test_a_call_is_answered_with_its_result(harness: PipelineHarness) -> None:
     """Small values in the reply, large ones beside it."""
     source = Source(double)
-    (kind, _, blob), buffers = kitchen.answer(source.call((1.5,)))
+    (kind, _, blob), buffers = harness.answer(source.call((1.5,)))
     assert (kind, np.frombuffer(blob, np.float32).tolist(), buffers) == (OK, [3.0], [])
     large = np.ones(10_000, np.float32)
-    (kind, _, blob), (buffer,) = kitchen.answer(source.call((large,)))
+    (kind, _, blob), (buffer,) = harness.answer(source.call((large,)))
     assert (kind, blob, buffer.nbytes) == (OK, b"", 40_000)
 
 
-def test_a_second_call_is_a_hit(kitchen: PipelineHarness) -> None:
+def test_a_second_call_is_a_hit(harness: PipelineHarness) -> None:
     """It asks nobody, traces nothing and compiles nothing."""
     source = Source(double)
-    assert [float(kitchen.value(source, value)) for value in (1.0, 2.0, 3.0)] == [2, 4, 6]
-    assert counted(kitchen) == [3, 2, 0, 1, 1]
+    assert [float(harness.value(source, value)) for value in (1.0, 2.0, 3.0)] == [2, 4, 6]
+    assert counted(harness) == [3, 2, 0, 1, 1]
     assert source.asked == ["describe", "code"]
 
 
-def test_calls_that_come_together_build_once(kitchen: PipelineHarness) -> None:
+def test_calls_that_come_together_build_once(harness: PipelineHarness) -> None:
     """And only one of them counts as no hit."""
     sources = [Source(double) for _ in range(8)]
-    outcomes = at_once(8, lambda index: float(kitchen.value(sources[index], float(index))))
+    outcomes = at_once(8, lambda index: float(harness.value(sources[index], float(index))))
     assert outcomes == [2.0 * index for index in range(8)]
-    assert counted(kitchen) == [8, 7, 0, 1, 1]
+    assert counted(harness) == [8, 7, 0, 1, 1]
 
 
-def test_an_error_while_tracing_keeps_its_type(kitchen: PipelineHarness) -> None:
+def test_an_error_while_tracing_keeps_its_type(harness: PipelineHarness) -> None:
     """With its arguments, its message and the line that raised it."""
 
     def broken(x: Any) -> Any:
         raise KeyError("no such layer")
 
-    module, name, message, _, _, text, *_ = failure(kitchen, Source(broken), 1.0)
+    module, name, message, _, _, text, *_ = failure(harness, Source(broken), 1.0)
     assert (module, name, message) == ("builtins", "KeyError", "'no such layer'")
     assert 'raise KeyError("no such layer")' in text
-    assert counted(kitchen) == [1, 0, 1, 1, 0]
+    assert counted(harness) == [1, 0, 1, 1, 0]
 
 
-def test_an_error_while_running_says_what_was_raised(kitchen: PipelineHarness) -> None:
+def test_an_error_while_running_says_what_was_raised(harness: PipelineHarness) -> None:
     """jax wraps what a host callback raises; the original is in the text. Later calls work."""
 
     def checked(x: Any) -> Any:
@@ -95,12 +95,12 @@ def test_an_error_while_running_says_what_was_raised(kitchen: PipelineHarness) -
 
     source = Source(checked)
     x = np.float32(1)
-    assert float(kitchen.value(source, x)) == 1.0
-    _, name, message, _, _, text, *_ = failure(kitchen, source, -x)
+    assert float(harness.value(source, x)) == 1.0
+    _, name, message, _, _, text, *_ = failure(harness, source, -x)
     assert name.endswith("RuntimeError") or name == "ValueError"
     assert "it is negative" in message + text
-    assert float(kitchen.value(source, x)) == 1.0
-    assert counted(kitchen) == [3, 1, 1, 1, 1]
+    assert float(harness.value(source, x)) == 1.0
+    assert counted(harness) == [3, 1, 1, 1, 1]
 
 
 class Strange(Exception):
@@ -138,15 +138,15 @@ def _deep(x: Any) -> Any:
     ],
 )
 def test_whatever_is_raised_is_an_answer(
-    kitchen: PipelineHarness, function: Any, name: str
+    harness: PipelineHarness, function: Any, name: str
 ) -> None:
     """Nothing that a function does ends a thread of the server."""
-    assert failure(kitchen, Source(function), 1.0)[1].endswith(name)
-    assert kitchen.admission.running() == []
+    assert failure(harness, Source(function), 1.0)[1].endswith(name)
+    assert harness.admission.running() == []
 
 
 def test_a_client_that_leaves_while_it_is_asked_gets_an_answer_too(
-    kitchen: PipelineHarness,
+    harness: PipelineHarness,
 ) -> None:
     """Somebody may still read it."""
     source = Source(double)
@@ -155,47 +155,47 @@ def test_a_client_that_leaves_while_it_is_asked_gets_an_answer_too(
         raise ConnectionLost("the client went away")
 
     source.describe = gone  # type: ignore[method-assign]
-    assert failure(kitchen, source, 1.0)[1] == ConnectionLost.__name__
-    assert kitchen.admission.running() == []
+    assert failure(harness, source, 1.0)[1] == ConnectionLost.__name__
+    assert harness.admission.running() == []
 
 
-def test_garbage_in_place_of_arguments_is_an_answer_too(kitchen: PipelineHarness) -> None:
+def test_garbage_in_place_of_arguments_is_an_answer_too(harness: PipelineHarness) -> None:
     """Whether the function is warm or not."""
     source = Source(double)
     for _ in range(2):
         cut, unread = source.call((1.0,)), source.call((1.0,))
         cut.blob, unread.skeleton = b"", b"garbage"
         for call in (cut, unread):
-            (kind, failed), _ = kitchen.answer(call)
+            (kind, failed), _ = harness.answer(call)
             assert (kind, failed[1]) == (FAILED, ProtocolError.__name__)
-        kitchen.value(source, 1.0)
-    assert counted(kitchen) == [6, 1, 4, 1, 1]
+        harness.value(source, 1.0)
+    assert counted(harness) == [6, 1, 4, 1, 1]
 
 
-def test_a_draining_server_refuses_new_calls(kitchen: PipelineHarness) -> None:
+def test_a_draining_server_refuses_new_calls(harness: PipelineHarness) -> None:
     """Warm ones as well."""
     source = Source(double)
-    kitchen.value(source, 1.0)
-    kitchen.admission.drain()
-    assert failure(kitchen, source, 1.0)[1] == ServerDraining.__name__
-    assert failure(kitchen, Source(lambda x: x), 1.0)[1] == ServerDraining.__name__
+    harness.value(source, 1.0)
+    harness.admission.drain()
+    assert failure(harness, source, 1.0)[1] == ServerDraining.__name__
+    assert failure(harness, Source(lambda x: x), 1.0)[1] == ServerDraining.__name__
 
 
-def test_a_call_whose_deadline_passed_is_not_begun(kitchen: PipelineHarness) -> None:
+def test_a_call_whose_deadline_passed_is_not_begun(harness: PipelineHarness) -> None:
     """Its function is not even asked for."""
     source = Source(double)
     late = time.monotonic() - 1
-    assert failure(kitchen, source, 1.0, deadline=late)[1] == DeadlineExceeded.__name__
+    assert failure(harness, source, 1.0, deadline=late)[1] == DeadlineExceeded.__name__
     assert source.asked == []
-    kitchen.value(source, 1.0)
-    assert failure(kitchen, source, 1.0, deadline=late)[1] == DeadlineExceeded.__name__
+    harness.value(source, 1.0)
+    assert failure(harness, source, 1.0, deadline=late)[1] == DeadlineExceeded.__name__
 
 
 @pytest.mark.parametrize("result", ["text", b"bytes", {"a": object()}, [lambda: 0]])
-def test_a_result_that_is_no_data_is_refused(kitchen: PipelineHarness, result: Any) -> None:
+def test_a_result_that_is_no_data_is_refused(harness: PipelineHarness, result: Any) -> None:
     """jax's own words, and what to do next."""
     with pytest.raises(ResultError, match="Return arrays and numbers"):
-        kitchen.value(Source(lambda x: result), 1.0)
+        harness.value(Source(lambda x: result), 1.0)
 
 
 @dataclass(frozen=True)
@@ -204,15 +204,15 @@ class Setting:
 
 
 @pytest.mark.parametrize("argument", ["text", Setting(3), [Setting(3)], {1, 2}, range(3)])
-def test_an_argument_that_is_no_data_is_refused(kitchen: PipelineHarness, argument: Any) -> None:
+def test_an_argument_that_is_no_data_is_refused(harness: PipelineHarness, argument: Any) -> None:
     """Before anything is traced, with what to do next."""
     with pytest.raises(ArgumentError, match=r"static_argnames"):
-        kitchen.value(Source(lambda x: 1.0, Options(static="jax")), argument)
-    assert kitchen.counts() == (0, 0)
+        harness.value(Source(lambda x: 1.0, Options(static="jax")), argument)
+    assert harness.counts() == (0, 0)
 
 
 @pytest.mark.parametrize("argument", [["text"], Setting(4), {"deep": Setting(4)}, {1, 2, 3, 4}])
-def test_an_argument_that_is_no_data_is_static(kitchen: PipelineHarness, argument: Any) -> None:
+def test_an_argument_that_is_no_data_is_static(harness: PipelineHarness, argument: Any) -> None:
     """One program for each content; the function gets the thing itself."""
 
     def size(x: Any, y: float) -> Any:
@@ -221,25 +221,25 @@ def test_an_argument_that_is_no_data_is_static(kitchen: PipelineHarness, argumen
 
     source = Source(size)
     for y in (1.0, 2.0):
-        assert float(kitchen.value(source, argument, y)) == 4 * y
-    assert kitchen.counts() == (1, 1)
+        assert float(harness.value(source, argument, y)) == 4 * y
+    assert harness.counts() == (1, 1)
 
 
-def test_a_type_error_of_the_function_is_its_own(kitchen: PipelineHarness) -> None:
+def test_a_type_error_of_the_function_is_its_own(harness: PipelineHarness) -> None:
     """It is not taken for one of ours."""
     with pytest.raises(TypeError, match="unsupported operand") as raised:
-        kitchen.value(Source(lambda x: x + {}), 1.0)
+        harness.value(Source(lambda x: x + {}), 1.0)
     assert type(raised.value) is TypeError
 
 
-def test_options_are_obeyed(kitchen: PipelineHarness) -> None:
+def test_options_are_obeyed(harness: PipelineHarness) -> None:
     """A static argument selects the program."""
     source = Source(lambda x, n: x * n, Options(static_argnames=("n",)))
-    assert [float(kitchen.value(source, 2.0, n)) for n in (3, 4, 3)] == [6, 8, 6]
-    assert kitchen.counts() == (2, 2)
+    assert [float(harness.value(source, 2.0, n)) for n in (3, 4, 3)] == [6, 8, 6]
+    assert harness.counts() == (2, 2)
 
 
-def test_a_running_call_is_listed_under_its_name(kitchen: PipelineHarness) -> None:
+def test_a_running_call_is_listed_under_its_name(harness: PipelineHarness) -> None:
     """While it is built and while it runs."""
     entered, release = threading.Event(), threading.Event()
     seen: list[Any] = []
@@ -250,18 +250,18 @@ def test_a_running_call_is_listed_under_its_name(kitchen: PipelineHarness) -> No
         return (OK, b"", b""), ()
 
     for _ in range(2):
-        thread = start(lambda: kitchen.answer(Source(double).call((1.0,), deliver=deliver)))
+        thread = start(lambda: harness.answer(Source(double).call((1.0,), deliver=deliver)))
         assert entered.wait(PATIENCE_S)
-        seen += [call["function"] for call in kitchen.admission.running()]
+        seen += [call["function"] for call in harness.admission.running()]
         release.set()
         join([thread])
         entered.clear()
         release.clear()
     assert seen == ["double", "double"]
-    assert kitchen.admission.running() == []
+    assert harness.admission.running() == []
 
 
-def test_the_call_decides_what_becomes_of_its_result(kitchen: PipelineHarness) -> None:
+def test_the_call_decides_what_becomes_of_its_result(harness: PipelineHarness) -> None:
     """It gets the arrays; what it returns is the reply, and what it raises is the failure."""
 
     def refuse(leaves: Any, executable: Any) -> Any:
@@ -274,15 +274,15 @@ def test_the_call_decides_what_becomes_of_its_result(kitchen: PipelineHarness) -
         return (OK, b"kept"), ()
 
     source = Source(double)
-    assert kitchen.answer(source.call((2.0,), deliver=keep)) == ((OK, b"kept"), ())
+    assert harness.answer(source.call((2.0,), deliver=keep)) == ((OK, b"kept"), ())
     assert [float(leaf) for leaf in kept] == [4.0]
-    assert failure(kitchen, source, 2.0, deliver=refuse)[2] == "not this one"
+    assert failure(harness, source, 2.0, deliver=refuse)[2] == "not this one"
 
 
-def test_a_build_is_reported_to_its_caller(kitchen: PipelineHarness) -> None:
+def test_a_build_is_reported_to_its_caller(harness: PipelineHarness) -> None:
     """A warm call has nothing to report."""
     stages: list[str] = []
     source = Source(double)
     for _ in range(2):
-        kitchen.answer(source.call((1.0,), emit=lambda kind, event: stages.append(event["stage"])))
+        harness.answer(source.call((1.0,), emit=lambda kind, event: stages.append(event["stage"])))
     assert stages == ["queued", "trace", "lower", "compile", "run"]

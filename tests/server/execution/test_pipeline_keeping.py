@@ -24,9 +24,9 @@ from tests.server.staging import PATIENCE_S, join, start, until
 HIT = {"verdict": "hit", "seconds": 0.0, "kept": True}
 
 
-def answered(kitchen: PipelineHarness, call: Any) -> Any:
+def answered(harness: PipelineHarness, call: Any) -> Any:
     """What is in the reply to a call that has no data to send home."""
-    (kind, text, _), buffers = kitchen.answer(call)
+    (kind, text, _), buffers = harness.answer(call)
     assert (kind, tuple(buffers)) == (OK, ())
     return json.loads(text)
 
@@ -46,7 +46,7 @@ def warming(source: Source, *args: Any, **more: Any) -> Any:
 
 
 def test_a_call_to_warm_up_builds_and_does_not_run(
-    kitchen: PipelineHarness, monkeypatch: pytest.MonkeyPatch
+    harness: PipelineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program is there for the first call with data."""
     heard: list[float] = []
@@ -57,43 +57,43 @@ def test_a_call_to_warm_up_builds_and_does_not_run(
 
     monkeypatch.setattr("builtins.jaxd_test_heard", hear, raising=False)
     source = Source(loud)
-    told = answered(kitchen, warming(source, np.float32(3)))
+    told = answered(harness, warming(source, np.float32(3)))
     assert told["verdict"] == "compile"
     assert told["seconds"] > 0
     assert heard == []
-    assert counted(kitchen) == [0, 0, 0, 1, 1]
-    assert float(kitchen.value(source, np.float32(3))) == 3
+    assert counted(harness) == [0, 0, 0, 1, 1]
+    assert float(harness.value(source, np.float32(3))) == 3
     assert heard == [3]
-    assert counted(kitchen) == [1, 1, 0, 1, 1]
+    assert counted(harness) == [1, 1, 0, 1, 1]
 
 
-def test_a_call_to_warm_up_says_what_its_result_looks_like(kitchen: PipelineHarness) -> None:
+def test_a_call_to_warm_up_says_what_its_result_looks_like(harness: PipelineHarness) -> None:
     """As the reply to the call itself does."""
     source = Source(lambda x: {"b": x, "a": (x.sum(), None)})
-    (_, _, told), _ = kitchen.answer(warming(source, np.ones((3, 2), np.float32)))
-    reply, _ = kitchen.answer(source.call((np.ones((3, 2), np.float32),)))
+    (_, _, told), _ = harness.answer(warming(source, np.ones((3, 2), np.float32)))
+    reply, _ = harness.answer(source.call((np.ones((3, 2), np.float32),)))
     assert told == reply[1]
 
 
-def test_a_call_to_warm_up_says_what_it_found(open_kitchen: Callable[..., PipelineHarness]) -> None:
+def test_a_call_to_warm_up_says_what_it_found(open_harness: Callable[..., PipelineHarness]) -> None:
     """Nothing, the program in memory, or the one on disk, which is there when it returns."""
     source, x = Source(double), np.ones((3, 2), np.float32)
-    kitchen = open_kitchen()
-    first, again = (answered(kitchen, warming(source, x)) for _ in range(2))
+    harness = open_harness()
+    first, again = (answered(harness, warming(source, x)) for _ in range(2))
     assert (first["verdict"], again) == ("compile", HIT)
-    assert kitchen.shelf is not None
-    folder = Path(kitchen.shelf.store.folder)
+    assert harness.program_cache is not None
+    folder = Path(harness.program_cache.store.folder)
     for kind in ("functions", "code", "calls", "programs", "environments"):
         assert len(list((folder / kind).iterdir())) == 1, kind
-    kitchen = open_kitchen()
-    assert answered(kitchen, warming(source, x))["verdict"] == "load"
-    assert kitchen.value(source, x).tolist() == (2 * x).tolist()
-    assert kitchen.counts() == (0, 0)
+    harness = open_harness()
+    assert answered(harness, warming(source, x))["verdict"] == "load"
+    assert harness.value(source, x).tolist() == (2 * x).tolist()
+    assert harness.counts() == (0, 0)
 
 
 @pytest.mark.parametrize("trouble", ["nothing", "callback", "no disk", "unwritten"])
 def test_a_call_to_warm_up_says_whether_the_program_is_on_disk(
-    open_kitchen: Callable[..., PipelineHarness], trouble: str, monkeypatch: pytest.MonkeyPatch
+    open_harness: Callable[..., PipelineHarness], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not there is lost with the worker."""
 
@@ -103,12 +103,12 @@ def test_a_call_to_warm_up_says_whether_the_program_is_on_disk(
     monkeypatch.setattr("builtins.jaxd_test_heard", np.asarray, raising=False)
     if trouble == "unwritten":
         monkeypatch.setattr(programs, "serialize", refuse)
-    kitchen = PipelineHarness() if trouble == "no disk" else open_kitchen()
+    harness = PipelineHarness() if trouble == "no disk" else open_harness()
     call = warming(Source(loud if trouble == "callback" else double), np.float32(1))
-    told = [answered(kitchen, call) for _ in range(2)]
+    told = [answered(harness, call) for _ in range(2)]
     assert [each["kept"] for each in told] == [trouble == "nothing"] * 2
     if trouble == "no disk":
-        kitchen.close()
+        harness.close()
 
 
 @pytest.mark.parametrize(
@@ -122,84 +122,86 @@ def test_a_call_to_warm_up_says_whether_the_program_is_on_disk(
     ],
     ids=["numbers", "arrays", "key", "weak", "pickled"],
 )
-def test_what_was_warmed_is_what_is_called(kitchen: PipelineHarness, args: tuple[Any, ...]) -> None:
+def test_what_was_warmed_is_what_is_called(harness: PipelineHarness, args: tuple[Any, ...]) -> None:
     """Without data the arguments have the same signature."""
     source = Source(lambda *args: jax.tree.leaves(args))
     call = source.call(args)
-    layout = kitchen.executables.layout(call.key, call.skeleton)
+    layout = harness.executables.layout(call.key, call.skeleton)
     warm = warming(source, *args)
     warm.buffers = RecordedCall.of(call.skeleton, layout.whole, call.buffers).buffers()
-    assert answered(kitchen, warm)["verdict"] == "compile"
-    assert kitchen.answer(call)[0][0] == OK
-    assert counted(kitchen) == [1, 1, 0, 1, 1]
+    assert answered(harness, warm)["verdict"] == "compile"
+    assert harness.answer(call)[0][0] == OK
+    assert counted(harness) == [1, 1, 0, 1, 1]
 
 
-def test_an_error_while_warming_is_an_answer(kitchen: PipelineHarness) -> None:
+def test_an_error_while_warming_is_an_answer(harness: PipelineHarness) -> None:
     """As of any other call."""
 
     def broken(x: Any) -> Any:
         raise KeyError("no such layer")
 
-    (kind, failed), _ = kitchen.answer(warming(Source(broken), 1.0))
+    (kind, failed), _ = harness.answer(warming(Source(broken), 1.0))
     assert (kind, failed[1]) == (FAILED, "KeyError")
     wrong = warming(Source(double), {frozenset({1}): 2.0})
-    (kind, failed), _ = kitchen.answer(wrong)
+    (kind, failed), _ = harness.answer(wrong)
     assert (kind, failed[1]) == (FAILED, ProtocolError.__name__)
 
 
-def saved(kitchen: PipelineHarness) -> float:
+def saved(harness: PipelineHarness) -> float:
     """Seconds saved so far."""
-    return kitchen.counters.snapshot()["saved_s"]
+    return harness.counters.snapshot()["saved_s"]
 
 
-def test_a_client_that_uses_what_another_has_built_is_spared_that(kitchen: PipelineHarness) -> None:
+def test_a_client_that_uses_what_another_has_built_is_spared_that(harness: PipelineHarness) -> None:
     """Once; the one that had it built is spared nothing."""
     first, second = Session("1", "ann"), Session("2", "bob")
     source = Source(double)
     for _ in range(2):
-        kitchen.answer(source.call((1.0,), session=first))
-    assert saved(kitchen) == 0
-    (built,) = kitchen.executables.all()
+        harness.answer(source.call((1.0,), session=first))
+    assert saved(harness) == 0
+    (built,) = harness.executables.all()
     assert built.principal == "ann"
     for _ in range(2):
-        kitchen.answer(source.call((1.0,), session=second))
-    assert saved(kitchen) == built.saved_s == built.costs.build_s > 0
-    kitchen.answer(source.call((1.0,), session=Session("3", "bob")))
-    assert saved(kitchen) == pytest.approx(2 * built.costs.build_s)
+        harness.answer(source.call((1.0,), session=second))
+    assert saved(harness) == built.saved_s == built.costs.build_s > 0
+    harness.answer(source.call((1.0,), session=Session("3", "bob")))
+    assert saved(harness) == pytest.approx(2 * built.costs.build_s)
 
 
-def test_what_is_found_without_a_plan_saves_as_much(kitchen: PipelineHarness) -> None:
+def test_what_is_found_without_a_plan_saves_as_much(harness: PipelineHarness) -> None:
     """A dict in another order is a call of its own on the wire."""
     source = Source(lambda d: d["a"] + d["b"])
-    kitchen.answer(source.call(({"a": 1.0, "b": 2.0},), session=Session("1", "ann")))
-    kitchen.answer(source.call(({"b": 1.0, "a": 2.0},), session=Session("2", "ann")))
-    (built,) = kitchen.executables.all()
-    assert saved(kitchen) == built.costs.build_s
+    harness.answer(source.call(({"a": 1.0, "b": 2.0},), session=Session("1", "ann")))
+    harness.answer(source.call(({"b": 1.0, "a": 2.0},), session=Session("2", "ann")))
+    (built,) = harness.executables.all()
+    assert saved(harness) == built.costs.build_s
 
 
-def test_what_is_loaded_saves_what_is_left(open_kitchen: Callable[..., PipelineHarness]) -> None:
+def test_what_is_loaded_saves_what_is_left(open_harness: Callable[..., PipelineHarness]) -> None:
     """Loading costs something too."""
-    kitchen = open_kitchen()
-    kitchen.answer(Source(double).call((1.0,), session=Session("1", "ann")))
-    (built,) = kitchen.executables.all()
-    kitchen = open_kitchen()
-    kitchen.answer(Source(double).call((1.0,), session=Session("2", "ann")))
-    (loaded,) = kitchen.executables.all()
-    assert saved(kitchen) == max(0.0, built.costs.build_s - loaded.costs.paid_s)
-    kitchen.answer(Source(double).call((1.0,), session=Session("3", "ann")))
-    assert saved(kitchen) == pytest.approx(loaded.saved_s)
+    harness = open_harness()
+    harness.answer(Source(double).call((1.0,), session=Session("1", "ann")))
+    (built,) = harness.executables.all()
+    harness = open_harness()
+    harness.answer(Source(double).call((1.0,), session=Session("2", "ann")))
+    (loaded,) = harness.executables.all()
+    assert saved(harness) == max(0.0, built.costs.build_s - loaded.costs.paid_s)
+    harness.answer(Source(double).call((1.0,), session=Session("3", "ann")))
+    assert saved(harness) == pytest.approx(loaded.saved_s)
     assert loaded.saved_s >= built.costs.build_s
 
 
 def test_a_client_that_leaves_while_it_is_asked_leaves_the_build_to_the_others(
-    open_kitchen: Callable[..., PipelineHarness],
+    open_harness: Callable[..., PipelineHarness],
 ) -> None:
     """Those who wait for the same executable make it from their own code."""
-    kitchen, source = open_kitchen(), Source(double)
-    kitchen.value(source, np.float32(1))
-    assert kitchen.shelf is not None
-    kitchen.shelf.keep_code(source.fingerprint, b"no code")  # so that somebody has to be asked
-    kitchen = open_kitchen()
+    harness, source = open_harness(), Source(double)
+    harness.value(source, np.float32(1))
+    assert harness.program_cache is not None
+    harness.program_cache.keep_code(
+        source.fingerprint, b"no code"
+    )  # so that somebody has to be asked
+    harness = open_harness()
     leaving, staying = Source(double), Source(double)
     asked, gone = threading.Event(), threading.Event()
 
@@ -212,14 +214,14 @@ def test_a_client_that_leaves_while_it_is_asked_leaves_the_build_to_the_others(
     outcomes: dict[str, Any] = {}
 
     def call(name: str, source: Source) -> None:
-        outcomes[name] = kitchen.answer(source.call((np.ones(3, np.float32),)))[0]
+        outcomes[name] = harness.answer(source.call((np.ones(3, np.float32),)))[0]
 
     threads = [start(call, "leaving", leaving)]
     assert asked.wait(PATIENCE_S)
     threads.append(start(call, "staying", staying))
-    (build,) = kitchen.executables._builds._builds.values()
+    (build,) = harness.executables._builds._builds.values()
     until(lambda: len(build.waiting) == 2)
     gone.set()
     join(threads)
     assert (outcomes["leaving"][0], outcomes["staying"][0]) == (FAILED, OK)
-    assert kitchen.counts() == (1, 1)
+    assert harness.counts() == (1, 1)

@@ -58,246 +58,246 @@ def fails(state: Any, batch: Any) -> Any:
 
 
 def answer(
-    kitchen: PipelineHarness, desk: ValueServiceRig, source: Source, *args: Any, **stay: int
+    harness: PipelineHarness, rig: ValueServiceRig, source: Source, *args: Any, **stay: int
 ) -> Any:
     """Skeleton, blob, buffers and the numbers of what was given up; raises what went wrong."""
-    value, buffers = kitchen.answer(desk.call(source, *args, **stay))
+    value, buffers = harness.answer(rig.call(source, *args, **stay))
     if value[0] == FAILED:
         raise decode_failure(value[1])
     assert value[0] == OK
     return value[1], value[2], list(buffers), unpack_leaf_numbers(value[3])
 
 
-def test_what_the_client_has_as_well_is_not_given_up(kitchen: PipelineHarness) -> None:
+def test_what_the_client_has_as_well_is_not_given_up(harness: PipelineHarness) -> None:
     """The call was given another copy of it: the value can be used again."""
-    desk, source = ValueServiceRig(), Source(step, DONATES)
-    (number,) = desk.put(X)
-    desk.own.get(number).copied = True
+    rig, source = ValueServiceRig(), Source(step, DONATES)
+    (number,) = rig.put(X)
+    rig.own.get(number).copied = True
     for _ in range(3):
         assert (
-            answer(kitchen, desk, source, desk.ref(number), X, above=KEEP_NONE, home=KEEP_NONE)[3]
+            answer(harness, rig, source, rig.ref(number), X, above=KEEP_NONE, home=KEEP_NONE)[3]
             == ()
         )
-    assert desk.fetch(number)[0].tolist() == X.tolist()
+    assert rig.fetch(number)[0].tolist() == X.tolist()
 
 
-def test_what_was_not_kept_is_in_the_reply(kitchen: PipelineHarness) -> None:
+def test_what_was_not_kept_is_in_the_reply(harness: PipelineHarness) -> None:
     """Behind all else, with and without results that stay."""
-    desk, source = ValueServiceRig(ValueStore(limit=10)), Source(same)
-    call = desk.call(source, X, above=KEEP_NONE, home=KEEP_NONE)
+    rig, source = ValueServiceRig(ValueStore(limit=10)), Source(same)
+    call = rig.call(source, X, above=KEEP_NONE, home=KEEP_NONE)
     call.elsewhere = pack_locations([DataLocation(0, CACHED_AS_VALUE, 7)])
-    value, _ = kitchen.answer(call)
+    value, _ = harness.answer(call)
     assert value[3:] == (b"", b"", pack_ids([7]))
     call.stay = None
-    value, _ = kitchen.answer(call)
+    value, _ = harness.answer(call)
     assert value[3:] == (b"", b"", pack_ids([7]))
     call.elsewhere, call._rows = b"", None
     call.not_kept = ()
-    value, _ = kitchen.answer(call)
+    value, _ = harness.answer(call)
     assert value[3:] == ()
 
 
-def test_a_result_stays_where_it_was_made(kitchen: PipelineHarness) -> None:
+def test_a_result_stays_where_it_was_made(harness: PipelineHarness) -> None:
     """Under numbers that its client knows beforehand, cold and warm."""
-    desk, source = ValueServiceRig(), Source(step)
+    rig, source = ValueServiceRig(), Source(step)
     for _ in range(2):
-        _, blob, buffers, given_up = answer(kitchen, desk, source, X, X)
+        _, blob, buffers, given_up = answer(harness, rig, source, X, X)
         assert (blob, buffers, given_up) == (b"", [], ())
-        new, loss = (first_value_id(desk.number) + leaf for leaf in (0, 1))
-        assert [array.tolist() for array in desk.fetch(new, loss)] == [[0, 2, 4], 5.0]
-    assert (len(desk.values), desk.values.nbytes) == (4, 32)
-    assert {row["what"] for row in desk.holders()["holders"]} == {"step"}
+        new, loss = (first_value_id(rig.number) + leaf for leaf in (0, 1))
+        assert [array.tolist() for array in rig.fetch(new, loss)] == [[0, 2, 4], 5.0]
+    assert (len(rig.values), rig.values.nbytes) == (4, 32)
+    assert {row["what"] for row in rig.holders()["holders"]} == {"step"}
 
 
-def test_small_leaves_stay_and_come_home(kitchen: PipelineHarness) -> None:
+def test_small_leaves_stay_and_come_home(harness: PipelineHarness) -> None:
     """Larger ones only stay; and those that need not stay only come home."""
-    desk, source = ValueServiceRig(), Source(step)
-    _, blob, buffers, _ = answer(kitchen, desk, source, X, X, above=-1, home=4)
+    rig, source = ValueServiceRig(), Source(step)
+    _, blob, buffers, _ = answer(harness, rig, source, X, X, above=-1, home=4)
     assert np.frombuffer(blob, np.float32).tolist() == [5.0]
-    assert (buffers, len(desk.values)) == ([], 2)
-    _, blob, _, _ = answer(kitchen, desk, source, X, X, above=4, home=4)
+    assert (buffers, len(rig.values)) == ([], 2)
+    _, blob, _, _ = answer(harness, rig, source, X, X, above=4, home=4)
     assert np.frombuffer(blob, np.float32).tolist() == [5.0]
-    assert len(desk.values) == 3
-    _, blob, _, _ = answer(kitchen, desk, source, X, X, above=KEEP_NONE, home=KEEP_NONE)
+    assert len(rig.values) == 3
+    _, blob, _, _ = answer(harness, rig, source, X, X, above=KEEP_NONE, home=KEEP_NONE)
     assert len(blob) == 16 + 4
-    assert len(desk.values) == 3
+    assert len(rig.values) == 3
 
 
-def test_a_value_is_taken_without_moving(kitchen: PipelineHarness) -> None:
+def test_a_value_is_taken_without_moving(harness: PipelineHarness) -> None:
     """And is still there afterwards; the executable is the one of the array itself."""
-    desk, source = ValueServiceRig(), Source(step)
-    (number,) = desk.put(X)
-    answer(kitchen, desk, source, X, X)
-    answer(kitchen, desk, source, desk.ref(number), X)
-    assert desk.fetch(first_value_id(desk.number))[0].tolist() == [0, 2, 4]
-    assert desk.fetch(number)[0].tolist() == X.tolist()
-    assert kitchen.counts() == (1, 1)
+    rig, source = ValueServiceRig(), Source(step)
+    (number,) = rig.put(X)
+    answer(harness, rig, source, X, X)
+    answer(harness, rig, source, rig.ref(number), X)
+    assert rig.fetch(first_value_id(rig.number))[0].tolist() == [0, 2, 4]
+    assert rig.fetch(number)[0].tolist() == X.tolist()
+    assert harness.counts() == (1, 1)
 
 
-def test_what_is_donated_is_gone(kitchen: PipelineHarness) -> None:
+def test_what_is_donated_is_gone(harness: PipelineHarness) -> None:
     """The reply says so, and its memory is the result's; also what was not needed for that."""
-    desk, source = ValueServiceRig(), Source(step, DONATES)
-    (state,) = desk.put(X)
+    rig, source = ValueServiceRig(), Source(step, DONATES)
+    (state,) = rig.put(X)
     for _ in range(3):
-        _, _, _, given_up = answer(kitchen, desk, source, desk.ref(state), X)
+        _, _, _, given_up = answer(harness, rig, source, rig.ref(state), X)
         assert given_up == (0,)
         with pytest.raises(ValueDeleted):
-            desk.fetch(state)
-        state = first_value_id(desk.number)
-    assert desk.fetch(state)[0].tolist() == [0, 4, 8]
-    assert len(desk.values) == 1 + 3  # the losses
+            rig.fetch(state)
+        state = first_value_id(rig.number)
+    assert rig.fetch(state)[0].tolist() == [0, 4, 8]
+    assert len(rig.values) == 1 + 3  # the losses
 
 
-def test_what_has_a_name_is_not_used_up(kitchen: PipelineHarness) -> None:
+def test_what_has_a_name_is_not_used_up(harness: PipelineHarness) -> None:
     """The handle is dead, and who looks for the name finds the array."""
-    desk, source = ValueServiceRig(), Source(step, DONATES)
-    (state,) = desk.put(X)
-    desk.name("state", state)
-    answer(kitchen, desk, source, desk.ref(state), X)
+    rig, source = ValueServiceRig(), Source(step, DONATES)
+    (state,) = rig.put(X)
+    rig.name("state", state)
+    answer(harness, rig, source, rig.ref(state), X)
     with pytest.raises(ValueDeleted):
-        desk.fetch(state)
-    assert desk.fetch(*desk.named("state"))[0].tolist() == X.tolist()
+        rig.fetch(state)
+    assert rig.fetch(*rig.named("state"))[0].tolist() == X.tolist()
 
 
-def test_a_call_that_has_no_room_loses_nothing(kitchen: PipelineHarness) -> None:
+def test_a_call_that_has_no_room_loses_nothing(harness: PipelineHarness) -> None:
     """It is refused before it runs."""
-    desk = ValueServiceRig(ValueStore(limit=1000))
-    (state,) = desk.put(X)
-    (small,) = desk.put(np.float32(1))
+    rig = ValueServiceRig(ValueStore(limit=1000))
+    (state,) = rig.put(X)
+    (small,) = rig.put(np.float32(1))
     source = Source(lambda state, n: (state + n, jnp.zeros(300)), DONATES)
     for _ in range(2):
         with pytest.raises(ValuesFull, match="largest: put"):
-            answer(kitchen, desk, source, desk.ref(state), desk.ref(small))
-        assert desk.fetch(state)[0].tolist() == X.tolist()
-    assert (len(desk.values), desk.values.nbytes) == (2, 16)
+            answer(harness, rig, source, rig.ref(state), rig.ref(small))
+        assert rig.fetch(state)[0].tolist() == X.tolist()
+    assert (len(rig.values), rig.values.nbytes) == (2, 16)
 
 
-def test_a_state_that_fills_the_room_is_replaced_by_the_next(kitchen: PipelineHarness) -> None:
+def test_a_state_that_fills_the_room_is_replaced_by_the_next(harness: PipelineHarness) -> None:
     """What is given up makes the room."""
-    desk, source = ValueServiceRig(ValueStore(limit=1000)), Source(lambda state: state + 1, DONATES)
-    (state,) = desk.put(np.zeros(200, np.float32))
+    rig, source = ValueServiceRig(ValueStore(limit=1000)), Source(lambda state: state + 1, DONATES)
+    (state,) = rig.put(np.zeros(200, np.float32))
     for _ in range(3):
-        answer(kitchen, desk, source, desk.ref(state))
-        state = first_value_id(desk.number)
-    assert desk.fetch(state)[0].tolist() == [3.0] * 200
-    assert desk.values.nbytes == 800
+        answer(harness, rig, source, rig.ref(state))
+        state = first_value_id(rig.number)
+    assert rig.fetch(state)[0].tolist() == [3.0] * 200
+    assert rig.values.nbytes == 800
 
 
-def test_a_call_that_fails_while_it_runs_says_what_it_took(kitchen: PipelineHarness) -> None:
+def test_a_call_that_fails_while_it_runs_says_what_it_took(harness: PipelineHarness) -> None:
     """It leaves nothing behind, and those that were to use its results raise its error."""
-    desk, source = ValueServiceRig(), Source(fails, DONATES)
-    state, fine, bad = desk.put(X, np.float32(1), np.float32(1000))
-    answer(kitchen, desk, source, desk.ref(state), desk.ref(fine))
-    state = first_value_id(desk.number)
-    value, _ = kitchen.answer(desk.call(source, desk.ref(state), desk.ref(bad)))
+    rig, source = ValueServiceRig(), Source(fails, DONATES)
+    state, fine, bad = rig.put(X, np.float32(1), np.float32(1000))
+    answer(harness, rig, source, rig.ref(state), rig.ref(fine))
+    state = first_value_id(rig.number)
+    value, _ = harness.answer(rig.call(source, rig.ref(state), rig.ref(bad)))
     assert (value[0], unpack_leaf_numbers(value[2])) == (FAILED, (0,))
     error = decode_failure(value[1])
     assert "on the device" in str(error)
     with pytest.raises(ValueDeleted):
-        desk.own.get(state)
+        rig.own.get(state)
     with pytest.raises(ForwardedFailure) as forwarded:
-        desk.own.get(first_value_id(desk.number))
+        rig.own.get(first_value_id(rig.number))
     assert forwarded.value.failure == value[1]
-    assert len(desk.values) == 2
+    assert len(rig.values) == 2
 
 
-def test_a_call_that_fails_before_it_runs_loses_nothing(kitchen: PipelineHarness) -> None:
+def test_a_call_that_fails_before_it_runs_loses_nothing(harness: PipelineHarness) -> None:
     """As when it cannot be traced."""
-    desk, source = ValueServiceRig(), Source(lambda state: state @ jnp.ones((7, 7)), DONATES)
-    (state,) = desk.put(X)
-    value, _ = kitchen.answer(desk.call(source, desk.ref(state)))
+    rig, source = ValueServiceRig(), Source(lambda state: state @ jnp.ones((7, 7)), DONATES)
+    (state,) = rig.put(X)
+    value, _ = harness.answer(rig.call(source, rig.ref(state)))
     assert (value[0], value[2]) == (FAILED, b"")
-    assert desk.fetch(state)[0].tolist() == X.tolist()
-    assert len(desk.values) == 1
+    assert rig.fetch(state)[0].tolist() == X.tolist()
+    assert len(rig.values) == 1
 
 
-def test_what_is_donated_cannot_be_given_twice(kitchen: PipelineHarness) -> None:
+def test_what_is_donated_cannot_be_given_twice(harness: PipelineHarness) -> None:
     """The array lives, and the program is not thrown away for it."""
-    desk, source = ValueServiceRig(), Source(step, DONATES)
-    (state,) = desk.put(X)
-    answer(kitchen, desk, source, X, X)
+    rig, source = ValueServiceRig(), Source(step, DONATES)
+    (state,) = rig.put(X)
+    answer(harness, rig, source, X, X)
     for _ in range(2):
         with pytest.raises(ArgumentError, match="given to a call twice"):
-            answer(kitchen, desk, source, desk.ref(state), desk.ref(state))
-    assert desk.fetch(state)[0].tolist() == X.tolist()
-    answer(kitchen, desk, source, desk.ref(state), X)
-    assert kitchen.counts() == (1, 1)
+            answer(harness, rig, source, rig.ref(state), rig.ref(state))
+    assert rig.fetch(state)[0].tolist() == X.tolist()
+    answer(harness, rig, source, rig.ref(state), X)
+    assert harness.counts() == (1, 1)
 
 
 @pytest.mark.parametrize("function", [same, twice])
-def test_no_two_values_are_the_same_memory(kitchen: PipelineHarness, function: Any) -> None:
+def test_no_two_values_are_the_same_memory(harness: PipelineHarness, function: Any) -> None:
     """Giving one away must not take the other along."""
-    desk, source = ValueServiceRig(), Source(function)
+    rig, source = ValueServiceRig(), Source(function)
     taker = Source(lambda x: x * 2, DONATES)
-    (first,) = desk.put(X)
-    answer(kitchen, desk, source, desk.ref(first))
-    one = first_value_id(desk.number)
-    rest = [number for number in desk.own.values if number != one]
-    before = [array.tolist() for array in desk.fetch(*rest)]
-    answer(kitchen, desk, taker, desk.ref(one))
-    assert [array.tolist() for array in desk.fetch(*rest)] == before
+    (first,) = rig.put(X)
+    answer(harness, rig, source, rig.ref(first))
+    one = first_value_id(rig.number)
+    rest = [number for number in rig.own.values if number != one]
+    before = [array.tolist() for array in rig.fetch(*rest)]
+    answer(harness, rig, taker, rig.ref(one))
+    assert [array.tolist() for array in rig.fetch(*rest)] == before
 
 
-def test_keys_and_other_dtypes_stay(kitchen: PipelineHarness) -> None:
+def test_keys_and_other_dtypes_stay(harness: PipelineHarness) -> None:
     """As what they are."""
-    desk = ValueServiceRig()
+    rig = ValueServiceRig()
     source = Source(lambda key: (jax.random.split(key), jnp.arange(4, dtype=jnp.bfloat16), 1.0))
-    (key,) = desk.put(jax.random.key(1))
-    answer(kitchen, desk, source, desk.ref(key))
-    first = first_value_id(desk.number)
-    keys, numbers, weak = (desk.own.get(first + leaf).leaf for leaf in range(3))
+    (key,) = rig.put(jax.random.key(1))
+    answer(harness, rig, source, rig.ref(key))
+    first = first_value_id(rig.number)
+    keys, numbers, weak = (rig.own.get(first + leaf).leaf for leaf in range(3))
     assert (keys.tag, keys.shape, keys.impl) == ("K", (2, 2), "threefry2x32")
     assert (numbers.dtype, numbers.shape, weak.weak) == ("bfloat16", (4,), True)
     again = Source(lambda keys, n, w: (keys, n * w))
-    answer(kitchen, desk, again, *(desk.ref(first + leaf) for leaf in range(3)))
+    answer(harness, rig, again, *(rig.ref(first + leaf) for leaf in range(3)))
 
 
 # dispatched again -----------------------------------------------------------------------------
 
 
-def by_hand(desk: ValueServiceRig, source: Source, call: Any, **stay: int) -> Run:
+def by_hand(rig: ValueServiceRig, source: Source, call: Any, **stay: int) -> Run:
     """A run of a program that the test has written."""
     form = result_layout([jnp.zeros(3), jnp.zeros(1)], jax.tree.structure((0, 0)))
     executable = Executable("step", source.key, Program(b"p", call), form)
-    return Run(desk.call(source, X, **stay), executable, [X])
+    return Run(rig.call(source, X, **stay), executable, [X])
 
 
 def test_what_was_let_go_of_does_not_come_back() -> None:
     """A call is dispatched once more when there was no room; its client has gone on meanwhile."""
-    desk, made = ValueServiceRig(), list[Sequence[Any]]()
+    rig, made = ValueServiceRig(), list[Sequence[Any]]()
 
     def call(x: Any) -> Sequence[Any]:
         made.append([jnp.asarray(x) + len(made), jnp.asarray(x)])
         return made[-1]
 
-    run = by_hand(desk, Source(twice), call)
+    run = by_hand(rig, Source(twice), call)
     run.dispatch()
-    first = first_value_id(desk.number)
-    desk.values.drop(desk.own, [first + 1])
+    first = first_value_id(rig.number)
+    rig.values.drop(rig.own, [first + 1])
     run.dispatch()
-    assert desk.own.values.keys() == {first}
-    assert desk.own.get(first).array is made[1][0]
-    assert len(desk.values) == 1
+    assert rig.own.values.keys() == {first}
+    assert rig.own.get(first).array is made[1][0]
+    assert len(rig.values) == 1
     run.undo()
-    assert len(desk.values) == 0
+    assert len(rig.values) == 0
 
 
 def test_what_a_failed_call_has_made_is_taken_back() -> None:
     """Once is enough, and what has not begun has made nothing."""
-    desk = ValueServiceRig()
-    run = by_hand(desk, Source(twice), lambda x: [jnp.asarray(x)] * 2)
+    rig = ValueServiceRig()
+    run = by_hand(rig, Source(twice), lambda x: [jnp.asarray(x)] * 2)
     run.undo()
     run.dispatch()
-    assert len(desk.values) == 2
+    assert len(rig.values) == 2
     for _ in range(2):
         run.undo()
-        assert len(desk.values) == 0
+        assert len(rig.values) == 0
 
 
 def test_what_comes_home_is_waited_for_first() -> None:
     """In a loop the next call has taken all else; of what was taken back nothing is waited for."""
-    desk, made = ValueServiceRig(), [jnp.zeros(3), jnp.zeros(1)]
-    run = by_hand(desk, Source(twice), lambda _: made, above=KEEP_ALL, home=4)
+    rig, made = ValueServiceRig(), [jnp.zeros(3), jnp.zeros(1)]
+    run = by_hand(rig, Source(twice), lambda _: made, above=KEEP_ALL, home=4)
     run.dispatch()
     assert next(iter(run.pending_results())) is made[1]
     assert {*map(id, run.pending_results())} == {*map(id, made)}
@@ -326,41 +326,39 @@ def slow(state: Any, batch: Any) -> Any:
 
 
 def test_a_call_whose_results_were_all_taken_is_done_when_the_taker_is(
-    kitchen: PipelineHarness,
+    harness: PipelineHarness,
 ) -> None:
     """Its reply says that its arguments are free, and they are read until then."""
-    desk, source = ValueServiceRig(), Source(slow, DONATES)
+    rig, source = ValueServiceRig(), Source(slow, DONATES)
     state, batch = np.ones((900, 900), np.float32), np.float32(1)
-    answer(kitchen, desk, source, state, batch)
-    numbers = [first_value_id(desk.number)]
+    answer(harness, rig, source, state, batch)
+    numbers = [first_value_id(rig.number)]
     for _ in range(2):  # cold, and then warm
-        answer(kitchen, desk, source, desk.ref(numbers[-1]), batch)
-        numbers.append(first_value_id(desk.number))
+        answer(harness, rig, source, rig.ref(numbers[-1]), batch)
+        numbers.append(first_value_id(rig.number))
     finishes = []
     for _ in range(3):
-        call = desk.call(source, desk.ref(numbers[-1]), batch)
+        call = rig.call(source, rig.ref(numbers[-1]), batch)
         finishes.append(
-            kitchen.pipeline.start(call, kitchen.pipeline.plan(call.key, call.skeleton))
+            harness.pipeline.start(call, harness.pipeline.plan(call.key, call.skeleton))
         )
-        numbers.append(first_value_id(desk.number))
-    last = desk.own.get(numbers[-1]).array
+        numbers.append(first_value_id(rig.number))
+    last = rig.own.get(numbers[-1]).array
     value, _ = finishes[0]()
     assert value[0] == OK
     assert last.is_ready()
     assert [finish()[0][0] for finish in finishes[1:]] == [OK, OK]
 
 
-def test_what_was_given_away_before_it_came_home_is_left_out(kitchen: PipelineHarness) -> None:
+def test_what_was_given_away_before_it_came_home_is_left_out(harness: PipelineHarness) -> None:
     """Nobody may look at it, and nobody gets zeros for it."""
-    desk, source = ValueServiceRig(), Source(step, DONATES)
-    answer(kitchen, desk, source, X, X)
-    first = desk.call(
-        source, desk.ref(first_value_id(desk.number)), X, above=KEEP_ALL, home=1 << 16
-    )
-    made = first_value_id(desk.number)
-    finish = kitchen.pipeline.start(first)
-    taker = desk.call(Source(lambda loss: loss * 2, DONATES), desk.ref(made + 1))
-    assert kitchen.answer(taker)[0][0] == OK
+    rig, source = ValueServiceRig(), Source(step, DONATES)
+    answer(harness, rig, source, X, X)
+    first = rig.call(source, rig.ref(first_value_id(rig.number)), X, above=KEEP_ALL, home=1 << 16)
+    made = first_value_id(rig.number)
+    finish = harness.pipeline.start(first)
+    taker = rig.call(Source(lambda loss: loss * 2, DONATES), rig.ref(made + 1))
+    assert harness.answer(taker)[0][0] == OK
     value, _ = finish()
     assert value[0] == OK
     assert unpack_leaf_numbers(value[4]) == (0, 1)

@@ -95,11 +95,11 @@ def _jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> MemoryStore:
+def program_cache(tmp_path: Path) -> MemoryStore:
     """A store in which jax keeps what it compiles."""
-    shelf = MemoryStore()
-    assert install(shelf, str(tmp_path / "xla"))
-    return shelf
+    program_cache = MemoryStore()
+    assert install(program_cache, str(tmp_path / "xla"))
+    return program_cache
 
 
 def run_once(number: float, x: Any = ONES) -> Any:
@@ -107,7 +107,7 @@ def run_once(number: float, x: Any = ONES) -> Any:
     return jax.jit(lambda x: jnp.sin(x) * number)(x)
 
 
-def test_a_program_is_compiled_once(shelf: MemoryStore, count: Count) -> None:
+def test_a_program_is_compiled_once(program_cache: MemoryStore, count: Count) -> None:
     """The second function is traced and finds what the first one left."""
     first, second = run_once(3.25), run_once(3.25)
     assert count.both == (1, 1)
@@ -117,19 +117,19 @@ def test_a_program_is_compiled_once(shelf: MemoryStore, count: Count) -> None:
 
 
 def test_everything_is_kept_however_quickly_it_was_compiled(
-    shelf: MemoryStore, count: Count
+    program_cache: MemoryStore, count: Count
 ) -> None:
     """jax itself would keep only what takes a second."""
     run_once(4.25)
     assert count.compiled[0] < 1
-    assert [kind for kind, _ in shelf.entries] == ["xla"]
-    ((_, entry),) = shelf.entries.items()
+    assert [kind for kind, _ in program_cache.entries] == ["xla"]
+    ((_, entry),) = program_cache.entries.items()
     assert isinstance(entry.content, str)
     assert type(entry.payload) is bytes
 
 
 def test_nothing_is_written_but_through_the_store(
-    shelf: MemoryStore, tmp_path: Path, count: Count
+    program_cache: MemoryStore, tmp_path: Path, count: Count
 ) -> None:
     """jax's own files would be neither checked nor counted."""
     run_once(5.25)
@@ -137,26 +137,26 @@ def test_nothing_is_written_but_through_the_store(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_can_be_bypassed(shelf: MemoryStore, count: Count) -> None:
+def test_it_can_be_bypassed(program_cache: MemoryStore, count: Count) -> None:
     """In one thread, for a while: nothing is found, and nothing is kept."""
     run_once(5.5)
-    kept = dict(shelf.entries)
+    kept = dict(program_cache.entries)
     elsewhere = threading.Thread(target=run_once, args=(5.5,))
     with bypassed():
         run_once(5.5)
         run_once(5.625)
         elsewhere.start()
         elsewhere.join()
-    assert (count.both, shelf.entries) == ((3, 1), kept)
+    assert (count.both, program_cache.entries) == ((3, 1), kept)
     run_once(5.5)
     assert count.both == (3, 2)
 
 
 def test_what_bypasses_it_costs_no_key_and_is_not_written(
-    shelf: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    program_cache: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both keep all other threads from running Python; installed twice, it is still as it was."""
-    assert install(shelf, "/nowhere")
+    assert install(program_cache, "/nowhere")
     asked: list[str] = []
     for name in ("get_cache_key", "put_executable_and_time"):
         jaxs = getattr(compilation_cache, name)
@@ -168,7 +168,7 @@ def test_what_bypasses_it_costs_no_key_and_is_not_written(
         monkeypatch.setattr(compilation_cache, name, ask)
     with bypassed():
         run_once(5.75)
-    assert (asked, shelf.reads) == ([], 0)
+    assert (asked, program_cache.reads) == ([], 0)
     run_once(5.75)
     assert asked == ["get_cache_key", "put_executable_and_time"]
 
@@ -181,7 +181,7 @@ def test_what_bypasses_it_was_compiled_whatever_was_found_before(count: Count) -
     assert count.both == (1, 0)
 
 
-def test_names_have_one_length(shelf: MemoryStore, count: Count) -> None:
+def test_names_have_one_length(program_cache: MemoryStore, count: Count) -> None:
     """jax's keys begin with the function's name."""
 
     def function(x: Any) -> Any:
@@ -190,15 +190,15 @@ def test_names_have_one_length(shelf: MemoryStore, count: Count) -> None:
     function.__name__ = "f" * 300
     jax.jit(function)(ONES)
     assert count.both == (1, 0)
-    ((_, name),) = shelf.entries
+    ((_, name),) = program_cache.entries
     assert len(name) == 16
 
 
-def test_an_entry_of_another_key_is_not_used(shelf: MemoryStore, count: Count) -> None:
+def test_an_entry_of_another_key_is_not_used(program_cache: MemoryStore, count: Count) -> None:
     """The key stands in the entry, too."""
     run_once(7.25)
-    for place, entry in shelf.entries.items():
-        shelf.entries[place] = entry._replace(content=f"{entry.content}0")
+    for place, entry in program_cache.entries.items():
+        program_cache.entries[place] = entry._replace(content=f"{entry.content}0")
     run_once(7.25)
     assert count.both == (2, 0)
 
@@ -206,24 +206,24 @@ def test_an_entry_of_another_key_is_not_used(shelf: MemoryStore, count: Count) -
 def test_what_was_compiled_before_does_not_matter(tmp_path: Path, count: Count) -> None:
     """jax decides at the first compilation of a process whether it has a cache."""
     run_once(8.25)
-    shelf = MemoryStore()
-    assert install(shelf, str(tmp_path))
+    program_cache = MemoryStore()
+    assert install(program_cache, str(tmp_path))
     run_once(8.5)
     run_once(8.5)
     assert count.both == (2, 1)
-    assert len(shelf.entries) == 1
+    assert len(program_cache.entries) == 1
 
 
 def test_the_folder_of_the_moment_does_not_matter(count: Count, tmp_path: Path) -> None:
     """A cache that was moved is still found, by jax 0.10 as well, for nothing of XLA's is in it."""
-    shelf = MemoryStore()
+    program_cache = MemoryStore()
     for folder in ("one", "other"):
-        assert install(shelf, str(tmp_path / folder))
+        assert install(program_cache, str(tmp_path / folder))
         run_once(9.25)
     assert count.both == (1, 1)
 
 
-def test_each_callback_stays_with_its_function(shelf: MemoryStore, count: Count) -> None:
+def test_each_callback_stays_with_its_function(program_cache: MemoryStore, count: Count) -> None:
     """jax 0.10 compiles such a function again; 0.11 does not, and still calls the right one."""
     same = jax.ShapeDtypeStruct((3,), np.float32)
     seen: list[str] = []
@@ -242,7 +242,7 @@ def test_each_callback_stays_with_its_function(shelf: MemoryStore, count: Count)
 
 
 def test_compilations_are_told_in_the_thread_that_compiles(
-    shelf: MemoryStore, count: Count
+    program_cache: MemoryStore, count: Count
 ) -> None:
     """So that they can be put down to whoever asked."""
     for name in ("one", "two"):
@@ -310,12 +310,12 @@ def test_without_a_cache_each_compilation_is_one(count: Count) -> None:
 
 @pytest.mark.parametrize("broken", [b"", b"not an executable"])
 def test_an_entry_that_jax_cannot_read_is_compiled_again(
-    shelf: MemoryStore, count: Count, broken: bytes
+    program_cache: MemoryStore, count: Count, broken: bytes
 ) -> None:
     """With jax's warning; the result is right."""
     right = run_once(13.25)
-    for place, entry in shelf.entries.items():
-        shelf.entries[place] = entry._replace(payload=broken)
+    for place, entry in program_cache.entries.items():
+        program_cache.entries[place] = entry._replace(payload=broken)
     with pytest.warns(UserWarning, match="persistent compilation cache"):
         result = run_once(13.25)
     assert count.both == (2, 0)

@@ -18,7 +18,7 @@ from jaxd_server.compilation.compiling import executable
 from tests.server.in_process import InProcessServer, Peer, Source, read_reply
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
-OpenShop = Callable[..., InProcessServer]
+OpenInProcessServer = Callable[..., InProcessServer]
 
 FLOAT: Any = np.zeros((), np.float32)
 """The shape and dtype of what a callback returns."""
@@ -62,23 +62,27 @@ def gated(client: Client, gate: str) -> Any:
     return client.persistent_call(wait, extra_key=gate)
 
 
-def test_questions_about_the_server_are_answered_at_once(shop: InProcessServer) -> None:
+def test_questions_about_the_server_are_answered_at_once(
+    in_process_server: InProcessServer,
+) -> None:
     """Also while all of its threads are busy."""
-    client = shop.client()
+    client = in_process_server.client()
     entered, release = make_gate("questions")
     wait = gated(client, "questions")
     futures = [wait.submit(np.float32(-1)) for _ in range(6)]
     assert entered.wait(PATIENCE_S)
     assert client.statistics().connections == 1
-    assert shop.parts.status.now()["running_calls"] >= 1
+    assert in_process_server.parts.status.now()["running_calls"] >= 1
     assert client.info()["devices"]
     release.set()
     assert [float(future.result(PATIENCE_S)) for future in futures] == [-1.0] * 6
 
 
-def test_a_call_that_has_become_slow_does_not_hold_up_the_next(shop: InProcessServer) -> None:
+def test_a_call_that_has_become_slow_does_not_hold_up_the_next(
+    in_process_server: InProcessServer,
+) -> None:
     """The thread that reads runs short calls itself; when one overstays, another reads on."""
-    client = shop.client()
+    client = in_process_server.client()
     entered, release = make_gate("slow")
     wait, double = gated(client, "slow"), client.persistent_call(lambda x: x * 2)
     for _ in range(20):
@@ -94,16 +98,16 @@ def test_a_call_that_has_become_slow_does_not_hold_up_the_next(shop: InProcessSe
 
 
 def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
-    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one is read by another thread, and takes what the first has yet to make."""
     monkeypatch.setattr(executable, "QUICK_S", PATIENCE_S)  # who reads a warm call begins it
-    client, sentry = shop.client(), shop.parts._workshop.sentry
+    client, watchdog = in_process_server.client(), in_process_server.parts._worker_context.watchdog
     step = client.persistent_call(lambda x: x + 1)
     x = client.put(np.zeros(1 << 15, np.float32))
     for _ in range(20):
         jax.block_until_ready(step(x))
-    held, goes_on, rouse = threading.Event(), threading.Event(), sentry.wake
+    held, goes_on, rouse = threading.Event(), threading.Event(), watchdog.wake
 
     def hold_up_the_first() -> None:
         rouse()
@@ -111,7 +115,7 @@ def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
             held.set()
             goes_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(sentry, "wake", hold_up_the_first)
+    monkeypatch.setattr(watchdog, "wake", hold_up_the_first)
     first = step(x)
     second = step(first)
     assert held.wait(PATIENCE_S)
@@ -120,9 +124,11 @@ def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
     np.testing.assert_array_equal(np.asarray(second), np.full(1 << 15, 2))
 
 
-def test_a_function_that_is_being_built_does_not_hold_up_warm_calls(shop: InProcessServer) -> None:
+def test_a_function_that_is_being_built_does_not_hold_up_warm_calls(
+    in_process_server: InProcessServer,
+) -> None:
     """Neither those of the same connection nor others'."""
-    client, other = shop.client(), shop.client()
+    client, other = in_process_server.client(), in_process_server.client()
     entered, release = make_gate("build")
     double = client.persistent_call(lambda x: x * 2)
     double(1.0)
@@ -141,21 +147,25 @@ def test_a_function_that_is_being_built_does_not_hold_up_warm_calls(shop: InProc
     assert float(future.result(PATIENCE_S)) == 1.0
 
 
-def test_large_calls_in_flight_make_progress_within_a_small_budget(open_shop: OpenShop) -> None:
+def test_large_calls_in_flight_make_progress_within_a_small_budget(
+    open_in_process_server: OpenInProcessServer,
+) -> None:
     """Eight of 4 MB each way on one connection, where two do not fit; the function is new."""
-    shop = open_shop(budget_bytes=6 << 20)
-    client = shop.client()
+    in_process_server = open_in_process_server(budget_bytes=6 << 20)
+    client = in_process_server.client()
     echo = client.persistent_call(lambda x: x + 1)
     x = np.zeros(1 << 20, np.float32)
     futures = [echo.submit(x) for _ in range(8)]
     assert [float(np.asarray(future.result(PATIENCE_S))[-1]) for future in futures] == [1.0] * 8
-    until(lambda: shop.parts._workshop.budget.used == 0)
+    until(lambda: in_process_server.parts._worker_context.budget.used == 0)
 
 
-def test_code_arrives_although_the_budget_is_used_up(open_shop: OpenShop) -> None:
+def test_code_arrives_although_the_budget_is_used_up(
+    open_in_process_server: OpenInProcessServer,
+) -> None:
     """A call that waits for its function must not keep its function out."""
-    shop = open_shop(budget_bytes=1 << 16)
-    client = shop.client()
+    in_process_server = open_in_process_server(budget_bytes=1 << 16)
+    client = in_process_server.client()
     table = np.ones(1 << 17, np.float32)
     lookups = [client.persistent_call(lambda x, n=n: x + table.sum() * n) for n in range(3)]
     x = np.zeros(1 << 16, np.float32)
@@ -165,9 +175,9 @@ def test_code_arrives_although_the_budget_is_used_up(open_shop: OpenShop) -> Non
     ]
 
 
-def test_more_calls_than_slots_are_answered(open_shop: OpenShop) -> None:
+def test_more_calls_than_slots_are_answered(open_in_process_server: OpenInProcessServer) -> None:
     """The client waits for a slot, and so does the server."""
-    client = open_shop(slots=2).client()
+    client = open_in_process_server(slots=2).client()
     double = client.persistent_call(lambda x: x * 2)
     double(0.0)
     assert [float(x) for x in at_once(8, lambda index: double(float(index)))] == [
@@ -175,27 +185,29 @@ def test_more_calls_than_slots_are_answered(open_shop: OpenShop) -> None:
     ]
 
 
-def test_a_result_over_the_limit_is_refused(open_shop: OpenShop) -> None:
+def test_a_result_over_the_limit_is_refused(open_in_process_server: OpenInProcessServer) -> None:
     """The message says how to get it, and the connection goes on."""
-    client = open_shop(max_result_bytes=10_000).client()
+    client = open_in_process_server(max_result_bytes=10_000).client()
     ones = client.persistent_call(lambda n: jax.numpy.ones(n) + 0, static_argnums=0)
     with pytest.raises(LimitExceeded, match=r"40,000 bytes.*10,000.*--max-result-bytes"):
         ones(10_000)
     assert ones(100).shape == (100,)
 
 
-def test_an_argument_over_the_limit_is_not_sent(open_shop: OpenShop) -> None:
+def test_an_argument_over_the_limit_is_not_sent(
+    open_in_process_server: OpenInProcessServer,
+) -> None:
     """The client knows the limit, and the connection goes on."""
-    client = open_shop(max_frame_bytes=100_000).client()
+    client = open_in_process_server(max_frame_bytes=100_000).client()
     total = client.persistent_call(lambda x: x.sum())
     with pytest.raises(LimitExceeded, match="--max-frame-bytes"):
         total(np.ones(30_000, np.float32))
     assert float(total(np.ones(100, np.float32))) == 100.0
 
 
-def test_a_client_that_dies_costs_only_its_own_calls(shop: InProcessServer) -> None:
+def test_a_client_that_dies_costs_only_its_own_calls(in_process_server: InProcessServer) -> None:
     """What it held is given back, and others do not notice."""
-    other = shop.client()
+    other = in_process_server.client()
     double = other.persistent_call(lambda x: x * 2)
     double(1.0)
     entered, release = make_gate("dying")
@@ -204,16 +216,16 @@ def test_a_client_that_dies_costs_only_its_own_calls(shop: InProcessServer) -> N
         _pass("dying", -1.0)
         return x
 
-    dying = shop.peer(Source(wait))
+    dying = in_process_server.peer(Source(wait))
     thread = start(_lose, dying, np.ones(10_000, np.float32))
     assert entered.wait(PATIENCE_S)
-    assert shop.parts._workshop.budget.used > 40_000
+    assert in_process_server.parts._worker_context.budget.used > 40_000
     dying._channel.stream.sock.shutdown(socket.SHUT_RDWR)
     join([thread])
     assert float(double(3.0)) == 6.0
     release.set()
-    until(lambda: shop.parts._workshop.budget.used == 0)
-    until(lambda: shop.parts.status.now()["connections"] == 1)
+    until(lambda: in_process_server.parts._worker_context.budget.used == 0)
+    until(lambda: in_process_server.parts.status.now()["connections"] == 1)
 
 
 class _Dying(Source):
@@ -231,16 +243,16 @@ class _Dying(Source):
 
 
 def test_a_client_that_dies_while_it_is_asked_for_code_does_not_fail_others(
-    shop: InProcessServer,
+    in_process_server: InProcessServer,
 ) -> None:
     """Who waits for the same code is asked instead."""
     dying, staying = _Dying("code"), Source(_triple)
-    peer = shop.peer(dying)
+    peer = in_process_server.peer(dying)
     threads = [start(_lose, peer, 1.0)]
     assert dying.asked_now.wait(PATIENCE_S)
     replies: list[Any] = []
-    threads.append(start(lambda: replies.append(shop.peer(staying).call(2.0))))
-    flights = shop.parts.pipeline.functions._receiving._flights
+    threads.append(start(lambda: replies.append(in_process_server.peer(staying).call(2.0))))
+    flights = in_process_server.parts.pipeline.functions._receiving._flights
     until(lambda: waiting(flights[staying.fingerprint]._condition))
     dying.gone.set()
     join(threads[:1])
@@ -250,14 +262,14 @@ def test_a_client_that_dies_while_it_is_asked_for_code_does_not_fail_others(
 
 
 def test_nobody_waits_until_another_client_has_described_the_function(
-    shop: InProcessServer,
+    in_process_server: InProcessServer,
 ) -> None:
     """Each is asked what it means by a key: their fingerprints may be in doubt."""
     dying, staying = _Dying("describe"), Source(_triple)
-    peer = shop.peer(dying)
+    peer = in_process_server.peer(dying)
     thread = start(_lose, peer, 1.0)
     assert dying.asked_now.wait(PATIENCE_S)
-    assert float(read_reply(shop.peer(staying).call(2.0), staying)) == 6.0
+    assert float(read_reply(in_process_server.peer(staying).call(2.0), staying)) == 6.0
     dying.gone.set()
     join([thread])
 
@@ -273,10 +285,10 @@ def _triple(x: Any) -> Any:
 
 
 def test_stages_of_a_build_are_reported_and_warm_calls_report_nothing(
-    shop: InProcessServer,
+    in_process_server: InProcessServer,
 ) -> None:
     """Each event carries the number of its call, which is that of the request."""
-    peer = shop.peer(Source(_triple))
+    peer = in_process_server.peer(Source(_triple))
     for _ in range(3):
         peer.call(1.0)
     assert {(number, kind) for number, kind, _ in peer.events} == {(1, "stage")}
@@ -286,9 +298,11 @@ def test_stages_of_a_build_are_reported_and_warm_calls_report_nothing(
     ]
 
 
-def test_a_call_that_is_given_up_leaves_the_connection_in_order(shop: InProcessServer) -> None:
+def test_a_call_that_is_given_up_leaves_the_connection_in_order(
+    in_process_server: InProcessServer,
+) -> None:
     """Its late reply is taken out of the socket."""
-    client = shop.client()
+    client = in_process_server.client()
     entered, release = make_gate("late")
     wait = gated(client, "late")
     hurried = client.persistent_call(wait.__wrapped__, extra_key="late", timeout_s=1.0)
@@ -302,43 +316,43 @@ def test_a_call_that_is_given_up_leaves_the_connection_in_order(shop: InProcessS
 
 @pytest.mark.parametrize("quick_s", [executable.QUICK_S, -1.0], ids=["short calls", "long calls"])
 def test_clients_that_do_not_read_hold_up_nobody_else(
-    open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch, quick_s: float
+    open_in_process_server: OpenInProcessServer, monkeypatch: pytest.MonkeyPatch, quick_s: float
 ) -> None:
     """More large replies wait for them than there are threads."""
     monkeypatch.setattr(executable, "QUICK_S", quick_s)
-    shop = open_shop(threads=2)
-    stopped = [shop.peer(Source(_fill)) for _ in range(2)]
+    in_process_server = open_in_process_server(threads=2)
+    stopped = [in_process_server.peer(Source(_fill)) for _ in range(2)]
     for peer in stopped:
         peer.call(np.float32(0))
     replies = [_ask(peer, np.float32(number)) for peer in stopped for number in range(8)]
-    workshop = shop.parts._workshop
-    until(lambda: shop.counters.snapshot()["calls"] == len(replies) + len(stopped))
-    client = shop.client()
+    worker_context = in_process_server.parts._worker_context
+    until(lambda: in_process_server.counters.snapshot()["calls"] == len(replies) + len(stopped))
+    client = in_process_server.client()
     double = client.persistent_call(lambda x: x * 2)
     assert [float(double(float(x))) for x in range(5)] == [0.0, 2.0, 4.0, 6.0, 8.0]
     slow = client.persistent_call(_fill)
     assert slow(np.float32(3)).shape == (1 << 20,)
-    until(lambda: workshop.budget.calls == len(replies))
+    until(lambda: worker_context.budget.calls == len(replies))
     for peer in stopped:
         peer.shut()
-    until(lambda: workshop.budget.calls == 0)
+    until(lambda: worker_context.budget.calls == 0)
 
 
 def test_a_client_that_does_not_read_does_not_fill_the_memory(
-    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its calls wait when so much waits for it."""
     monkeypatch.setattr(executable, "QUICK_S", -1.0)
-    workshop = shop.parts._workshop
-    workshop.budget.most_unsent = 10 << 20
-    peer = shop.peer(Source(_fill))
+    worker_context = in_process_server.parts._worker_context
+    worker_context.budget.most_unsent = 10 << 20
+    peer = in_process_server.peer(Source(_fill))
     peer.call(np.float32(0))
     for number in range(16):  # of 4 MB each
         _ask(peer, np.float32(number))
-        until(lambda: not workshop.runners._waiting and workshop.runners._idle)
-    assert shop.counters.snapshot()["calls"] < 8
+        until(lambda: not worker_context.runners._waiting and worker_context.runners._idle)
+    assert in_process_server.counters.snapshot()["calls"] < 8
     peer.shut()
-    until(lambda: workshop.budget.calls == 0)
+    until(lambda: worker_context.budget.calls == 0)
 
 
 def _fill(x: Any) -> Any:
@@ -355,9 +369,11 @@ def _ask(peer: Peer, *args: Any) -> int:
     return seq
 
 
-def test_arrays_are_put_on_the_worker_that_stays(open_shop: OpenShop) -> None:
+def test_arrays_are_put_on_the_worker_that_stays(
+    open_in_process_server: OpenInProcessServer,
+) -> None:
     """One that gives way by force answers a long call, and is asked for what lies on it."""
-    going, next_one = open_shop(), open_shop()
+    going, next_one = open_in_process_server(), open_in_process_server()
     client = going.client()
     old = client.put(np.arange(3.0))
     going.parts.pipeline.admission.replace(is_followed=True)
@@ -370,10 +386,10 @@ def test_arrays_are_put_on_the_worker_that_stays(open_shop: OpenShop) -> None:
     assert client.forget("new")
 
 
-def test_nothing_is_put_on_a_server_that_stops(shop: InProcessServer) -> None:
+def test_nothing_is_put_on_a_server_that_stops(in_process_server: InProcessServer) -> None:
     """It is refused as a call is, with an error that says what to do."""
-    client = shop.client()
+    client = in_process_server.client()
     client.put(1.0)
-    shop.parts.pipeline.admission.drain()
+    in_process_server.parts.pipeline.admission.drain()
     with pytest.raises(ServerDraining, match="Repeat the call"):
         client.put(2.0)

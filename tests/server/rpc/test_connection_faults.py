@@ -9,7 +9,7 @@ from jaxd_server.rpc import connection as module
 from tests.server.in_process import InProcessServer, Source
 from tests.server.staging import PATIENCE_S, Log, logged_by, until
 
-OpenShop = Callable[..., InProcessServer]
+OpenInProcessServer = Callable[..., InProcessServer]
 
 
 @pytest.fixture
@@ -20,73 +20,77 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 @pytest.mark.parametrize("args", [(), (1, 2), (b"key", b"", b"", "soon", 0)])
 def test_a_message_that_makes_no_sense_ends_its_connection_only(
-    shop: InProcessServer, log: Log, args: tuple[Any, ...]
+    in_process_server: InProcessServer, log: Log, args: tuple[Any, ...]
 ) -> None:
     """With a line in the log."""
-    other = shop.client()
+    other = in_process_server.client()
     other.statistics()
     with pytest.raises(EOFError):
-        shop.peer().request("call", args)
+        in_process_server.peer().request("call", args)
     until(lambda: log)
     assert log[0][0] == "connection_dropped"
-    until(lambda: shop.parts.status.now()["connections"] == 1)
+    until(lambda: in_process_server.parts.status.now()["connections"] == 1)
     assert other.statistics().connections == 1
-    assert shop.parts._workshop.budget.calls == 0
+    assert in_process_server.parts._worker_context.budget.calls == 0
 
 
 def test_a_call_that_no_thread_takes_gives_back_what_it_held(
-    shop: InProcessServer, log: Log
+    in_process_server: InProcessServer, log: Log
 ) -> None:
     """Else the server could not drain any more."""
-    shop.parts._workshop.builders.shutdown()
+    in_process_server.parts._worker_context.builders.shutdown()
     with pytest.raises(EOFError):
-        shop.peer(Source(lambda x: x)).call(1.0)
+        in_process_server.peer(Source(lambda x: x)).call(1.0)
     until(lambda: log)
-    assert shop.parts._workshop.budget.calls == 0
-    assert shop.parts._workshop.budget.idle.is_set()
+    assert in_process_server.parts._worker_context.budget.calls == 0
+    assert in_process_server.parts._worker_context.budget.idle.is_set()
 
 
-def test_an_unknown_question_ends_its_connection_only(shop: InProcessServer, log: Log) -> None:
+def test_an_unknown_question_ends_its_connection_only(
+    in_process_server: InProcessServer, log: Log
+) -> None:
     """It is part of a protocol that the two ends do not share."""
-    other = shop.client()
+    other = in_process_server.client()
     other.statistics()
     with pytest.raises(EOFError):
-        shop.peer().request("sing", ())
+        in_process_server.peer().request("sing", ())
     until(lambda: log)
     assert "'sing'" in log[0][1]["reason"]
-    until(lambda: shop.parts.status.now()["connections"] == 1)
+    until(lambda: in_process_server.parts.status.now()["connections"] == 1)
     assert other.statistics().connections == 1
 
 
 def test_a_message_that_announces_too_much_ends_its_connection_only(
-    open_shop: OpenShop, log: Log
+    open_in_process_server: OpenInProcessServer, log: Log
 ) -> None:
     """Before memory is taken for it."""
-    shop = open_shop(max_frame_bytes=100_000)
+    in_process_server = open_in_process_server(max_frame_bytes=100_000)
     with pytest.raises(EOFError):
-        shop.peer().request("call", (), [memoryview(bytes(1 << 20))])
+        in_process_server.peer().request("call", (), [memoryview(bytes(1 << 20))])
     until(lambda: log)
     assert "over the limit" in log[0][1]["reason"]
-    until(lambda: shop.parts.status.now()["connections"] == 0)
-    assert shop.client().statistics().connections == 1
+    until(lambda: in_process_server.parts.status.now()["connections"] == 0)
+    assert in_process_server.client().statistics().connections == 1
 
 
 @pytest.mark.parametrize("text", ["\udcff", "a\0b", "x" * (2 << 20)], ids=["path", "nul", "long"])
-def test_an_error_with_an_unusual_text_arrives(shop: InProcessServer, text: str) -> None:
+def test_an_error_with_an_unusual_text_arrives(
+    in_process_server: InProcessServer, text: str
+) -> None:
     """Names of files need not be Unicode."""
 
     def fail(x: Any) -> Any:
         raise ValueError(text)
 
     with pytest.raises((ValueError, RuntimeError)):
-        shop.client().persistent_call(fail).submit(1.0).result(PATIENCE_S)
+        in_process_server.client().persistent_call(fail).submit(1.0).result(PATIENCE_S)
 
 
-def test_an_error_with_an_enormous_number_arrives(shop: InProcessServer) -> None:
+def test_an_error_with_an_enormous_number_arrives(in_process_server: InProcessServer) -> None:
     """Python itself refuses to print it."""
 
     def fail(x: Any) -> Any:
         raise OverflowError(10**5000)
 
     with pytest.raises((OverflowError, RuntimeError)):
-        shop.client().persistent_call(fail).submit(1.0).result(PATIENCE_S)
+        in_process_server.client().persistent_call(fail).submit(1.0).result(PATIENCE_S)

@@ -33,7 +33,7 @@ GIVEN_UP: Reply = ((FAILED, "given up"), ())
 DONE: Reply = ((OK, b"", b""), ())
 
 
-class Desk:
+class Rig:
     """Open calls without a connection."""
 
     def __init__(self, **terms: Any) -> None:
@@ -58,90 +58,90 @@ class Desk:
 
 def test_a_call_is_answered_by_the_thread_that_works_on_it() -> None:
     """And gives back what it holds with its reply."""
-    desk = Desk()
-    one = desk.open()
+    rig = Rig()
+    one = rig.open()
     answer_in_phase(one, "running", lambda: DONE)
-    assert desk.sent == [(7, DONE, 100)]
-    assert (len(desk.calls), desk.freed) == (0, [])
-    assert [call.interest for call in desk.ended] == [one.interest]
-    desk.calls.cancel(7)
-    assert len(desk.sent) == 1
+    assert rig.sent == [(7, DONE, 100)]
+    assert (len(rig.calls), rig.freed) == (0, [])
+    assert [call.cancel_token for call in rig.ended] == [one.cancel_token]
+    rig.calls.cancel(7)
+    assert len(rig.sent) == 1
 
 
 def test_one_that_is_cancelled_while_it_runs_is_answered_at_once() -> None:
     """Its bytes are given back when its thread lets go of them."""
-    desk = Desk()
-    one = desk.open()
+    rig = Rig()
+    one = rig.open()
 
     def work() -> Reply:
-        desk.calls.cancel(7)
-        assert desk.sent == [(7, GIVEN_UP, 0)]
-        assert desk.freed == []
+        rig.calls.cancel(7)
+        assert rig.sent == [(7, GIVEN_UP, 0)]
+        assert rig.freed == []
         return DONE
 
     answer_in_phase(one, "running", work)
-    assert (desk.sent, desk.freed) == ([(7, GIVEN_UP, 0)], [100])
-    assert isinstance(one.interest.error, Cancelled)
-    assert one.interest.is_client_notified
+    assert (rig.sent, rig.freed) == ([(7, GIVEN_UP, 0)], [100])
+    assert isinstance(one.cancel_token.error, Cancelled)
+    assert one.cancel_token.is_client_notified
 
 
 def test_one_that_waits_for_a_thread_is_dropped_at_once() -> None:
     """With all that it holds."""
-    desk = Desk()
-    one = desk.open()
+    rig = Rig()
+    one = rig.open()
     one.withdraw = lambda: True
-    desk.calls.cancel(7)
-    assert desk.sent == [(7, GIVEN_UP, 100)]
+    rig.calls.cancel(7)
+    assert rig.sent == [(7, GIVEN_UP, 100)]
     assert one._call.buffers == ()
 
 
 def test_a_thread_that_takes_one_which_was_given_up_does_nothing() -> None:
     """It could not be taken out of where it waited."""
-    desk = Desk()
-    one = desk.open()
-    desk.calls.cancel(7)
+    rig = Rig()
+    one = rig.open()
+    rig.calls.cancel(7)
     answer_in_phase(one, "running", lambda: pytest.fail("it runs"))
-    assert (desk.sent, desk.freed) == ([(7, GIVEN_UP, 0)], [100])
+    assert (rig.sent, rig.freed) == ([(7, GIVEN_UP, 0)], [100])
 
 
 def test_its_deadline_is_the_servers_too() -> None:
     """The error says what the time went into."""
-    desk = Desk()
-    one = desk.open(deadline=time.monotonic() + 0.06)
-    until(lambda: desk.sent)
-    assert isinstance(one.interest.error, DeadlineExceeded)
-    assert "0.1 s waiting for its turn" in str(one.interest.error)
+    rig = Rig()
+    one = rig.open(deadline=time.monotonic() + 0.06)
+    until(lambda: rig.sent)
+    assert isinstance(one.cancel_token.error, DeadlineExceeded)
+    assert "0.1 s waiting for its turn" in str(one.cancel_token.error)
 
 
 def test_the_server_has_a_limit_of_its_own() -> None:
     """It counts from when the call has begun."""
-    desk = Desk(max_s=0.06)
-    one = desk.open()
+    rig = Rig(max_s=0.06)
+    one = rig.open()
     over = threading.Event()
-    one.interest.notify(over.set)
+    one.cancel_token.notify(over.set)
     answer_in_phase(one, "running", lambda: DONE if over.wait(PATIENCE_S) else GIVEN_UP)
-    assert desk.sent == [(7, GIVEN_UP, 0)]
-    assert "--max-call-s" in str(one.interest.error)
-    assert "0.1 s running" in str(one.interest.error)
+    assert rig.sent == [(7, GIVEN_UP, 0)]
+    assert "--max-call-s" in str(one.cancel_token.error)
+    assert "0.1 s running" in str(one.cancel_token.error)
 
 
 def test_a_call_on_values_says_itself_what_became_of_them() -> None:
     """Once it runs; before that it is answered at once like any other."""
-    desk = Desk()
-    waiting, running = desk.open(1), desk.open(2)
+    rig = Rig()
+    waiting, running = rig.open(1), rig.open(2)
     for one in (waiting, running):
         one.is_in_order = True
         one.settle = one.answer_ordered
-    desk.calls.cancel(1)
-    assert desk.sent == [(1, GIVEN_UP, 100)]
+    rig.calls.cancel(1)
+    assert rig.sent == [(1, GIVEN_UP, 100)]
 
     def start() -> Any:
-        desk.calls.cancel(2)
+        rig.calls.cancel(2)
         return lambda: DONE
 
     running.answer_ordered(start_ordered(running, "running", start)())
-    assert desk.sent[1:] == []
-    assert desk.sent_now == [
+    assert rig.sent[1:] == []
+    assert rig.sent_now == [
         (2, DONE, 100)
     ]  # by the thread that delivers: it may wait for the client
     refused = start_ordered(waiting, "running", lambda: pytest.fail("it runs"))
@@ -150,13 +150,13 @@ def test_a_call_on_values_says_itself_what_became_of_them() -> None:
 
 def test_only_what_has_not_begun_is_dropped_when_the_client_goes() -> None:
     """What has is brought to its end: somebody may want it."""
-    desk = Desk()
-    begun, waiting = desk.open(1), desk.open(2)
+    rig = Rig()
+    begun, waiting = rig.open(1), rig.open(2)
     begun.begin("running")
     waiting.withdraw = lambda: True
-    desk.calls.close()
-    assert [number for number, *_ in desk.sent] == [2]
-    assert begun.interest.error is None
+    rig.calls.close()
+    assert [number for number, *_ in rig.sent] == [2]
+    assert begun.cancel_token.error is None
 
 
 def test_what_a_call_holds_is_freed_with_it() -> None:
@@ -167,13 +167,13 @@ def test_what_a_call_holds_is_freed_with_it() -> None:
             lambda one: answer_in_phase(one, "running", lambda: DONE),
             lambda one: one.drop(),
         ):
-            desk = Desk()
-            one = desk.open()
-            held = weakref.ref(one.interest)  # as long as the call
+            rig = Rig()
+            one = rig.open()
+            held = weakref.ref(one.cancel_token)  # as long as the call
             one.withdraw = partial(lambda one: True, one)
             finish(one)
             del one
-            desk.ended.clear()
+            rig.ended.clear()
             assert held() is None
     finally:
         gc.enable()
@@ -181,14 +181,14 @@ def test_what_a_call_holds_is_freed_with_it() -> None:
 
 def test_a_call_that_nobody_takes_is_forgotten() -> None:
     """Who could not find anybody gives back what it held."""
-    desk = Desk()
+    rig = Rig()
     source: Any = None
     call = Call(b"key", b"", b"", [], source, number=7, deadline=time.monotonic() + 0.01)
-    with pytest.raises(RuntimeError), desk.calls.opened(call, 100):
+    with pytest.raises(RuntimeError), rig.calls.opened(call, 100):
         raise RuntimeError("no threads")
-    assert len(desk.calls) == 0
-    assert not call.interest.give_up(Cancelled("not wanted."))
-    assert (desk.sent, desk.freed) == ([], [])
+    assert len(rig.calls) == 0
+    assert not call.cancel_token.give_up(Cancelled("not wanted."))
+    assert (rig.sent, rig.freed) == ([], [])
 
 
 # over real connections ------------------------------------------------------------------------
@@ -201,29 +201,29 @@ def endless(x: Any) -> Any:
         x = x + 1
 
 
-def settled(shop: InProcessServer) -> bool:
+def settled(in_process_server: InProcessServer) -> bool:
     """Whether nothing is held for any call."""
-    budget = shop.parts._workshop.budget
-    status = shop.parts.status.now()
+    budget = in_process_server.parts._worker_context.budget
+    status = in_process_server.parts.status.now()
     return not (budget.calls or budget.used or status["running"] or status["left_behind"])
 
 
-def test_a_cancelled_future_interrupts_the_trace(shop: InProcessServer) -> None:
+def test_a_cancelled_future_interrupts_the_trace(in_process_server: InProcessServer) -> None:
     """And the server has nothing left of it."""
     entered, release = make_gate("endless")
-    future = shop.client().persistent_call(endless).submit(np.float32(2))
+    future = in_process_server.client().persistent_call(endless).submit(np.float32(2))
     assert entered.wait(PATIENCE_S)
     release.set()
     assert future.cancel()
-    until(lambda: settled(shop))
-    found = shop.counters.snapshot()
+    until(lambda: settled(in_process_server))
+    found = in_process_server.counters.snapshot()
     assert (found["cancelled_calls"], found["compiles"]) == (1, 0)
 
 
-def test_a_cancelled_task_interrupts_the_trace(shop: InProcessServer) -> None:
+def test_a_cancelled_task_interrupts_the_trace(in_process_server: InProcessServer) -> None:
     """As a future does: that is what it waits for."""
     entered, release = make_gate("endless")
-    function = shop.client().persistent_call(endless)
+    function = in_process_server.client().persistent_call(endless)
 
     async def give_up() -> None:
         task = asyncio.create_task(function.call_async(np.float32(2)))
@@ -234,31 +234,31 @@ def test_a_cancelled_task_interrupts_the_trace(shop: InProcessServer) -> None:
             await task
 
     asyncio.run(give_up())
-    until(lambda: settled(shop))
-    assert shop.counters.snapshot()["cancelled_calls"] == 1
+    until(lambda: settled(in_process_server))
+    assert in_process_server.counters.snapshot()["cancelled_calls"] == 1
 
 
 def test_a_deadline_interrupts_the_trace_and_says_where_the_time_went(
-    shop: InProcessServer,
+    in_process_server: InProcessServer,
 ) -> None:
     """Seen by the client as the server's word."""
     _, release = make_gate("endless")
     release.set()
-    slow = shop.client().persistent_call(endless, timeout_s=0.3)
+    slow = in_process_server.client().persistent_call(endless, timeout_s=0.3)
     with pytest.raises(DeadlineExceeded, match=r"0\.\d s being built"):
         slow(np.float32(2))
-    until(lambda: settled(shop))
-    assert shop.counters.snapshot()["late_calls"] == 1
+    until(lambda: settled(in_process_server))
+    assert in_process_server.counters.snapshot()["late_calls"] == 1
 
 
-def test_a_limit_on_builds_is_the_servers(open_shop: Any) -> None:
+def test_a_limit_on_builds_is_the_servers(open_in_process_server: Any) -> None:
     """Whatever the client would wait for."""
-    shop = open_shop(max_build_s=0.2)
+    in_process_server = open_in_process_server(max_build_s=0.2)
     _, release = make_gate("endless")
     release.set()
     with pytest.raises(DeadlineExceeded, match="--max-build-s"):
-        shop.client().persistent_call(endless)(np.float32(2))
-    until(lambda: settled(shop))
+        in_process_server.client().persistent_call(endless)(np.float32(2))
+    until(lambda: settled(in_process_server))
 
 
 def stops(x: Any) -> Any:
@@ -271,29 +271,29 @@ def stops(x: Any) -> Any:
     return jax.pure_callback(look, jax.typeof(x), x) + 1
 
 
-def test_a_call_that_runs_too_long_releases_its_caller(open_shop: Any) -> None:
+def test_a_call_that_runs_too_long_releases_its_caller(open_in_process_server: Any) -> None:
     """It is listed as long as it goes on, and what it leaves on the server goes."""
-    shop = open_shop(max_call_s=0.3)
-    client = shop.client()
+    in_process_server = open_in_process_server(max_call_s=0.3)
+    client = in_process_server.client()
     stopping = client.persistent_call(stops)
     assert float(stopping(np.float32(1))) == 2.0
     entered, release = make_gate("stops")
     with pytest.raises(DeadlineExceeded, match="--max-call-s"):
         stopping(np.float32(-1))
     assert entered.is_set()
-    (left,) = shop.parts.status.now()["left_behind"]
+    (left,) = in_process_server.parts.status.now()["left_behind"]
     assert (left["function"], left["phase"]) == ("stops", "running")
-    assert shop.parts.status.now()["running"] == []
+    assert in_process_server.parts.status.now()["running"] == []
     assert float(client.persistent_call(lambda x: x * 2)(np.float32(3))) == 6.0
     release.set()
-    until(lambda: settled(shop))
+    until(lambda: settled(in_process_server))
 
 
 def test_a_call_on_values_that_is_cancelled_before_it_runs_takes_nothing(
-    shop: InProcessServer,
+    in_process_server: InProcessServer,
 ) -> None:
     """What it would have been given is still there, and those after it run."""
-    client = shop.client()
+    client = in_process_server.client()
     state = client.persistent_call(lambda: np.ones(3, np.float32)).remote()
     entered, release = make_gate("stops")
     first = client.persistent_call(stops).submit(
@@ -302,41 +302,47 @@ def test_a_call_on_values_that_is_cancelled_before_it_runs_takes_nothing(
     assert entered.wait(PATIENCE_S)
     update = client.persistent_call(lambda x: x + 1, donate_argnums=0)
     second = update.submit(state)
-    until(lambda: len(shop.parts._sessions) == 1)
+    until(lambda: len(in_process_server.parts._sessions) == 1)
     assert second.cancel()
     release.set()
     assert float(first.result(PATIENCE_S)) == 0.0
     assert np.asarray(update(state)).tolist() == [2.0] * 3
 
 
-def test_clients_come_again_to_a_server_that_is_busy(open_shop: Any) -> None:
+def test_clients_come_again_to_a_server_that_is_busy(open_in_process_server: Any) -> None:
     """By themselves, whichever way they call; and all are answered in the end."""
-    shop = open_shop(max_calls=2, call_share=1.0)
-    client = shop.client()
+    in_process_server = open_in_process_server(max_calls=2, call_share=1.0)
+    client = in_process_server.client()
     stopping = client.persistent_call(stops)
     assert float(stopping(np.float32(1))) == 2.0
     entered, release = make_gate("stops")
     held = [stopping.submit(np.float32(-1)) for _ in range(2)]
     assert entered.wait(PATIENCE_S)
-    until(lambda: shop.parts.status.now()["held_calls"] == 2)
+    until(lambda: in_process_server.parts.status.now()["held_calls"] == 2)
     waiting = stopping.submit(np.float32(4))
     with pytest.raises(Busy, match="--max-calls"):
-        shop.client().persistent_call(stops, timeout_s=0.3)(np.float32(5))
+        in_process_server.client().persistent_call(stops, timeout_s=0.3)(np.float32(5))
     release.set()
     assert [float(future.result(PATIENCE_S)) for future in (*held, waiting)] == [0.0, 0.0, 5.0]
-    until(lambda: settled(shop) and shop.parts.status.now()["held_calls"] == 0)
+    until(
+        lambda: (
+            settled(in_process_server) and in_process_server.parts.status.now()["held_calls"] == 0
+        )
+    )
 
 
-def test_a_client_too_many_is_told_so(open_shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_too_many_is_told_so(
+    open_in_process_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When one has gone, it comes in: it asks again by itself, but not for ever."""
-    shop = open_shop(max_connections=1)
-    first = shop.client()
+    in_process_server = open_in_process_server(max_connections=1)
+    first = in_process_server.client()
     first.statistics()
     with monkeypatch.context() as hasty:
         hasty.setattr(retry, "_MAX_BUSY_S", 0.1)
         with pytest.raises(Busy, match="--max-connections"):
-            shop.client().statistics()
-    waiting = start(lambda: shop.client().statistics())
+            in_process_server.client().statistics()
+    waiting = start(lambda: in_process_server.client().statistics())
     first.close()
     join([waiting])
-    until(lambda: shop.parts.status.now()["connections"])
+    until(lambda: in_process_server.parts.status.now()["connections"])

@@ -42,18 +42,18 @@ class Work:
         self.replies.append(reply[0][0])
 
     def put(
-        self, lane: OrderedCallQueue, name: Any, *, is_short: bool = False, **how: bool
+        self, call_queue: OrderedCallQueue, name: Any, *, is_short: bool = False, **how: bool
     ) -> None:
         """One call."""
-        lane.put(partial(self.start, name, **how), self.send, is_short=is_short)
+        call_queue.put(partial(self.start, name, **how), self.send, is_short=is_short)
 
 
 def test_calls_start_in_order_and_their_replies_are_sent() -> None:
     """Whoever is slow to begin keeps those behind it waiting."""
-    lane, work = OrderedCallQueue(), Work()
-    work.put(lane, 0, held=True)
+    call_queue, work = OrderedCallQueue(), Work()
+    work.put(call_queue, 0, held=True)
     for number in (1, 2, 3):
-        work.put(lane, number)
+        work.put(call_queue, number)
     assert work.log == []
     work.gate(0).set()
     until(lambda: len(work.replies) == 4)
@@ -63,9 +63,9 @@ def test_calls_start_in_order_and_their_replies_are_sent() -> None:
 
 def test_the_next_is_started_while_the_device_works_on_the_last() -> None:
     """A few of them, and no more."""
-    lane, work = OrderedCallQueue(), Work()
+    call_queue, work = OrderedCallQueue(), Work()
     for number in range(MAX_DISPATCHED + 2):
-        work.put(lane, number, slow=True)
+        work.put(call_queue, number, slow=True)
     until(lambda: len(work.log) == MAX_DISPATCHED)
     assert work.replies == []
     work.gate(0).set()
@@ -79,15 +79,15 @@ def test_the_next_is_started_while_the_device_works_on_the_last() -> None:
 
 def test_a_reply_that_cannot_be_sent_at_once_gives_its_place_free() -> None:
     """What a client does with its replies is not what the others wait for."""
-    lane, work, read = OrderedCallQueue(), Work(), threading.Event()
+    call_queue, work, read = OrderedCallQueue(), Work(), threading.Event()
 
     def send_slowly(reply: Reply) -> None:
         read.wait(PATIENCE_S)
         work.send(reply)
 
-    lane.put(partial(work.start, "unread"), send_slowly)
+    call_queue.put(partial(work.start, "unread"), send_slowly)
     for number in range(MAX_DISPATCHED):
-        work.put(lane, number, slow=True)
+        work.put(call_queue, number, slow=True)
     until(lambda: f"start {MAX_DISPATCHED - 1}" in work.log)
     read.set()
     for number in range(MAX_DISPATCHED):
@@ -97,24 +97,24 @@ def test_a_reply_that_cannot_be_sent_at_once_gives_its_place_free() -> None:
 
 def test_a_call_runs_at_once_when_nothing_is_before_it() -> None:
     """In the thread that asks; otherwise behind it."""
-    lane, work = OrderedCallQueue(), Work()
-    lane.enter(partial(work.start, "now"), work.send, at_once=True)()
+    call_queue, work = OrderedCallQueue(), Work()
+    call_queue.enter(partial(work.start, "now"), work.send, at_once=True)()
     assert work.replies == ["now"]
-    work.put(lane, "held", held=True)
-    assert not lane.is_idle
-    lane.enter(partial(work.start, "behind"), work.send, at_once=True)()
+    work.put(call_queue, "held", held=True)
+    assert not call_queue.is_idle
+    call_queue.enter(partial(work.start, "behind"), work.send, at_once=True)()
     work.gate("held").set()
     until(lambda: work.replies == ["now", "held", "behind"])
-    until(lambda: lane.is_idle)
+    until(lambda: call_queue.is_idle)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_call_has_its_place_before_anybody_goes_on_with_it(at_once: bool) -> None:
     """Whoever read it may be held up; then another thread brings the next one."""
-    lane, work = OrderedCallQueue(), Work()
-    go_on = lane.enter(partial(work.start, 0), work.send, is_short=True, at_once=at_once)
-    work.put(lane, 1)
-    lane.then(lambda: work.log.append("then"))
+    call_queue, work = OrderedCallQueue(), Work()
+    go_on = call_queue.enter(partial(work.start, 0), work.send, is_short=True, at_once=at_once)
+    work.put(call_queue, 1)
+    call_queue.then(lambda: work.log.append("then"))
     go_on()
     until(lambda: len(work.replies) == 2 and "then" in work.log)
     assert [line for line in work.log if "finish" not in line] == ["start 0", "start 1", "then"]
@@ -122,10 +122,12 @@ def test_a_call_has_its_place_before_anybody_goes_on_with_it(at_once: bool) -> N
 
 def test_a_call_that_comes_while_another_runs_at_once_is_behind_it() -> None:
     """And is started when that is done, by a thread of its own."""
-    lane, work = OrderedCallQueue(), Work()
-    first = start(lane.enter(partial(work.start, "first", held=True), work.send, at_once=True))
-    until(lambda: not lane.is_idle)
-    work.put(lane, "second")
+    call_queue, work = OrderedCallQueue(), Work()
+    first = start(
+        call_queue.enter(partial(work.start, "first", held=True), work.send, at_once=True)
+    )
+    until(lambda: not call_queue.is_idle)
+    work.put(call_queue, "second")
     work.gate("first").set()
     until(lambda: len(work.replies) == 2)
     first.join(PATIENCE_S)
@@ -134,14 +136,14 @@ def test_a_call_that_comes_while_another_runs_at_once_is_behind_it() -> None:
 
 def test_a_short_call_is_started_by_the_thread_that_brings_it() -> None:
     """As long as there is room: then by the one that sends a reply."""
-    lane, work, threads = OrderedCallQueue(), Work(), list[str]()
+    call_queue, work, threads = OrderedCallQueue(), Work(), list[str]()
 
     def put(name: Any, *, is_short: bool) -> None:
         def begin() -> Finish:
             threads.append(threading.current_thread().name)
             return work.start(name, slow=True)
 
-        lane.put(begin, work.send, is_short=is_short)
+        call_queue.put(begin, work.send, is_short=is_short)
 
     for number in range(MAX_DISPATCHED + 2):
         put(number, is_short=True)
@@ -162,10 +164,10 @@ def test_a_short_call_is_started_by_the_thread_that_brings_it() -> None:
 
 def test_a_call_that_takes_long_to_start_has_a_thread_for_it() -> None:
     """Nobody who reads or sends waits for it, nor for a short one behind it."""
-    lane, work = OrderedCallQueue(), Work()
-    work.put(lane, "before", slow=True, is_short=True)
-    work.put(lane, "long", held=True)
-    work.put(lane, "short", is_short=True)
+    call_queue, work = OrderedCallQueue(), Work()
+    work.put(call_queue, "before", slow=True, is_short=True)
+    work.put(call_queue, "long", held=True)
+    work.put(call_queue, "short", is_short=True)
     work.gate("before").set()
     until(lambda: work.replies == ["before"])
     assert work.log == ["start before", "finish before"]
@@ -175,12 +177,12 @@ def test_a_call_that_takes_long_to_start_has_a_thread_for_it() -> None:
 
 def test_what_is_to_happen_then_happens_behind_all_that_were_started() -> None:
     """At once when there is nothing before it; calls that come later see it."""
-    lane, work = OrderedCallQueue(), Work()
-    lane.then(lambda: work.log.append("at once"))
+    call_queue, work = OrderedCallQueue(), Work()
+    call_queue.then(lambda: work.log.append("at once"))
     assert work.log == ["at once"]
-    work.put(lane, 1, held=True)
-    lane.then(lambda: work.log.append("then"))
-    work.put(lane, 2)
+    work.put(call_queue, 1, held=True)
+    call_queue.then(lambda: work.log.append("then"))
+    work.put(call_queue, 2)
     work.gate(1).set()
     until(lambda: len(work.replies) == 2)
     assert [line for line in work.log if "finish" not in line][1:] == ["start 1", "then", "start 2"]
@@ -188,7 +190,7 @@ def test_what_is_to_happen_then_happens_behind_all_that_were_started() -> None:
 
 def test_many_threads_start_one_at_a_time_and_each_in_its_order() -> None:
     """Some at once and some behind others, as it happens."""
-    lane, work, inside = OrderedCallQueue(), Work(), list[int]()
+    call_queue, work, inside = OrderedCallQueue(), Work(), list[int]()
 
     def begin(name: Any) -> Finish:
         inside.append(1)
@@ -200,7 +202,7 @@ def test_many_threads_start_one_at_a_time_and_each_in_its_order() -> None:
     def many(index: int) -> None:
         for turn in range(200):
             call = partial(begin, (index, turn))
-            lane.enter(call, work.send, is_short=turn % 2 == 0, at_once=turn % 3 > 0)()
+            call_queue.enter(call, work.send, is_short=turn % 2 == 0, at_once=turn % 3 > 0)()
 
     assert at_once(4, many) == [None] * 4
     until(lambda: len(work.replies) == 800)

@@ -19,7 +19,7 @@ class Line:
         self.readers: list[threading.Thread] = []
         self.errors: list[Exception] = []
         self.more = threading.Semaphore(len(messages))
-        self.readership = ReaderHandoff(self.read_one, self.errors.append)
+        self.reader_handoff = ReaderHandoff(self.read_one, self.errors.append)
 
     def read_one(self) -> None:
         """Waits for the next message and runs it."""
@@ -44,25 +44,25 @@ class Stuck:
 
     def __init__(self) -> None:
         self.line: Line | None = None
-        self.sentry: StallWatchdog | None = None
+        self.watchdog: StallWatchdog | None = None
         self.entered = threading.Event()
         self.release = threading.Event()
 
     def __call__(self) -> None:
         assert self.line is not None
-        turn = self.line.readership.begin_inline()
-        if self.sentry is not None:
-            self.sentry.wake()
+        turn = self.line.reader_handoff.begin_inline()
+        if self.watchdog is not None:
+            self.watchdog.wake()
         self.entered.set()
         assert self.release.wait(staging.PATIENCE_S)
-        self.line.readership.end_inline(turn)
+        self.line.reader_handoff.end_inline(turn)
 
 
-def with_stuck(*, sentry: StallWatchdog | None = None) -> tuple[Line, Stuck]:
+def with_stuck(*, watchdog: StallWatchdog | None = None) -> tuple[Line, Stuck]:
     """A line whose first message is a call that does not return."""
     stuck = Stuck()
     line = Line(stuck)
-    stuck.line, stuck.sentry = line, sentry
+    stuck.line, stuck.watchdog = line, watchdog
     return line, stuck
 
 
@@ -74,7 +74,7 @@ def test_one_thread_reads_until_the_end() -> None:
     seen: list[int] = []
     line = Line(lambda: seen.append(1), lambda: seen.append(2))
     line.end()
-    line.readership.run()
+    line.reader_handoff.run()
     assert seen == [1, 2]
     assert set(line.readers) == {threading.current_thread()}
     assert [type(error) for error in line.errors] == [EOFError]
@@ -83,12 +83,12 @@ def test_one_thread_reads_until_the_end() -> None:
 def test_a_call_within_its_time_keeps_the_reading() -> None:
     """Nobody is put in charge before `STALL_S` is over."""
     line, stuck = with_stuck()
-    reader = start(line.readership.run)
+    reader = start(line.reader_handoff.run)
     assert stuck.entered.wait(staging.PATIENCE_S)
-    busy_since = line.readership.busy_since
+    busy_since = line.reader_handoff.busy_since
     assert busy_since is not None
-    line.readership.replace_if_stuck(busy_since + STALL_S / 2)
-    assert line.readership.busy_since == busy_since
+    line.reader_handoff.replace_if_stuck(busy_since + STALL_S / 2)
+    assert line.reader_handoff.busy_since == busy_since
     stuck.release.set()
     line.end()
     join([reader])
@@ -98,9 +98,9 @@ def test_a_call_within_its_time_keeps_the_reading() -> None:
 def test_a_call_that_overstays_lets_another_thread_read_on() -> None:
     """Messages behind it are handled while it still runs."""
     line, stuck = with_stuck()
-    reader = start(line.readership.run)
+    reader = start(line.reader_handoff.run)
     assert stuck.entered.wait(staging.PATIENCE_S)
-    line.readership.replace_if_stuck(FAR)
+    line.reader_handoff.replace_if_stuck(FAR)
     handled = threading.Event()
     line.put(handled.set)
     assert handled.wait(staging.PATIENCE_S)
@@ -114,9 +114,9 @@ def test_a_call_that_overstays_lets_another_thread_read_on() -> None:
 def test_the_replaced_thread_never_reads_again() -> None:
     """It leaves when its call is done, and the connection is not over for that."""
     line, stuck = with_stuck()
-    reader = start(line.readership.run)
+    reader = start(line.reader_handoff.run)
     assert stuck.entered.wait(staging.PATIENCE_S)
-    line.readership.replace_if_stuck(FAR)
+    line.reader_handoff.replace_if_stuck(FAR)
     until(lambda: len(line.readers) == 2)
     stuck.release.set()
     join([reader])
@@ -133,9 +133,9 @@ def test_the_replaced_thread_never_reads_again() -> None:
 def test_nobody_is_replaced_while_it_waits_for_a_message() -> None:
     """A quiet connection costs no threads."""
     line = Line()
-    reader = start(line.readership.run)
+    reader = start(line.reader_handoff.run)
     until(lambda: line.readers)
-    line.readership.replace_if_stuck(FAR)
+    line.reader_handoff.replace_if_stuck(FAR)
     line.end()
     join([reader])
     assert line.readers == [reader]
@@ -144,17 +144,17 @@ def test_nobody_is_replaced_while_it_waits_for_a_message() -> None:
 def test_the_second_thread_can_be_replaced_too() -> None:
     """The first one's return does not make the second one's call look finished."""
     line, first = with_stuck()
-    threads = [start(line.readership.run)]
+    threads = [start(line.reader_handoff.run)]
     assert first.entered.wait(staging.PATIENCE_S)
-    line.readership.replace_if_stuck(FAR)
+    line.reader_handoff.replace_if_stuck(FAR)
     second = Stuck()
     second.line = line
     line.put(second)
     assert second.entered.wait(staging.PATIENCE_S)
     first.release.set()
     join(threads)
-    assert line.readership.busy_since is not None
-    line.readership.replace_if_stuck(FAR)
+    assert line.reader_handoff.busy_since is not None
+    line.reader_handoff.replace_if_stuck(FAR)
     handled = threading.Event()
     line.put(handled.set)
     assert handled.wait(staging.PATIENCE_S)
@@ -184,12 +184,12 @@ def test_a_thread_that_is_replaced_as_it_begins_its_call_knows_its_own_turn() ->
     def read_one() -> None:
         raise EOFError
 
-    readership = Overtaken(read_one, lambda error: ended.set())
-    turn = readership.begin_inline()
+    reader_handoff = Overtaken(read_one, lambda error: ended.set())
+    turn = reader_handoff.begin_inline()
     assert ended.wait(staging.PATIENCE_S)
-    readership.busy_since = 1.0
-    readership.end_inline(turn)
-    assert readership.busy_since == 1.0
+    reader_handoff.busy_since = 1.0
+    reader_handoff.end_inline(turn)
+    assert reader_handoff.busy_since == 1.0
 
 
 def test_a_failure_in_a_replaced_thread_ends_the_connection_once() -> None:
@@ -201,9 +201,9 @@ def test_a_failure_in_a_replaced_thread_ends_the_connection_once() -> None:
 
     line, stuck = with_stuck()
     line.messages[0] = fail
-    reader = start(line.readership.run)
+    reader = start(line.reader_handoff.run)
     assert stuck.entered.wait(staging.PATIENCE_S)
-    line.readership.replace_if_stuck(FAR)
+    line.reader_handoff.replace_if_stuck(FAR)
     until(lambda: len(line.readers) == 2)
     stuck.release.set()
     join([reader])
@@ -214,38 +214,38 @@ def test_a_failure_in_a_replaced_thread_ends_the_connection_once() -> None:
 
 
 @pytest.fixture
-def sentry() -> Iterator[StallWatchdog]:
+def watchdog() -> Iterator[StallWatchdog]:
     """A running one."""
-    sentry = StallWatchdog()
-    yield sentry
-    sentry.stop()
+    watchdog = StallWatchdog()
+    yield watchdog
+    watchdog.stop()
 
 
-def test_the_sentry_notices_a_stuck_reader(sentry: StallWatchdog) -> None:
+def test_the_watchdog_notices_a_stuck_reader(watchdog: StallWatchdog) -> None:
     """By itself, while the call still runs."""
-    line, stuck = with_stuck(sentry=sentry)
-    sentry.watch(line.readership)
-    reader = start(line.readership.run)
+    line, stuck = with_stuck(watchdog=watchdog)
+    watchdog.watch(line.reader_handoff)
+    reader = start(line.reader_handoff.run)
     until(lambda: len(line.readers) == 2)
     stuck.release.set()
     line.end()
     join([reader])
     until(lambda: line.errors)
-    sentry.unwatch(line.readership)
+    watchdog.unwatch(line.reader_handoff)
 
 
-def test_a_dozing_sentry_is_roused_every_time(
-    sentry: StallWatchdog, monkeypatch: pytest.MonkeyPatch
+def test_a_dozing_watchdog_is_roused_every_time(
+    watchdog: StallWatchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the two comes first, the doze or the call: no wake-up is lost."""
     monkeypatch.setattr(module, "_IDLE_S", 0.001)  # it dozes off after each look
     monkeypatch.setattr(module, "STALL_S", 0.0)
     line = Line()
-    sentry.watch(line.readership)
-    start(line.readership.run)
+    watchdog.watch(line.reader_handoff)
+    start(line.reader_handoff.run)
     for number in range(1, 101):
         stuck = Stuck()
-        stuck.line, stuck.sentry = line, sentry
+        stuck.line, stuck.watchdog = line, watchdog
         line.put(stuck)
         until(lambda number=number: len(line.readers) > number)  # type: ignore[misc]
         stuck.release.set()
@@ -253,14 +253,14 @@ def test_a_dozing_sentry_is_roused_every_time(
     until(lambda: line.errors)
 
 
-def test_a_connection_that_ended_is_not_looked_after(sentry: StallWatchdog) -> None:
+def test_a_connection_that_ended_is_not_looked_after(watchdog: StallWatchdog) -> None:
     """Its last call may go on for as long as it likes."""
-    gone, other = with_stuck(sentry=sentry), with_stuck(sentry=sentry)
-    sentry.watch(gone[0].readership)
-    sentry.watch(other[0].readership)
-    sentry.unwatch(gone[0].readership)
+    gone, other = with_stuck(watchdog=watchdog), with_stuck(watchdog=watchdog)
+    watchdog.watch(gone[0].reader_handoff)
+    watchdog.watch(other[0].reader_handoff)
+    watchdog.unwatch(gone[0].reader_handoff)
     for line, _ in (gone, other):
-        start(line.readership.run)
+        start(line.reader_handoff.run)
     until(lambda: len(other[0].readers) == 2)
     assert len(gone[0].readers) == 1
     for line, stuck in (gone, other):
@@ -269,12 +269,12 @@ def test_a_connection_that_ended_is_not_looked_after(sentry: StallWatchdog) -> N
         until(lambda line=line: line.errors)  # type: ignore[misc]
 
 
-def test_a_stopped_sentry_is_gone() -> None:
+def test_a_stopped_watchdog_is_gone() -> None:
     """Its thread ends, dozing or not."""
     before = set(threading.enumerate())
-    sentry = StallWatchdog()
+    watchdog = StallWatchdog()
     (thread,) = set(threading.enumerate()) - before
-    sentry.stop()
+    watchdog.stop()
     join([thread])
 
 
@@ -282,16 +282,16 @@ def test_without_threads_the_reader_stays_in_charge(monkeypatch: pytest.MonkeyPa
     """It is not replaced by nobody: it reads on when its call is done."""
     read: list[str] = []
     line = Line(lambda: read.append("first"), lambda: read.append("second"))
-    turn = line.readership.begin_inline()
+    turn = line.reader_handoff.begin_inline()
 
     def fail(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
-        line.readership.replace_if_stuck(line.readership.busy_since + 1)  # type: ignore[operator]
-    assert line.readership.busy_since is not None
-    line.readership.end_inline(turn)
+        line.reader_handoff.replace_if_stuck(line.reader_handoff.busy_since + 1)  # type: ignore[operator]
+    assert line.reader_handoff.busy_since is not None
+    line.reader_handoff.end_inline(turn)
     line.end()
-    line.readership.run()
+    line.reader_handoff.run()
     assert read == ["first", "second"]

@@ -59,8 +59,8 @@ class Held:
         self.held += nbytes
 
 
-class Desk:
-    """An outbox of such a line."""
+class Rig:
+    """An send queue of such a line."""
 
     def __init__(self, max_bytes: int = 100) -> None:
         self.line, self.held = Line(), Held()
@@ -71,24 +71,24 @@ class Desk:
 
 def test_a_reply_is_sent_by_its_own_thread_when_nothing_waits() -> None:
     """Waking another one would cost more than the rest of a small call."""
-    desk = Desk()
-    desk.box.now(7, (DONE, ()), 5)
-    assert desk.line.threads == [threading.current_thread()]
-    assert (desk.line.sent, desk.held.ended) == ([(7, DONE)], [5])
+    rig = Rig()
+    rig.box.now(7, (DONE, ()), 5)
+    assert rig.line.threads == [threading.current_thread()]
+    assert (rig.line.sent, rig.held.ended) == ([(7, DONE)], [5])
 
 
 def test_a_reply_comes_behind_what_its_call_has_said() -> None:
     """Whoever leaves it does not wait for the client, and its bytes are held until it is sent."""
-    desk = Desk()
-    desk.line.reads.clear()
-    desk.box.send("event", 7, "said", "hello")
-    desk.box.now(7, ((OK, b""), [memoryview(b"data")]), 5)
-    desk.box.later(8, (DONE, ()), 6)
-    assert (desk.line.sent, desk.held.ended, desk.held.held) == ([], [], 4)
-    desk.line.reads.set()
-    until(lambda: len(desk.held.ended) == 2)
-    assert desk.line.sent == [("event", 7, "said", "hello"), (7, DONE), (8, DONE)]
-    until(lambda: desk.held.held == 0)
+    rig = Rig()
+    rig.line.reads.clear()
+    rig.box.send("event", 7, "said", "hello")
+    rig.box.now(7, ((OK, b""), [memoryview(b"data")]), 5)
+    rig.box.later(8, (DONE, ()), 6)
+    assert (rig.line.sent, rig.held.ended, rig.held.held) == ([], [], 4)
+    rig.line.reads.set()
+    until(lambda: len(rig.held.ended) == 2)
+    assert rig.line.sent == [("event", 7, "said", "hello"), (7, DONE), (8, DONE)]
+    until(lambda: rig.held.held == 0)
 
 
 def test_events_for_a_client_that_does_not_read_are_dropped(
@@ -96,14 +96,14 @@ def test_events_for_a_client_that_does_not_read_are_dropped(
 ) -> None:
     """Whoever reports one never waits."""
     monkeypatch.setattr(module, "MAX_WAITING_EVENTS", 4)
-    desk = Desk()
-    desk.line.reads.clear()
+    rig = Rig()
+    rig.line.reads.clear()
     for number in range(20):
-        desk.box.notify("event", number)
-    assert len(desk.box) <= 4
-    desk.line.reads.set()
-    until(lambda: not len(desk.box))
-    assert len(desk.line.sent) <= 5
+        rig.box.notify("event", number)
+    assert len(rig.box) <= 4
+    rig.line.reads.set()
+    until(lambda: not len(rig.box))
+    assert len(rig.line.sent) <= 5
 
 
 def test_what_calls_say_waits_for_the_client_but_not_for_ever(
@@ -111,40 +111,40 @@ def test_what_calls_say_waits_for_the_client_but_not_for_ever(
 ) -> None:
     """A print is not lost because a client is slow; one that is gone hears nothing."""
     monkeypatch.setattr(module, "_MAX_WAITING_OUTPUT", 2)
-    desk = Desk()
-    desk.line.reads.clear()
+    rig = Rig()
+    rig.line.reads.clear()
     for number in range(2):
-        desk.box.send("event", number)
-    third = start(desk.box.send, "event", 2)
+        rig.box.send("event", number)
+    third = start(rig.box.send, "event", 2)
     monkeypatch.setattr(module, "_MAX_WAIT_S", 0.01)
-    desk.box.send("event", "dropped")
+    rig.box.send("event", "dropped")
     assert third.is_alive()
-    desk.line.reads.set()
+    rig.line.reads.set()
     third.join(PATIENCE_S)
-    until(lambda: len(desk.line.sent) == 3)
-    desk.box.close()
-    desk.box.send("event", "nobody hears")
-    assert desk.line.sent == [("event", 0), ("event", 1), ("event", 2)]
+    until(lambda: len(rig.line.sent) == 3)
+    rig.box.close()
+    rig.box.send("event", "nobody hears")
+    assert rig.line.sent == [("event", 0), ("event", 1), ("event", 2)]
 
 
 def test_a_result_that_is_too_large_is_an_error_that_says_what_to_do() -> None:
     """Nothing of it is sent."""
-    desk = Desk(max_bytes=3)
-    desk.box.now(7, ((OK, b""), [memoryview(b"data")]), 5)
-    ((number, (verdict, failure)),) = desk.line.sent
+    rig = Rig(max_bytes=3)
+    rig.box.now(7, ((OK, b""), [memoryview(b"data")]), 5)
+    ((number, (verdict, failure)),) = rig.line.sent
     assert (number, verdict) == (7, FAILED)
     assert "--max-result-bytes" in str(decode_failure(failure))
 
 
 def test_whatever_happens_the_client_has_an_answer_and_its_room_back() -> None:
     """Unless it is gone."""
-    desk = Desk()
-    desk.line.error = ValueError("no such type")
-    desk.box.now(7, (DONE, ()), 5)
-    ((_, (verdict, failure)),) = desk.line.sent
+    rig = Rig()
+    rig.line.error = ValueError("no such type")
+    rig.box.now(7, (DONE, ()), 5)
+    ((_, (verdict, failure)),) = rig.line.sent
     assert verdict == FAILED
     assert "could not send the result" in str(decode_failure(failure))
-    desk.line.error = EOFError()
-    desk.box.now(8, (DONE, ()), 6)
-    assert desk.held.ended == [5, 6]
-    assert len(desk.line.sent) == 1
+    rig.line.error = EOFError()
+    rig.box.now(8, (DONE, ()), 6)
+    assert rig.held.ended == [5, 6]
+    assert len(rig.line.sent) == 1

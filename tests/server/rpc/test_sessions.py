@@ -112,7 +112,7 @@ class Left:
     """A call that was under way when its connection ended."""
 
     def __init__(self, phase: str = "building", *, is_in_order: bool = False) -> None:
-        self.interest = SimpleNamespace(phase=phase)
+        self.cancel_token = SimpleNamespace(phase=phase)
         self.is_in_order = is_in_order
         self.is_cancelled = False
 
@@ -233,7 +233,7 @@ def test_a_session_ends_behind_the_calls_that_it_has_made() -> None:
         with_values(values, session, 2)
         return lambda: (None, ())
 
-    session.lane.put(call, lambda _: None)
+    session.call_queue.put(call, lambda _: None)
     sessions.leave(session)
     clock.now += 61
     sessions.poll()

@@ -13,14 +13,16 @@ from tests.server.staging import PATIENCE_S, at_once
 
 
 class Host:
-    """The host's end of a tether, and what happened at the worker's."""
+    """The host's end of a host channel, and what happened at the worker's."""
 
     def __init__(self) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(PATIENCE_S)
         self.lines = self.sock.makefile("rb")
         self.drained, self.lost = threading.Event(), threading.Event()
-        self.tether = HostChannel(theirs, lambda: {"calls": 7}, self.drained.set, self.lost.set)
+        self.host_channel = HostChannel(
+            theirs, lambda: {"calls": 7}, self.drained.set, self.lost.set
+        )
         self._theirs = theirs
 
     def send(self, line: bytes) -> None:
@@ -45,7 +47,7 @@ class Host:
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    """A host with a worker's tether at the other end."""
+    """A host with a worker's host channel at the other end."""
     host = Host()
     yield host
     host.close()
@@ -53,7 +55,7 @@ def host() -> Iterator[Host]:
 
 def test_the_host_is_told_of_events(host: Host) -> None:
     """One JSON object a line."""
-    host.tether.notify({"event": "ready"})
+    host.host_channel.notify({"event": "ready"})
     assert host.hear() == {"event": "ready"}
 
 
@@ -76,7 +78,7 @@ def test_the_end_of_the_host_is_noticed(host: Host) -> None:
     """Whoever speaks to it then is not harmed."""
     host.leave()
     assert host.lost.wait(PATIENCE_S)
-    host.tether.notify({"event": "ready"})
+    host.host_channel.notify({"event": "ready"})
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b'{"ask": '])
@@ -95,5 +97,5 @@ def test_unknown_questions_are_ignored(host: Host) -> None:
 
 def test_lines_of_many_threads_do_not_mix(host: Host) -> None:
     """Each arrives whole."""
-    at_once(8, lambda number: host.tether.notify({"event": "x" * 5_000, "number": number}))
+    at_once(8, lambda number: host.host_channel.notify({"event": "x" * 5_000, "number": number}))
     assert sorted(host.hear()["number"] for _ in range(8)) == list(range(8))

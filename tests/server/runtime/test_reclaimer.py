@@ -32,7 +32,7 @@ class Pool:
         return gone
 
 
-class Scene:
+class Scenario:
     """A machine whose memory the test decides about."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, limit: float = 0.9) -> None:
@@ -64,38 +64,38 @@ class Scene:
 
 def test_what_is_idle_goes_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until there is room again, with some to spare; it is logged at the start and at the end."""
-    scene = Scene(monkeypatch)
-    assert [scene.poll(0.89), scene.poll(0.91), scene.poll(0.88), scene.poll(0.86)] == [
+    scenario = Scenario(monkeypatch)
+    assert [scenario.poll(0.89), scenario.poll(0.91), scenario.poll(0.88), scenario.poll(0.86)] == [
         *(80, 70, 62, 62)
     ]
-    assert scene.logged == [("memory_short", 10), ("memory_relieved", 18)]
+    assert scenario.logged == [("memory_short", 10), ("memory_relieved", 18)]
 
 
 def test_the_device_is_watched_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever has less room."""
-    scene = Scene(monkeypatch)
-    assert scene.poll(0.1, device=0.95) == 70
+    scenario = Scenario(monkeypatch)
+    assert scenario.poll(0.1, device=0.95) == 70
 
 
 def test_a_small_process_does_not_suffer_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has next to nothing to give."""
-    scene = Scene(monkeypatch)
-    scene.own = 0.05
-    assert scene.poll(0.99) == 80
+    scenario = Scenario(monkeypatch)
+    scenario.own = 0.05
+    assert scenario.poll(0.99) == 80
 
 
 def test_it_looks_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is called."""
-    scene = Scene(monkeypatch)
-    scene.poll(0.95)
+    scenario = Scenario(monkeypatch)
+    scenario.poll(0.95)
     for _ in range(5):
-        scene.pressure.poll()
-    assert scene.pool.count == 70
+        scenario.pressure.poll()
+    assert scenario.pool.count == 70
 
 
 def test_nothing_is_dropped_where_nobody_wants_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `--memory-share 0`."""
-    assert Scene(monkeypatch, limit=0.0).poll(1.0, device=1.0) == 80
+    assert Scenario(monkeypatch, limit=0.0).poll(1.0, device=1.0) == 80
 
 
 def write(folder: Path, **files: str) -> None:

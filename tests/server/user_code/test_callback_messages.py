@@ -15,12 +15,12 @@ from jaxd_protocol.pytree import load_literal
 from jaxd_server.codec.result_encoder import ResultEncoder
 from jaxd_server.user_code.callback_messages import pack_callback, read_callback
 
-AIM = ("partial", ("given", 0), (("held", 0),), ())
+CALLBACK_TARGET = ("partial", ("given", 0), (("held", 0),), ())
 
 
 def arrived(*args: Any, held: tuple[Any, ...] = (), **kwargs: Any) -> Any:
     """What a client reads."""
-    (skeleton, blob), buffers = pack_callback(AIM, held, args, kwargs)
+    (skeleton, blob), buffers = pack_callback(CALLBACK_TARGET, held, args, kwargs)
     return ResultReader({}).read(skeleton, blob, buffers, "auto")
 
 
@@ -28,8 +28,10 @@ def test_arguments_arrive_as_they_are() -> None:
     """Arrays of any size, text, and what the function itself holds."""
     large = np.arange(100_000, dtype=np.float64)
     tree = {"w": jnp.ones((2, 3), jnp.bfloat16), "name": "x"}
-    aim, held, args, kwargs = arrived(tree, np.float32(2), 7, key=jax.random.key(1), held=(large,))
-    assert load_literal(aim, 0) == (AIM, len(aim))
+    callback_target, held, args, kwargs = arrived(
+        tree, np.float32(2), 7, key=jax.random.key(1), held=(large,)
+    )
+    assert load_literal(callback_target, 0) == (CALLBACK_TARGET, len(callback_target))
     assert held[0].dtype == np.float64
     np.testing.assert_array_equal(held[0], large)
     assert (args[0]["w"].dtype, args[0]["name"], float(args[1]), args[2]) == (

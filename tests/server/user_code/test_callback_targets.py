@@ -77,9 +77,11 @@ def targets(function: Any = traced) -> CallbackCandidates:
 
 def there_and_back(function: Any, listed: tuple[Any, ...] = (), arguments: Any = None) -> Any:
     """What a client finds."""
-    aim, arrays = CallbackTargets("f", targets(), CallbackList(listed).entries).at(function)
-    dump_literal(aim)  # or it could not travel
-    return CallbackTable(targets(), listed, arguments).function_at(aim, arrays)
+    callback_target, arrays = CallbackTargets("f", targets(), CallbackList(listed).entries).at(
+        function
+    )
+    dump_literal(callback_target)  # or it could not travel
+    return CallbackTable(targets(), listed, arguments).function_at(callback_target, arrays)
 
 
 def trace(x: Any = 1.0, function: Any = traced) -> None:
@@ -95,8 +97,8 @@ def test_what_the_code_gives() -> None:
     assert there_and_back(box.put) == box.put
     given = targets()
     given.objects = [each._replace(number=5) for each in given.objects if each.names]
-    aim, _ = CallbackTargets("f", given).at(ClientObject(5, ("put",)))
-    assert CallbackTable(given).function_at(aim, ()) == box.put
+    callback_target, _ = CallbackTargets("f", given).at(ClientObject(5, ("put",)))
+    assert CallbackTable(given).function_at(callback_target, ()) == box.put
 
 
 def test_what_is_listed() -> None:
@@ -120,8 +122,8 @@ def test_an_argument_of_the_function() -> None:
 
     other = Box()
     recording_arguments(f, given)(1, other)
-    ((aim, _),) = found
-    assert CallbackTable(given, (), ((1, other), {})).function_at(aim, ()) == other.put
+    ((callback_target, _),) = found
+    assert CallbackTable(given, (), ((1, other), {})).function_at(callback_target, ()) == other.put
     with pytest.raises(CallbackError):  # of another object
         recording_arguments(lambda x, cb: f(x, Box()), given)(1, other)
 
@@ -193,8 +195,8 @@ def test_of_two_closures_of_the_same_code_each_has_its_own() -> None:
         patch.setattr(jax.debug, "callback", lambda *_: None)
         both(1)
     for number, function in enumerate(makers):
-        aim, _ = CallbackTargets("f", given).at(function)
-        CallbackTable(given).function_at(aim, ())(number)
+        callback_target, _ = CallbackTargets("f", given).at(function)
+        CallbackTable(given).function_at(callback_target, ())(number)
     assert lists == [[0], [1]]
 
 

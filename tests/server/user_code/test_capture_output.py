@@ -17,7 +17,7 @@ Events = list[tuple[str, Any]]
 
 
 @contextmanager
-def hearing() -> Iterator[tuple[io.StringIO, io.StringIO]]:
+def output_printer() -> Iterator[tuple[io.StringIO, io.StringIO]]:
     """The process's own stdout and stderr, below what hears user code; all is put back."""
     root, streams = logging.getLogger(), (sys.stdout, sys.stderr)
     handlers, level = list(root.handlers), root.level
@@ -42,16 +42,16 @@ def events() -> Events:
 
 
 @pytest.fixture
-def voice(events: Events) -> CallOutput:
+def call_output(events: Events) -> CallOutput:
     """Of some call."""
     return CallOutput(lambda kind, content: events.append((kind, content)))
 
 
-def test_prints_belong_to_who_speaks(voice: CallOutput, events: Events) -> None:
+def test_prints_belong_to_who_speaks(call_output: CallOutput, events: Events) -> None:
     """The server's own go where they went before."""
-    with hearing() as (out, err):
+    with output_printer() as (out, err):
         print("the server")
-        with output_to(voice):
+        with output_to(call_output):
             print("a function")
             print("its error", file=sys.stderr)
             with pytest.raises(TypeError, match="must be str, not bytes"):
@@ -64,14 +64,14 @@ def test_prints_belong_to_who_speaks(voice: CallOutput, events: Events) -> None:
     ]
 
 
-def test_all_warnings_of_a_call_are_heard(voice: CallOutput, events: Events) -> None:
+def test_all_warnings_of_a_call_are_heard(call_output: CallOutput, events: Events) -> None:
     """Whatever filters there are, and however often; the client has filters of its own."""
-    with hearing() as (out, _):
+    with output_printer() as (out, _):
         warnings.simplefilter("ignore")
         capture_output.capture_warnings()
         capture_output.capture_warnings()
         assert len([each for each in warnings.filters if "AnyOf" in type(each[1]).__name__]) == 1
-        with output_to(voice):
+        with output_to(call_output):
             for _ in range(2):
                 warnings.warn("old", DeprecationWarning, stacklevel=1)
         warnings.warn("the server's own", stacklevel=1)
@@ -84,16 +84,16 @@ def test_all_warnings_of_a_call_are_heard(voice: CallOutput, events: Events) -> 
 
 def test_warnings_of_the_server_are_shown_as_ever() -> None:
     """By whoever showed them before."""
-    with hearing() as (out, _):
+    with output_printer() as (out, _):
         warnings.simplefilter("always")
         warnings.warn("something", stacklevel=1)
     assert out.getvalue() == "shown as ever\n"
 
 
-def test_what_is_logged_is_heard(voice: CallOutput, events: Events) -> None:
+def test_what_is_logged_is_heard(call_output: CallOutput, events: Events) -> None:
     """On all levels, with its traceback; jax's own only from warnings on."""
     logger = logging.getLogger("of_a_user")
-    with hearing(), output_to(voice):
+    with output_printer(), output_to(call_output):
         logger.debug("%s and %s", "this", "that")
         try:
             _ = vars()["broken"]
@@ -114,7 +114,7 @@ def test_what_is_logged_is_heard(voice: CallOutput, events: Events) -> None:
 
 def test_logs_of_the_server_go_where_they_went() -> None:
     """Warnings to stderr, less important ones nowhere."""
-    with hearing() as (_, err):
+    with output_printer() as (_, err):
         logging.getLogger("of_a_user").info("not this")
         logging.getLogger("of_a_user").warning("but this")
     assert err.getvalue() == "but this\n"

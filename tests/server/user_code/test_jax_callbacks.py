@@ -29,9 +29,11 @@ class Client:
     def __init__(self) -> None:
         self.called: list[Any] = []
 
-    def call_back(self, aim: Any, held: Any, args: Any, kwargs: Any, *, wants_result: bool) -> Any:
+    def call_back(
+        self, callback_target: Any, held: Any, args: Any, kwargs: Any, *, wants_result: bool
+    ) -> Any:
         """As a source does."""
-        self.called.append((aim, args, kwargs, wants_result))
+        self.called.append((callback_target, args, kwargs, wants_result))
         return np.float32(42) if wants_result else None
 
 
@@ -85,8 +87,8 @@ def test_debug_callbacks_call_the_client(running: Call) -> None:
         return x
 
     run(f)
-    ((aim, args, kwargs, wants),) = running.source.called
-    assert (aim, float(args[0]), args[1], float(kwargs["more"])) == (
+    ((callback_target, args, kwargs, wants),) = running.source.called
+    assert (callback_target, float(args[0]), args[1], float(kwargs["more"])) == (
         ("given", 0),
         3.0,
         "text",

@@ -35,13 +35,13 @@ DATA: Any = np.arange(3, dtype=np.float32)
 
 
 class ReferencedDataBench:
-    """Holdings with one value under number 7, and a block with number 5."""
+    """ReferencedData with one value under number 7, and a block with number 5."""
 
     def __init__(self, limit: int = 0) -> None:
         self.values = ValueStore(limit, contents=ContentStore(1000))
         self.own = SessionValues("uid:1")
         self.memory = bytearray(DATA.tobytes() * 4)
-        self.holdings = ReferencedData(self.values, self.own, Blocks(b5=self.memory))
+        self.referenced_data = ReferencedData(self.values, self.own, Blocks(b5=self.memory))
         self.array = jnp.asarray(DATA) + 10
         self.values.add(self.own, {7: Value(self.array, F3, 12, "f")})
 
@@ -54,7 +54,7 @@ class ReferencedDataBench:
     ) -> list[Any]:
         """The leaves with what the rows refer to."""
         found = list(leaves)
-        self.holdings.fill(rows, Layout(looks, tuple), found, donated)
+        self.referenced_data.fill(rows, Layout(looks, tuple), found, donated)
         return found
 
 
@@ -98,10 +98,10 @@ def test_what_is_stored_can_become_a_value_later() -> None:
     (given,) = bench.fill(row, leaves=(DATA,), looks=(F3,))
     assert (given.tolist(), len(bench.values)) == (DATA.tolist(), 1)
     asked = pack_ids([row.a, row.b, row.b, row.a])
-    assert bench.holdings.adopt(asked, pack_ids([20, 21])) == (OK, bytes([1, 0]))
+    assert bench.referenced_data.adopt(asked, pack_ids([20, 21])) == (OK, bytes([1, 0]))
     assert bench.own.get(20).array is given
     assert bench.own.get(20).copied
-    assert bench.holdings.adopt(asked, pack_ids([30, 31])) == (OK, bytes([1, 0]))
+    assert bench.referenced_data.adopt(asked, pack_ids([30, 31])) == (OK, bytes([1, 0]))
     assert bench.values.nbytes == 24
     other = ReferencedData(bench.values, SessionValues("uid:2"), Blocks())
     assert other.adopt(asked, pack_ids([1, 2])) == (OK, bytes([0, 0]))
@@ -111,7 +111,7 @@ def test_what_has_no_room_does_not_become_a_value() -> None:
     """Its client sends it then."""
     bench, row = ReferencedDataBench(limit=20), stored(0, DATA)
     bench.fill(row, leaves=(DATA,), looks=(F3,))
-    assert bench.holdings.adopt(pack_ids([row.a, row.b]), pack_ids([20])) == (OK, bytes(1))
+    assert bench.referenced_data.adopt(pack_ids([row.a, row.b]), pack_ids([20])) == (OK, bytes(1))
 
 
 def test_what_is_stored_has_to_be_what_its_client_says() -> None:
@@ -127,14 +127,14 @@ def test_what_is_stored_and_given_up_at_once_is_copied() -> None:
     """What is held is not what the call uses up."""
     bench, row = ReferencedDataBench(), stored(0, DATA)
     (lent,) = bench.fill(row, leaves=(DATA,), donated={0}, looks=(F3,))
-    bench.holdings.adopt(pack_ids([row.a, row.b]), pack_ids([20]))
+    bench.referenced_data.adopt(pack_ids([row.a, row.b]), pack_ids([20]))
     assert lent is not bench.own.get(20).array
 
 
 def test_a_question_that_cannot_be_read_is_refused() -> None:
     """Two numbers for each id."""
     with pytest.raises(ProtocolError, match="readably"):
-        ReferencedDataBench().holdings.adopt(pack_ids([1, 2, 3]), pack_ids([4]))
+        ReferencedDataBench().referenced_data.adopt(pack_ids([1, 2, 3]), pack_ids([4]))
 
 
 HOSTILE = [
@@ -188,16 +188,16 @@ def test_a_row_may_speak_of_several_values() -> None:
     bench.values.add(bench.own, {9: Value(bench.array + 1, F3, 12, "f")})
     leaves: Any = [None] * 3
     layout = Layout((F3,) * 3, tuple)
-    filled = bench.holdings.fill([DataLocation(0, VALUE, 7, 2)], layout, leaves, {1, 2})
+    filled = bench.referenced_data.fill([DataLocation(0, VALUE, 7, 2)], layout, leaves, {1, 2})
     assert [leaf.tolist() for leaf in leaves] == [[10, 11, 12], [10, 11, 12], [11, 12, 13]]
     assert leaves[0] is bench.array
     assert leaves[1] is not bench.array
     assert filled.given == {2: 9}
     with pytest.raises(ValueDeleted):
-        bench.holdings.fill([DataLocation(0, VALUE, 8, 2)], layout, leaves, ())
+        bench.referenced_data.fill([DataLocation(0, VALUE, 8, 2)], layout, leaves, ())
 
 
-def test_what_is_donated_cannot_be_in_two_stretches() -> None:
+def test_what_is_donated_cannot_be_in_two_handle_ranges() -> None:
     """Neither when one lies inside of the other, nor when only their ends meet; apart is fine."""
     bench = ReferencedDataBench()
     for number in (8, 9, 10):
@@ -208,9 +208,9 @@ def test_what_is_donated_cannot_be_in_two_stretches() -> None:
         [DataLocation(0, VALUE, 9, 1), DataLocation(2, VALUE, 8, 1)],
     ):
         with pytest.raises(ArgumentError, match="given to a call twice"):
-            bench.holdings.fill(rows, layout, [None] * 4, {0, 1, 2, 3})
+            bench.referenced_data.fill(rows, layout, [None] * 4, {0, 1, 2, 3})
     apart = [DataLocation(0, VALUE, 9, 1), DataLocation(2, VALUE, 7, 1)]
-    assert bench.holdings.fill(apart, layout, [None] * 4, {0, 3}).given == {0: 9, 3: 8}
+    assert bench.referenced_data.fill(apart, layout, [None] * 4, {0, 3}).given == {0: 9, 3: 8}
 
 
 def test_what_has_no_room_is_not_kept() -> None:
@@ -218,10 +218,10 @@ def test_what_has_no_room_is_not_kept() -> None:
     bench = ReferencedDataBench(limit=70)
     leaves: Any = [DATA, DATA]
     rows = [DataLocation(0, CACHED_AS_VALUE, 8), DataLocation(1, CACHED_AS_VALUE, 9)]
-    assert bench.holdings.fill(rows, Layout((F3, F3), tuple), leaves, ()).refused == (8, 9)
+    assert bench.referenced_data.fill(rows, Layout((F3, F3), tuple), leaves, ()).refused == (8, 9)
     assert [leaf.tolist() for leaf in leaves] == [[0, 1, 2]] * 2
     assert len(bench.values) == 1
-    assert bench.holdings.fill(rows[:1], Layout((F3, F3), tuple), leaves, ()).refused == ()
+    assert bench.referenced_data.fill(rows[:1], Layout((F3, F3), tuple), leaves, ()).refused == ()
     assert bench.values.nbytes == 24
 
 
@@ -332,9 +332,9 @@ def test_a_copy_is_what_it_was_made_of() -> None:
 def test_data_is_written_where_the_client_wants_it() -> None:
     """Each part in its place."""
     bench = ReferencedDataBench()
-    bench.holdings.write([5, 0, 5, 40], [memoryview(b"abcd"), memoryview(b"efgh")])
+    bench.referenced_data.write([5, 0, 5, 40], [memoryview(b"abcd"), memoryview(b"efgh")])
     assert bytes(bench.memory[:4] + bench.memory[40:44]) == b"abcdefgh"
     with pytest.raises(ProtocolError, match="readably"):
-        bench.holdings.write([5, 0, 5], [memoryview(b"abcd")])
+        bench.referenced_data.write([5, 0, 5], [memoryview(b"abcd")])
     with pytest.raises(ProtocolError):
-        bench.holdings.write([5, 47], [memoryview(b"abcd")])
+        bench.referenced_data.write([5, 47], [memoryview(b"abcd")])

@@ -28,8 +28,8 @@ class StructureDigest:
         """Nested tuples of plain values."""
         if isinstance(value, str | int | float | bytes | bool | None | np.dtype):
             return str(type(value).__name__), str(value)
-        anatomy = decompose(value)
-        if isinstance(value, tuple) or (anatomy is not None and anatomy.is_value):
+        object_parts = decompose(value)
+        if isinstance(value, tuple) or (object_parts is not None and object_parts.is_value):
             return self._once(value)
         if id(value) in self._numbers:
             return "again", self._numbers[id(value)]
@@ -38,10 +38,10 @@ class StructureDigest:
         return self._once(value)
 
     def _once(self, value: Any) -> Any:
-        anatomy = decompose(value)
-        if anatomy is not None:
-            children = tuple((label, self.show(child)) for label, child in anatomy.children)
-            return anatomy.kind, anatomy.settings, children
+        object_parts = decompose(value)
+        if object_parts is not None:
+            children = tuple((label, self.show(child)) for label, child in object_parts.children)
+            return object_parts.kind, object_parts.settings, children
         content = array_content(value)
         if content is not None:
             return *content[:4], content.data.tobytes()

@@ -41,9 +41,9 @@ def test_every_sample_has_parts_of_its_own(digests: list[dict[str, str]]) -> Non
     assert len(set(digests[0].values())) == len(digests[0])
 
 
-def _settings(anatomy: ObjectParts | None) -> list[Any]:
-    assert anatomy is not None
-    return [value for _, value in anatomy.settings]
+def _settings(object_parts: ObjectParts | None) -> list[Any]:
+    assert object_parts is not None
+    return [value for _, value in object_parts.settings]
 
 
 def _is_plain(value: Any) -> bool:
@@ -55,9 +55,9 @@ def _is_plain(value: Any) -> bool:
 @pytest.mark.parametrize("name", samples())
 def test_settings_are_plain_values(name: str) -> None:
     """They can be hashed as they are."""
-    anatomy = decompose(samples()[name])
-    if anatomy is not None:
-        assert all(map(_is_plain, _settings(anatomy)))
+    object_parts = decompose(samples()[name])
+    if object_parts is not None:
+        assert all(map(_is_plain, _settings(object_parts)))
 
 
 JITS: dict[str, Callable[[], Any]] = {
@@ -75,7 +75,7 @@ JITS: dict[str, Callable[[], Any]] = {
 }
 
 
-def test_each_option_of_jit_changes_the_anatomy() -> None:
+def test_each_option_of_jit_changes_the_object_parts() -> None:
     """An option that is left out of the key would give somebody the wrong program."""
     found = {name: digest(make()) for name, make in JITS.items()}
     assert len(set(found.values())) == len(found), found

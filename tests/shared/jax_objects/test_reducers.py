@@ -52,7 +52,7 @@ def arrived(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", samples())
-def test_an_object_arrives_with_the_same_anatomy(name: str, arrived: dict[str, str]) -> None:
+def test_an_object_arrives_with_the_same_object_parts(name: str, arrived: dict[str, str]) -> None:
     """So the server can check what it was sent."""
     assert arrived[name] == digest(samples()[name])
 

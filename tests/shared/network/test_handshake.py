@@ -67,10 +67,10 @@ def serve_those(
     sock: ByteStream, accounts: Sequence[Account], channel: ChannelBinding = UNIX
 ) -> ClientIdentity:
     """The same of a server with several accounts, from behind the first bytes."""
-    guest, said = handshake_with_client(sock, channel, accounts, "uid:7")
-    proof = server_proof(guest.account, said)
+    client_identity, said = handshake_with_client(sock, channel, accounts, "uid:7")
+    proof = server_proof(client_identity.account, said)
     finish_handshake(sock, {"jax": "1"}, proof, {"session": "s", "slots": 4})
-    return guest
+    return client_identity
 
 
 def meet(client: Callable[[], Any], server: Callable[[], Any]) -> tuple[Any, Any]:
@@ -85,11 +85,11 @@ def meet(client: Callable[[], Any], server: Callable[[], Any]) -> tuple[Any, Any
 def test_a_client_may_want_a_device(pair: Pair, device: Any, told: int | None) -> None:
     """Proved with the rest; what is no number is none."""
     client, server = pair
-    _, guest = meet(
+    _, client_identity = meet(
         lambda: handshake_with_server(client, UNIX, {}, TOKEN, None, device),
         lambda: serve(server, TOKEN),
     )
-    assert (guest.device, guest.account) == (told, Account.unnamed(TOKEN))
+    assert (client_identity.device, client_identity.account) == (told, Account.unnamed(TOKEN))
 
 
 def test_a_device_that_is_not_there_is_a_choice_to_be_changed(pair: Pair) -> None:
@@ -109,16 +109,20 @@ def test_a_device_that_is_not_there_is_a_choice_to_be_changed(pair: Pair) -> Non
 def test_two_ends_that_belong_together_meet(pair: Pair, token: str | None) -> None:
     """Each learns what the other is, and the client what the server grants."""
     client, server = pair
-    welcome, guest = meet(
+    welcome, client_identity = meet(
         lambda: handshake_with_server(client, UNIX, {"numpy": "2"}, token, "old session"),
         lambda: serve(server, token),
     )
     assert (welcome["session"], welcome["slots"]) == ("s", 4)
     assert welcome["peer"].versions["jax"] == "1"
-    assert guest.session == "old session"
-    assert guest.peer.versions["numpy"] == "2"
-    assert guest.principal == "uid:7" if token is None else guest.principal == "token"
-    assert TOKEN not in repr(guest)
+    assert client_identity.session == "old session"
+    assert client_identity.peer.versions["numpy"] == "2"
+    assert (
+        client_identity.principal == "uid:7"
+        if token is None
+        else client_identity.principal == "token"
+    )
+    assert TOKEN not in repr(client_identity)
 
 
 def test_a_wrong_token_is_refused_and_says_so(pair: Pair) -> None:
@@ -155,10 +159,14 @@ def test_a_server_with_several_accounts_knows_who_comes(pair: Pair, who: Account
         server.recv(len(MAGIC), socket.MSG_WAITALL)
         return serve_those(Listening(), [ALICE, BOB, Account.unnamed(TOKEN)])
 
-    welcome, guest = meet(
+    welcome, client_identity = meet(
         lambda: handshake_with_server(client, UNIX, {}, who.token, None), serve_all
     )
-    assert (welcome["session"], guest.principal, guest.account) == ("s", who.principal, who)
+    assert (welcome["session"], client_identity.principal, client_identity.account) == (
+        "s",
+        who.principal,
+        who,
+    )
     spoken = b"".join(said)
     assert not any(word in spoken for word in (b"alice", b"bob", b"account", who.token.encode()))
 
@@ -395,15 +403,15 @@ def test_versions_are_for_those_who_have_proved_the_token(pair: Pair) -> None:
         return serve_those(Noting(server, "server"), [Account.unnamed(TOKEN)])
 
     versions = {"numpy": "2.99"}
-    welcome, guest = meet(
+    welcome, client_identity = meet(
         lambda: handshake_with_server(
             Noting(client, "client"), UNIX, versions, TOKEN, "session", 3
         ),
         serve_it,
     )
     assert welcome["peer"].versions == {"jaxd": __version__, "jax": "1"}
-    assert guest.peer.versions == {"jaxd": __version__, "numpy": "2.99"}
-    assert (guest.session, guest.device) == ("session", 3)
+    assert client_identity.peer.versions == {"jaxd": __version__, "numpy": "2.99"}
+    assert (client_identity.session, client_identity.device) == ("session", 3)
     assert [len(said) for said in spoken.values()] == [2, 2]
     for first in (spoken["client"][0], spoken["server"][0]):
         assert b'"versions":{}' in first

@@ -27,7 +27,7 @@ CHECKS: Final[tuple[Callable[[DoctorContext], Check | None], ...]] = (
 )
 
 
-def examine(situation: DoctorContext) -> list[Check]:
+def examine(context: DoctorContext) -> list[Check]:
     """What every check found, and how far the server was reached; without what does not apply."""
-    found = [check(situation) for check in CHECKS]
-    return [each for each in found if each is not None] + connection.steps(situation)
+    found = [check(context) for check in CHECKS]
+    return [each for each in found if each is not None] + connection.steps(context)

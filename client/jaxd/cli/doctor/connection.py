@@ -26,9 +26,9 @@ from jaxd_protocol.network.local_server import is_server_running
 _CONNECT_S = 5.0
 
 
-def local_server(situation: DoctorContext) -> Check:
+def local_server(context: DoctorContext) -> Check:
     """The one of this environment."""
-    name, path = "local server", situation.files.socket
+    name, path = "local server", context.files.socket
     if not os.path.lexists(path):
         return Check(name, "ok", "not running")
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -43,29 +43,29 @@ def local_server(situation: DoctorContext) -> Check:
         return Check(name, "bad", "runs without its host", "Wait a moment and run jaxd start.")
     state = status["worker_state"]
     if state == "dead":
-        advice = f"See: {situation.files.log}"
+        advice = f"See: {context.files.log}"
         return Check(name, "bad", "its worker died and is being replaced", advice)
     return Check(name, "ok", f"{state}, process {status['host']['pid']}")
 
 
-def steps(situation: DoctorContext) -> list[Check]:
+def steps(context: DoctorContext) -> list[Check]:
     """From the name of the server to its devices; up to the first step that fails."""
-    if not situation.has_server:
+    if not context.has_server:
         return [Check("connection", "ok", "no server to try; the first call starts one")]
     checks: list[Check] = []
     for step in (host_name, server_port):
-        check = step(situation.address)
+        check = step(context.address)
         checks += [] if check is None else [check]
         if check is not None and check.state == "bad":
             return checks
     from jaxd.connection.connect import probe
 
     try:
-        welcome = probe(situation.address, situation.settings)
+        welcome = probe(context.address, context.settings)
     except JaxdError as error:
-        return [*checks, Check(_failed_step(error), "bad", str(situation.address), str(error))]
-    checks.append(Check("connection", "ok", str(situation.address)))
-    return [*checks, versions(situation, welcome), devices(situation)]
+        return [*checks, Check(_failed_step(error), "bad", str(context.address), str(error))]
+    checks.append(Check("connection", "ok", str(context.address)))
+    return [*checks, versions(context, welcome), devices(context)]
 
 
 def host_name(address: Address) -> Check | None:
@@ -118,9 +118,9 @@ def _failed_step(error: JaxdError) -> str:
     return "protocol" if isinstance(error, ProtocolError) else "connection"
 
 
-def versions(situation: DoctorContext, welcome: Mapping[str, Any]) -> Check:
+def versions(context: DoctorContext, welcome: Mapping[str, Any]) -> Check:
     """The packages that both sides have, in versions that are not the same."""
-    pairs = [(package, situation.version(package), v) for package, v in welcome["versions"].items()]
+    pairs = [(package, context.version(package), v) for package, v in welcome["versions"].items()]
     differing = [
         f"{p} {here} here, {there} there" for p, here, there in pairs if here and here != there
     ]
@@ -130,12 +130,12 @@ def versions(situation: DoctorContext, welcome: Mapping[str, Any]) -> Check:
     return Check("versions", "note", ", ".join(differing), advice)
 
 
-def devices(situation: DoctorContext) -> Check:
+def devices(context: DoctorContext) -> Check:
     """What the server computes on."""
     from jaxd.api.client import Client
     from jaxd.dispatch.caller import Caller
 
-    settings = situation.settings.replaced(server=situation.address, inline=False)
+    settings = context.settings.replaced(server=context.address, inline=False)
     try:
         with Client(Caller(settings)) as client:
             found = [str(device) for device in client.info()["devices"]]
@@ -144,8 +144,8 @@ def devices(situation: DoctorContext) -> Check:
     words = ", ".join(found)
     if not all(device.startswith("cpu") for device in found):
         return Check("devices", "ok", words)
-    if has_gpu(situation):
+    if has_gpu(context):
         advice = "When the lines above are ok: jaxd stop && JAX_PLATFORMS=cuda jaxd start"
         return Check("devices", "bad", f"{words}, beside a GPU", advice)
     advice = "If that machine has a GPU, `jaxd doctor` there says what keeps jax from it."
-    return Check("devices", "ok", words, "" if situation.is_server_local else advice)
+    return Check("devices", "ok", words, "" if context.is_server_local else advice)

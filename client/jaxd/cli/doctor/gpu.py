@@ -25,56 +25,56 @@ _JAX_PLATFORMS_SCRIPT: Final = (
 )
 
 
-def has_gpu(situation: DoctorContext) -> bool:
+def has_gpu(context: DoctorContext) -> bool:
     """Whether a server on this machine has an NVIDIA GPU to compute on, in whatever state."""
-    if not situation.is_server_local:
+    if not context.is_server_local:
         return False
-    if os.path.exists(situation.path("proc/driver/nvidia/version")):
+    if os.path.exists(context.path("proc/driver/nvidia/version")):
         return True
-    return any(_is_nvidia_display(situation, device) for device in _pci_devices(situation))
+    return any(_is_nvidia_display(context, device) for device in _pci_devices(context))
 
 
-def _pci_devices(situation: DoctorContext) -> list[str]:
+def _pci_devices(context: DoctorContext) -> list[str]:
     try:
-        return os.listdir(situation.path("sys/bus/pci/devices"))
+        return os.listdir(context.path("sys/bus/pci/devices"))
     except OSError:
         return []
 
 
-def _is_nvidia_display(situation: DoctorContext, device: str) -> bool:
+def _is_nvidia_display(context: DoctorContext, device: str) -> bool:
     folder = ("sys/bus/pci/devices", device)
-    vendor, kind = (situation.read(*folder, name).strip() for name in ("vendor", "class"))
+    vendor, kind = (context.read(*folder, name).strip() for name in ("vendor", "class"))
     return vendor == "0x10de" and kind.startswith("0x03")
 
 
-def _driver_version(situation: DoctorContext) -> str:
-    text = situation.read("proc/driver/nvidia/version")
+def _driver_version(context: DoctorContext) -> str:
+    text = context.read("proc/driver/nvidia/version")
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found[1] if found else ""
 
 
-def _plugins(situation: DoctorContext) -> dict[int, str]:
+def _plugins(context: DoctorContext) -> dict[int, str]:
     """The CUDA plugins of jax that are installed, by the major version of CUDA."""
-    versions = {n: situation.version(f"jax-cuda{n}-plugin") for n in _MIN_DRIVER}
+    versions = {n: context.version(f"jax-cuda{n}-plugin") for n in _MIN_DRIVER}
     return {number: version for number, version in versions.items() if version is not None}
 
 
-def _cuda_extra(situation: DoctorContext) -> str:
-    major = int(_driver_version(situation).partition(".")[0] or 0)
+def _cuda_extra(context: DoctorContext) -> str:
+    major = int(_driver_version(context).partition(".")[0] or 0)
     return "cuda13" if major >= _MIN_DRIVER[13] else "cuda12"
 
 
-def driver(situation: DoctorContext) -> Check | None:
+def driver(context: DoctorContext) -> Check | None:
     """Whether the kernel has a driver for it, and whether a container was given the device."""
-    if not has_gpu(situation):
+    if not has_gpu(context):
         return None
-    version = _driver_version(situation)
+    version = _driver_version(context)
     if not version:
         advice = (
             "Install it (apt-get install nvidia-driver, or ubuntu-drivers install) and restart."
         )
         return Check("gpu driver", "bad", "an NVIDIA GPU without its driver", advice)
-    if not os.path.exists(situation.path("dev/nvidiactl")):
+    if not os.path.exists(context.path("dev/nvidiactl")):
         advice = (
             "In a container: docker run --gpus all … (with nvidia-container-toolkit on the host). "
             "Else: nvidia-modprobe -c 0 -u"
@@ -83,13 +83,13 @@ def driver(situation: DoctorContext) -> Check | None:
     return Check("gpu driver", "ok", version)
 
 
-def plugin(situation: DoctorContext) -> Check | None:
+def plugin(context: DoctorContext) -> Check | None:
     """Whether jax has a plugin for CUDA, for this driver, and for this jax."""
-    version = _driver_version(situation)
-    if not has_gpu(situation) or not version or situation.version("jax") is None:
+    version = _driver_version(context)
+    if not has_gpu(context) or not version or context.version("jax") is None:
         return None
-    found = _plugins(situation)
-    install = f"Run: pip install 'jaxd[server,{_cuda_extra(situation)}]'"
+    found = _plugins(context)
+    install = f"Run: pip install 'jaxd[server,{_cuda_extra(context)}]'"
     if not found:
         return Check("jax for cuda", "bad", "jax is installed for CPU only", install)
     words = ", ".join(f"CUDA {number} (plugin {v})" for number, v in found.items())
@@ -101,24 +101,24 @@ def plugin(situation: DoctorContext) -> Check | None:
         found_words = f"{words} needs driver {_MIN_DRIVER[number]} or later, this is {version}"
         advice = "Update the driver" + (f", or: {install}" if number != 12 else ".")
         return Check("jax for cuda", "bad", found_words, advice)
-    jaxlib = situation.version("jaxlib")
+    jaxlib = context.version("jaxlib")
     if jaxlib != plugin_version:
         advice = f"{install} --upgrade"
         return Check("jax for cuda", "bad", f"{words}, but jaxlib {jaxlib}", advice)
     return Check("jax for cuda", "ok", words)
 
 
-def jax_sees_gpu(situation: DoctorContext) -> Check | None:
+def jax_sees_gpu(context: DoctorContext) -> Check | None:
     """Whether jax, started as a server would be, finds it."""
-    if not has_gpu(situation) or not _plugins(situation):
+    if not has_gpu(context) or not _plugins(context):
         return None
-    hidden = _hiding_variable(situation)
+    hidden = _hiding_variable(context)
     if hidden:
         name, _, value = hidden.partition("=")
         return Check("gpu for jax", "bad", f"hidden by {name}={value!r}", f"Run: unset {name}")
-    if situation.has_server:
+    if context.has_server:
         return None  # it has the device; `reaching.devices` asks it
-    said = situation.run(
+    said = context.run(
         [sys.executable, "-c", _JAX_PLATFORMS_SCRIPT], XLA_PYTHON_CLIENT_PREALLOCATE="false"
     )
     platforms = json.loads(said.splitlines()[-1]) if said else []
@@ -128,29 +128,29 @@ def jax_sees_gpu(situation: DoctorContext) -> Check | None:
     return Check("gpu for jax", "bad", "jax finds no GPU", advice)
 
 
-def _hiding_variable(situation: DoctorContext) -> str:
+def _hiding_variable(context: DoctorContext) -> str:
     """The variable that keeps jax from it, as NAME=VALUE; empty when none does."""
-    platforms = situation.environment.get("JAX_PLATFORMS", "")
+    platforms = context.environment.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return f"JAX_PLATFORMS={platforms}"
-    devices = situation.environment.get("CUDA_VISIBLE_DEVICES")
+    devices = context.environment.get("CUDA_VISIBLE_DEVICES")
     if devices is not None and devices.strip() in ("", "-1", "none", "NoDevFiles"):
         return f"CUDA_VISIBLE_DEVICES={devices}"
     return ""
 
 
-def _query_smi(situation: DoctorContext, what: str) -> list[list[str]]:
+def _query_smi(context: DoctorContext, what: str) -> list[list[str]]:
     """Rows of nvidia-smi's answer; none when it cannot be asked."""
-    said = situation.run(["nvidia-smi", what, "--format=csv,noheader,nounits"])
+    said = context.run(["nvidia-smi", what, "--format=csv,noheader,nounits"])
     return [[cell.strip() for cell in row.split(",")] for row in (said or "").splitlines()]
 
 
-def other_processes(situation: DoctorContext) -> Check | None:
+def other_processes(context: DoctorContext) -> Check | None:
     """Who else computes on it; not the server, and nobody whose share is known to be small."""
-    if not has_gpu(situation):
+    if not has_gpu(context):
         return None
-    rows = _query_smi(situation, "--query-compute-apps=pid,process_name,used_memory")
-    own = _own_process_group(situation)
+    rows = _query_smi(context, "--query-compute-apps=pid,process_name,used_memory")
+    own = _own_process_group(context)
     others = [row for row in rows if len(row) == 3 and row[0] not in own]
     if not others:
         return Check("gpu users", "ok", "no other process")
@@ -162,13 +162,13 @@ def other_processes(situation: DoctorContext) -> Check | None:
     return Check("gpu users", "note", words, advice)
 
 
-def _own_process_group(situation: DoctorContext) -> set[str]:
+def _own_process_group(context: DoctorContext) -> set[str]:
     """The numbers of the local server's processes."""
     from jaxd.connection.control_client import send_request
     from jaxd_protocol.network.local_server import control_path
 
     try:
-        address = situation.address
+        address = context.address
         status = send_request(control_path(address), {"ask": "status"}, address.uid) or {}
     except OSError:
         status = {}
@@ -178,11 +178,11 @@ def _own_process_group(situation: DoctorContext) -> set[str]:
     return {str(number) for number in numbers if number}
 
 
-def preallocation(situation: DoctorContext) -> Check | None:
+def preallocation(context: DoctorContext) -> Check | None:
     """How much of the device's memory a server takes at its start."""
-    if not has_gpu(situation) or not _plugins(situation):
+    if not has_gpu(context) or not _plugins(context):
         return None
-    environment = situation.environment
+    environment = context.environment
     if environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
         return Check("gpu memory", "ok", "taken as it is needed")
     share = next(filter(None, map(environment.get, _FRACTIONS)), "0.75")
@@ -193,12 +193,12 @@ def preallocation(situation: DoctorContext) -> Check | None:
     return Check("gpu memory", "note", f"a server by hand takes {share} of it at once", advice)
 
 
-def shared_memory(situation: DoctorContext) -> Check | None:
+def shared_memory(context: DoctorContext) -> Check | None:
     """Room in /dev/shm, which NCCL needs where several GPUs work together."""
-    if not has_gpu(situation) or len(_query_smi(situation, "--query-gpu=name")) < 2:
+    if not has_gpu(context) or len(_query_smi(context, "--query-gpu=name")) < 2:
         return None
     try:
-        status = os.statvfs(situation.path("dev/shm"))
+        status = os.statvfs(context.path("dev/shm"))
     except OSError:
         return None
     size = status.f_blocks * status.f_frsize

@@ -19,14 +19,14 @@ _REQUIRED_PACKAGES = ("rpyc", "cloudpickle", "numpy")
 _MIN_FREE_BYTES = 64 << 20
 
 
-def python(situation: DoctorContext) -> Check:
+def python(context: DoctorContext) -> Check:
     """Which Python, and which jaxd: both ends need the same minor version of the first."""
     return Check("python", "ok", f"{platform.python_version()}, jaxd {__version__}")
 
 
-def packages(situation: DoctorContext) -> Check:
+def packages(context: DoctorContext) -> Check:
     """What the client needs."""
-    versions = {name: situation.version(name) for name in _REQUIRED_PACKAGES}
+    versions = {name: context.version(name) for name in _REQUIRED_PACKAGES}
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         words = f"not installed: {', '.join(missing)}"
@@ -34,24 +34,24 @@ def packages(situation: DoctorContext) -> Check:
     return Check("packages", "ok", ", ".join(f"{name} {v}" for name, v in versions.items()))
 
 
-def server_extra(situation: DoctorContext) -> Check:
+def server_extra(context: DoctorContext) -> Check:
     """Whether a server could run here, where one is needed."""
     if has_server_extra():
-        return Check("server extra", "ok", f"jax {situation.version('jax')}")
-    needed = situation.settings.server is None
+        return Check("server extra", "ok", f"jax {context.version('jax')}")
+    needed = context.settings.server is None
     advice = "To run a server here: pip install 'jaxd[server]'. Else set JAXD_SERVER."
     return Check("server extra", "bad" if needed else "note", "no jax here", advice)
 
 
-def configuration(situation: DoctorContext) -> Check:
+def configuration(context: DoctorContext) -> Check:
     """Where lasting choices would be."""
     path = config_file()
     return Check("config file", "ok", path if os.path.exists(path) else f"none ({path})")
 
 
-def runtime_directory(situation: DoctorContext) -> Check:
+def runtime_directory(context: DoctorContext) -> Check:
     """The folder of the local server's socket."""
-    name, directory = "runtime directory", situation.files.directory
+    name, directory = "runtime directory", context.files.directory
     if not os.path.lexists(directory):
         return Check(name, "ok", f"{directory}, made when it is needed")
     try:
@@ -60,9 +60,9 @@ def runtime_directory(situation: DoctorContext) -> Check:
         return Check(name, "bad", directory, str(error))
 
 
-def disk(situation: DoctorContext) -> Check:
+def disk(context: DoctorContext) -> Check:
     """Room for a socket, a lock and a log."""
-    place = situation.files.directory
+    place = context.files.directory
     while not os.path.isdir(place):
         place = os.path.dirname(place)
     free = shutil.disk_usage(place).free
@@ -72,9 +72,9 @@ def disk(situation: DoctorContext) -> Check:
     return Check("disk", "ok", found)
 
 
-def shared_memory_files(situation: DoctorContext) -> Check | None:
+def shared_memory_files(context: DoctorContext) -> Check | None:
     """Whether large arrays can go to a server on this machine without a socket."""
-    if not situation.is_server_local:
+    if not context.is_server_local:
         return None
     if shared_memory.available():
         return Check("memory to share", "ok", "files in memory (memfd), no folder needed")
@@ -82,9 +82,9 @@ def shared_memory_files(situation: DoctorContext) -> Check | None:
     return Check("memory to share", "note", "this system has no memfd_create", advice)
 
 
-def token(situation: DoctorContext) -> Check:
+def token(context: DoctorContext) -> Check:
     """The secret for TCP and TLS."""
-    settings = situation.settings
+    settings = context.settings
     try:
         found = settings.read_token()
     except JaxdError as error:
@@ -92,10 +92,10 @@ def token(situation: DoctorContext) -> Check:
     if found is not None:
         place = settings.token_file or default_token_file()
         return Check("token", "ok", "from JAXD_TOKEN" if settings.token else f"in {place}")
-    if situation.address.needs_token:
+    if context.address.needs_token:
         advice = (
             "Copy the server's (~/.config/jaxd/token over there) to the same place here, or name "
             "it with JAXD_TOKEN_FILE."
         )
-        return Check("token", "bad", f"none, and {situation.address.kind}:// needs one", advice)
+        return Check("token", "bad", f"none, and {context.address.kind}:// needs one", advice)
     return Check("token", "ok", "none (only TCP and TLS need one)")

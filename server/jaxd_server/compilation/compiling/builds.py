@@ -62,8 +62,8 @@ class Build:
         self.check()
         self.name = name
         self.begun = time.monotonic()
-        for interest, _ in list(self.waiting):
-            interest.enter("building")
+        for cancel_token, _ in list(self.waiting):
+            cancel_token.enter("building")
 
     def check(self) -> None:
         """Returns when somebody waits for it.
@@ -184,7 +184,7 @@ class Builds(Generic[K, V]):
         key: K,
         find: Callable[[], V | None],
         make: Callable[[], V],
-        interest: CancelToken = NEVER_CANCELLED,
+        cancel_token: CancelToken = NEVER_CANCELLED,
         owner: object = None,
     ) -> V:
         """What `find` has, or what one caller's `make` returns.
@@ -194,7 +194,7 @@ class Builds(Generic[K, V]):
             find: looks in the caller's table; called again under the lock, so that a build that
                 has just ended is not started once more.
             make: makes it and puts it into the table; runs in a thread of its own.
-            interest: of the call that it is for.
+            cancel_token: of the call that it is for.
             owner: whom its turn is counted for.
 
         Raises:
@@ -204,7 +204,7 @@ class Builds(Generic[K, V]):
                 client's connection did to it concerns that client alone, and the next one tries.
         """
         while True:
-            interest.check()
+            cancel_token.check()
             with self._lock:
                 found = find()
                 if found is not None:
@@ -213,7 +213,7 @@ class Builds(Generic[K, V]):
                 mine = build is None
                 if build is None:
                     build = self._builds[key] = Build(owner)
-                place = (interest, threading.Event())
+                place = (cancel_token, threading.Event())
                 build.waiting.append(place)
                 build.is_abandoned = False
             try:
@@ -256,16 +256,16 @@ class Builds(Generic[K, V]):
         else:
             build.future.set_exception(error)
 
-    def _await(self, build: Build, interest: CancelToken, gate: threading.Event) -> Any:
+    def _await(self, build: Build, cancel_token: CancelToken, gate: threading.Event) -> Any:
         build.future.add_done_callback(lambda _: gate.set())
         if build.begun is not None:
-            interest.enter("building")
+            cancel_token.enter("building")
         if build.error is None:
-            with interest.cancel_hook(gate.set):
+            with cancel_token.cancel_hook(gate.set):
                 gate.wait()
         if build.future.done():
             return build.future.result()
-        interest.check()
+        cancel_token.check()
         assert build.error is not None
         raise DeadlineExceeded(str(build.error))
 

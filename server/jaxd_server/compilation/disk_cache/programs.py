@@ -44,7 +44,7 @@ class ProgramCache:
 
     def __init__(self, store: Store, packages: ImportedPackages) -> None:
         self.store = store
-        self._keeper = SerialExecutor("jaxd-keep")
+        self._fetcher = SerialExecutor("jaxd-keep")
         self._environments = Environments(store, packages, self._remove_invalid)
         self._suspects: set[bytes] = set()  # programs that did not run; each step is atomic
         self._troubles = Troubles()
@@ -87,7 +87,7 @@ class ProgramCache:
 
     def keep_function(self, function: Function) -> None:
         """Has what a key stands for written, soon: its record was not there, or broken."""
-        self._keeper.put(partial(self._keep_function, function))
+        self._fetcher.put(partial(self._keep_function, function))
 
     def _keep_function(self, function: Function) -> None:
         if self.store.has("functions", function.key):
@@ -224,7 +224,7 @@ class ProgramCache:
             self._environments.keep(),
             executable.principal,
         )
-        self._keeper.put(partial(self._keep, function, name, kept, executable, inputs))
+        self._fetcher.put(partial(self._keep, function, name, kept, executable, inputs))
 
     def _keep(
         self, function: Function, name: bytes, kept: CallRecord, executable: Executable, inputs: int
@@ -282,10 +282,10 @@ class ProgramCache:
 
     def flush(self) -> None:
         """Returns when all that was to be kept is on disk."""
-        self._keeper.flush()
+        self._fetcher.flush()
         self.store.flush(60.0)
 
     def close(self) -> None:
         """Writes what is to be written, and stops."""
-        self._keeper.flush()
+        self._fetcher.flush()
         self.store.close()

@@ -72,7 +72,7 @@ class Functions:
 
     Args:
         limit: how many to keep.
-        shelf: what is kept of functions on disk; None where nothing is.
+        program_cache: what is kept of functions on disk; None where nothing is.
         receiving: opens what a client sends.
         permitting: looks at what a client says of a function, before anything else is done.
     """
@@ -80,13 +80,13 @@ class Functions:
     def __init__(
         self,
         limit: int = 1000,
-        shelf: FunctionCache | None = None,
+        program_cache: FunctionCache | None = None,
         receiving: Receive = receive_function,
         permitting: PermissionCheck = permit_all,
     ) -> None:
         self._open = receiving
         self._permit = permitting
-        self._shelf = shelf
+        self._program_cache = program_cache
         self._functions = BoundedDict[bytes, Function](limit)
         self._arrivals = BoundedDict[bytes, UnpackedFunction](limit)
         self._single_flight: SingleFlight[bytes, Function] = SingleFlight()
@@ -118,7 +118,7 @@ class Functions:
         return found or self._functions.use(_private(key, source.owner))
 
     def _fetch(self, key: bytes, source: FunctionSource) -> Function:
-        kept = self._shelf.function(key) if self._shelf else None
+        kept = self._program_cache.function(key) if self._program_cache else None
         if kept is not None:
             function = self._functions[key] = self._compared(kept)
             return function
@@ -163,8 +163,8 @@ class Functions:
                 function.unpacked = arrival
                 return
             self._functions.pop(function.key, None)
-            if self._shelf is not None:
-                self._shelf.forget_function(function)
+            if self._program_cache is not None:
+                self._program_cache.forget_function(function)
             self._ask(function.key, source)
         raise FunctionReplaced(function.name)
 
@@ -193,8 +193,8 @@ class Functions:
             data = source.code(fingerprint)
             arrival = self._open(described.name, described.manifest, fingerprint, data)
             is_right = arrival.doubt is None and described.manifest and described.manifest.shared
-            if self._shelf and is_right:
-                self._shelf.keep_code(fingerprint, bytes(data))
+            if self._program_cache and is_right:
+                self._program_cache.keep_code(fingerprint, bytes(data))
         if arrival.doubt is None:
             self._arrivals[fingerprint] = arrival
         return source.owner, arrival
@@ -202,7 +202,7 @@ class Functions:
     def _unpack_kept(self, described: Described) -> UnpackedFunction | None:
         """From the code on disk; None when there is none, or it can no longer be unpacked."""
         fingerprint = described.fingerprint
-        kept = self._shelf.code(fingerprint) if self._shelf else None
+        kept = self._program_cache.code(fingerprint) if self._program_cache else None
         if kept is None:
             return None
         try:

@@ -13,7 +13,7 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.explain.argument_shapes import ArgumentShape
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_protocol.pytree.leaves import itemsize_of
-from jaxd_server.compilation.history.ledger import KeyHistory
+from jaxd_server.compilation.history.build_history import KeyHistory
 from jaxd_server.compilation.history.reasons import key_differences
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.history.advice import Advice, AdviceHistory, advice_for
-from jaxd_server.compilation.history.ledger import BuildEntry, BuildHistory, Verdict
+from jaxd_server.compilation.history.build_history import BuildEntry, BuildHistory, Verdict
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
 from jaxd_server.compilation.history.visibility import KnownFunctions
 from jaxd_server.runtime.events import Emit
@@ -82,18 +82,18 @@ class BuildLog:
     """The most recent builds with their reasons; safe from any thread.
 
     Args:
-        shelf: what earlier processes have left; None where nothing is kept.
+        program_cache: what earlier processes have left; None where nothing is kept.
         limit: how many to keep.
 
     Attributes:
-        acquaintances: who may be told what; as long as nothing else is put here, everybody all.
+        known_functions: who may be told what; as long as nothing else is put here, everybody all.
     """
 
-    def __init__(self, shelf: ProgramCache | None = None, limit: int = 200) -> None:
-        self.acquaintances = KnownFunctions()
-        self._ledger = BuildHistory()
-        self._shelf = shelf
-        self._is_restored = shelf is None
+    def __init__(self, program_cache: ProgramCache | None = None, limit: int = 200) -> None:
+        self.known_functions = KnownFunctions()
+        self._build_history = BuildHistory()
+        self._program_cache = program_cache
+        self._is_restored = program_cache is None
         self._started = time.time()
         self._loads: dict[bytes, weakref.ref[Executable]] = {}  # by the names on disk
         self._recent: deque[BuildLogEntry] = deque(maxlen=limit)
@@ -104,12 +104,12 @@ class BuildLog:
 
     def recent(self, count: int, principal: str = "") -> list[BuildLogEntry]:
         """The last ones that a principal may see, the last first."""
-        sees_all = self.acquaintances.is_owner(principal)
+        sees_all = self.known_functions.is_owner(principal)
         found = [one for one in list(self._recent) if sees_all or one.principal == principal]
         return found[: -count - 1 : -1] if count > 0 else []
 
     @property
-    def ledger(self) -> BuildHistory:
+    def build_history(self) -> BuildHistory:
         """What was built, here and by those before; reads their records when first asked for."""
         if not self._is_restored:
             with self._reading:
@@ -118,16 +118,20 @@ class BuildLog:
                     with self._restoring:
                         self._restore(found)
                         self._is_restored = True
-        return self._ledger
+        return self._build_history
 
     def _read(self) -> list[tuple[bytes, CallRecord, Function]]:
         """What earlier processes have kept last, oldest first, by name."""
-        assert self._shelf is not None
-        calls = self._shelf.calls().items()  # those of this process are added when they are made
+        assert self._program_cache is not None
+        calls = (
+            self._program_cache.calls().items()
+        )  # those of this process are added when they are made
         before = [item for item in calls if item[1].created < self._started]
         kept = sorted(before, key=lambda item: item[1].created)
         last = kept[-MAX_RESTORED:]
-        functions = {key: self._shelf.function(key) for key in {call.key for _, call in last}}
+        functions = {
+            key: self._program_cache.function(key) for key in {call.key for _, call in last}
+        }
         return [
             (name, call, function)
             for name, call in last
@@ -145,8 +149,8 @@ class BuildLog:
                 name,
                 call.obstacle,
             )
-            self._ledger.add(call.key, describe(function), built)
-            self.acquaintances.note(call.principal, call.key)
+            self._build_history.add(call.key, describe(function), built)
+            self.known_functions.note(call.principal, call.key)
 
     def made(self, function: Function, skeleton: bytes, made: BuildResult, emit: Emit) -> None:
         """Notes an executable and tells the caller why it was made, and what to do about it."""
@@ -172,7 +176,7 @@ class BuildLog:
                 self._loads = {name: one for name, one in self._loads.items() if one() is not None}
             self._loads[made.name] = weakref.ref(made.executable)
             if self._is_restored:
-                self._ledger.attach(function.key, made.name, made.executable)
+                self._build_history.attach(function.key, made.name, made.executable)
         self._recent.append(
             BuildLogEntry(
                 time.time(),
@@ -200,11 +204,11 @@ class BuildLog:
             made.name,
             made.obstacle,
         )
-        ledger, principal = self.ledger, made.executable.principal
-        seen = ledger.filtered(self.acquaintances.sight(principal))
+        build_history, principal = self.build_history, made.executable.principal
+        seen = build_history.filtered(self.known_functions.visibility(principal))
         with self._lock:
             reason = reason_for(seen, function.key, described, arguments)
-            record = ledger.add(function.key, described, built)
+            record = build_history.add(function.key, described, built)
             decision = BuildLogEntry(
                 now,
                 function.name,
@@ -216,7 +220,7 @@ class BuildLog:
                 principal,
             )
             self._recent.append(decision)
-        self.acquaintances.note(principal, function.key)
+        self.known_functions.note(principal, function.key)
         advice = advice_for(record, versions_of(seen, described))
         return decision, self._advised.new_only(advice)
 

@@ -17,7 +17,7 @@ from jaxd_protocol.explain.key_differences import (
     summarize,
 )
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
-from jaxd_server.compilation.history.ledger import (
+from jaxd_server.compilation.history.build_history import (
     BuildEntry,
     BuildHistory,
     BuildHistoryView,
@@ -75,7 +75,7 @@ class Reason:
 
 
 def reason_for(
-    ledger: BuildHistory | BuildHistoryView,
+    build_history: BuildHistory | BuildHistoryView,
     key: bytes,
     description: FunctionDescriptor,
     arguments: Mapping[str, Argument] | None,
@@ -83,15 +83,15 @@ def reason_for(
     """Compares a call with what was built so far.
 
     Args:
-        ledger: what was built; does not hold the call itself yet.
+        build_history: what was built; does not hold the call itself yet.
         key: of the call.
         description: what is behind the key.
         arguments: of the call; None compares functions only.
     """
-    nearest = ledger.find(key)
+    nearest = build_history.find(key)
     found: tuple[Difference, ...] = ()
     if nearest is None:
-        nearest, found = _nearest_version(ledger, description)
+        nearest, found = _nearest_version(build_history, description)
     if nearest is None:
         return Reason()
     if nearest.key != key and not found:
@@ -104,11 +104,11 @@ def reason_for(
 
 
 def versions_of(
-    ledger: BuildHistory | BuildHistoryView, description: FunctionDescriptor
+    build_history: BuildHistory | BuildHistoryView, description: FunctionDescriptor
 ) -> list[KeyHistory]:
     """The records of functions with that name, the last one first."""
     name = description.short_name
-    records = reversed(ledger.records())
+    records = reversed(build_history.records())
     same = (record for record in records if record.description.short_name == name)
     return list(islice(same, _MAX_COMPARED))
 
@@ -126,14 +126,14 @@ def key_differences(
 
 
 def _nearest_version(
-    ledger: BuildHistory | BuildHistoryView, description: FunctionDescriptor
+    build_history: BuildHistory | BuildHistoryView, description: FunctionDescriptor
 ) -> tuple[KeyHistory | None, tuple[Difference, ...]]:
     """The last one of those that differ least, and how."""
     candidates = [
         record
-        for record in versions_of(ledger, description)
+        for record in versions_of(build_history, description)
         if _is_like(record.description, description)
-    ] or _renamed(ledger, description)
+    ] or _renamed(build_history, description)
     compared = [(record, key_differences(record.description, description)) for record in candidates]
     return min(compared, key=lambda pair: len(pair[1]), default=(None, ()))
 
@@ -154,10 +154,10 @@ def _file(description: FunctionDescriptor) -> str:
 
 
 def _renamed(
-    ledger: BuildHistory | BuildHistoryView, description: FunctionDescriptor
+    build_history: BuildHistory | BuildHistoryView, description: FunctionDescriptor
 ) -> list[KeyHistory]:
     """The one record that has most in common, whatever its name, if that is much."""
-    recent = islice(reversed(ledger.records()), _MAX_COMPARED)
+    recent = islice(reversed(build_history.records()), _MAX_COMPARED)
     shares = [(similarity(each.description.parts, description.parts), each) for each in recent]
     share, record = max(shares, key=lambda pair: pair[0], default=(0.0, None))
     return [record] if record is not None and share >= _ALIKE_OTHER_NAME else []

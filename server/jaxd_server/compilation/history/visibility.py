@@ -42,7 +42,7 @@ class KnownFunctions:
         with self._lock:
             self._known.setdefault(principal, BoundedDict(_MAX_KEYS))[key] = None
 
-    def sight(self, principal: str) -> Visibility:
+    def visibility(self, principal: str) -> Visibility:
         """What a principal may be shown."""
         if self.is_owner(principal):
             return lambda key: True

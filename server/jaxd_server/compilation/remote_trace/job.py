@@ -40,7 +40,7 @@ class RemoteTrace(NamedTuple):
         tracer: where it is done.
         order: what is done.
         source: whom to ask for the code.
-        shelf: where it may lie; None where nothing is kept.
+        program_cache: where it may lie; None where nothing is kept.
         emit: told what happens meanwhile.
     """
 
@@ -48,7 +48,7 @@ class RemoteTrace(NamedTuple):
     tracer: TracerProcess
     order: TraceRequest
     source: FunctionSource
-    shelf: ProgramCache | None
+    program_cache: ProgramCache | None
     emit: OutputOnce
 
     def lower(self) -> LoweredFunction | None:
@@ -84,7 +84,7 @@ class RemoteTrace(NamedTuple):
 
     def _code(self) -> bytes:
         fingerprint = self.order.fingerprint
-        kept = self.shelf.code(fingerprint) if self.shelf else None
+        kept = self.program_cache.code(fingerprint) if self.program_cache else None
         if kept is not None:
             return kept
         with self.source.waiting():

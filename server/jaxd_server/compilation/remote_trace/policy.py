@@ -31,7 +31,7 @@ class TracePolicy:
         is_shared: whether more than one client is there.
         counters: where what the tracer counts is added.
         packages: where it is noted what the tracer imports.
-        shelf: where packed functions are found; None where nothing is kept.
+        program_cache: where packed functions are found; None where nothing is kept.
         start: starts a tracer.
     """
 
@@ -41,12 +41,12 @@ class TracePolicy:
         is_shared: Callable[[], bool],
         counters: Counters,
         packages: ImportedPackages,
-        shelf: ProgramCache | None = None,
+        program_cache: ProgramCache | None = None,
         start: Callable[[], TracerProcess] = lambda: TracerProcess("text", can_unpack),
     ) -> None:
         self._trace_in = trace_in
         self._is_shared = is_shared
-        self._shelf = shelf
+        self._program_cache = program_cache
         self._tracers = TracerPool(counters, packages, start)
 
     def settle(self) -> None:
@@ -54,7 +54,7 @@ class TracePolicy:
         if self._trace_in == "tracer":
             self._tracers.present()
 
-    def errand(self, request: BuildRequest) -> RemoteTrace | None:
+    def remote_trace(self, request: BuildRequest) -> RemoteTrace | None:
         """What has to be done to have a function traced elsewhere; None: it is traced here.
 
         The client is asked for the code when that is needed.
@@ -77,8 +77,10 @@ class TracePolicy:
         tracer = self._ready(patiently=function.key in tracers.deadly)
         if tracer is None:
             return None
-        errand = RemoteTrace(tracers, tracer, order, request.source, self._shelf, request.emit)
-        return errand if order.fingerprint in tracer.known else errand.with_code()
+        remote_trace = RemoteTrace(
+            tracers, tracer, order, request.source, self._program_cache, request.emit
+        )
+        return remote_trace if order.fingerprint in tracer.known else remote_trace.with_code()
 
     def close(self) -> None:
         """Ends the tracer."""

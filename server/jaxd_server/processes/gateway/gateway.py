@@ -50,17 +50,17 @@ def main() -> None:
     logs.configure(options.log_format, "door")
     die_with_the_parent()
     allow_files(2 * options.max_connections)  # of a relayed client, one for either side
-    door = Gateway(options)
-    tether = HostChannel(
+    gateway = Gateway(options)
+    host_channel = HostChannel(
         socket.socket(fileno=argument["tether_fd"]),
-        door.status,
-        door.stopping.set,
+        gateway.status,
+        gateway.stopping.set,
         lambda: os._exit(1),
-        door.handle_order,
+        gateway.handle_order,
     )
-    door.open(tether, argument["listeners"])
-    tether.notify({"event": "ready"})
-    door.watch()
+    gateway.open(host_channel, argument["listeners"])
+    host_channel.notify({"event": "ready"})
+    gateway.watch()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -80,8 +80,8 @@ class Gateway:
         self.stopping = threading.Event()
         self._options = options
         self._accounts = Accounts(options)
-        self._visitors = ConnectedAccounts(self._accounts)
-        self._tether: HostChannel | None = None
+        self._connected_accounts = ConnectedAccounts(self._accounts)
+        self._host_channel: HostChannel | None = None
         self._listeners: list[GatewayListener] = []
         self._numbers = itertools.count(1)
         self._pending: dict[int, Future[Mapping[str, Any]]] = {}
@@ -94,15 +94,18 @@ class Gateway:
         # so that what the host hears last is what they were last
         self._busy_at = time.monotonic()
 
-    def open(self, tether: HostChannel, listeners: list[dict[str, Any]]) -> None:
+    def open(self, host_channel: HostChannel, listeners: list[dict[str, Any]]) -> None:
         """Lets clients in from now on."""
-        self._tether = tether
+        self._host_channel = host_channel
         self._report_accounts()
-        doormen = AuthenticatorFactory(self._options, self._accounts)
+        authenticator_factory = AuthenticatorFactory(self._options, self._accounts)
         for listener in listeners:
             address = Address.parse(listener["address"])
             gate = GatewayListener(
-                socket.socket(fileno=listener["fd"]), address, doormen.at(address), self
+                socket.socket(fileno=listener["fd"]),
+                address,
+                authenticator_factory.at(address),
+                self,
             )
             gate.start_in_thread()
             self._listeners.append(gate)
@@ -110,7 +113,7 @@ class Gateway:
     def watch(self) -> None:
         """Closes connections of revoked accounts; returns when all clients have gone."""
         while not self.stopping.wait(_POLL_S):
-            self._visitors.poll()
+            self._connected_accounts.poll()
             self._report_accounts()
         for gate in self._listeners:
             gate.close()
@@ -174,9 +177,9 @@ class Gateway:
             self._busy_at = time.monotonic()
 
     @property
-    def visitors(self) -> ConnectedAccounts:
+    def connected_accounts(self) -> ConnectedAccounts:
         """The open connections of accounts."""
-        return self._visitors
+        return self._connected_accounts
 
     @property
     def max_clients(self) -> int:
@@ -189,7 +192,7 @@ class Gateway:
             raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
 
     def _ask(self, principal: str, account: Account | None) -> Mapping[str, Any]:
-        assert self._tether is not None
+        assert self._host_channel is not None
         token = None if account is None else _digest(account)
         question = {"event": "wanted", "principal": principal, "token": token}
         answer: Future[Mapping[str, Any]] = Future()
@@ -202,7 +205,7 @@ class Gateway:
                 with self._lock:
                     if self._reported_tokens is not None and token is not None:
                         self._reported_tokens[principal] = token
-                self._tether.notify({**question, "id": number})
+                self._host_channel.notify({**question, "id": number})
             return answer.result(_ANSWER_TIMEOUT_S)
         except TimeoutError as error:
             raise NoServer("the server's host does not answer. See its log.") from error
@@ -212,14 +215,14 @@ class Gateway:
 
     def _report_accounts(self, *, again: bool = False) -> None:
         """Reports to the host which accounts are valid: those whose token is unchanged."""
-        assert self._tether is not None
+        assert self._host_channel is not None
         with self._report_lock:
             now = {account.principal: _digest(account) for account in self._accounts.now()}
             with self._lock:
                 is_known = now == self._reported_tokens
                 self._reported_tokens = dict(now)
             if again or not is_known:
-                self._tether.notify({"event": "accounts", "valid": now})
+                self._host_channel.notify({"event": "accounts", "valid": now})
 
 
 def _digest(account: Account) -> str:
@@ -231,35 +234,39 @@ class GatewayListener(Acceptor):
     """Accepts the clients of one listener and hands them over to their workers."""
 
     def __init__(
-        self, listener: socket.socket, address: Address, doorman: Authenticates, door: Gateway
+        self,
+        listener: socket.socket,
+        address: Address,
+        authenticator: Authenticates,
+        gateway: Gateway,
     ) -> None:
-        super().__init__(listener, address, self, door.max_clients, door.visitors)
-        self._doorman = doorman
-        self._door = door
+        super().__init__(listener, address, self, gateway.max_clients, gateway.connected_accounts)
+        self._authenticator = authenticator
+        self._gateway = gateway
 
     def admit(self, sock: socket.socket) -> AuthenticatedPeer:
         """Authenticates one peer; a user may have no more than its share of handshakes.
 
         Raises:
             Busy: when there are as many.
-            Exception: as `Doorman.admit`.
+            Exception: as `Authenticator.admit`.
         """
         uid = peer_uid(sock) if sock.family == socket.AF_UNIX else None
         if uid is None:
-            return self._doorman.admit(sock)  # strangers are few at a time
-        with self._door.counting_client(f"uid:{uid} comes in"):
-            return self._doorman.admit(sock)
+            return self._authenticator.admit(sock)  # strangers are few at a time
+        with self._gateway.counting_client(f"uid:{uid} comes in"):
+            return self._authenticator.admit(sock)
 
     def _serve_client(self, admitted: AuthenticatedPeer) -> None:
         line = admitted.line
         try:
-            with self._door.counting_client(admitted.principal):
-                path = self._door.worker_path_for(admitted)
+            with self._gateway.counting_client(admitted.principal):
+                path = self._gateway.worker_path_for(admitted)
                 with hand_over(path, admitted) as worker:
                     if not isinstance(line, socket.socket):
                         relay_tls(line, worker)
         except JaxdError as error:
-            if admitted.guest is not None:
+            if admitted.client_identity is not None:
                 refuse_client(line, error)
             raise
         except OSError as error:

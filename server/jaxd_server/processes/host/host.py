@@ -146,12 +146,12 @@ class Host:
             self._listeners = listeners
             self._control = self._options.control or control_path(listeners[0].address)
             control = [Address.unix(self._control)]
-            with open_listeners(control, beside_others=is_shared) as (door,):
+            with open_listeners(control, beside_others=is_shared) as (gateway,):
                 for one in listeners:
                     log_event("listening", address=str(one.address), control=self._control)
                 for line in connection_hints(self._options, listeners):
                     print(line, flush=True)  # noqa: T201  to be typed elsewhere, so not in the log
-                async with serving_control_socket(door.socket, self):
+                async with serving_control_socket(gateway.socket, self):
                     code = await self._serve(listeners)
         self._quarantine_file.close()
         log_event("stopped", exit_code=code)

@@ -57,13 +57,13 @@ class LaunchedWorker(NamedTuple):
 
     Attributes:
         process: it.
-        tether: where they speak.
+        host_channel: where they speak.
         relay: passes its output on.
         box: what it writes down of what it does.
     """
 
     process: subprocess.Popen[bytes]
-    tether: socket.socket
+    host_channel: socket.socket
     relay: OutputRelay
     box: FlightRecorder
 
@@ -94,7 +94,7 @@ def launch(
     with ExitStack() as theirs, ExitStack() as ours:
         box = FlightRecorder.create()
         theirs.callback(box.close)
-        tether, other_end = (ours.enter_context(one) for one in socket.socketpair())
+        host_channel, other_end = (ours.enter_context(one) for one in socket.socketpair())
         theirs.callback(other_end.close)
         output, output_end = os.pipe()
         theirs.callback(os.close, output_end)
@@ -120,7 +120,7 @@ def launch(
             **(tenant.process() if tenant is not None else {}),
         )
         ours.pop_all()
-    return LaunchedWorker(process, tether, relay, box)
+    return LaunchedWorker(process, host_channel, relay, box)
 
 
 def _relaying(output: int, *, can_end: bool) -> OutputRelay:

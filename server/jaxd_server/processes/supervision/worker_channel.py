@@ -19,7 +19,7 @@ class WorkerChannel:
     """Receives messages of a worker and sends it orders. Belongs to the thread of the event loop.
 
     Args:
-        tether: connected to the worker.
+        host_channel: connected to the worker.
         limit: bytes of the longest line that is read.
         hear: told of each object that arrives; False: nothing more is to be heard.
         over: told once when nothing more will be, and why if what arrived could not be read.
@@ -27,7 +27,7 @@ class WorkerChannel:
 
     def __init__(
         self,
-        tether: socket.socket,
+        host_channel: socket.socket,
         limit: int,
         hear: Callable[[Mapping[str, Any]], bool],
         over: Callable[[ValueError | None], None],
@@ -36,7 +36,7 @@ class WorkerChannel:
         self._on_closed = over
         self._unsent: list[bytes] = []
         self._writer: asyncio.StreamWriter | None = None
-        self._listening = asyncio.create_task(self._listen(tether, limit))
+        self._listening = asyncio.create_task(self._listen(host_channel, limit))
 
     @property
     def is_open(self) -> bool:
@@ -58,8 +58,8 @@ class WorkerChannel:
         """Lets go of the line; a worker that still runs exits when it sees that."""
         self._listening.cancel()
 
-    async def _listen(self, tether: socket.socket, limit: int) -> None:
-        reader, writer = await asyncio.open_connection(sock=tether, limit=limit)
+    async def _listen(self, host_channel: socket.socket, limit: int) -> None:
+        reader, writer = await asyncio.open_connection(sock=host_channel, limit=limit)
         self._writer = writer
         for line in self._unsent:  # what was said before there was a line to say it on
             writer.write(line)

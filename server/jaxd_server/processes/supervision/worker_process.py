@@ -82,7 +82,7 @@ class WorkerProcess:
     """
 
     def __init__(self, launched: LaunchedWorker, principal: str | None = None) -> None:
-        process, tether, relay, box = launched
+        process, host_channel, relay, box = launched
         self.epoch = 0
         self.hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None
         self.principal = principal
@@ -101,9 +101,9 @@ class WorkerProcess:
         self._asked = 0
         self._status = PendingAnswer()
         self._refusal = PendingAnswer()
-        self._chatter = None if principal is None else MessageRateLimiter()
+        self._message_rate_limiter = None if principal is None else MessageRateLimiter()
         limit = MAX_LINE_BYTES if principal is None else MAX_TENANT_LINE_BYTES
-        self._channel = WorkerChannel(tether, limit, self._on_message, self._on_closed)
+        self._channel = WorkerChannel(host_channel, limit, self._on_message, self._on_closed)
 
     @classmethod
     def start(
@@ -264,7 +264,7 @@ class WorkerProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Lets go of the tether; a worker that still runs exits when it sees that."""
+        """Lets go of the host channel; a worker that still runs exits when it sees that."""
         self._channel.close()
 
     def _on_message(self, message: Mapping[str, Any]) -> bool:
@@ -286,7 +286,7 @@ class WorkerProcess:
         match message:
             case {"answer": int(), "status": dict()} if self._status.is_open:
                 return False
-        if self._chatter is None or not self._chatter.is_exceeded():
+        if self._message_rate_limiter is None or not self._message_rate_limiter.is_exceeded():
             return False
         log_event(
             "worker_says_too_much", level=logging.WARNING, pid=self.pid, principal=self.principal

@@ -43,12 +43,12 @@ Report = Mapping[str, Any]
 
 
 def tenants_report(
-    door: Report, tenants: Sequence[Tenant], workers: Sequence[Report]
+    gateway: Report, tenants: Sequence[Tenant], workers: Sequence[Report]
 ) -> dict[str, Any]:
     """The workers' part of a status: the sums of what they say, and a row for each.
 
     Args:
-        door: what is known of the door, as of a worker.
+        gateway: what is known of the gateway, as of a worker.
         tenants: whose the workers are.
         workers: what is known of each of them.
     """
@@ -66,7 +66,7 @@ def tenants_report(
         for name, value in row["worker"].items():
             if name not in _OF_ONE:
                 sums[name] = sums[name] + value if name in sums else value
-    return {**door, "worker": sums, "workers": rows}
+    return {**gateway, "worker": sums, "workers": rows}
 
 
 def _worker_row(said: Report, principal: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _worker_row(said: Report, principal: str) -> dict[str, Any]:
     }
 
 
-DOOR_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.gateway.gateway")
+GATEWAY_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.gateway.gateway")
 
 _RETRY_AFTER_S: Final = 5.0
 _FAILURE_BACKOFF_S: Final = 10.0
@@ -100,7 +100,7 @@ class TenantManager:
     Args:
         options: what the server was told.
         worker_command: what is started as worker; it gets one JSON argument.
-        door_command: the same for the door.
+        gateway_command: the same for the gateway.
         kept: whose functions are called no more.
     """
 
@@ -108,21 +108,21 @@ class TenantManager:
         self,
         options: ServerOptions,
         worker_command: Sequence[str],
-        door_command: Sequence[str] = DOOR_COMMAND,
+        gateway_command: Sequence[str] = GATEWAY_COMMAND,
         kept: QuarantineFile | None = None,
     ) -> None:
         self._quarantine_file = kept or QuarantineFile(None, "")
         self._options = options
         self._worker_command = worker_command
-        door_options = replace(
+        gateway_options = replace(
             options,
             standby=False,
             recycle_after_calls=0,
             recycle_after_s=0.0,
             recycle_above_bytes=0,
         )
-        self._door = WorkerSlot(
-            door_options, door_command, hear=self._on_gateway_message, what="door"
+        self._gateway = WorkerSlot(
+            gateway_options, gateway_command, hear=self._on_gateway_message, what="door"
         )
         self._tenants: TenantDirectory | None = None
         self._cleanup: TenantCleanup | None = None
@@ -137,12 +137,12 @@ class TenantManager:
         """Lets clients in and has workers for them until `stop`; returns the exit code.
 
         Args:
-            listeners: what the door listens on.
+            listeners: what the gateway listens on.
             control: the path of the control socket, beside which the workers' own are.
 
         Raises:
             ConfigurationError: when a folder for the workers cannot be made.
-            ServerStartFailed: when the door cannot be opened.
+            ServerStartFailed: when the gateway cannot be opened.
         """
         allow_files(_FILES_PER_WORKER * self._options.max_workers)
         self._tenants = TenantDirectory(self._options, claims=True)
@@ -152,10 +152,10 @@ class TenantManager:
         if self._tenants.share_user:
             log_event("workers_share_user", level=logging.WARNING, reason=_SHARED_USER_WARNING)
         try:
-            code = await self._door.run(listeners)
+            code = await self._gateway.run(listeners)
         finally:
             for place in self._workers.values():
-                place.post.stop(now=not self._door.is_stopping or self._forced)
+                place.post.stop(now=not self._gateway.is_stopping or self._forced)
             tasks = [one.task for one in (*self._workers.values(), *self._detached) if one.task]
             codes = await asyncio.gather(*tasks)
             await self._cleanup.finish()
@@ -166,17 +166,17 @@ class TenantManager:
     @property
     def is_stopping(self) -> bool:
         """Whether it has begun to stop."""
-        return self._door.is_stopping
+        return self._gateway.is_stopping
 
     def processes(self) -> list[WorkerProcess]:
-        """The door and all workers that there are, in whatever state."""
-        posts = [self._door, *(one.post for one in (*self._workers.values(), *self._detached))]
+        """The gateway and all workers that there are, in whatever state."""
+        posts = [self._gateway, *(one.post for one in (*self._workers.values(), *self._detached))]
         return [process for post in posts for process in post.processes()]
 
     def stop(self, *, now: bool = False) -> None:
         """Begins to stop: finishes running calls first, or kills the workers `now`."""
         self._forced = self._forced or now
-        self._door.stop(now=now)
+        self._gateway.stop(now=now)
         for place in self._workers.values():
             place.post.stop(now=now)
 
@@ -207,17 +207,17 @@ class TenantManager:
             "restarts": sum(row["restarts"] for row in rows),
             "quarantined": len(self.quarantined()),
         }
-        door = self._door.describe()
-        return {**door, "worker_pid": None, "door_pid": door["worker_pid"], **sums}
+        gateway = self._gateway.describe()
+        return {**gateway, "worker_pid": None, "door_pid": gateway["worker_pid"], **sums}
 
     async def status(self) -> dict[str, Any]:
         """What all workers do together, and each by itself."""
         places = list(self._workers.values())
-        door, *told = await asyncio.gather(
-            self._door.status(), *(place.status() for place in places)
+        gateway, *told = await asyncio.gather(
+            self._gateway.status(), *(place.status() for place in places)
         )
         return tenants_report(
-            door,
+            gateway,
             [place.tenant for place in places],
             [{**place.post.describe(), **each} for place, each in zip(places, told, strict=True)],
         )
@@ -225,14 +225,14 @@ class TenantManager:
     async def idle_s(self) -> float:
         """Seconds without connection and call of anybody; 0 when a worker does not say so now."""
         workers = (place.idle_s() for place in self._workers.values())
-        return min(await asyncio.gather(self._door.idle_s(), *workers))
+        return min(await asyncio.gather(self._gateway.idle_s(), *workers))
 
-    # what the door asks ---------------------------------------------------------------------------
+    # what the gateway asks ---------------------------------------------------------------------------
 
-    def _on_gateway_message(self, door: WorkerProcess, message: Mapping[str, Any]) -> None:
+    def _on_gateway_message(self, gateway: WorkerProcess, message: Mapping[str, Any]) -> None:
         match message:
             case {"event": "wanted", "id": int(number), "principal": str(who), "token": token}:
-                door.notify({"ask": "come", "id": number, **self._worker_for(who, token)})
+                gateway.notify({"ask": "come", "id": number, **self._worker_for(who, token)})
             case {"event": "accounts", "valid": dict(valid)}:
                 for place in list(self._workers.values()):
                     if place.token not in (None, valid.get(place.tenant.principal)):
@@ -246,7 +246,7 @@ class TenantManager:
                 self._cleanup.begin_except(valid, self._workers)
 
     def _worker_for(self, principal: str, token: str | None) -> dict[str, Any]:
-        """Where the door finds the worker of a principal, or why it does not."""
+        """Where the gateway finds the worker of a principal, or why it does not."""
         if self.is_stopping:
             return {"refused": "the server is stopping. Connect again when it is back."}
         failed_at, why = self._failed.get(principal, (-_FAILURE_BACKOFF_S, ""))

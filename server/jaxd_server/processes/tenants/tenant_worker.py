@@ -25,10 +25,10 @@ class TenantWorker:
         tenant: whose it is.
         token: the digest of what its account has proved itself with; None: it needs none.
         post: keeps the worker.
-        listener: where the door hands clients over; the same from one worker to the next.
+        listener: where the gateway hands clients over; the same from one worker to the next.
         closing: closes the listener.
         task: the post's work.
-        asked_at: when the door last asked for it.
+        asked_at: when the gateway last asked for it.
     """
 
     tenant: Tenant
@@ -46,7 +46,7 @@ class TenantWorker:
         Args:
             tenant: whose it is.
             token: see `TenantWorker`.
-            path: of the socket that the door finds it by.
+            path: of the socket that the gateway finds it by.
             post: what will keep the worker.
 
         Raises:

@@ -75,11 +75,11 @@ class AbandonedWork:
                 self._reported.add(build)
                 self._handle_overdue(build, age)
         for call in calls:
-            age = call.interest.given_up_s
+            age = call.cancel_token.given_up_s
             if (
                 age > self._grace_s
                 and call not in self._reported
-                and call.interest.phase == "running"
+                and call.cancel_token.phase == "running"
             ):
                 self._reported.add(call)
                 self._stuck(call.function, "runs", age)

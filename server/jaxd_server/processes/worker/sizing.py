@@ -46,7 +46,7 @@ def content_bytes(options: ServerOptions) -> int:
     return all_devices_bytes() // 8 if options.content_bytes is None else options.content_bytes
 
 
-def shelf(options: ServerOptions, packages: ImportedPackages) -> ProgramCache | None:
+def program_cache(options: ServerOptions, packages: ImportedPackages) -> ProgramCache | None:
     """What is kept on disk for this machine; None where nothing is."""
     accepted = {}
     if options.accept == "exported":  # what was not looked at as this server does is not run here

@@ -29,34 +29,34 @@ class WorkerStatus:
     """Collects the state of all components of a worker. Safe from any thread.
 
     Args:
-        workshop: what its connections share.
+        worker_context: what its connections share.
         executables: what is ready to run.
         sessions: who is here.
         counters: where everything is counted.
         compiler: knows what waits to be built.
-        leftovers: what runs on although nobody waits for it.
+        abandoned_work: what runs on although nobody waits for it.
         disk: how much is kept there.
         counts_of: where is counted what is shown to a principal; None: it is shown what all did.
     """
 
     def __init__(
         self,
-        workshop: WorkerContext,
+        worker_context: WorkerContext,
         executables: Executables,
         sessions: Sessions,
         counters: Counters,
         compiler: Compiler,
-        leftovers: AbandonedWork,
+        abandoned_work: AbandonedWork,
         disk: DiskUsage,
         counts_of: Callable[[str], Counts | None],
     ) -> None:
-        self._workshop = workshop
-        self._pipeline = workshop.pipeline
+        self._worker_context = worker_context
+        self._pipeline = worker_context.pipeline
         self._executables = executables
         self._sessions = sessions
         self._counters = counters
         self._compiler = compiler
-        self._leftovers = leftovers
+        self._abandoned_work = abandoned_work
         self._disk = disk
         self._counts_of = counts_of
 
@@ -64,7 +64,7 @@ class WorkerStatus:
         """The present state, beside the counters."""
         running = self._pipeline.admission.running()
         ready = self._executables.all()
-        values = self._workshop.values
+        values = self._worker_context.values
         disk = self._disk.now()
         return {
             "executables": len(ready),
@@ -78,14 +78,14 @@ class WorkerStatus:
             "content_bytes": values.contents.nbytes,
             "running_calls": len(running),
             "running": running,
-            "left_behind": self._leftovers.rows(),
-            "held_calls": len(self._workshop.backlog),
-            "queued_calls": len(self._workshop.runners),
+            "left_behind": self._abandoned_work.rows(),
+            "held_calls": len(self._worker_context.backlog),
+            "queued_calls": len(self._worker_context.runners),
             "queued_builds": len(self._compiler.room()),
             "idle_s": 0.0 if running else round(self._idle_s(), 3),
             "disk_bytes": disk.bytes,
             "disk_files": disk.files,
-            **self._workshop.traffic.totals(),
+            **self._worker_context.traffic.totals(),
         }
 
     def shown(self, status: dict[str, Any], principal: str) -> dict[str, Any]:
@@ -99,13 +99,13 @@ class WorkerStatus:
         if own is None:
             return status
         rows = [row for row in status["principals"] if row["principal"] == principal]
-        sees = self._pipeline.build_log.acquaintances.sight(principal)
+        sees = self._pipeline.build_log.known_functions.visibility(principal)
         known = [one for one in self._executables.all() if sees(one.key)]
         return {
             **{name: status[name] for name in _OF_THE_SERVER},
             **self._counters.snapshot(own),
-            **self._workshop.traffic.totals(principal),
-            **self._workshop.values.of(principal),
+            **self._worker_context.traffic.totals(principal),
+            **self._worker_context.values.of(principal),
             "connections": sum(row["connections"] for row in rows),
             "sessions": sum(row["sessions"] for row in rows),
             "executables": len(known),

@@ -104,8 +104,8 @@ class WorkerComponents:
         self.versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
         self._principal: str | None = None
         accounts = Accounts(options)
-        self._visitors = ConnectedAccounts(accounts, self._forget, share=True)
-        self._doormen = AuthenticatorFactory(options, accounts)
+        self._connected_accounts = ConnectedAccounts(accounts, self._forget, share=True)
+        self._authenticator_factory = AuthenticatorFactory(options, accounts)
         self._counters = counters
         contents = ContentStore(sizing.content_bytes(options))
         self.values = ValueStore(
@@ -121,10 +121,10 @@ class WorkerComponents:
         self._traffic = Traffic()
         programs.prepare()
         packages = ImportedPackages()
-        self._shelf = sizing.shelf(options, packages)
+        self._program_cache = sizing.program_cache(options, packages)
         admission = Admission()
         has_values = self.values.has_only_copies
-        self._leftovers = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
+        self._abandoned_work = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
         reclaimer = Reclaimer(options.map_share)
         reclaimer.register(contents)
         self._pressure = MemoryPressure(reclaimer, options.memory_share, device=device_use)
@@ -133,10 +133,10 @@ class WorkerComponents:
             options.max_executables,
             sizing.limits(options),
             self._is_kept,
-            builds=Builds(options.max_build_s, self._leftovers.add),
+            builds=Builds(options.max_build_s, self._abandoned_work.add),
         )
         functions = Functions(
-            shelf=self._shelf,
+            program_cache=self._program_cache,
             receiving=sizing.receiving(options),
             permitting=sizing.permitting(options),
         )
@@ -147,13 +147,15 @@ class WorkerComponents:
             lambda: self._sessions.connections > 1,
             counters,
             packages,
-            self._shelf,
+            self._program_cache,
             lambda: TracerProcess(options.log_format, can_unpack),
         )
         self.pipeline = Pipeline(
             functions,
             self._executables,
-            ExecutableBuilder(functions, compiler, counters, self._shelf, self._tracing, quota),
+            ExecutableBuilder(
+                functions, compiler, counters, self._program_cache, self._tracing, quota
+            ),
             admission,
             counters,
             OutOfMemoryHandler(
@@ -162,25 +164,25 @@ class WorkerComponents:
                 device_bytes_limit,
                 host_spare,
             ),
-            self._shelf,
+            self._program_cache,
             None if renew is None else PackageMonitor(packages, admission, renew, has_values),
         )
-        self.pipeline.build_log.acquaintances = KnownFunctions(belongs_to(os.getuid()))
-        self.pipeline.precautions = CrashGuard(admission, suspects, box)
+        self.pipeline.build_log.known_functions = KnownFunctions(belongs_to(os.getuid()))
+        self.pipeline.crash_guard = CrashGuard(admission, suspects, box)
         after_s = sizing.rest_after_s(options)
         self._idle_shutdown = IdleShutdown(
             after_s, admission, lambda: counters.idle_s, has_values, rest
         )
-        self._housekeeper = GcScheduler(admission, self._mark_used, self._poll)
+        self._gc_scheduler = GcScheduler(admission, self._mark_used, self._poll)
         self._marked_at = time.monotonic()
         self._budget = CallBudget(options.budget_bytes, options.call_share)
-        self._workshop = WorkerContext(
+        self._worker_context = WorkerContext(
             pipeline=self.pipeline,
             operations=AdminService(self.pipeline),
             stages=Stages(functions, compiler, admission, counters),
             runners=FairThreadPool(options.threads, "jaxd-run"),
             builders=ThreadPerTask(_BUILDER_THREADS, "jaxd-build"),
-            sentry=StallWatchdog(),
+            watchdog=StallWatchdog(),
             budget=self._budget,
             traffic=self._traffic,
             values=self.values,
@@ -195,35 +197,36 @@ class WorkerComponents:
             max_connections=options.max_connections,
         )
         self.status = WorkerStatus(
-            self._workshop,
+            self._worker_context,
             self._executables,
             self._sessions,
             counters,
             compiler,
-            self._leftovers,
-            DiskUsage(self._shelf.store.folder if self._shelf else None),
+            self._abandoned_work,
+            DiskUsage(self._program_cache.store.folder if self._program_cache else None),
             self._counts_of,
         )
 
     def reserve(self, principal: str) -> None:
-        """Has everything belong to one principal, whom a door lets in; before the first client."""
+        """Has everything belong to one principal, whom a gateway lets in; before the first client."""
         self._principal = principal
-        self.pipeline.build_log.acquaintances.is_owner = lambda one: one == principal
+        self.pipeline.build_log.known_functions.is_owner = lambda one: one == principal
 
     def settle(self) -> None:
         """Makes the process one that serves: to be called once, when all of it is there."""
-        self._housekeeper.start()
+        self._gc_scheduler.start()
         self._tracing.settle()
 
     def endpoint(
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
     ) -> Endpoint:
         """The server for one inherited listener."""
-        admits: Authenticates = self._doormen.at(address)
-        if self._principal is not None:  # a door lets clients in, and they are led to us
+        admits: Authenticates = self._authenticator_factory.at(address)
+        if self._principal is not None:  # a gateway lets clients in, and they are led to us
             admits = HandoverReceiver(self._principal)
         return Endpoint(
-            *(sock, address, admits, self._sessions, self._workshop, welcome), self._visitors
+            *(sock, address, admits, self._sessions, self._worker_context, welcome),
+            self._connected_accounts,
         )
 
     def drain(self) -> None:
@@ -231,29 +234,29 @@ class WorkerComponents:
         self.pipeline.admission.drain()
         self._budget.idle.wait()
         self._tracing.close()
-        if self._shelf is not None:
+        if self._program_cache is not None:
             self._mark_used()
-            self._shelf.close()
+            self._program_cache.close()
 
     def flush(self) -> None:
         """Has everything written that is to be kept on disk."""
-        if self._shelf is not None:
-            self._shelf.flush()
+        if self._program_cache is not None:
+            self._program_cache.flush()
 
     def _mark_used(self) -> None:
         """Tells the disk what is in use, about once a minute."""
         since, self._marked_at = self._marked_at, time.monotonic()
-        if self._shelf is not None:
-            self._shelf.mark_used(self._executables.all(), since)
+        if self._program_cache is not None:
+            self._program_cache.mark_used(self._executables.all(), since)
 
     def _counts_of(self, principal: str) -> Counts | None:
         """Where is counted what is shown to a principal; None: it is shown what all did."""
-        is_owner = self.pipeline.build_log.acquaintances.is_owner(principal)
+        is_owner = self.pipeline.build_log.known_functions.is_owner(principal)
         return None if is_owner else self._counters.of(principal)
 
     def _count_ended(self, call: Call) -> None:
         """A call was answered that could be given up."""
-        spent, error = call.interest.spent(), call.interest.error
+        spent, error = call.cancel_token.spent(), call.cancel_token.error
         self._counters.add(
             call.session.counts,
             waited_s=spent["waiting"],
@@ -266,19 +269,21 @@ class WorkerComponents:
         """What is looked at several times a second."""
         self._sessions.poll()
         self._pressure.poll()
-        self._leftovers.poll()
+        self._abandoned_work.poll()
         self._idle_shutdown.poll()
-        self._visitors.poll()
+        self._connected_accounts.poll()
 
     def _forget(self, principal: str) -> None:
         """Lets go of all that somebody had here who is not to come back."""
         self._sessions.end_all_of(principal)
         self.values.forget(principal)
-        self.pipeline.build_log.acquaintances.forget(principal)
+        self.pipeline.build_log.known_functions.forget(principal)
         self._counters.forget(principal)
         self._traffic.forget(principal)
 
     def _is_kept(self, executable: Executable) -> bool:
         """Whether its program is on disk."""
-        shelf = self._shelf
-        return shelf is not None and shelf.store.has("programs", executable.program.id)
+        program_cache = self._program_cache
+        return program_cache is not None and program_cache.store.has(
+            "programs", executable.program.id
+        )

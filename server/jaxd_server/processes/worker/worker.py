@@ -1,6 +1,6 @@
 """The worker process, which owns the devices: builds the components, answers, and drains.
 
-Started by the host with one JSON argument: options, inherited listeners, tether and epoch.
+Started by the host with one JSON argument: options, inherited listeners, host channel and epoch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     logs.configure(options.log_format, "worker", principal)
     die_with_the_parent()
     worker = Worker(options, argument.get("black_box_fd"), principal)
-    tether = worker.tether = HostChannel(
+    host_channel = worker.host_channel = HostChannel(
         socket.socket(fileno=argument["tether_fd"]),
         worker.report.to_host,
         worker.stop.set,
@@ -50,27 +50,27 @@ def main() -> None:
     )
     allow_files(options.max_connections)
     if argument.get("stands_by"):
-        _stand_by(worker, tether)
+        _stand_by(worker, host_channel)
     else:
         worker.begin(argument)
     worker.prepare(argument["listeners"])
     if worker.holds:
-        tether.notify({"event": "prepared"})
+        host_channel.notify({"event": "prepared"})
         worker.may_open.wait()
     worker.open()
-    tether.notify({"event": "ready"})
+    host_channel.notify({"event": "ready"})
     worker.stop.wait()
     if worker.outdated:
-        tether.notify({"event": "outdated", "changes": worker.outdated})
+        host_channel.notify({"event": "outdated", "changes": worker.outdated})
     if worker.is_resting:
-        tether.notify({"event": "resting"})
+        host_channel.notify({"event": "resting"})
     worker.drain()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # drained: nothing is left that an orderly exit could wait for
 
 
-def _stand_by(worker: Worker, tether: HostChannel) -> None:
+def _stand_by(worker: Worker, host_channel: HostChannel) -> None:
     """Imports all that a worker needs, and returns when the host has use for it.
 
     The device is not touched: another worker has it. Ends the process when what was imported has
@@ -81,10 +81,10 @@ def _stand_by(worker: Worker, tether: HostChannel) -> None:
 
     packages = ImportedPackages()
     packages.note()
-    tether.notify({"event": "standing_by"})
+    host_channel.notify({"event": "standing_by"})
     worker.has_begun.wait()
     if packages.changes():
-        tether.notify({"event": "stale"})
+        host_channel.notify({"event": "stale"})
         os._exit(0)
 
 
@@ -98,7 +98,7 @@ class Worker:
 
     Attributes:
         report: what it says of itself.
-        tether: the line to the host, once there is one.
+        host_channel: the line to the host, once there is one.
         has_begun: set once it is known which worker this is.
         holds: whether it waits for `may_open` before it accepts clients.
         may_open: set when it may.
@@ -110,7 +110,7 @@ class Worker:
     def __init__(
         self, options: ServerOptions, box: int | None = None, principal: str | None = None
     ) -> None:
-        self.tether: HostChannel | None = None
+        self.host_channel: HostChannel | None = None
         self.has_begun = threading.Event()
         self.holds = False
         self.may_open = threading.Event()
@@ -138,7 +138,7 @@ class Worker:
     def prepare(self, listeners: list[dict[str, Any]]) -> None:
         """Imports jax and builds the parts: all but letting clients in."""
         from jaxd_server.processes.worker.wiring import (
-            WorkerComponents,  # imports jax; the host must see our tether before
+            WorkerComponents,  # imports jax; the host must see our host channel before
         )
         from jaxd_server.user_code.jax_callbacks import install_callback_redirection
 
@@ -234,16 +234,16 @@ class Worker:
             force: also when arrays of clients are lost.
             is_followed: whether the next one is there already.
         """
-        assert self.tether is not None
+        assert self.host_channel is not None
         parts = self._components
         obstacle = "" if force else still_needed(parts.pipeline.admission, parts.values)
         if obstacle:
-            self.tether.notify({"event": "needed", "why": obstacle})
+            self.host_channel.notify({"event": "needed", "why": obstacle})
             return
         for endpoint in self._endpoints:
             endpoint.close()
         parts.pipeline.admission.replace(is_followed=is_followed)
-        self.tether.notify({"event": "gave_way"})
+        self.host_channel.notify({"event": "gave_way"})
         self.stop.set()
 
 

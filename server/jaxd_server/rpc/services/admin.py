@@ -36,7 +36,7 @@ class AdminService:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._recorder = Recorder(pipeline.executables, pipeline.build_log, pipeline.shelf)
+        self._recorder = Recorder(pipeline.executables, pipeline.build_log, pipeline.program_cache)
         self._verbs: Mapping[str, Callable[..., Reply]] = {
             "functions": self._functions,
             "recipes": self._recipes,
@@ -66,14 +66,18 @@ class AdminService:
     def _inquire(self, verb: str, args: tuple[Any, ...], principal: str) -> Reply:
         pipeline = self._pipeline
         found = answer_inquiry(
-            pipeline.build_log, pipeline.executables, pipeline.shelf, verb, args, principal
+            pipeline.build_log, pipeline.executables, pipeline.program_cache, verb, args, principal
         )
         return json.dumps(found), ()
 
     def _functions(self, principal: str) -> Reply:
         pipeline = self._pipeline
         found = inventory(
-            pipeline.executables, pipeline.shelf, pipeline.build_log, pipeline.counters, principal
+            pipeline.executables,
+            pipeline.program_cache,
+            pipeline.build_log,
+            pipeline.counters,
+            principal,
         )
         return json.dumps(found), ()
 
@@ -87,28 +91,28 @@ class AdminService:
         return (json.dumps(said), *messages), buffers
 
     def _forget(self, principal: str, key: bytes) -> Reply:
-        if not self._pipeline.build_log.acquaintances.sight(principal)(key):
+        if not self._pipeline.build_log.known_functions.visibility(principal)(key):
             return json.dumps({"executables": 0}), ()  # as of a key that nobody has
-        shelf, executables = self._pipeline.shelf, self._pipeline.executables
+        program_cache, executables = self._pipeline.program_cache, self._pipeline.executables
         here = {executable.kept_as for executable in executables.all() if executable.key == key}
         own = {each.key for each in executables.all() if self._is_private_of(each.key, key)}
         count = sum(map(executables.forget, {key, *own}))
-        if shelf is not None:
-            shelf.flush()  # what is on its way there would come after us
-            calls = shelf.calls()
+        if program_cache is not None:
+            program_cache.flush()  # what is on its way there would come after us
+            calls = program_cache.calls()
             gone = {name: kept for name, kept in calls.items() if kept.key == key}
             for name, kept in gone.items():
-                shelf.remove(name)
+                program_cache.remove(name)
                 count += kept.obstacle is None and name not in here
             named = {kept.program for name, kept in calls.items() if name not in gone}
             for program in {kept.program for kept in gone.values() if kept.program} - named:
-                shelf.store.remove("programs", program)  # else the next call would load it
-            shelf.store.remove("functions", key)
+                program_cache.store.remove("programs", program)  # else the next call would load it
+            program_cache.store.remove("functions", key)
         return json.dumps({"executables": count}), ()
 
     def _is_private_of(self, own: bytes, key: bytes) -> bool:
         """Whether a key is what one client has for that key, as the fingerprint is in doubt."""
-        record = None if own == key else self._pipeline.build_log.ledger.find(own)
+        record = None if own == key else self._pipeline.build_log.build_history.find(own)
         if record is None:
             return False
         described = record.description

@@ -34,7 +34,7 @@ def arguments_text(skeleton: bytes, parameters: Sequence[str]) -> str:
 
 def inventory(
     executables: Executables,
-    shelf: ProgramCache | None,
+    program_cache: ProgramCache | None,
     decisions: BuildLog,
     counters: Counters,
     principal: str = "",
@@ -46,17 +46,17 @@ def inventory(
     Reads the records on disk; not for a thread that others wait for. An executable that is in
     memory and on disk has one row, and bytes in both places.
     """
-    sees = decisions.acquaintances.sight(principal)
+    sees = decisions.known_functions.visibility(principal)
     kept = {
         name: call
-        for name, call in (shelf.calls() if shelf else {}).items()
+        for name, call in (program_cache.calls() if program_cache else {}).items()
         if sees(call.key) or call.principal == principal
     }
-    files = _files(shelf)
+    files = _files(program_cache)
     ready = [each for each in executables.all() if sees(each.key)]
     parameters = {call.key: call.parameters for call in kept.values()}
     for key in {executable.key for executable in ready} - set(parameters):
-        record = decisions.ledger.find(key)
+        record = decisions.build_history.find(key)
         parameters[key] = record.description.parameters if record else ()
     rows = [_in_memory(each, parameters[each.key], kept, files) for each in ready]
     here = {executable.kept_as for executable in ready}
@@ -66,7 +66,7 @@ def inventory(
         if name not in here and {("calls", name.hex()), _program_file(call)} <= files.keys()
     ]
     own = None
-    if not decisions.acquaintances.is_owner(principal):
+    if not decisions.known_functions.is_owner(principal):
         own = counters.of(principal)
         names = {name.hex() for name in kept} | {call.program.hex() for call in kept.values()}
         files = {place: entry for place, entry in files.items() if place[1] in names}
@@ -77,10 +77,10 @@ def inventory(
     return {"functions": rows, "totals": totals}
 
 
-def _files(shelf: ProgramCache | None) -> Files:
-    if shelf is None:
+def _files(program_cache: ProgramCache | None) -> Files:
+    if program_cache is None:
         return {}
-    above, target = os.path.split(shelf.store.folder)
+    above, target = os.path.split(program_cache.store.folder)
     found = entries(os.path.dirname(above), target)
     return {(entry.kind, os.path.basename(entry.path)): entry for entry in found}
 

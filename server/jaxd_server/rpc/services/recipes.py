@@ -46,15 +46,15 @@ class Recorder:
     Args:
         executables: what is in memory, with the time of its last call.
         decisions: what is known of functions that are not on disk.
-        shelf: where the code is; None where nothing is kept, and nothing can be recorded.
+        program_cache: where the code is; None where nothing is kept, and nothing can be recorded.
     """
 
     def __init__(
-        self, executables: Executables, decisions: BuildLog, shelf: ProgramCache | None
+        self, executables: Executables, decisions: BuildLog, program_cache: ProgramCache | None
     ) -> None:
         self._executables = executables
         self._decisions = decisions
-        self._shelf = shelf
+        self._program_cache = program_cache
         self._id = os.urandom(8).hex()
 
     def mark(self) -> str:
@@ -78,13 +78,13 @@ class Recorder:
             WorkerLost: when the mark is another worker's.
             ProtocolError: when it is no mark.
         """
-        shelf = self._proved()
+        program_cache = self._proved()
         moment, wall = self._read(mark)
-        shelf.flush()
+        program_cache.flush()
         calls: dict[bytes, list[RecordedCall]] = {}
         names: dict[bytes, str] = {}
-        sees = self._decisions.acquaintances.sight(principal)
-        for name, key, call in self._called(shelf, moment, wall):
+        sees = self._decisions.known_functions.visibility(principal)
+        for name, key, call in self._called(program_cache, moment, wall):
             if not sees(key):
                 continue
             names[key] = name
@@ -92,7 +92,7 @@ class Recorder:
         recipes: list[Recipe] = []
         left_out: list[SkippedFunction] = []
         for key, recorded in calls.items():
-            recipe = _recipe(shelf, key, tuple(dict.fromkeys(recorded)))
+            recipe = _recipe(program_cache, key, tuple(dict.fromkeys(recorded)))
             if recipe is None:
                 left_out.append(SkippedFunction(names[key], key.hex(), self._reason(key)))
             else:
@@ -100,12 +100,12 @@ class Recorder:
         return recipes, left_out
 
     def _proved(self) -> ProgramCache:
-        if self._shelf is None:
+        if self._program_cache is None:
             raise ConfigurationError(
                 "this server keeps nothing on disk, so it does not have the code that a lockfile "
                 "needs. Start it with a cache folder (see its log for why there is none)."
             )
-        return self._shelf
+        return self._program_cache
 
     def _read(self, mark: str) -> tuple[float, float]:
         try:
@@ -121,28 +121,30 @@ class Recorder:
         return read
 
     def _called(
-        self, shelf: ProgramCache, moment: float, wall: float
+        self, program_cache: ProgramCache, moment: float, wall: float
     ) -> Iterator[tuple[str, bytes, RecordedCall]]:
         ready = self._executables.all()
         for executable in ready:
             if executable.last_use >= moment:
                 yield executable.name, executable.key, executable.recorded
         here = {executable.kept_as for executable in ready}
-        for name, kept in shelf.calls().items():
+        for name, kept in program_cache.calls().items():
             if kept.created >= wall and name not in here:
                 yield kept.name, kept.key, kept.recorded
 
     def _reason(self, key: bytes) -> str:
-        record = self._decisions.ledger.find(key)
+        record = self._decisions.build_history.find(key)
         return _UNSHARED if record and not record.description.shared else _NO_CODE
 
 
-def _recipe(shelf: ProgramCache, key: bytes, calls: tuple[RecordedCall, ...]) -> Recipe | None:
-    function = shelf.function(key)
+def _recipe(
+    program_cache: ProgramCache, key: bytes, calls: tuple[RecordedCall, ...]
+) -> Recipe | None:
+    function = program_cache.function(key)
     manifest = function.described.manifest if function else None
     if function is None or manifest is None:
         return None
-    code = shelf.code(manifest.fingerprint)
+    code = program_cache.code(manifest.fingerprint)
     if code is None:
         return None
     return Recipe(

@@ -46,23 +46,23 @@ class ValueService:
     """The values of one session, for one connection. Safe from any thread.
 
     Args:
-        holdings: what there is.
-        shortage: makes room on the device.
+        referenced_data: what there is.
+        oom_handler: makes room on the device.
         max_result_bytes: the most that is sent at once.
         device: the index of the one that the session's arrays are put on.
     """
 
     def __init__(
         self,
-        holdings: ReferencedData,
-        shortage: OutOfMemoryHandler,
+        referenced_data: ReferencedData,
+        oom_handler: OutOfMemoryHandler,
         max_result_bytes: int,
         device: int = 0,
     ) -> None:
-        self._holdings = holdings
-        self._values = holdings.values
-        self._own = holdings.own
-        self._shortage = shortage
+        self._referenced_data = referenced_data
+        self._values = referenced_data.values
+        self._own = referenced_data.own
+        self._oom_handler = oom_handler
         self._most = max_result_bytes
         self._device = device
         self._verbs: Mapping[str, Callable[..., Reply]] = {
@@ -110,11 +110,11 @@ class ValueService:
         absent = leaves_located_in(rows, NOT_IN_MESSAGE)
         with placed(self._device):
             leaves = read_leaves(layout.without(absent), blob, buffers)
-            self._holdings.fill(rows, layout, leaves, ())
+            self._referenced_data.fill(rows, layout, leaves, ())
         size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
         with self._values.room(self._own, size):
             with configured(config), placed(self._device):
-                arrays = self._shortage.retried_on_oom(lambda: _arrived(leaves))
+                arrays = self._oom_handler.retried_on_oom(lambda: _arrived(leaves))
             made = [_value(array, "put") for array in arrays]
             self._add(number, made)
         return (OK, _skeleton_of(made)), ()
@@ -134,7 +134,7 @@ class ValueService:
         data = [_data_of(value) for value in found]
         if places == _NO_LOCATION:
             return (OK,), data
-        self._holdings.write(unpack_ids(places), data)
+        self._referenced_data.write(unpack_ids(places), data)
         return (OK,), ()
 
     def _part(self, id: int, index: tuple[Any, ...], above: int, number: int) -> Reply:  # noqa: A002

@@ -13,8 +13,13 @@ from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.history.advice import advice_for
+from jaxd_server.compilation.history.build_history import (
+    BuildEntry,
+    BuildHistoryView,
+    KeyHistory,
+    Verdict,
+)
 from jaxd_server.compilation.history.build_log import BuildLog
-from jaxd_server.compilation.history.ledger import BuildEntry, BuildHistoryView, KeyHistory, Verdict
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
 
 _TEXTS: Final[dict[Verdict, tuple[str, str]]] = {
@@ -49,7 +54,7 @@ _PICKLED = (
 def answer_inquiry(
     decisions: BuildLog,
     executables: Executables,
-    shelf: ProgramCache | None,
+    program_cache: ProgramCache | None,
     verb: str,
     args: tuple[Any, ...],
     principal: str = "",
@@ -72,29 +77,37 @@ def answer_inquiry(
         raise ProtocolError("a question about builds has other types.")
     plan = None if skeleton is None else executables.plan(key, skeleton)
     is_planned = plan is not None and plan.executable is not None
-    sight = decisions.acquaintances.sight(principal)
-    seen = decisions.ledger.filtered(sight)
-    return _why(seen, shelf, key, skeleton, FunctionDescriptor.from_message(message), is_planned)
+    visibility = decisions.known_functions.visibility(principal)
+    seen = decisions.build_history.filtered(visibility)
+    return _why(
+        seen, program_cache, key, skeleton, FunctionDescriptor.from_message(message), is_planned
+    )
 
 
 def _why(
-    ledger: BuildHistoryView,
-    shelf: ProgramCache | None,
+    build_history: BuildHistoryView,
+    program_cache: ProgramCache | None,
     key: bytes,
     skeleton: bytes | None,
     described: FunctionDescriptor,
     is_planned: bool,
 ) -> dict[str, Any]:
     arguments = None if skeleton is None else argument_shapes(skeleton, described.parameters)
-    record = ledger.find(key)
+    record = build_history.find(key)
     fitting = _fitting(record, arguments)
     ready = [built for built in fitting if built.is_warm]
-    kept = [] if ready or shelf is None else [one for one in fitting if _is_kept(shelf, one)]
+    kept = (
+        []
+        if ready or program_cache is None
+        else [one for one in fitting if _is_kept(program_cache, one)]
+    )
     verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
-    reason = Reason() if verdict != "compile" else reason_for(ledger, key, described, arguments)
+    reason = (
+        Reason() if verdict != "compile" else reason_for(build_history, key, described, arguments)
+    )
     text = reason.text if verdict == "compile" else _TEXTS[verdict][arguments is None]
     about = record or reason.nearest
-    advice = advice_for(about, versions_of(ledger, described)) if about else []
+    advice = advice_for(about, versions_of(build_history, described)) if about else []
     texts = [one.text for one in advice]
     if verdict == "compile":
         texts += _not_kept(fitting)
@@ -124,9 +137,9 @@ def _fitting(
     ]
 
 
-def _is_kept(shelf: ProgramCache, built: BuildEntry) -> bool:
+def _is_kept(program_cache: ProgramCache, built: BuildEntry) -> bool:
     """Whether the program is on disk, as far as can be told without loading it."""
-    return bool(built.name) and shelf.has(built.name)
+    return bool(built.name) and program_cache.has(built.name)
 
 
 def _not_kept(fitting: list[BuildEntry]) -> list[str]:

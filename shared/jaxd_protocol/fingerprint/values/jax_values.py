@@ -13,14 +13,14 @@ from jaxd_protocol.jax_objects.names import name_of_jax_object
 
 def emit_jax(walk: Walk, value: Any) -> bool:
     """Appends an object of jax; False when it is none that is known."""
-    anatomy = decompose(value)
-    if anatomy is None:
+    object_parts = decompose(value)
+    if object_parts is None:
         return False
     name = name_of_jax_object(value)
     if name is not None and not walk.is_local(name[0]):
         walk.reach.installed.append(value)
         modules.emit_reference(walk, *name)
-    elif anatomy.is_value:  # jax makes equal ones the same object whenever it likes
+    elif object_parts.is_value:  # jax makes equal ones the same object whenever it likes
         walk.nested(value, _emit_parts)
     else:
         walk.numbered(value, _emit_parts)
@@ -28,16 +28,16 @@ def emit_jax(walk: Walk, value: Any) -> bool:
 
 
 def _emit_parts(walk: Walk, value: Any) -> None:
-    anatomy = decompose(value)
-    assert isinstance(anatomy, ObjectParts)
-    walk.tag(anatomy.kind)
+    object_parts = decompose(value)
+    assert isinstance(object_parts, ObjectParts)
+    walk.tag(object_parts.kind)
     walk.guards.instance(value)
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is dict:
         walk.guards.mapping(attributes)
-    settings = constant(anatomy.settings, None)
+    settings = constant(object_parts.settings, None)
     walk.write(settings)
-    walk.part("value", walk.label, settings, anatomy.kind)
-    for label, child in anatomy.children:
+    walk.part("value", walk.label, settings, object_parts.kind)
+    for label, child in object_parts.children:
         walk.text(label)
         walk.emit_child(f".{label}", child)

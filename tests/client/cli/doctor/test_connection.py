@@ -13,7 +13,7 @@ from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import VersionMismatch
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles, make_private_directory
-from tests.client.cli.doctor.situations import FakeContext, gpu_machine
+from tests.client.cli.doctor.contexts import FakeContext, gpu_machine
 from tests.live_server import TOKEN, LiveServer
 from tests.server.host_process import HostProcess
 

@@ -10,22 +10,22 @@ from jaxd_protocol.network.addresses import Address
 
 def test_what_a_program_prints(runtime: Path) -> None:
     """With variables of its own; None when it fails or is not there."""
-    situation = DoctorContext(Settings())
+    context = DoctorContext(Settings())
     program = "import os; print(os.environ['WORD'])"
-    assert situation.run([sys.executable, "-c", program], WORD="hello") == "hello\n"
-    assert situation.run([sys.executable, "-c", program]) is None
-    assert situation.run(["no-such-program"]) is None
+    assert context.run([sys.executable, "-c", program], WORD="hello") == "hello\n"
+    assert context.run([sys.executable, "-c", program]) is None
+    assert context.run(["no-such-program"]) is None
 
 
 def test_what_is_installed_and_what_can_be_read(runtime: Path) -> None:
     """Below any root; nothing where there is nothing."""
-    situation = DoctorContext(Settings(), root=str(runtime))
+    context = DoctorContext(Settings(), root=str(runtime))
     (runtime / "some").mkdir()
     (runtime / "some" / "file").write_text("text")
-    assert situation.read("some", "file") == "text"
-    assert situation.read("none") == ""
-    assert situation.version("rpyc")
-    assert situation.version("no-such-package") is None
+    assert context.read("some", "file") == "text"
+    assert context.read("none") == ""
+    assert context.version("rpyc")
+    assert context.version("no-such-package") is None
 
 
 def test_which_server_it_is_about(runtime: Path) -> None:

@@ -12,7 +12,7 @@ from jaxd_protocol.base import shared_memory
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import make_private_directory
 from jaxd_protocol.network.tokens import default_token_file, write_token_file
-from tests.client.cli.doctor.situations import FakeContext
+from tests.client.cli.doctor.contexts import FakeContext
 
 if TYPE_CHECKING:
     import pytest
@@ -41,12 +41,12 @@ def test_a_missing_package_is_bad(runtime: Path) -> None:
 
 def test_a_directory_that_others_can_enter_is_bad(runtime: Path) -> None:
     """With the command that closes it; one that is missing is made when it is needed."""
-    situation = DoctorContext(Settings())
-    assert "made when it is needed" in installation.runtime_directory(situation).found
-    directory = Path(make_private_directory(situation.files.directory))
-    assert installation.runtime_directory(situation).state == "ok"
+    context = DoctorContext(Settings())
+    assert "made when it is needed" in installation.runtime_directory(context).found
+    directory = Path(make_private_directory(context.files.directory))
+    assert installation.runtime_directory(context).state == "ok"
     directory.chmod(0o755)
-    assert f"chmod 700 {directory}" in installation.runtime_directory(situation).advice
+    assert f"chmod 700 {directory}" in installation.runtime_directory(context).advice
 
 
 def test_a_full_disk_is_bad(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,59 +54,61 @@ class ConcurrentBuild:
 
     def given_up(self, make: Any, key: str = "bread") -> tuple[CancelToken, list[Any]]:
         """Asks in a thread of its own, which the test can cancel."""
-        interest = CancelToken()
+        cancel_token = CancelToken()
         outcomes: list[Any] = []
 
         def ask() -> None:
             try:
-                outcomes.append(self.builds.run(key, lambda: self.table.get(key), make, interest))
+                outcomes.append(
+                    self.builds.run(key, lambda: self.table.get(key), make, cancel_token)
+                )
             except Exception as error:  # noqa: BLE001  the test looks at it
                 outcomes.append(error)
 
         start(ask)
-        return interest, outcomes
+        return cancel_token, outcomes
 
 
 def test_many_who_ask_at_once_get_what_one_of_them_made() -> None:
     """It is made once, and they wait."""
-    bakery = ConcurrentBuild()
-    assert at_once(8, lambda _: bakery.ask("bread", others=7)) == ["bread 1"] * 8
-    assert (bakery.made, bakery.builds._builds) == (1, {})
+    concurrent_build = ConcurrentBuild()
+    assert at_once(8, lambda _: concurrent_build.ask("bread", others=7)) == ["bread 1"] * 8
+    assert (concurrent_build.made, concurrent_build.builds._builds) == (1, {})
 
 
 def test_what_is_in_the_table_is_not_made_again() -> None:
     """Nor does anybody wait for it."""
-    bakery = ConcurrentBuild()
-    assert [bakery.ask("bread") for _ in range(3)] == ["bread 1"] * 3
-    assert bakery.made == 1
+    concurrent_build = ConcurrentBuild()
+    assert [concurrent_build.ask("bread") for _ in range(3)] == ["bread 1"] * 3
+    assert concurrent_build.made == 1
 
 
 @pytest.mark.parametrize("error", [ValueError("burnt"), SystemExit(3)])
 def test_a_failure_reaches_all_who_waited_and_is_not_remembered(error: BaseException) -> None:
     """The next one who asks makes it anew."""
-    bakery = ConcurrentBuild()
-    bakery.failures = [error]
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [error]
     seen: list[BaseException] = []
 
     def ask(_: int) -> None:
         try:
-            bakery.ask("bread", others=3)
+            concurrent_build.ask("bread", others=3)
         except BaseException as raised:  # noqa: BLE001  the test looks at it
             seen.append(raised)
 
     at_once(4, ask)
     assert seen == [error] * 4
-    assert bakery.ask("bread") == "bread 2"
+    assert concurrent_build.ask("bread") == "bread 2"
 
 
 @pytest.mark.parametrize("error", [ConnectionLost("gone"), ProtocolError("confused")])
 def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> None:
     """Whoever waited for its answer asks a client of its own, and one is enough for all."""
-    bakery = ConcurrentBuild()
-    bakery.failures = [error]
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [error]
 
     def ask(index: int) -> str:
-        return bakery.ask("bread", others=3)
+        return concurrent_build.ask("bread", others=3)
 
     outcomes = at_once(4, ask)
     assert sum(outcome is error for outcome in outcomes) == 1
@@ -115,7 +117,7 @@ def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> Non
 
 def test_a_trace_is_interrupted_when_nobody_waits() -> None:
     """Who waited is released at once, and the next who asks has it made anew."""
-    bakery, reached = ConcurrentBuild(), threading.Event()
+    concurrent_build, reached = ConcurrentBuild(), threading.Event()
 
     def make() -> str:
         def trace() -> None:
@@ -126,29 +128,29 @@ def test_a_trace_is_interrupted_when_nobody_waits() -> None:
         run_interruptibly(trace)
         return "never"
 
-    interest, outcomes = bakery.given_up(make)
+    cancel_token, outcomes = concurrent_build.given_up(make)
     assert reached.wait(PATIENCE_S)
-    build = bakery.build()
+    build = concurrent_build.build()
     assert build is not None
-    interest.give_up(Cancelled("not wanted."))
+    cancel_token.give_up(Cancelled("not wanted."))
     until(lambda: outcomes and build.future.done())
     assert isinstance(outcomes[0], Cancelled)
-    assert bakery.left == [build]
-    assert bakery.ask("bread") == "bread 1"
+    assert concurrent_build.left == [build]
+    assert concurrent_build.ask("bread") == "bread 1"
 
 
 def test_a_trace_goes_on_for_those_who_still_wait() -> None:
     """One who is given up leaves alone."""
-    bakery, go = ConcurrentBuild(), threading.Event()
+    concurrent_build, go = ConcurrentBuild(), threading.Event()
 
     def make() -> str:
         run_interruptibly(lambda: go.wait(PATIENCE_S))
         return "bread"
 
-    leaving, left = bakery.given_up(make)
-    until(lambda: bakery.waiting() == 1)
-    _, stayed = bakery.given_up(make)
-    until(lambda: bakery.waiting() == 2)
+    leaving, left = concurrent_build.given_up(make)
+    until(lambda: concurrent_build.waiting() == 1)
+    _, stayed = concurrent_build.given_up(make)
+    until(lambda: concurrent_build.waiting() == 2)
     leaving.give_up(Cancelled("not wanted."))
     until(lambda: left)
     go.set()
@@ -159,48 +161,48 @@ def test_a_trace_goes_on_for_those_who_still_wait() -> None:
 
 def test_what_cannot_be_interrupted_is_there_for_the_next() -> None:
     """A compilation goes on, and who asks meanwhile joins it."""
-    bakery, reached, go = ConcurrentBuild(), threading.Event(), threading.Event()
+    concurrent_build, reached, go = ConcurrentBuild(), threading.Event(), threading.Event()
 
     def make() -> str:
-        bakery.made += 1
+        concurrent_build.made += 1
         reached.set()
         assert go.wait(PATIENCE_S)
-        bakery.table["bread"] = "bread"
+        concurrent_build.table["bread"] = "bread"
         return "bread"
 
-    interest, outcomes = bakery.given_up(make)
+    cancel_token, outcomes = concurrent_build.given_up(make)
     assert reached.wait(PATIENCE_S)
-    interest.give_up(Cancelled("not wanted."))
+    cancel_token.give_up(Cancelled("not wanted."))
     until(lambda: outcomes)
-    _, later = bakery.given_up(make)
-    until(lambda: bakery.waiting() == 1)
+    _, later = concurrent_build.given_up(make)
+    until(lambda: concurrent_build.waiting() == 1)
     go.set()
     until(lambda: later)
-    assert (later, bakery.made) == (["bread"], 1)
+    assert (later, concurrent_build.made) == (["bread"], 1)
 
 
 def test_what_waits_for_its_turn_is_dropped() -> None:
     """It takes no turn, and is not begun."""
-    bakery, room = ConcurrentBuild(), FairSemaphore(1)
+    concurrent_build, room = ConcurrentBuild(), FairSemaphore(1)
     assert room.enter(None)
 
     def make() -> str:
         with build_turn(room, "bread"):
-            bakery.made += 1
+            concurrent_build.made += 1
             return "bread"
 
-    interest, outcomes = bakery.given_up(make)
+    cancel_token, outcomes = concurrent_build.given_up(make)
     until(lambda: len(room) == 1)
-    interest.give_up(Cancelled("not wanted."))
-    until(lambda: outcomes and not bakery.builds._builds)
-    assert (len(room), bakery.made) == (0, 0)
+    cancel_token.give_up(Cancelled("not wanted."))
+    until(lambda: outcomes and not concurrent_build.builds._builds)
+    assert (len(room), concurrent_build.made) == (0, 0)
     room.leave()
-    assert bakery.builds.run("bread", lambda: None, make) == "bread"
+    assert concurrent_build.builds.run("bread", lambda: None, make) == "bread"
 
 
 def test_what_is_traced_for_nobody_is_not_compiled() -> None:
     """When it could not be interrupted in time."""
-    bakery, reached, go = ConcurrentBuild(), threading.Event(), threading.Event()
+    concurrent_build, reached, go = ConcurrentBuild(), threading.Event(), threading.Event()
     compiled: list[str] = []
 
     def make() -> str:
@@ -210,37 +212,37 @@ def test_what_is_traced_for_nobody_is_not_compiled() -> None:
         compiled.append("it")
         return "bread"
 
-    interest, outcomes = bakery.given_up(make)
+    cancel_token, outcomes = concurrent_build.given_up(make)
     assert reached.wait(PATIENCE_S)
-    interest.give_up(Cancelled("not wanted."))
+    cancel_token.give_up(Cancelled("not wanted."))
     until(lambda: outcomes)
     go.set()
-    until(lambda: not bakery.builds._builds)
+    until(lambda: not concurrent_build.builds._builds)
     assert compiled == []
 
 
 def test_a_build_that_takes_too_long_releases_those_who_wait() -> None:
     """Its time begins with its turn, and who asks while it goes on is told at once."""
-    bakery, room, go = ConcurrentBuild(max_s=0.05), FairSemaphore(1), threading.Event()
+    concurrent_build, room, go = ConcurrentBuild(max_s=0.05), FairSemaphore(1), threading.Event()
 
     def make() -> str:
         with build_turn(room, "bread"):
             assert go.wait(PATIENCE_S)
             return "bread"
 
-    _, outcomes = bakery.given_up(make)
+    _, outcomes = concurrent_build.given_up(make)
     until(lambda: outcomes)
     assert isinstance(outcomes[0], DeadlineExceeded)
     assert "--max-build-s" in str(outcomes[0])
     with pytest.raises(DeadlineExceeded):
-        bakery.builds.run("bread", lambda: None, make)
+        concurrent_build.builds.run("bread", lambda: None, make)
     go.set()
-    until(lambda: not bakery.builds._builds)
+    until(lambda: not concurrent_build.builds._builds)
 
 
 def test_the_time_of_a_build_is_that_of_those_who_wait_for_it() -> None:
     """From its turn on, and for who joins it later."""
-    bakery, room, go = ConcurrentBuild(), FairSemaphore(1), threading.Event()
+    concurrent_build, room, go = ConcurrentBuild(), FairSemaphore(1), threading.Event()
     assert room.enter(None)
 
     def make() -> str:
@@ -248,12 +250,12 @@ def test_the_time_of_a_build_is_that_of_those_who_wait_for_it() -> None:
             assert go.wait(PATIENCE_S)
             return "bread"
 
-    first, _ = bakery.given_up(make)
+    first, _ = concurrent_build.given_up(make)
     until(lambda: len(room) == 1)
     assert first.phase == "waiting"
     room.leave()
     until(lambda: first.phase == "building")
-    second, outcomes = bakery.given_up(make)
+    second, outcomes = concurrent_build.given_up(make)
     until(lambda: second.phase == "building")
     go.set()
     until(lambda: outcomes)

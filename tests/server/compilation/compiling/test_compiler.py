@@ -25,24 +25,24 @@ X = np.ones(3, np.float32)
 
 
 def lower(
-    kitchen: PipelineHarness, function: Any, *args: Any, emit: Emit = SILENT, **options: Any
+    harness: PipelineHarness, function: Any, *args: Any, emit: Emit = SILENT, **options: Any
 ) -> LoweredFunction:
     """A function that is traced and lowered for these arguments."""
     known = function_of(function, Options(**options))
     arguments: Any = (args, {})
     structure = jax.tree.structure(dynamic(arguments, known.statics))
-    return kitchen.compiler.lower(function, known.name, known.options, arguments, structure, emit)
+    return harness.compiler.lower(function, known.name, known.options, arguments, structure, emit)
 
 
-def compile_it(kitchen: PipelineHarness, lowered: LoweredFunction, **options: Any) -> Program:
+def compile_it(harness: PipelineHarness, lowered: LoweredFunction, **options: Any) -> Program:
     """What it compiles to."""
-    return kitchen.compiler.compile(lowered, "it", Options(**options), SILENT)
+    return harness.compiler.compile(lowered, "it", Options(**options), SILENT)
 
 
-def build(kitchen: PipelineHarness, function: Any, *args: Any, **options: Any) -> Executable:
+def build(harness: PipelineHarness, function: Any, *args: Any, **options: Any) -> Executable:
     """An executable for these arguments."""
-    lowered = lower(kitchen, function, *args, **options)
-    program = compile_it(kitchen, lowered, **options)
+    lowered = lower(harness, function, *args, **options)
+    program = compile_it(harness, lowered, **options)
     config = Options(**options).config
     return Executable("it", b"k", program, lowered.form, config, structure=lowered.structure)
 
@@ -53,9 +53,9 @@ def call(executable: Executable, function: Any, *args: Any, **options: Any) -> A
     return executable.structure.unflatten(executable(leaves))
 
 
-def counts(kitchen: PipelineHarness) -> list[int]:
+def counts(harness: PipelineHarness) -> list[int]:
     """Traces, lowerings and compilations so far."""
-    snapshot = kitchen.counters.snapshot()
+    snapshot = harness.counters.snapshot()
     return [int(snapshot[name]) for name in ("traces", "lowers", "compiles")]
 
 
@@ -89,27 +89,27 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_build_traces_lowers_and_compiles_once_and_its_calls_never(
-    kitchen: PipelineHarness, name: str
+    harness: PipelineHarness, name: str
 ) -> None:
     """Whatever the arguments and the options are: a call finds what the build made."""
     function, args, options = CASES[name]
     expected = (
         None if name == "x64" else jax.jit(function, **Options(**options).jit_arguments())(*args)
     )
-    before = counts(kitchen)
-    executable = build(kitchen, function, *args, **options)
-    assert np.subtract(counts(kitchen), before).tolist() == [1, 1, 1]
+    before = counts(harness)
+    executable = build(harness, function, *args, **options)
+    assert np.subtract(counts(harness), before).tolist() == [1, 1, 1]
     for _ in range(3):
         result = call(executable, function, *args, **options)
         if expected is not None:
             np.testing.assert_array_equal(result, expected)
-    assert np.subtract(counts(kitchen), before).tolist() == [1, 1, 1]
+    assert np.subtract(counts(harness), before).tolist() == [1, 1, 1]
 
 
-def test_keyword_arguments_belong_to_the_call(kitchen: PipelineHarness) -> None:
+def test_keyword_arguments_belong_to_the_call(harness: PipelineHarness) -> None:
     """They are traced by name, in the order of jax's leaves."""
     arguments: Any = ((X,), {"scale": 2.0, "add": 1.0})
-    lowered = kitchen.compiler.lower(
+    lowered = harness.compiler.lower(
         lambda x, *, scale, add: x * scale + add,
         "it",
         Options(),
@@ -117,22 +117,22 @@ def test_keyword_arguments_belong_to_the_call(kitchen: PipelineHarness) -> None:
         jax.tree.structure(arguments),
         SILENT,
     )
-    program = compile_it(kitchen, lowered)
+    program = compile_it(harness, lowered)
     (result,) = program.call(*leaves_of(((X,), {"scale": 3.0, "add": 5.0})))
     assert result.tolist() == [8, 8, 8]
-    assert counts(kitchen) == [1, 1, 1]
+    assert counts(harness) == [1, 1, 1]
 
 
 def test_settings_are_in_force_while_it_is_built_and_while_it_runs(
-    kitchen: PipelineHarness,
+    harness: PipelineHarness,
 ) -> None:
     """And not in this thread afterwards."""
-    executable = build(kitchen, lambda x: x * 2, np.ones(3), config=(("jax_enable_x64", True),))
+    executable = build(harness, lambda x: x * 2, np.ones(3), config=(("jax_enable_x64", True),))
     assert executable([np.ones(3)])[0].dtype == np.float64
     assert jnp.asarray(np.ones(1)).dtype == np.float32
 
 
-def test_dropping_executables_frees_their_programs(kitchen: PipelineHarness) -> None:
+def test_dropping_executables_frees_their_programs(harness: PipelineHarness) -> None:
     """All ten of one function that lives on."""
 
     def step(x: Any) -> Any:
@@ -143,7 +143,7 @@ def test_dropping_executables_frees_their_programs(kitchen: PipelineHarness) -> 
         jnp.tanh(one)  # programs of the test's own, compiled before we count
     gc.collect()
     before = live_executables()
-    executables = [build(kitchen, step, one) for one in args]
+    executables = [build(harness, step, one) for one in args]
     for executable, one in zip(executables, args, strict=True):
         executable([one])
     assert live_executables() == before + 10
@@ -153,33 +153,33 @@ def test_dropping_executables_frees_their_programs(kitchen: PipelineHarness) -> 
 
 
 def test_dropping_one_executable_leaves_the_others_of_its_function(
-    kitchen: PipelineHarness,
+    harness: PipelineHarness,
 ) -> None:
     """They share no entry of jax's caches."""
 
     def triple(x: Any) -> Any:
         return x * 3
 
-    first, second = (build(kitchen, triple, X) for _ in range(2))
-    assert counts(kitchen) == [2, 2, 2]
+    first, second = (build(harness, triple, X) for _ in range(2))
+    assert counts(harness) == [2, 2, 2]
     del first
     gc.collect()
     assert second([X])[0].tolist() == [3, 3, 3]
-    assert counts(kitchen) == [2, 2, 2]
+    assert counts(harness) == [2, 2, 2]
 
 
-def test_what_the_function_raises_is_raised(kitchen: PipelineHarness) -> None:
+def test_what_the_function_raises_is_raised(harness: PipelineHarness) -> None:
     """In its own type; the trace counts, a lowering or a compilation did not happen."""
 
     def fail(x: Any) -> Any:
         raise KeyError("no such layer")
 
     with pytest.raises(KeyError, match="no such layer"):
-        lower(kitchen, fail, X)
-    assert counts(kitchen) == [1, 0, 0]
+        lower(harness, fail, X)
+    assert counts(harness) == [1, 0, 0]
 
 
-def test_equal_programs_have_one_name_and_other_programs_others(kitchen: PipelineHarness) -> None:
+def test_equal_programs_have_one_name_and_other_programs_others(harness: PipelineHarness) -> None:
     """Whatever the functions are called."""
 
     def one(x: Any) -> Any:
@@ -189,23 +189,23 @@ def test_equal_programs_have_one_name_and_other_programs_others(kitchen: Pipelin
         doubled = y * 2
         return doubled + 1
 
-    first, second = lower(kitchen, one, X), lower(kitchen, another, X)
+    first, second = lower(harness, one, X), lower(harness, another, X)
     assert first.program == second.program
     assert first.obstacle is second.obstacle is None
     others = [
-        lower(kitchen, one, X[:2]),
-        lower(kitchen, lambda x: x * 2 - 1, X),
-        lower(kitchen, one, np.ones(3), config=(("jax_enable_x64", True),)),
-        lower(kitchen, one, X, donate_argnums=(0,)),
+        lower(harness, one, X[:2]),
+        lower(harness, lambda x: x * 2 - 1, X),
+        lower(harness, one, np.ones(3), config=(("jax_enable_x64", True),)),
+        lower(harness, one, X, donate_argnums=(0,)),
     ]
     assert len({each.program for each in (first, *others)}) == 5
 
 
-def test_a_program_knows_what_it_costs(kitchen: PipelineHarness) -> None:
+def test_a_program_knows_what_it_costs(harness: PipelineHarness) -> None:
     """In seconds, which the counters add up, and in bytes."""
-    lowered = lower(kitchen, lambda x: jnp.sin(x) @ jnp.cos(x), X)
-    program = compile_it(kitchen, lowered)
-    snapshot = kitchen.counters.snapshot()
+    lowered = lower(harness, lambda x: jnp.sin(x) @ jnp.cos(x), X)
+    program = compile_it(harness, lowered)
+    snapshot = harness.counters.snapshot()
     assert lowered.trace_s > 0
     assert program.compile_s > 0
     assert snapshot["trace_s"] == pytest.approx(lowered.trace_s)
@@ -215,15 +215,15 @@ def test_a_program_knows_what_it_costs(kitchen: PipelineHarness) -> None:
     assert min(program.host_bytes, program.device_bytes) >= 0
 
 
-def test_each_stage_is_reported(kitchen: PipelineHarness) -> None:
+def test_each_stage_is_reported(harness: PipelineHarness) -> None:
     """With the function's name."""
     events: list[tuple[str, Any]] = []
 
     def emit(kind: str, content: Any) -> None:
         events.append((kind, content))
 
-    lowered = lower(kitchen, _named, X, emit=emit)
-    kitchen.compiler.compile(lowered, "_named", Options(), emit)
+    lowered = lower(harness, _named, X, emit=emit)
+    harness.compiler.compile(lowered, "_named", Options(), emit)
     assert events == [
         ("stage", {"stage": "trace", "function": "_named"}),
         ("stage", {"stage": "lower", "function": "_named"}),
@@ -236,7 +236,7 @@ def _named(x: Any) -> Any:
 
 
 def test_settings_that_a_function_changes_are_set_back_and_reported(
-    kitchen: PipelineHarness,
+    harness: PipelineHarness,
 ) -> None:
     """They would be in force for everybody else."""
 
@@ -245,7 +245,7 @@ def test_settings_that_a_function_changes_are_set_back_and_reported(
         return x
 
     with pytest.raises(ConfigurationError, match=r"rude changed jax_debug_nans"):
-        lower(kitchen, rude, X)
+        lower(harness, rude, X)
     assert not jax.config.values["jax_debug_nans"]
 
 
@@ -267,19 +267,19 @@ class Knot:
 
 
 def test_a_result_that_cannot_travel_is_refused_before_it_is_compiled(
-    kitchen: PipelineHarness,
+    harness: PipelineHarness,
 ) -> None:
     """Its structure is known once it is traced."""
     with pytest.raises(ResultError, match="cannot come home"):
-        lower(kitchen, Knot, X)
-    assert counts(kitchen) == [1, 1, 0]
+        lower(harness, Knot, X)
+    assert counts(harness) == [1, 1, 0]
 
 
-def test_arguments_that_jax_takes_in_another_order_are_refused(kitchen: PipelineHarness) -> None:
+def test_arguments_that_jax_takes_in_another_order_are_refused(harness: PipelineHarness) -> None:
     """A program that is called with the wrong leaves would give wrong results."""
     wrong = jax.tree.structure(((X, X), {}))
     with pytest.raises(InternalError, match="in another order"):
-        kitchen.compiler.lower(_named, "_named", Options(), ((X,), {}), wrong, SILENT)
+        harness.compiler.lower(_named, "_named", Options(), ((X,), {}), wrong, SILENT)
 
 
 def test_a_closed_compiler_counts_no_more() -> None:

@@ -26,49 +26,49 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
 
 
 def test_a_call_lasts_as_long_as_the_packages_that_were_loaded(
-    open_kitchen: Open, site: FakeSite
+    open_harness: Open, site: FakeSite
 ) -> None:
     """Others may come and go."""
     site.install("shelf_used", "1", {"shelf_used.py": "1"})
     importlib.import_module("shelf_used")
     source = Source(step)
-    kitchen = open_kitchen()
-    kitchen.value(source, X)
-    name, kept = kept_one(kitchen)
-    shelf = kitchen.shelf
-    assert shelf is not None
+    harness = open_harness()
+    harness.value(source, X)
+    name, kept = kept_one(harness)
+    program_cache = harness.program_cache
+    assert program_cache is not None
     site.install("shelf_other", "1", {"shelf_other.py": "1"})
-    assert shelf.is_current(kept)
+    assert program_cache.is_current(kept)
     site.install("shelf_used", "2", {"shelf_used.py": "22"})
     changed_since_first_seen()
-    assert not shelf.is_current(kept)
-    assert shelf.find(function_in(kitchen, source), name) is None
-    assert not shelf.has(name)
-    assert name in shelf.calls()
+    assert not program_cache.is_current(kept)
+    assert program_cache.find(function_in(harness, source), name) is None
+    assert not program_cache.has(name)
+    assert name in program_cache.calls()
 
 
-def test_calls_of_one_environment_share_its_record(open_kitchen: Open) -> None:
+def test_calls_of_one_environment_share_its_record(open_harness: Open) -> None:
     """It is written once."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     for size in (1, 2, 3):
-        kitchen.value(Source(step), X[:size])
-    shelf = kitchen.shelf
-    assert shelf is not None
-    shelf.flush()
-    assert len({kept.environment for kept in shelf.calls().values()}) == 1
-    assert len(shelf.store.names("environments")) == 1
+        harness.value(Source(step), X[:size])
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.flush()
+    assert len({kept.environment for kept in program_cache.calls().values()}) == 1
+    assert len(program_cache.store.names("environments")) == 1
 
 
-def test_without_the_record_of_its_environment_a_call_is_not_trusted(open_kitchen: Open) -> None:
+def test_without_the_record_of_its_environment_a_call_is_not_trusted(open_harness: Open) -> None:
     """Nobody knows whether it is still right."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(step), X)
-    name, kept = kept_one(kitchen)
-    kitchen = open_kitchen()
-    shelf = kitchen.shelf
-    assert shelf is not None
-    shelf.store.remove("environments", kept.environment)
-    assert not shelf.has(name)
+    harness = open_harness()
+    harness.value(Source(step), X)
+    name, kept = kept_one(harness)
+    harness = open_harness()
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.store.remove("environments", kept.environment)
+    assert not program_cache.has(name)
 
 
 @pytest.mark.parametrize("content", [3, (("root",),), (("root", 1, 2, 3, 4, 5, 6, 7),)])

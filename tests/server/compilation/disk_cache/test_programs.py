@@ -18,7 +18,7 @@ from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.jax_compat import programs
 from tests.server.compilation.disk_cache.test_records import CALL
-from tests.server.in_process import PipelineHarness, Source, shelf_in
+from tests.server.in_process import PipelineHarness, Source, program_cache_in
 
 Open = Callable[..., PipelineHarness]
 
@@ -34,38 +34,38 @@ OPTIONS = Options(static_argnames=("mode", "n"), keep_unused=True)
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[ProgramCache]:
+def program_cache(tmp_path: Path) -> Iterator[ProgramCache]:
     """One with nothing on it."""
-    shelf = shelf_in(str(tmp_path / "cache"))
-    yield shelf
-    shelf.close()
+    program_cache = program_cache_in(str(tmp_path / "cache"))
+    yield program_cache
+    program_cache.close()
 
 
-def kept_one(kitchen: PipelineHarness) -> tuple[bytes, CallRecord]:
-    """The only call that a kitchen has kept, with its name."""
-    assert kitchen.shelf is not None
-    kitchen.shelf.flush()
-    ((name, kept),) = kitchen.shelf.calls().items()
+def kept_one(harness: PipelineHarness) -> tuple[bytes, CallRecord]:
+    """The only call that a harness has kept, with its name."""
+    assert harness.program_cache is not None
+    harness.program_cache.flush()
+    ((name, kept),) = harness.program_cache.calls().items()
     return name, kept
 
 
-def function_in(kitchen: PipelineHarness, source: Source) -> Function:
+def function_in(harness: PipelineHarness, source: Source) -> Function:
     """What the server has of a function."""
-    return kitchen.pipeline.functions.obtain(source.key, source)
+    return harness.pipeline.functions.obtain(source.key, source)
 
 
 # functions ----------------------------------------------------------------------------------------
 
 
-def test_a_function_is_found_as_it_was(open_kitchen: Open) -> None:
+def test_a_function_is_found_as_it_was(open_harness: Open) -> None:
     """All that a call needs of it, without its code having been looked at."""
     source = Source(step, OPTIONS)
-    kitchen = open_kitchen()
-    assert kitchen.answer(source.call((X,), {"mode": "slow"}))[0][0] == OK
-    original = function_in(kitchen, source)
-    kitchen = open_kitchen()
-    assert kitchen.shelf is not None
-    found = kitchen.shelf.function(source.key)
+    harness = open_harness()
+    assert harness.answer(source.call((X,), {"mode": "slow"}))[0][0] == OK
+    original = function_in(harness, source)
+    harness = open_harness()
+    assert harness.program_cache is not None
+    found = harness.program_cache.function(source.key)
     assert found is not None
     for one in fields(Function):
         if one.name != "arrival":
@@ -73,76 +73,76 @@ def test_a_function_is_found_as_it_was(open_kitchen: Open) -> None:
     assert found.unpacked is None
     assert found.parameters == ("x", "n")
     assert found.statics.names == {"n", "mode"}
-    assert bytes(kitchen.shelf.code(source.fingerprint) or b"") == bytes(source.code_)
+    assert bytes(harness.program_cache.code(source.fingerprint) or b"") == bytes(source.code_)
 
 
-def test_a_function_without_its_code_is_unknown(open_kitchen: Open) -> None:
+def test_a_function_without_its_code_is_unknown(open_harness: Open) -> None:
     """Its client is asked for both."""
     source = Source(step)
-    kitchen = open_kitchen()
-    kitchen.value(source, X)
-    shelf = kitchen.shelf
-    assert shelf is not None
-    shelf.flush()
-    assert shelf.function(source.key) is not None
-    shelf.store.remove("code", source.fingerprint)
-    assert shelf.function(source.key) is None
-    assert shelf.code(source.fingerprint) is None
-    assert shelf.function(b"another") is None
+    harness = open_harness()
+    harness.value(source, X)
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.flush()
+    assert program_cache.function(source.key) is not None
+    program_cache.store.remove("code", source.fingerprint)
+    assert program_cache.function(source.key) is None
+    assert program_cache.code(source.fingerprint) is None
+    assert program_cache.function(b"another") is None
 
 
-def test_a_forgotten_function_is_gone(open_kitchen: Open) -> None:
+def test_a_forgotten_function_is_gone(open_harness: Open) -> None:
     """With its code."""
     source = Source(step)
-    kitchen = open_kitchen()
-    kitchen.value(source, X)
-    shelf = kitchen.shelf
-    assert shelf is not None
-    shelf.flush()
-    shelf.forget_function(function_in(kitchen, source))
-    assert shelf.function(source.key) is None
-    assert (shelf.store.names("functions"), shelf.store.names("code")) == ([], [])
+    harness = open_harness()
+    harness.value(source, X)
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.flush()
+    program_cache.forget_function(function_in(harness, source))
+    assert program_cache.function(source.key) is None
+    assert (program_cache.store.names("functions"), program_cache.store.names("code")) == ([], [])
 
 
 # calls --------------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_of_a_call(open_kitchen: Open) -> None:
+def test_what_is_kept_of_a_call(open_harness: Open) -> None:
     """Whose it is, for which arguments it was made, what it cost, and what it leads to."""
     source = Source(step)
-    kitchen = open_kitchen()
+    harness = open_harness()
     call = source.call((X, 2))
-    assert kitchen.answer(call)[0][0] == OK
-    _, kept = kept_one(kitchen)
-    (built,) = kitchen.executables.all()
+    assert harness.answer(call)[0][0] == OK
+    _, kept = kept_one(harness)
+    (built,) = harness.executables.all()
     assert (kept.name, kept.key, kept.fingerprint) == ("step", source.key, source.fingerprint)
     assert kept.recorded == built.recorded == (call.skeleton, (), ())
     assert (kept.parameters, kept.obstacle) == (("x", "n"), None)
     assert kept.form == built.form
     assert (kept.trace_s, kept.compile_s) == (built.costs.trace_s, built.costs.compile_s)
     assert kept.program == built.program.id
-    assert kitchen.shelf is not None
-    assert kitchen.shelf.store.has("programs", kept.program)
+    assert harness.program_cache is not None
+    assert harness.program_cache.store.has("programs", kept.program)
 
 
-def test_a_call_is_found_by_name_and_only_for_its_key(open_kitchen: Open) -> None:
+def test_a_call_is_found_by_name_and_only_for_its_key(open_harness: Open) -> None:
     """Whatever stands in the file: a name that two keys share would mix them up."""
     source = Source(step)
-    kitchen = open_kitchen()
-    kitchen.value(source, X)
-    name, kept = kept_one(kitchen)
-    kitchen = open_kitchen()
-    shelf = kitchen.shelf
-    assert shelf is not None
-    assert shelf.find(function_in(kitchen, source), name) == kept
-    assert shelf.has(name)
+    harness = open_harness()
+    harness.value(source, X)
+    name, kept = kept_one(harness)
+    harness = open_harness()
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    assert program_cache.find(function_in(harness, source), name) == kept
+    assert program_cache.has(name)
     other = Source(step, OPTIONS)
-    assert shelf.find(function_in(kitchen, other), name) is None
-    assert shelf.find(function_in(kitchen, source), b"another") is None
-    assert not shelf.has(b"another")
+    assert program_cache.find(function_in(harness, other), name) is None
+    assert program_cache.find(function_in(harness, source), b"another") is None
+    assert not program_cache.has(b"another")
 
 
-def test_an_obstacle_is_kept_and_no_program(open_kitchen: Open) -> None:
+def test_an_obstacle_is_kept_and_no_program(open_harness: Open) -> None:
     """So that `why` can say it, also after a restart."""
 
     def talk(x: Any) -> Any:
@@ -150,58 +150,58 @@ def test_an_obstacle_is_kept_and_no_program(open_kitchen: Open) -> None:
         return x
 
     source = Source(talk)
-    kitchen = open_kitchen()
-    kitchen.value(source, X)
-    name, kept = kept_one(kitchen)
+    harness = open_harness()
+    harness.value(source, X)
+    name, kept = kept_one(harness)
     assert kept.obstacle in ("callbacks", "effects")
-    shelf = kitchen.shelf
-    assert shelf is not None
-    assert shelf.store.names("programs") == []
-    assert shelf.find(function_in(kitchen, source), name) is None
-    assert not shelf.has(name)
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    assert program_cache.store.names("programs") == []
+    assert program_cache.find(function_in(harness, source), name) is None
+    assert not program_cache.has(name)
 
 
-def test_a_program_that_is_gone_is_not_there(open_kitchen: Open) -> None:
+def test_a_program_that_is_gone_is_not_there(open_harness: Open) -> None:
     """Although the call that names it is."""
     source = Source(step)
-    kitchen = open_kitchen()
-    kitchen.value(source, X)
-    name, kept = kept_one(kitchen)
-    shelf = kitchen.shelf
-    assert shelf is not None
-    shelf.store.remove("programs", kept.program)
-    assert not shelf.has(name)
+    harness = open_harness()
+    harness.value(source, X)
+    name, kept = kept_one(harness)
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.store.remove("programs", kept.program)
+    assert not program_cache.has(name)
     with pytest.raises(LookupError):
-        shelf.program(kept.program)
+        program_cache.program(kept.program)
 
 
-def test_a_removed_call_is_gone_and_its_program_is_not(open_kitchen: Open) -> None:
+def test_a_removed_call_is_gone_and_its_program_is_not(open_harness: Open) -> None:
     """Another function may have the same one."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(step), X)
-    name, kept = kept_one(kitchen)
-    shelf = kitchen.shelf
-    assert shelf is not None
-    shelf.remove(name)
-    assert shelf.calls() == {}
-    assert not shelf.has(name)
-    assert shelf.store.has("programs", kept.program)
+    harness = open_harness()
+    harness.value(Source(step), X)
+    name, kept = kept_one(harness)
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.remove(name)
+    assert program_cache.calls() == {}
+    assert not program_cache.has(name)
+    assert program_cache.store.has("programs", kept.program)
 
 
-def test_calls_are_listed_with_those_that_come_later(open_kitchen: Open) -> None:
+def test_calls_are_listed_with_those_that_come_later(open_harness: Open) -> None:
     """And not those that another server has removed; nothing is held in between."""
-    open_kitchen().value(Source(step), X)
-    kitchen = open_kitchen()
-    shelf = kitchen.shelf
-    assert shelf is not None
-    assert len(shelf.calls()) == 1
-    kitchen.value(Source(step), X[:2])
-    shelf.flush()
-    assert len(shelf.calls()) == 2
-    assert len({kept.recorded for kept in shelf.calls().values()}) == 2
-    for file in Path(shelf.store.folder, "calls").iterdir():
+    open_harness().value(Source(step), X)
+    harness = open_harness()
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    assert len(program_cache.calls()) == 1
+    harness.value(Source(step), X[:2])
+    program_cache.flush()
+    assert len(program_cache.calls()) == 2
+    assert len({kept.recorded for kept in program_cache.calls().values()}) == 2
+    for file in Path(program_cache.store.folder, "calls").iterdir():
         file.unlink()
-    assert shelf.calls() == {}
+    assert program_cache.calls() == {}
 
 
 BROKEN: list[Any] = [
@@ -217,28 +217,28 @@ BROKEN: list[Any] = [
 
 @pytest.mark.parametrize("content", BROKEN)
 def test_a_record_with_other_content_is_removed(
-    shelf: ProgramCache, warned: Callable[[], list[str]], content: Any
+    program_cache: ProgramCache, warned: Callable[[], list[str]], content: Any
 ) -> None:
     """With one warning, however many there are."""
     names = [bytes([number]) * 16 for number in range(3)]
     for name in names:
-        shelf.store.write("calls", name, content)
-    assert shelf.calls() == {}
-    assert shelf.store.names("calls") == []
+        program_cache.store.write("calls", name, content)
+    assert program_cache.calls() == {}
+    assert program_cache.store.names("calls") == []
     assert warned() == ["cache_spoilt"]
 
 
 # programs -----------------------------------------------------------------------------------------
 
 
-def test_a_program_is_loaded_with_what_it_cost(open_kitchen: Open) -> None:
+def test_a_program_is_loaded_with_what_it_cost(open_harness: Open) -> None:
     """It runs, and knows what it would cost to compile it again."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(step), X, 2)
-    _, kept = kept_one(kitchen)
-    kitchen = open_kitchen()
-    assert kitchen.shelf is not None
-    program = kitchen.shelf.program(kept.program)
+    harness = open_harness()
+    harness.value(Source(step), X, 2)
+    _, kept = kept_one(harness)
+    harness = open_harness()
+    assert harness.program_cache is not None
+    program = harness.program_cache.program(kept.program)
     assert (program.id, program.compile_s) == (kept.program, kept.compile_s)
     assert program.load_s > 0
     (result,) = program.call(X, 2)
@@ -250,24 +250,24 @@ def test_a_program_is_loaded_with_what_it_cost(open_kitchen: Open) -> None:
     [((), b""), (3, b""), ((1, 1, 0.5, (0,)), b"no program"), ((1, 1, 0.5, (99,)), b"")],
 )
 def test_what_is_no_program_is_removed(
-    shelf: ProgramCache, warned: Callable[[], list[str]], content: Any, payload: bytes
+    program_cache: ProgramCache, warned: Callable[[], list[str]], content: Any, payload: bytes
 ) -> None:
     """It is as if it had never been there, but for one warning."""
     programs.prepare()
     for name in (b"p" * 16, b"q" * 16):
-        shelf.store.write("programs", name, content, payload)
+        program_cache.store.write("programs", name, content, payload)
         with pytest.raises(LookupError):
-            shelf.program(name)
-    assert shelf.store.names("programs") == []
+            program_cache.program(name)
+    assert program_cache.store.names("programs") == []
     assert warned() == ["program_not_loaded"]
 
 
 def test_a_program_that_finds_no_room_stays_on_disk(
-    open_kitchen: Open, monkeypatch: pytest.MonkeyPatch
+    open_harness: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once there is room it is loaded, in the same call, and nothing is compiled."""
-    open_kitchen().value(Source(step), X)
-    kitchen = open_kitchen()
+    open_harness().value(Source(step), X)
+    harness = open_harness()
     load, failures = programs.load, [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: full")]
 
     def full_at_first(*args: Any) -> Any:
@@ -276,47 +276,47 @@ def test_a_program_that_finds_no_room_stays_on_disk(
         return load(*args)
 
     monkeypatch.setattr(programs, "load", full_at_first)
-    assert kitchen.value(Source(step), X).tolist() == (X * 3).tolist()
-    assert kitchen.counts() == (0, 0)
+    assert harness.value(Source(step), X).tolist() == (X * 3).tolist()
+    assert harness.counts() == (0, 0)
     assert failures == []
 
 
 def test_where_there_are_several_devices_a_program_says_whether_it_may_move(
-    open_kitchen: Open, monkeypatch: pytest.MonkeyPatch
+    open_harness: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was written by who did not know of them is made anew."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(step), X)
-    _, kept = kept_one(kitchen)
-    shelf = kitchen.shelf
-    assert shelf is not None
+    harness = open_harness()
+    harness.value(Source(step), X)
+    _, kept = kept_one(harness)
+    program_cache = harness.program_cache
+    assert program_cache is not None
     for module in ("compilation.disk_cache.programs", "jax_compat.placement"):
         monkeypatch.setattr(f"jaxd_server.{module}.are_several", lambda: True)
     with pytest.raises(LookupError):
-        shelf.program(kept.program, 1)
-    assert not shelf.store.has("programs", kept.program)
-    (executable,) = kitchen.executables.all()
-    shelf._keep_program(executable.program, 1)
-    assert shelf.program(kept.program).is_bound is False
+        program_cache.program(kept.program, 1)
+    assert not program_cache.store.has("programs", kept.program)
+    (executable,) = harness.executables.all()
+    program_cache._keep_program(executable.program, 1)
+    assert program_cache.program(kept.program).is_bound is False
     executable.program.is_bound = True
-    shelf.store.remove("programs", kept.program)
-    shelf._keep_program(executable.program, 1)
-    assert shelf.program(kept.program, 3).is_bound is True
+    program_cache.store.remove("programs", kept.program)
+    program_cache._keep_program(executable.program, 1)
+    assert program_cache.program(kept.program, 3).is_bound is True
 
 
-def test_a_suspected_program_is_not_there_until_it_is_kept_again(open_kitchen: Open) -> None:
+def test_a_suspected_program_is_not_there_until_it_is_kept_again(open_harness: Open) -> None:
     """Its file stays meanwhile."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(step), X)
-    name, kept = kept_one(kitchen)
-    shelf = kitchen.shelf
-    assert shelf is not None
-    shelf.distrust_program(kept.program)
-    assert not shelf.has(name)
+    harness = open_harness()
+    harness.value(Source(step), X)
+    name, kept = kept_one(harness)
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.distrust_program(kept.program)
+    assert not program_cache.has(name)
     with pytest.raises(LookupError):
-        shelf.program(kept.program)
-    assert shelf.store.has("programs", kept.program)
-    (executable,) = kitchen.executables.all()
-    shelf._keep_program(executable.program, 1)
-    assert shelf.has(name)
-    assert shelf.program(kept.program).id == kept.program
+        program_cache.program(kept.program)
+    assert program_cache.store.has("programs", kept.program)
+    (executable,) = harness.executables.all()
+    program_cache._keep_program(executable.program, 1)
+    assert program_cache.has(name)
+    assert program_cache.program(kept.program).id == kept.program

@@ -269,7 +269,7 @@ class OnDisk:
 def test_a_function_on_disk_is_known_without_its_code() -> None:
     """Nobody is asked, and nothing is unpacked until it is needed."""
     source = Source(_double)
-    functions = Functions(shelf=OnDisk(source))
+    functions = Functions(program_cache=OnDisk(source))
     function = functions.obtain(source.key, source)
     assert (function.name, function.parameters, function.unpacked) == ("_double", ("x",), None)
     assert function.is_lasting
@@ -283,7 +283,7 @@ def test_a_function_on_disk_is_known_without_its_code() -> None:
 def test_code_on_disk_spares_the_client_the_sending() -> None:
     """Of another option of the same code, say: only that has to be described."""
     source = Source(_double)
-    functions = Functions(shelf=OnDisk(source, described=False))
+    functions = Functions(program_cache=OnDisk(source, described=False))
     assert functions.obtain(source.key, source).function(2) == 4
     assert source.asked == ["describe"]
 
@@ -293,7 +293,7 @@ def test_what_a_client_sent_is_kept_once_it_is_checked() -> None:
     honest, liar = Source(_double), _doubted()
     disk = OnDisk(honest, described=False)
     disk.codes.clear()
-    functions = Functions(shelf=disk)
+    functions = Functions(program_cache=disk)
     functions.obtain(liar.key, liar)
     assert disk.codes == {}
     functions.obtain(honest.key, honest)
@@ -304,7 +304,7 @@ def test_code_on_disk_that_is_another_function_by_now_is_replaced() -> None:
     """The caller has to look again, and finds what its client says."""
     source = Source(_double)
     disk = OnDisk(source, bytes(Source(lambda x: -x).code_))
-    functions = Functions(shelf=disk)
+    functions = Functions(program_cache=disk)
     function = functions.obtain(source.key, source)
     with pytest.raises(FunctionReplaced):
         functions.unpack(function, source)
@@ -322,7 +322,7 @@ def test_code_on_disk_that_cannot_be_unpacked_is_asked_for(code: bytes) -> None:
     """Its client has it as well; the next process finds that."""
     source = Source(_double)
     disk = OnDisk(source, code)
-    functions = Functions(shelf=disk)
+    functions = Functions(program_cache=disk)
     function = functions.obtain(source.key, source)
     functions.unpack(function, source)
     assert function.function(2) == 4
@@ -333,7 +333,7 @@ def test_code_on_disk_that_cannot_be_unpacked_is_asked_for(code: bytes) -> None:
 def test_many_who_need_the_code_on_disk_unpack_it_once() -> None:
     """All of them have the same function."""
     source = Source(_double)
-    functions = Functions(shelf=OnDisk(source))
+    functions = Functions(program_cache=OnDisk(source))
 
     def obtain(_: int) -> Any:
         function = functions.obtain(source.key, source)

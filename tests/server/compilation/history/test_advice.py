@@ -12,7 +12,7 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.history.advice import Advice, AdviceHistory, advice_for
-from jaxd_server.compilation.history.ledger import BuildHistory
+from jaxd_server.compilation.history.build_history import BuildHistory
 from jaxd_server.compilation.history.reasons import versions_of
 from tests.server.builds import built, described, executable, key_of, value_part
 
@@ -22,11 +22,11 @@ STEPS = StaticArgs(frozenset({1}))
 
 def advice_after(*calls: tuple[FunctionDescriptor, tuple[Any, ...]]) -> list[Advice]:
     """What is said when those functions were built for those arguments, in that order."""
-    ledger = BuildHistory()
+    build_history = BuildHistory()
     for description, args in calls:
         note = built(PROGRAM, *args, statics=STEPS)
-        record = ledger.add(key_of(description), description, note)
-    return advice_for(record, versions_of(ledger, description))
+        record = build_history.add(key_of(description), description, note)
+    return advice_for(record, versions_of(build_history, description))
 
 
 def with_values(*values: str) -> list[Advice]:

@@ -144,7 +144,7 @@ def test_a_failing_explanation_costs_no_program(
     assert "Traceback" not in capsys.readouterr().out
 
 
-def test_the_pipeline_notes_what_it_builds_and_nothing_else(kitchen: PipelineHarness) -> None:
+def test_the_pipeline_notes_what_it_builds_and_nothing_else(harness: PipelineHarness) -> None:
     """A warm call, and one that fails, leave no trace here."""
 
     def picky(x: Any) -> Any:
@@ -154,12 +154,12 @@ def test_the_pipeline_notes_what_it_builds_and_nothing_else(kitchen: PipelineHar
 
     source = Source(picky)
     for _ in range(3):
-        kitchen.value(source, np.float32(1))
+        harness.value(source, np.float32(1))
     with pytest.raises(ValueError, match="too many"):
-        kitchen.value(source, np.zeros(2, np.float32))
-    (decision,) = kitchen.pipeline.build_log.recent(9)
+        harness.value(source, np.zeros(2, np.float32))
+    (decision,) = harness.pipeline.build_log.recent(9)
     assert decision.function == "picky"
-    (record,) = kitchen.pipeline.build_log.ledger.records()
+    (record,) = harness.pipeline.build_log.build_history.records()
     assert [(built.calls, built.is_warm) for built in record.built] == [(3, True)]
 
 
@@ -177,7 +177,7 @@ def test_the_walks_parts_say_what_changed() -> None:
     assert decisions.recent(1)[0].reason.text == "global LR: 0.1 → 0.01"
 
 
-def test_a_load_is_a_decision_too(kitchen: PipelineHarness) -> None:
+def test_a_load_is_a_decision_too(harness: PipelineHarness) -> None:
     """Listed with its time; whoever waited for it is told nothing, and it gives no advice."""
     heard = Heard()
     decisions = BuildLog()
@@ -210,84 +210,84 @@ def with_rate(rate: float) -> Source:
 
 
 def test_reasons_reach_back_beyond_a_restart(
-    open_kitchen: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
+    open_harness: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an earlier worker built is known; what this one builds is not taken for that.
 
     Not even when it is on disk before the others are read.
     """
-    open_kitchen().value(with_rate(0.5), np.zeros(2))
-    kitchen = open_kitchen()
-    shelf = kitchen.shelf
-    assert shelf is not None
-    keep = shelf.keep
+    open_harness().value(with_rate(0.5), np.zeros(2))
+    harness = open_harness()
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    keep = program_cache.keep
 
     def keep_now(*args: Any) -> None:
         keep(*args)
-        shelf.flush()
+        program_cache.flush()
 
-    monkeypatch.setattr(shelf, "keep", keep_now)
-    kitchen.value(with_rate(0.25), np.zeros(2))
-    kitchen.value(with_rate(0.5), np.zeros(3))
-    assert [each.text for each in kitchen.pipeline.build_log.recent(9)] == [
+    monkeypatch.setattr(program_cache, "keep", keep_now)
+    harness.value(with_rate(0.25), np.zeros(2))
+    harness.value(with_rate(0.5), np.zeros(3))
+    assert [each.text for each in harness.pipeline.build_log.recent(9)] == [
         "argument x: float64[2] → float64[3]",
         "global RATE: 0.5 → 0.25",
     ]
 
 
 def test_what_was_kept_is_read_only_for_a_reason(
-    open_kitchen: Callable[..., PipelineHarness],
+    open_harness: Callable[..., PipelineHarness],
 ) -> None:
     """A load is as fast as it can be; the first build after it knows of it all the same."""
     source = with_rate(0.5)
-    open_kitchen().value(source, np.zeros(2))
-    kitchen = open_kitchen()
-    decisions = kitchen.pipeline.build_log
-    kitchen.value(source, np.zeros(2))
+    open_harness().value(source, np.zeros(2))
+    harness = open_harness()
+    decisions = harness.pipeline.build_log
+    harness.value(source, np.zeros(2))
     assert not decisions._is_restored
-    (record,) = decisions.ledger.records()
+    (record,) = decisions.build_history.records()
     assert [(each.is_warm, each.calls) for each in record.built] == [(True, 1)]
     assert record.built[0].seconds > 0
 
 
 def test_a_load_after_the_first_reason_is_noted_as_well(
-    open_kitchen: Callable[..., PipelineHarness],
+    open_harness: Callable[..., PipelineHarness],
 ) -> None:
     """The program is warm from then on."""
     source = with_rate(0.5)
-    open_kitchen().value(source, np.zeros(2))
-    kitchen = open_kitchen()
-    (record,) = kitchen.pipeline.build_log.ledger.records()
+    open_harness().value(source, np.zeros(2))
+    harness = open_harness()
+    (record,) = harness.pipeline.build_log.build_history.records()
     assert not record.built[0].is_warm
-    kitchen.value(source, np.zeros(2))
-    (record,) = kitchen.pipeline.build_log.ledger.records()
+    harness.value(source, np.zeros(2))
+    (record,) = harness.pipeline.build_log.build_history.records()
     assert record.built[0].is_warm
     assert len(record.built) == 1
 
 
 def test_only_so_many_of_earlier_processes_are_read(
-    open_kitchen: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
+    open_harness: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last ones."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     for size in range(1, 5):
-        kitchen.value(with_rate(0.5), np.zeros(size))
+        harness.value(with_rate(0.5), np.zeros(size))
     monkeypatch.setattr(module, "MAX_RESTORED", 2)
-    (record,) = open_kitchen().pipeline.build_log.ledger.records()
+    (record,) = open_harness().pipeline.build_log.build_history.records()
     assert [str(each.arguments["x"].form) for each in record.built] == ["float64[3]", "float64[4]"]
 
 
 def test_a_load_does_not_wait_for_the_records_to_be_read(
-    open_kitchen: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
+    open_harness: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There may be thousands; what is loaded meanwhile is in the ledger all the same."""
+    """There may be thousands; what is loaded meanwhile is in the build history all the same."""
     source = Source(lambda x: x + 1)
-    open_kitchen().value(source, 1.0)
-    kitchen = open_kitchen()
-    decisions, shelf = kitchen.pipeline.build_log, kitchen.shelf
-    assert shelf is not None
+    open_harness().value(source, 1.0)
+    harness = open_harness()
+    decisions, program_cache = harness.pipeline.build_log, harness.program_cache
+    assert program_cache is not None
     reading, opened = threading.Event(), threading.Event()
-    calls = shelf.calls
+    calls = program_cache.calls
 
     def slow() -> Any:
         found = calls()
@@ -295,15 +295,15 @@ def test_a_load_does_not_wait_for_the_records_to_be_read(
         assert opened.wait(PATIENCE_S)
         return found
 
-    monkeypatch.setattr(shelf, "calls", slow)
-    asked = start(lambda: decisions.ledger)
+    monkeypatch.setattr(program_cache, "calls", slow)
+    asked = start(lambda: decisions.build_history)
     assert reading.wait(PATIENCE_S)
-    loading = start(kitchen.value, source, 1.0)
+    loading = start(harness.value, source, 1.0)
     try:
         until(lambda: not loading.is_alive())
     finally:
         opened.set()
         join([asked, loading])
-    record = decisions.ledger.find(source.key)
+    record = decisions.build_history.find(source.key)
     assert record is not None
     assert record.built[0].is_warm

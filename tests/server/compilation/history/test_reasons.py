@@ -10,7 +10,7 @@ from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
-from jaxd_server.compilation.history.ledger import BuildHistory
+from jaxd_server.compilation.history.build_history import BuildHistory
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
 from tests.server.builds import (
     PARAMETERS,
@@ -28,18 +28,18 @@ STEPS = StaticArgs(frozenset({1}))
 X = np.zeros((128, 8), np.float32)
 
 
-def ledger_of(*known: tuple[FunctionDescriptor, tuple[Any, ...]]) -> BuildHistory:
+def build_history_of(*known: tuple[FunctionDescriptor, tuple[Any, ...]]) -> BuildHistory:
     """One in which those functions were built for those arguments."""
-    ledger = BuildHistory()
+    build_history = BuildHistory()
     for description, args in known:
-        ledger.add(key_of(description), description, built(PROGRAM, *args, statics=STEPS))
-    return ledger
+        build_history.add(key_of(description), description, built(PROGRAM, *args, statics=STEPS))
+    return build_history
 
 
-def why(ledger: BuildHistory, description: FunctionDescriptor, *args: Any) -> Reason:
+def why(build_history: BuildHistory, description: FunctionDescriptor, *args: Any) -> Reason:
     """The reason for a call."""
     arguments = argument_shapes(skeleton_of(*args, statics=STEPS), PARAMETERS)
-    return reason_for(ledger, key_of(description), description, arguments)
+    return reason_for(build_history, key_of(description), description, arguments)
 
 
 def test_a_first_call_says_so() -> None:
@@ -52,8 +52,8 @@ def test_a_first_call_says_so() -> None:
 def test_other_arguments_of_a_known_key_are_compared_first() -> None:
     """Even when another key is as like."""
     step, other = described(), described(value_part("LR", "1"))
-    ledger = ledger_of((step, (X,)), (other, (X[:3],)))
-    reason = why(ledger, step, X[:3])
+    build_history = build_history_of((step, (X,)), (other, (X[:3],)))
+    reason = why(build_history, step, X[:3])
     assert reason.text == "argument x: float32[128,8] → float32[3,8]"
     assert reason.nearest is not None
     assert reason.nearest.key == key_of(step)
@@ -62,8 +62,8 @@ def test_other_arguments_of_a_known_key_are_compared_first() -> None:
 def test_the_nearest_arguments_are_those_that_differ_least() -> None:
     """Not the last ones; of equals the last ones."""
     step = described()
-    ledger = ledger_of((step, (X, 3)), (step, (X, 4)), (step, (X[:5], 9)))
-    reason = why(ledger, step, X, 5)
+    build_history = build_history_of((step, (X, 3)), (step, (X, 4)), (step, (X[:5], 9)))
+    reason = why(build_history, step, X, 5)
     assert reason.text == "argument steps (static): 4 → 5"
     assert reason.built is not None
     assert reason.built.arguments["steps"].form.text == "4"
@@ -75,8 +75,8 @@ def test_an_earlier_version_is_compared_by_its_parts() -> None:
         described(value_part("LR", lr), value_part("N", n))
         for lr, n in (("0.1", "1"), ("0.2", "2"), ("0.3", "1"))
     ]
-    ledger = ledger_of(*((version, (X,)) for version in versions))
-    reason = why(ledger, described(value_part("LR", "0.4"), value_part("N", "1")), X)
+    build_history = build_history_of(*((version, (X,)) for version in versions))
+    reason = why(build_history, described(value_part("LR", "0.4"), value_part("N", "1")), X)
     assert reason.text == "global LR: 0.3 → 0.4"
     assert reason.nearest is not None
     assert reason.nearest.key == key_of(versions[2])
@@ -84,30 +84,30 @@ def test_an_earlier_version_is_compared_by_its_parts() -> None:
 
 def test_a_new_version_with_other_arguments_says_both() -> None:
     """The code first."""
-    ledger = ledger_of((described(value_part("LR", "0.1")), (X,)))
-    reason = why(ledger, described(value_part("LR", "0.2")), X[:1])
+    build_history = build_history_of((described(value_part("LR", "0.1")), (X,)))
+    reason = why(build_history, described(value_part("LR", "0.2")), X[:1])
     assert reason.text == ("global LR: 0.1 → 0.2; argument x: float32[128,8] → float32[1,8]")
 
 
 def test_other_options_of_the_same_code_are_all_that_is_told() -> None:
     """The fingerprint says that nothing else differs."""
     step = described()
-    ledger = ledger_of((step, (X,)))
+    build_history = build_history_of((step, (X,)))
     other = step._replace(options=Options(config=(("jax_enable_x64", True),)))
-    assert why(ledger, other, X).text == "jax_enable_x64: False → True"
+    assert why(build_history, other, X).text == "jax_enable_x64: False → True"
 
 
 def test_what_was_dropped_says_so() -> None:
     """It was built for exactly these arguments before."""
     step = described()
-    assert "dropped to make room" in why(ledger_of((step, (X,))), step, X).text
+    assert "dropped to make room" in why(build_history_of((step, (X,))), step, X).text
 
 
 def test_a_namesake_from_another_file_is_not_near() -> None:
     """Everybody has a function called step."""
     namesake = described(value_part("A", "1"), where="other.py:1")
     namesake = namesake._replace(parts=(function_part("step", "else", "other.py:1"),))
-    assert why(ledger_of((namesake, (X,))), described(), X).nearest is None
+    assert why(build_history_of((namesake, (X,))), described(), X).nearest is None
 
 
 def test_a_function_that_moved_is_near() -> None:
@@ -115,7 +115,7 @@ def test_a_function_that_moved_is_near() -> None:
     helpers = [function_part(name, name, "u.py:1") for name in "abcd"]
     before, after = (described(*helpers, where=where) for where in ("old.py:1", "new.py:1"))
     after = after._replace(parts=(function_part("step", "new", "new.py:1"), *helpers))
-    reason = why(ledger_of((before, (X,))), after, X)
+    reason = why(build_history_of((before, (X,))), after, X)
     assert reason.text == "function step (new.py:1): code changed"
 
 
@@ -123,10 +123,12 @@ def test_a_function_that_was_renamed_is_near() -> None:
     """If most of it is the same; a new one that shares little is none."""
     helpers = [function_part(name, name, "u.py:1") for name in "abcd"]
     before, after = described(*helpers, name="old"), described(*helpers, name="new")
-    reason = why(ledger_of((before, (X,))), after, X)
+    reason = why(build_history_of((before, (X,))), after, X)
     assert reason.nearest is not None
     assert "now uses function new" in reason.text
-    assert why(ledger_of((before, (X,))), described(helpers[0], name="new"), X).nearest is None
+    assert (
+        why(build_history_of((before, (X,))), described(helpers[0], name="new"), X).nearest is None
+    )
 
 
 def test_functions_without_known_parts_are_near_by_name() -> None:
@@ -134,14 +136,14 @@ def test_functions_without_known_parts_are_near_by_name() -> None:
     for name, near in (("step", True), ("<lambda>", False)):
         known = FunctionDescriptor(name, b"1" * 16, Options())
         asked = FunctionDescriptor(f"make.{name}", b"2" * 16, Options())
-        assert (why(ledger_of((known, (X,))), asked, X).nearest is not None) is near
+        assert (why(build_history_of((known, (X,))), asked, X).nearest is not None) is near
 
 
 def test_without_arguments_functions_are_compared() -> None:
     """And nothing is said about what they were called with."""
-    ledger = ledger_of((described(value_part("LR", "0.1")), (X,)))
+    build_history = build_history_of((described(value_part("LR", "0.1")), (X,)))
     step = described(value_part("LR", "0.2"))
-    reason = reason_for(ledger, key_of(step), step, None)
+    reason = reason_for(build_history, key_of(step), step, None)
     assert (reason.text, reason.built) == ("global LR: 0.1 → 0.2", None)
 
 
@@ -150,20 +152,20 @@ def test_what_no_two_processes_share_says_so() -> None:
     step = described()
     other = step._replace(fingerprint=b"another" * 2, shared=False)
     text = "it reaches something that has no content to compare, so every process compiles its own"
-    assert why(ledger_of((step, (X,))), other, X).text == text
+    assert why(build_history_of((step, (X,))), other, X).text == text
 
 
 def test_what_a_server_doubts_says_so() -> None:
     """It stands under a key of its own there."""
     step = described()
-    ledger = BuildHistory()
-    ledger.add(b"private", step, built(PROGRAM, X))
-    assert "not found to be what its client says" in why(ledger, step, X).text
+    build_history = BuildHistory()
+    build_history.add(b"private", step, built(PROGRAM, X))
+    assert "not found to be what its client says" in why(build_history, step, X).text
 
 
 def test_versions_are_those_of_one_name_the_last_one_first() -> None:
     """Wherever they are nested."""
     steps = [described(value_part("LR", lr), name=f"make{lr}.step") for lr in "12"]
-    ledger = ledger_of(*((step, (X,)) for step in [*steps, described(name="other")]))
-    found = versions_of(ledger, described())
+    build_history = build_history_of(*((step, (X,)) for step in [*steps, described(name="other")]))
+    found = versions_of(build_history, described())
     assert [record.description.name for record in found] == ["make2.step", "make1.step"]

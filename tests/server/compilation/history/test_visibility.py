@@ -10,43 +10,44 @@ KEYS = [bytes([n]) * 16 for n in range(4)]
 
 
 @pytest.fixture
-def acquaintances() -> KnownFunctions:
+def known_functions() -> KnownFunctions:
     """Of a server that belongs to user 7."""
     return KnownFunctions(belongs_to(7))
 
 
-def test_each_sees_what_they_have_called(acquaintances: KnownFunctions) -> None:
+def test_each_sees_what_they_have_called(known_functions: KnownFunctions) -> None:
     """And the owner everything, also what nobody has called."""
-    acquaintances.note(ALICE, KEYS[0])
-    acquaintances.note(BOB, KEYS[1])
-    acquaintances.note(OWNER, KEYS[2])
+    known_functions.note(ALICE, KEYS[0])
+    known_functions.note(BOB, KEYS[1])
+    known_functions.note(OWNER, KEYS[2])
     seen = {
-        who: [key for key in KEYS if acquaintances.sight(who)(key)] for who in (ALICE, BOB, OWNER)
+        who: [key for key in KEYS if known_functions.visibility(who)(key)]
+        for who in (ALICE, BOB, OWNER)
     }
     assert seen == {ALICE: KEYS[:1], BOB: KEYS[1:2], OWNER: KEYS}
 
 
-def test_what_is_seen_grows_with_the_next_call(acquaintances: KnownFunctions) -> None:
+def test_what_is_seen_grows_with_the_next_call(known_functions: KnownFunctions) -> None:
     """Who has looked before sees it, too."""
-    sees = acquaintances.sight(ALICE)
+    sees = known_functions.visibility(ALICE)
     assert not sees(KEYS[0])
-    acquaintances.note(ALICE, KEYS[0])
+    known_functions.note(ALICE, KEYS[0])
     assert sees(KEYS[0])
-    acquaintances.forget(ALICE)
-    assert not acquaintances.sight(ALICE)(KEYS[0])
+    known_functions.forget(ALICE)
+    assert not known_functions.visibility(ALICE)(KEYS[0])
 
 
 def test_only_so_much_is_remembered(
-    acquaintances: KnownFunctions, monkeypatch: pytest.MonkeyPatch
+    known_functions: KnownFunctions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was called last; and nothing of the owner."""
     monkeypatch.setattr(module, "_MAX_KEYS", 2)
     for index in (0, 1, 0, 2):
-        acquaintances.note(ALICE, KEYS[index])
-        acquaintances.note(OWNER, KEYS[index])
-    sees = acquaintances.sight(ALICE)
+        known_functions.note(ALICE, KEYS[index])
+        known_functions.note(OWNER, KEYS[index])
+    sees = known_functions.visibility(ALICE)
     assert [sees(key) for key in KEYS] == [True, False, True, False]
-    assert list(acquaintances._known) == [ALICE]
+    assert list(known_functions._known) == [ALICE]
 
 
 @pytest.mark.parametrize(

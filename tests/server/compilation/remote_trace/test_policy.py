@@ -31,16 +31,16 @@ def test_where_a_function_is_traced(
     trace_in: TraceIn, shared: bool, goes: bool, source: Source
 ) -> None:
     """A client that is alone would only wait for itself."""
-    scene = TracingScenario(trace_in, shared=shared)
-    assert (scene.errand(source) is not None) is goes
-    assert len(scene.tracers) == goes
+    scenario = TracingScenario(trace_in, shared=shared)
+    assert (scenario.remote_trace(source) is not None) is goes
+    assert len(scenario.tracers) == goes
 
 
 def test_one_that_is_wanted_whoever_comes_is_started_at_once() -> None:
     """The first build need not wait for it."""
-    scene = TracingScenario("tracer")
-    scene.tracing.settle()
-    assert len(scene.tracers) == 1
+    scenario = TracingScenario("tracer")
+    scenario.tracing.settle()
+    assert len(scenario.tracers) == 1
     waits = TracingScenario("auto")
     waits.tracing.settle()
     assert waits.tracers == []
@@ -48,21 +48,21 @@ def test_one_that_is_wanted_whoever_comes_is_started_at_once() -> None:
 
 def test_a_build_does_not_wait_for_a_tracer_that_starts(source: Source) -> None:
     """Unless all of them are to be traced there."""
-    scene = TracingScenario("auto")
-    scene.next = [FakeTracer("starting")]
-    assert scene.errand(source) is None
-    assert scene.tracers[0].waited == 0
+    scenario = TracingScenario("auto")
+    scenario.next = [FakeTracer("starting")]
+    assert scenario.remote_trace(source) is None
+    assert scenario.tracers[0].waited == 0
     always = TracingScenario("tracer")
     always.next = [FakeTracer("starting")]
-    assert always.errand(source) is not None
+    assert always.remote_trace(source) is not None
 
 
 def test_functions_that_mean_something_only_here_stay_here(source: Source) -> None:
     """Those of stock clients, and those that hold what has no content."""
-    scene = TracingScenario()
+    scenario = TracingScenario()
     source.manifest = source.manifest._replace(shared=False)
-    assert scene.errand(source) is None
-    assert scene.tracers == []
+    assert scenario.remote_trace(source) is None
+    assert scenario.tracers == []
 
 
 def test_a_call_that_another_process_cannot_name_stays_here(
@@ -70,30 +70,30 @@ def test_a_call_that_another_process_cannot_name_stays_here(
 ) -> None:
     """Such as one with a static argument that has no content."""
     monkeypatch.setattr(policy, "call_name", lambda function, arguments: None)
-    scene = TracingScenario()
-    assert scene.errand(source) is None
-    assert scene.tracers == []
+    scenario = TracingScenario()
+    assert scenario.remote_trace(source) is None
+    assert scenario.tracers == []
 
 
 def test_what_is_refused_for_good_is_not_asked_again(source: Source) -> None:
     """For any signature of it."""
-    scene = TracingScenario()
-    assert scene.answered(source, refused(always=True)) is None
-    assert scene.errand(source) is None
-    assert scene.errand(source, X[:2]) is None
+    scenario = TracingScenario()
+    assert scenario.answered(source, refused(always=True)) is None
+    assert scenario.remote_trace(source) is None
+    assert scenario.remote_trace(source, X[:2]) is None
 
 
 def test_it_is_never_traced_here_after_that(source: Source) -> None:
     """It would end the worker: it waits for a tracer."""
-    scene = TracingScenario()
-    errand = scene.errand(source)
-    assert errand is not None
-    scene.tracers[0].state = "ended"
-    scene.tracers[0].replies = [Ended("signal 11", 1)]
+    scenario = TracingScenario()
+    remote_trace = scenario.remote_trace(source)
+    assert remote_trace is not None
+    scenario.tracers[0].state = "ended"
+    scenario.tracers[0].replies = [Ended("signal 11", 1)]
     alone = FakeTracer()
     alone.replies = [Ended("signal 11", 1)]
-    scene.next = [alone, FakeTracer("starting")]
+    scenario.next = [alone, FakeTracer("starting")]
     with pytest.raises(InternalError):
-        errand.lower()
-    assert scene.errand(source) is not None
-    assert scene.tracers[2].waited == 1
+        remote_trace.lower()
+    assert scenario.remote_trace(source) is not None
+    assert scenario.tracers[2].waited == 1

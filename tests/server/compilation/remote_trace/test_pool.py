@@ -16,17 +16,17 @@ def source() -> Source:
 
 def test_a_tracer_that_never_comes_up_is_given_up(source: Source) -> None:
     """After three times all is traced here."""
-    scene = TracingScenario("tracer")
-    scene.next = [FakeTracer("ended") for _ in range(9)]
-    assert [scene.errand(source) for _ in range(6)] == [None] * 6
-    assert len(scene.tracers) == 3
+    scenario = TracingScenario("tracer")
+    scenario.next = [FakeTracer("ended") for _ in range(9)]
+    assert [scenario.remote_trace(source) for _ in range(6)] == [None] * 6
+    assert len(scenario.tracers) == 3
 
 
 def test_closing_ends_the_tracer_for_good(source: Source) -> None:
     """Nothing starts another one."""
-    scene = TracingScenario("tracer")
-    scene.errand(source)
-    scene.tracing.close()
-    assert scene.tracers[0].state == "closed"
-    assert scene.errand(source) is None
-    assert len(scene.tracers) == 1
+    scenario = TracingScenario("tracer")
+    scenario.remote_trace(source)
+    scenario.tracing.close()
+    assert scenario.tracers[0].state == "closed"
+    assert scenario.remote_trace(source) is None
+    assert len(scenario.tracers) == 1

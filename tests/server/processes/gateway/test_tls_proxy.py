@@ -31,9 +31,9 @@ class Relayed(NamedTuple):
 @pytest.fixture
 def relayed() -> Iterator[Relayed]:
     """One of each."""
-    client, door = tls_pair(*socket.socketpair())
+    client, gateway = tls_pair(*socket.socketpair())
     worker, inner = socket.socketpair()
-    thread = threading.Thread(target=relay_tls, args=(door, inner))
+    thread = threading.Thread(target=relay_tls, args=(gateway, inner))
     thread.start()
     client.settimeout(30)
     yield Relayed(client, worker, thread)
@@ -41,7 +41,7 @@ def relayed() -> Iterator[Relayed]:
     worker.close()
     thread.join(30)
     assert not thread.is_alive()
-    door.close()
+    gateway.close()
     inner.close()
 
 

@@ -222,7 +222,7 @@ def test_a_worker_that_hangs_is_killed_when_the_drain_timed_out(start_host: Star
 
 
 def test_the_worker_ends_with_its_host(start_host: StartHost, runtime: Path) -> None:
-    """Also when the host is killed: the end of the tether tells it."""
+    """Also when the host is killed: the end of the host channel tells it."""
     path = str(runtime / "server.sock")
     host = start_host("--listen", f"unix://{path}")
     host.wait_until_ready()

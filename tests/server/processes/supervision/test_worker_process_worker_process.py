@@ -64,7 +64,7 @@ async def until_ready(worker: WorkerProcess) -> None:
 def test_the_worker_is_told_everything_in_one_argument(
     runtime: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Options, listeners, tether and epoch; what it writes goes to the host's stderr."""
+    """Options, listeners, host channel and epoch; what it writes goes to the host's stderr."""
 
     async def scenario(worker: WorkerProcess) -> None:
         await worker.exited.wait()
@@ -129,7 +129,7 @@ tether.read()
 
 
 def test_nobody_waits_for_an_answer_of_a_dead_worker(runtime: Path) -> None:
-    """The end of the tether is an answer too."""
+    """The end of the host channel is an answer too."""
 
     async def scenario(worker: WorkerProcess) -> None:
         await until_ready(worker)
@@ -138,7 +138,7 @@ def test_nobody_waits_for_an_answer_of_a_dead_worker(runtime: Path) -> None:
     run('say(event="ready"); tether.readline(); sys.exit(3)', scenario)
 
 
-def test_garbage_on_the_tether_does_not_harm_the_host(runtime: Path) -> None:
+def test_garbage_on_the_host_channel_does_not_harm_the_host(runtime: Path) -> None:
     """Such a worker is asked nothing more."""
 
     async def scenario(worker: WorkerProcess) -> None:
@@ -191,7 +191,7 @@ for line in tether:
 def test_what_cannot_be_done_does_not_make_the_host_deaf(
     runtime: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a worker, or the door, says next is heard as well."""
+    """What a worker, or the gateway, says next is heard as well."""
     monkeypatch.setattr(logging.getLogger("jaxd"), "propagate", True)
 
     def fail(_: WorkerProcess, said: Mapping[str, Any]) -> NoReturn:

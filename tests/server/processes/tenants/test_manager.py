@@ -1,4 +1,4 @@
-"""A host with a door and fake workers: who gets which, and what becomes of them."""
+"""A host with a gateway and fake workers: who gets which, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -253,17 +253,17 @@ def test_a_worker_that_dies_is_replaced_and_the_others_stay(house: TenantServer)
             bob.recv(1)
 
 
-def test_the_door_can_be_killed(house: TenantServer) -> None:
+def test_the_gateway_can_be_killed(house: TenantServer) -> None:
     """Another one opens; workers and connections in plain text do not notice."""
     bob, bobs = house.come("bob")
     with closing(bob):
-        door = house.status()["host"]["door_pid"]
-        os.kill(door, signal.SIGKILL)
+        gateway = house.status()["host"]["door_pid"]
+        os.kill(gateway, signal.SIGKILL)
         assert house.visit("bob")["pid"] == bobs["pid"]
         bob.setblocking(False)
         with pytest.raises(BlockingIOError):
             bob.recv(1)
-        assert house.status()["host"]["door_pid"] != door
+        assert house.status()["host"]["door_pid"] != gateway
         assert house.rows()["account:bob"]["worker"]["calls"] == 2
 
 
@@ -289,13 +289,13 @@ def test_another_token_of_the_same_name_ends_the_worker(house: TenantServer) -> 
     assert after["epoch"] == 1
 
 
-def test_a_token_taken_away_while_there_is_no_door_counts(house: TenantServer) -> None:
-    """The next door is told who there was."""
+def test_a_token_taken_away_while_there_is_no_gateway_counts(house: TenantServer) -> None:
+    """The next gateway is told who there was."""
     alices = house.visit("alice")
-    door = house.status()["host"]["door_pid"]
-    os.kill(door, signal.SIGSTOP)
+    gateway = house.status()["host"]["door_pid"]
+    os.kill(gateway, signal.SIGSTOP)
     remove_account("alice", house.folder)
-    os.kill(door, signal.SIGKILL)
+    os.kill(gateway, signal.SIGKILL)
     until(lambda: not os.path.exists(f"/proc/{alices['pid']}"))
 
 
@@ -575,7 +575,7 @@ def test_quarantine_outlasts_a_place(crew: TenantManager) -> None:
 def test_who_can_have_no_place_is_told_so(
     crew: TenantManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The door and all others go on."""
+    """The gateway and all others go on."""
 
     def fail(*_: Any) -> NoReturn:
         raise OSError(24, "Too many open files")
@@ -605,7 +605,7 @@ def test_one_report_that_fails_is_missed_in_no_other(
             crew._worker_for(f"account:{name}", name)
         monkeypatch.setattr(WorkerSlot, "status", says)
         monkeypatch.setattr(WorkerSlot, "idle_s", says)
-        monkeypatch.setattr(crew._door, "idle_s", partial(asyncio.sleep, 0, 9.0))
+        monkeypatch.setattr(crew._gateway, "idle_s", partial(asyncio.sleep, 0, 9.0))
         alices, bobs = (await crew.status())["workers"]
         assert (alices["worker_state"], alices["worker"]) == ("unknown", {})
         assert (bobs["worker_state"], bobs["worker"]) == ("ready", {"calls": 3})

@@ -3,7 +3,7 @@ from __future__ import annotations
 from jaxd_server.processes.supervision.tenant import Tenant, User
 from jaxd_server.processes.tenants.manager import tenants_report
 
-DOOR = {"worker": {"running_calls": 0}, "worker_state": "ready", "worker_silent_s": 0.1}
+GATEWAY = {"worker": {"running_calls": 0}, "worker_state": "ready", "worker_silent_s": 0.1}
 ALICE = Tenant("account:alice", "/kept", User(61000, 61000, (), "61000", "/kept"))
 BOB = Tenant("account:bob", "none")
 
@@ -19,10 +19,10 @@ def running(function: str, **more: object) -> dict[str, object]:
 
 
 def test_the_report_has_the_sums_and_a_row_for_each() -> None:
-    """And the state of the door, through which all come."""
+    """And the state of the gateway, through which all come."""
     alices = told(calls=3, epoch=5, running=[running("f")])
     bobs = told(calls=4, epoch=1, running=[running("g")])
-    report = tenants_report(DOOR, [ALICE, BOB], [alices, bobs])
+    report = tenants_report(GATEWAY, [ALICE, BOB], [alices, bobs])
     assert report["worker_state"] == "ready"
     assert report["worker"] == {
         "calls": 7,
@@ -38,7 +38,7 @@ def test_the_report_has_the_sums_and_a_row_for_each() -> None:
 
 def test_nobody_is_there() -> None:
     """Right after the start."""
-    assert tenants_report(DOOR, [], []) == {**DOOR, "worker": {}, "workers": []}
+    assert tenants_report(GATEWAY, [], []) == {**GATEWAY, "worker": {}, "workers": []}
 
 
 def test_a_worker_that_says_nonsense_spoils_nobody_elses_report() -> None:
@@ -46,7 +46,7 @@ def test_a_worker_that_says_nonsense_spoils_nobody_elses_report() -> None:
     lies = [7, {}, {"function": "f", "seconds": "long"}, running("f", principal="account:bob")]
     liar = told(calls="many", traces=[1], running=lies, left_behind=7, principals=["x"])
     honest = told(calls=4, traces=1, running=[running("g")], left_behind=[], principals=[])
-    report = tenants_report(DOOR, [ALICE, BOB], [liar, honest])
+    report = tenants_report(GATEWAY, [ALICE, BOB], [liar, honest])
     assert report["worker"] == {
         "calls": 4,
         "traces": 1,

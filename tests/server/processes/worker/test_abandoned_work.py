@@ -12,8 +12,8 @@ from jaxd_server.processes.worker.abandoned_work import AbandonedWork
 from jaxd_server.runtime.threads.cancellation import CancelToken
 
 
-class Scene:
-    """Leftovers of a worker, and what they do about them."""
+class Scenario:
+    """AbandonedWork of a worker, and what they do about them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, grace_s: float = 5.0) -> None:
         self.admission = Admission()
@@ -33,11 +33,11 @@ class Scene:
 
     def call(self, phase: Any = "running") -> Any:
         """One that was given up."""
-        interest = CancelToken(clock=lambda: self.now)
-        running = self.admission.enter("step", None, interest)
-        interest.enter(phase)
-        interest.give_up(Cancelled("not wanted."))
-        interest.is_client_notified = True
+        cancel_token = CancelToken(clock=lambda: self.now)
+        running = self.admission.enter("step", None, cancel_token)
+        cancel_token.enter(phase)
+        cancel_token.give_up(Cancelled("not wanted."))
+        cancel_token.is_client_notified = True
         return running
 
     def build(self) -> Build:
@@ -54,76 +54,76 @@ class Scene:
 
 
 @pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+def scenario(monkeypatch: pytest.MonkeyPatch) -> Scenario:
     """A worker without values."""
-    return Scene(monkeypatch)
+    return Scenario(monkeypatch)
 
 
-def test_a_program_that_does_not_end_costs_the_worker(scene: Scene) -> None:
+def test_a_program_that_does_not_end_costs_the_worker(scenario: Scenario) -> None:
     """After the time that it has; and new calls are told to come again."""
-    scene.call()
-    scene.poll(4.0)
-    assert (scene.replaced, scene.admission.draining) == ([], False)
-    scene.poll(6.0)
-    assert scene.replaced == [["step runs although nobody waits for it"]]
-    assert scene.admission.draining
-    assert "the worker is replaced" in scene.logged[0]
-    scene.poll(7.0)
-    assert len(scene.logged) == 1
+    scenario.call()
+    scenario.poll(4.0)
+    assert (scenario.replaced, scenario.admission.draining) == ([], False)
+    scenario.poll(6.0)
+    assert scenario.replaced == [["step runs although nobody waits for it"]]
+    assert scenario.admission.draining
+    assert "the worker is replaced" in scenario.logged[0]
+    scenario.poll(7.0)
+    assert len(scenario.logged) == 1
 
 
-def test_not_where_arrays_would_be_lost(scene: Scene) -> None:
+def test_not_where_arrays_would_be_lost(scenario: Scenario) -> None:
     """The operator is told, once."""
-    scene.has_values = True
-    scene.call()
-    scene.poll(6.0)
-    scene.poll(7.0)
-    assert scene.replaced == []
-    (line,) = scene.logged
+    scenario.has_values = True
+    scenario.call()
+    scenario.poll(6.0)
+    scenario.poll(7.0)
+    assert scenario.replaced == []
+    (line,) = scenario.logged
     assert "jaxd values" in line
-    (row,) = scene.left.rows()
+    (row,) = scenario.left.rows()
     assert (row["function"], row["phase"]) == ("step", "running")
 
 
-def test_one_that_ends_in_time_is_forgotten(scene: Scene) -> None:
+def test_one_that_ends_in_time_is_forgotten(scenario: Scenario) -> None:
     """As is one that waits for its client."""
-    scene.admission.leave(scene.call())
-    scene.call("waiting")
-    scene.poll(6.0)
-    assert (scene.replaced, scene.logged) == ([], [])
+    scenario.admission.leave(scenario.call())
+    scenario.call("waiting")
+    scenario.poll(6.0)
+    assert (scenario.replaced, scenario.logged) == ([], [])
 
 
-def test_a_compilation_goes_on(scene: Scene) -> None:
+def test_a_compilation_goes_on(scenario: Scenario) -> None:
     """Only said."""
-    build = scene.build()
-    scene.poll(6.0)
-    assert scene.replaced == []
-    assert "it goes on, and is kept" in scene.logged[0]
-    assert [row["function"] for row in scene.left.rows()] == ["step"]
+    build = scenario.build()
+    scenario.poll(6.0)
+    assert scenario.replaced == []
+    assert "it goes on, and is kept" in scenario.logged[0]
+    assert [row["function"] for row in scenario.left.rows()] == ["step"]
     build.is_abandoned = False  # somebody wants it again
-    assert scene.left.rows() == []
+    assert scenario.left.rows() == []
 
 
-def test_a_trace_that_cannot_be_interrupted_costs_the_worker(scene: Scene) -> None:
+def test_a_trace_that_cannot_be_interrupted_costs_the_worker(scenario: Scenario) -> None:
     """Where it is traced in the worker itself."""
-    build = scene.build()
+    build = scenario.build()
     build.interruptible._is_closed = False
-    scene.poll(6.0)
-    assert scene.replaced == [["step is being traced although nobody waits for it"]]
+    scenario.poll(6.0)
+    assert scenario.replaced == [["step is being traced although nobody waits for it"]]
 
 
-def test_a_trace_elsewhere_costs_only_that_process(scene: Scene) -> None:
+def test_a_trace_elsewhere_costs_only_that_process(scenario: Scenario) -> None:
     """Whatever values the worker holds."""
-    scene.has_values = True
+    scenario.has_values = True
     ended: list[bool] = []
-    scene.build().end_by_force = lambda: ended.append(True)
-    scene.poll(6.0)
-    assert (ended, scene.replaced) == ([True], [])
+    scenario.build().end_by_force = lambda: ended.append(True)
+    scenario.poll(6.0)
+    assert (ended, scenario.replaced) == ([True], [])
 
 
 def test_without_a_limit_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only listed."""
-    scene = Scene(monkeypatch, grace_s=0.0)
-    scene.call()
-    scene.poll(1e6)
-    assert (scene.replaced, len(scene.left.rows())) == ([], 1)
+    scenario = Scenario(monkeypatch, grace_s=0.0)
+    scenario.call()
+    scenario.poll(1e6)
+    assert (scenario.replaced, len(scenario.left.rows())) == ([], 1)

@@ -33,25 +33,25 @@ def make_garbage(count: int) -> None:
 
 def test_python_no_longer_collects_by_itself(admission: Admission) -> None:
     """And gives it back at the end."""
-    housekeeper = GcScheduler(admission)
-    housekeeper.start()
+    scheduler = GcScheduler(admission)
+    scheduler.start()
     assert not gc.isenabled()
     assert sys.getswitchinterval() < 1e-4
-    housekeeper.close()
+    scheduler.close()
     assert gc.isenabled()
 
 
 def test_garbage_is_collected_when_nobody_waits(admission: Admission) -> None:
     """Not while a call is running, and not for a few objects."""
-    housekeeper = GcScheduler(admission)
+    scheduler = GcScheduler(admission)
     gc.collect()
     gc.disable()
-    assert not housekeeper.poll()
+    assert not scheduler.poll()
     make_garbage(10_000)
     running = admission.enter("f", None)
-    assert not housekeeper.poll()
+    assert not scheduler.poll()
     admission.leave(running)
-    assert housekeeper.poll()
+    assert scheduler.poll()
     assert gc.get_count()[0] < 5_000
 
 
@@ -61,7 +61,7 @@ class Tracked:
 
 def test_old_garbage_is_collected_when_nobody_has_called_for_a_while(admission: Admission) -> None:
     """What outlived a look at what is new takes a look at everything, which takes longer."""
-    housekeeper = GcScheduler(admission)
+    scheduler = GcScheduler(admission)
     gc.collect()
     gc.disable()
     cycle = Tracked()
@@ -69,10 +69,10 @@ def test_old_garbage_is_collected_when_nobody_has_called_for_a_while(admission: 
     freed = weakref.ref(cycle)
     for _ in range(2):
         make_garbage(10_000)
-        assert housekeeper.poll()
+        assert scheduler.poll()
     del cycle
     assert freed() is not None
-    collected = [housekeeper.poll() for _ in range(20)]
+    collected = [scheduler.poll() for _ in range(20)]
     assert collected.count(True) == 1
     assert freed() is None
 
@@ -82,22 +82,22 @@ def test_garbage_is_collected_in_the_end(
 ) -> None:
     """Also when there is always a call, once there is very much of it."""
     monkeypatch.setattr(gc_scheduler, "_TOO_MANY", 9_000)
-    housekeeper = GcScheduler(admission)
+    scheduler = GcScheduler(admission)
     gc.collect()
     gc.disable()
     admission.enter("f", None)
     make_garbage(10_000)
-    assert housekeeper.poll()
+    assert scheduler.poll()
 
 
 def test_chores_are_done_from_time_to_time(
     admission: Admission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the housekeeper's own thread."""
+    """In the gc scheduler's own thread."""
     monkeypatch.setattr(gc_scheduler, "_POLL_S", 0.001)
     monkeypatch.setattr(gc_scheduler, "_CHORES", 2)
     done = threading.Event()
-    housekeeper = GcScheduler(admission, done.set)
-    housekeeper.start()
+    scheduler = GcScheduler(admission, done.set)
+    scheduler.start()
     assert done.wait(PATIENCE_S)
-    housekeeper.close()
+    scheduler.close()

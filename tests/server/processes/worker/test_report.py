@@ -29,23 +29,23 @@ def test_a_worker_has_every_figure_before_it_has_any_part() -> None:
     json.dumps(status)
 
 
-def test_a_worker_is_told_of_by_who_asks(shop: InProcessServer) -> None:
+def test_a_worker_is_told_of_by_who_asks(in_process_server: InProcessServer) -> None:
     """Its host hears what no client does; whoever connects hears nothing of what it does."""
-    report = WorkerReport(shop.options, shop.counters)
-    report.epoch, report.parts = 3, shop.parts
-    report.listening.append(shop.unix)
-    shop.client().persistent_call(lambda x: x * 2)(1.0)
+    report = WorkerReport(in_process_server.options, in_process_server.counters)
+    report.epoch, report.parts = 3, in_process_server.parts
+    report.listening.append(in_process_server.unix)
+    in_process_server.client().persistent_call(lambda x: x * 2)(1.0)
     told = report.to_host()
     assert (told["phase"], told["calls"], told["platform"], told["owners"]) == (
-        *("ready", 1, shop.parts.devices.platform),
+        *("ready", 1, in_process_server.parts.devices.platform),
         [],
     )
     mine = report.answer("statistics", f"uid:{os.getuid()}")
     assert set(mine) == set(told) - {"platform", "owners"}
     assert report.answer("statistics", "account:alice")["calls"] == 0
     info = report.answer("info", "account:alice")
-    assert (info["epoch"], info["listen"]) == (3, [shop.unix])
-    assert info["devices"] == shop.parts.devices.names()
+    assert (info["epoch"], info["listen"]) == (3, [in_process_server.unix])
+    assert info["devices"] == in_process_server.parts.devices.names()
     welcome = report.welcome()
     assert (welcome["epoch"], welcome["pid"]) == (3, os.getpid())
     assert "calls" not in welcome

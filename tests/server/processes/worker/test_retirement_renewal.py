@@ -24,13 +24,13 @@ def test_a_change_closes_the_doors_and_is_told(
     admission = Admission()
     begun: list[list[str]] = []
     events: list[tuple[str, dict[str, Any]]] = []
-    renewal = PackageMonitor(ImportedPackages(), admission, begun.append)
-    renewal.note()
-    renewal.poll(lambda *event: events.append(event))
+    package_monitor = PackageMonitor(ImportedPackages(), admission, begun.append)
+    package_monitor.note()
+    package_monitor.poll(lambda *event: events.append(event))
     assert (admission.draining, begun, events) == (False, [], [])
     site.install("renewed", "2", {"renewed.py": "22"})
     for _ in range(2):
-        renewal.poll(lambda *event: events.append(event))
+        package_monitor.poll(lambda *event: events.append(event))
         with pytest.raises(WorkerReplaced):
             admission.enter("f", None)
     assert begun == [["renewed was changed from 1 to 2"]]
@@ -49,12 +49,12 @@ def test_what_a_call_imports_is_watched_too(
     site = FakeSite(tmp_path)
     monkeypatch.syspath_prepend(site.path)
     begun: list[list[str]] = []
-    renewal = PackageMonitor(ImportedPackages(), Admission(), begun.append)
+    package_monitor = PackageMonitor(ImportedPackages(), Admission(), begun.append)
     site.install("renewed_later", "1", {"renewed_later.py": "1"})
     importlib.import_module("renewed_later")
-    renewal.note()
+    package_monitor.note()
     site.install("renewed_later", "2", {"renewed_later.py": "22"})
-    renewal.poll(lambda *_: None)
+    package_monitor.poll(lambda *_: None)
     assert begun == [["renewed_later was changed from 1 to 2"]]
 
 
@@ -70,10 +70,12 @@ def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
     texts: list[str] = []
     values = [object()]
     admission = Admission()
-    renewal = PackageMonitor(ImportedPackages(), admission, begun.append, lambda: bool(values))
-    renewal.note()
+    package_monitor = PackageMonitor(
+        ImportedPackages(), admission, begun.append, lambda: bool(values)
+    )
+    package_monitor.note()
     site.install("renewed_never", "2", {"renewed_never.py": "22"})
-    renewal.poll(lambda _, content: texts.append(content["text"]))
+    package_monitor.poll(lambda _, content: texts.append(content["text"]))
     assert (begun, admission.draining) == ([], False)
     (text,) = texts
     assert text == (
@@ -82,9 +84,9 @@ def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
         "there are none (`jaxd values` lists them), or by `jaxd stop`."
     )
     values.clear()
-    renewal.poll(lambda _, content: texts.append(content["text"]))
+    package_monitor.poll(lambda _, content: texts.append(content["text"]))
     assert begun == [["renewed_never was changed from 1 to 2"]]
     values.append(object())  # too late: it has begun
-    renewal.poll(lambda _, content: texts.append(content["text"]))
+    package_monitor.poll(lambda _, content: texts.append(content["text"]))
     assert texts[1].endswith("the server's worker was restarted.")
     assert texts[2] == texts[1]

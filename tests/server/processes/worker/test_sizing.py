@@ -51,9 +51,9 @@ def test_there_is_a_second_process_only_beside_a_cpu(monkeypatch: pytest.MonkeyP
     assert sizing.trace_in(beside) == "worker"
 
 
-def test_without_a_folder_there_is_no_shelf() -> None:
+def test_without_a_folder_there_is_no_program_cache() -> None:
     """Nothing is kept."""
-    assert sizing.shelf(replace(DEFAULTS, cache_dir="none"), ImportedPackages()) is None
+    assert sizing.program_cache(replace(DEFAULTS, cache_dir="none"), ImportedPackages()) is None
 
 
 def test_a_server_of_programs_runs_none_that_another_has_kept(
@@ -64,8 +64,8 @@ def test_a_server_of_programs_runs_none_that_another_has_kept(
     here = replace(DEFAULTS, cache_dir=str(tmp_path))
     strict = replace(here, accept="exported")
     others = (here, strict, replace(strict, allow_targets=("theirs",)))
-    shelves = [sizing.shelf(options, ImportedPackages()) for options in others]
-    folders = {shelf.store.folder for shelf in shelves if shelf is not None}
+    shelves = [sizing.program_cache(options, ImportedPackages()) for options in others]
+    folders = {program_cache.store.folder for program_cache in shelves if program_cache is not None}
     assert len(folders) == 3
 
 

@@ -32,9 +32,9 @@ class WorkerAlone:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(folder / "w.sock"))
         listener.listen()
-        self.tether, theirs = socket.socketpair()
-        self.tether.settimeout(50)
-        self._lines = self.tether.makefile("rb")
+        self.host_channel, theirs = socket.socketpair()
+        self.host_channel.settimeout(50)
+        self._lines = self.host_channel.makefile("rb")
         argument = {
             "options": ServerOptions().to_json(),
             "listeners": [{"fd": listener.fileno(), "address": self.address}],
@@ -58,7 +58,7 @@ class WorkerAlone:
 
     def send(self, **message: Any) -> None:
         """As the host does."""
-        self.tether.sendall(json.dumps(message).encode() + b"\n")
+        self.host_channel.sendall(json.dumps(message).encode() + b"\n")
 
     def hear(self) -> Any:
         """Its next line."""
@@ -67,7 +67,7 @@ class WorkerAlone:
     def leave(self) -> None:
         """The host dies."""
         self._lines.close()
-        self.tether.close()
+        self.host_channel.close()
 
     def close(self) -> None:
         """Ends it."""
@@ -126,7 +126,7 @@ def ends(pid: int, action: Callable[[], object]) -> bool:
 def test_a_worker_that_hangs_dies_with_its_host(
     start_live: Callable[..., LiveServer],
 ) -> None:
-    """Stopped, so that it cannot see the end of its tether."""
+    """Stopped, so that it cannot see the end of its host channel."""
     live = start_live()
     worker = live.worker_pid()
     os.kill(worker, signal.SIGSTOP)
@@ -186,7 +186,7 @@ def test_one_that_stands_by_is_of_no_use_with_old_packages(
     worker.begin({"epoch": 2})
     monkeypatch.setattr(ImportedPackages, "changes", lambda _: changes)
     monkeypatch.setattr(os, "_exit", leave)
-    tether: Any = SimpleNamespace(tell=told.append)
+    host_channel: Any = SimpleNamespace(tell=told.append)
     with pytest.raises(SystemExit) if changes else nullcontext():
-        _stand_by(worker, tether)
+        _stand_by(worker, host_channel)
     assert [one["event"] for one in told] == ["standing_by", "stale"][: 1 + len(changes)]

@@ -22,13 +22,13 @@ from jaxd_server.rpc.services.admin import OPERATIONS, AdminService
 from tests.server.in_process import InProcessServer, PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, join, start, until
 
-OpenKitchen = Callable[..., PipelineHarness]
+OpenHarness = Callable[..., PipelineHarness]
 
 X: Any = np.arange(6, dtype=np.float32)
 
 
 @pytest.fixture
-def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
+def open_harness(runtime: Path) -> Iterator[OpenHarness]:
     """Opens pipelines, one after the other, that share a folder on disk."""
     kitchens: list[PipelineHarness] = []
 
@@ -37,41 +37,41 @@ def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
         return kitchens[-1]
 
     yield open_
-    for kitchen in kitchens:
-        kitchen.close()
+    for harness in kitchens:
+        harness.close()
 
 
-def operations(kitchen: PipelineHarness) -> AdminService:
+def operations(harness: PipelineHarness) -> AdminService:
     """Those of a worker."""
-    return AdminService(kitchen.pipeline)
+    return AdminService(harness.pipeline)
 
 
-def ask(kitchen: PipelineHarness, verb: str, *args: Any) -> Any:
+def ask(harness: PipelineHarness, verb: str, *args: Any) -> Any:
     """What a JSON answer says; raises what it says instead."""
-    value, buffers = operations(kitchen).answer(verb, args)
+    value, buffers = operations(harness).answer(verb, args)
     assert list(buffers) == []
     if value[0] == FAILED:
         raise decode_failure(value[1])
     return json.loads(value)
 
 
-def test_functions_are_listed(open_kitchen: OpenKitchen) -> None:
+def test_functions_are_listed(open_harness: OpenHarness) -> None:
     """With totals."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(lambda x: x + 1), X)
-    answer = ask(kitchen, "functions")
+    harness = open_harness()
+    harness.value(Source(lambda x: x + 1), X)
+    answer = ask(harness, "functions")
     (row,) = answer["functions"]
     assert (row["name"], answer["totals"]["executables"]) == ("<lambda>", 1)
 
 
-def test_what_was_called_is_recorded(open_kitchen: OpenKitchen) -> None:
+def test_what_was_called_is_recorded(open_harness: OpenHarness) -> None:
     """Each answer has the mark for the next one."""
-    kitchen = open_kitchen()
-    answering = operations(kitchen)
+    harness = open_harness()
+    answering = operations(harness)
     source = Source(lambda x: x + 1)
     (said,), buffers = answering.answer("recipes", ("",))
     assert (set(json.loads(said)), list(buffers)) == ({"mark"}, [])
-    kitchen.value(source, X)
+    harness.value(source, X)
     (said, *messages), buffers = answering.answer("recipes", (json.loads(said)["mark"],))
     (recipe,) = load_recipes(messages, buffers)
     assert (recipe.key, json.loads(said)["left_out"]) == (source.key, [])
@@ -79,57 +79,57 @@ def test_what_was_called_is_recorded(open_kitchen: OpenKitchen) -> None:
     assert (len(value), list(buffers)) == (1, [])
 
 
-def test_functions_without_a_recipe_are_named(open_kitchen: OpenKitchen) -> None:
+def test_functions_without_a_recipe_are_named(open_harness: OpenHarness) -> None:
     """In the JSON beside the recipes."""
-    kitchen = open_kitchen()
-    answering = operations(kitchen)
+    harness = open_harness()
+    answering = operations(harness)
     (said,), _ = answering.answer("recipes", ("",))
     source = Source(lambda x: x + 1)
     source.manifest = FunctionManifest(source.fingerprint, shared=False)
-    kitchen.value(source, X)
+    harness.value(source, X)
     (said,), _ = answering.answer("recipes", (json.loads(said)["mark"],))
     (left_out,) = json.loads(said)["left_out"]
     assert set(left_out) == {"name", "key", "reason"}
     assert left_out["key"] == source.key.hex()
 
 
-def test_an_error_comes_as_that_of_a_call(open_kitchen: OpenKitchen) -> None:
+def test_an_error_comes_as_that_of_a_call(open_harness: OpenHarness) -> None:
     """Such as for a mark of a worker that is gone."""
-    mark = operations(open_kitchen()).answer("recipes", ("",))[0][0]
-    value, _ = operations(open_kitchen()).answer("recipes", (json.loads(mark)["mark"],))
+    mark = operations(open_harness()).answer("recipes", ("",))[0][0]
+    value, _ = operations(open_harness()).answer("recipes", (json.loads(mark)["mark"],))
     assert value[0] == FAILED
     with pytest.raises(WorkerLost, match="Record again"):
         raise decode_failure(value[1])
 
 
-def test_a_function_is_forgotten_in_memory_and_on_disk(open_kitchen: OpenKitchen) -> None:
+def test_a_function_is_forgotten_in_memory_and_on_disk(open_harness: OpenHarness) -> None:
     """It is traced again, here and after a restart; others are not."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     source, other = Source(lambda x: x + 1), Source(lambda x: x + 2)
-    kitchen.value(other, X)
-    kitchen.value(source, X)
-    kitchen.value(source, X[:2])
-    assert ask(kitchen, "forget", source.key) == {"executables": 2}
-    assert ask(kitchen, "forget", source.key) == {"executables": 0}
-    restarted = open_kitchen()
+    harness.value(other, X)
+    harness.value(source, X)
+    harness.value(source, X[:2])
+    assert ask(harness, "forget", source.key) == {"executables": 2}
+    assert ask(harness, "forget", source.key) == {"executables": 0}
+    restarted = open_harness()
     restarted.value(other, X)
     assert restarted.counts() == (0, 0)
     restarted.value(source, X)
     assert restarted.counts()[0] == 1
-    traces, _ = kitchen.counts()
-    kitchen.value(other, X)
-    assert kitchen.counts()[0] == traces
+    traces, _ = harness.counts()
+    harness.value(other, X)
+    assert harness.counts()[0] == traces
 
 
-def test_a_forgotten_function_is_built_anew(open_kitchen: OpenKitchen) -> None:
+def test_a_forgotten_function_is_built_anew(open_harness: OpenHarness) -> None:
     """Not loaded from a program file; one that another function has as well stays."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     source, shared, sharing = (Source(lambda x: x + 1), Source(lambda x: x * 5), Source(_by_5))
     for one in (source, shared, sharing):
-        kitchen.value(one, X)
-    ask(kitchen, "forget", source.key)
-    ask(kitchen, "forget", shared.key)
-    restarted = open_kitchen()
+        harness.value(one, X)
+    ask(harness, "forget", source.key)
+    ask(harness, "forget", shared.key)
+    restarted = open_harness()
     restarted.value(source, X)
     assert restarted.counts() == (1, 1)
     restarted.value(sharing, X)
@@ -137,18 +137,18 @@ def test_a_forgotten_function_is_built_anew(open_kitchen: OpenKitchen) -> None:
 
 
 def test_what_a_client_has_for_itself_is_forgotten_with_the_rest(
-    open_kitchen: OpenKitchen,
+    open_harness: OpenHarness,
 ) -> None:
     """A function whose fingerprint is in doubt goes by a key that its client does not know."""
-    kitchen, source = open_kitchen(), Source(lambda x: x + 1)
+    harness, source = open_harness(), Source(lambda x: x + 1)
     source.fingerprint = b"f" * 16
     source.manifest = FunctionManifest(source.fingerprint)
     source.key = function_key(source.fingerprint, source.options)
-    kitchen.value(source, X)
-    (executable,) = kitchen.executables.all()
+    harness.value(source, X)
+    (executable,) = harness.executables.all()
     assert executable.key != source.key
-    assert ask(kitchen, "forget", source.key) == {"executables": 1}
-    assert kitchen.executables.all() == []
+    assert ask(harness, "forget", source.key) == {"executables": 1}
+    assert harness.executables.all() == []
 
 
 def _by_5(y: Any) -> Any:
@@ -156,28 +156,28 @@ def _by_5(y: Any) -> Any:
     return y * 5
 
 
-def test_what_is_only_on_disk_is_forgotten_too(open_kitchen: OpenKitchen) -> None:
+def test_what_is_only_on_disk_is_forgotten_too(open_harness: OpenHarness) -> None:
     """And counted, each signature once."""
     source = Source(lambda x: x + 1)
-    first = open_kitchen()
+    first = open_harness()
     first.value(source, X)
     first.value(source, X[:2])
-    assert first.shelf is not None
-    first.shelf.flush()
-    second = open_kitchen()
+    assert first.program_cache is not None
+    first.program_cache.flush()
+    second = open_harness()
     second.value(source, X)
     assert ask(second, "forget", source.key) == {"executables": 2}
 
 
-def test_without_a_disk_some_are_answered(open_kitchen: OpenKitchen) -> None:
+def test_without_a_disk_some_are_answered(open_harness: OpenHarness) -> None:
     """The others say what is missing."""
-    kitchen = open_kitchen(None)
+    harness = open_harness(None)
     source = Source(lambda x: x + 1)
-    kitchen.value(source, X)
-    assert len(ask(kitchen, "functions")["functions"]) == 1
-    assert ask(kitchen, "forget", source.key) == {"executables": 1}
+    harness.value(source, X)
+    assert len(ask(harness, "functions")["functions"]) == 1
+    assert ask(harness, "forget", source.key) == {"executables": 1}
     with pytest.raises(ConfigurationError, match="keeps nothing on disk"):
-        ask(kitchen, "recipes", "")
+        ask(harness, "recipes", "")
 
 
 @pytest.mark.parametrize(
@@ -190,27 +190,27 @@ def test_without_a_disk_some_are_answered(open_kitchen: OpenKitchen) -> None:
     ],
 )
 def test_other_arguments_are_refused(
-    open_kitchen: OpenKitchen, verb: str, args: tuple[Any, ...]
+    open_harness: OpenHarness, verb: str, args: tuple[Any, ...]
 ) -> None:
     """They come from a client."""
     with pytest.raises(ProtocolError, match="not those that it takes"):
-        ask(open_kitchen(None), verb, *args)
+        ask(open_harness(None), verb, *args)
 
 
 @pytest.mark.parametrize(("verb", "args"), [("recent", (5,)), ("why", (b"k",))])
 def test_inquiries_are_answered_and_count_nothing(
-    open_kitchen: OpenKitchen, verb: str, args: tuple[Any, ...]
+    open_harness: OpenHarness, verb: str, args: tuple[Any, ...]
 ) -> None:
     """While the server drains as well; one that cannot be read has an error for an answer."""
-    kitchen = open_kitchen(None)
-    kitchen.admission.drain()
-    kitchen.counters._last_activity -= 100.0
+    harness = open_harness(None)
+    harness.admission.drain()
+    harness.counters._last_activity -= 100.0
     if verb == "recent":
-        assert ask(kitchen, verb, *args) == {"decisions": []}
+        assert ask(harness, verb, *args) == {"decisions": []}
     else:
         with pytest.raises(ProtocolError):
-            ask(kitchen, verb, *args)
-    assert kitchen.counters.idle_s >= 100.0
+            ask(harness, verb, *args)
+    assert harness.counters.idle_s >= 100.0
 
 
 class Gate:
@@ -233,32 +233,34 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return gate
 
 
-def test_an_operation_runs_like_a_call(open_kitchen: OpenKitchen, gate: Gate) -> None:
+def test_an_operation_runs_like_a_call(open_harness: OpenHarness, gate: Gate) -> None:
     """It is shown and ends idleness; a drain waits for it, and refuses others."""
-    kitchen = open_kitchen(None)
+    harness = open_harness(None)
     answers: list[Any] = []
-    asked = start(lambda: answers.append(ask(kitchen, "functions")))
+    asked = start(lambda: answers.append(ask(harness, "functions")))
     assert gate.entered.wait(PATIENCE_S)
-    assert [one["function"] for one in kitchen.admission.running()] == ["(functions)"]
-    drained = start(kitchen.admission.drain)
-    until(lambda: kitchen.admission.draining)
+    assert [one["function"] for one in harness.admission.running()] == ["(functions)"]
+    drained = start(harness.admission.drain)
+    until(lambda: harness.admission.draining)
     with pytest.raises(ServerDraining):
-        ask(kitchen, "recipes", "")
+        ask(harness, "recipes", "")
     assert drained.is_alive()
-    kitchen.counters._last_activity -= 100.0
+    harness.counters._last_activity -= 100.0
     gate.opened.set()
     join([asked, drained])
     assert answers == [{"functions": []}]
-    assert kitchen.counters.idle_s < 100.0
+    assert harness.counters.idle_s < 100.0
 
 
 # over the wire ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def shop(open_shop: Callable[..., InProcessServer], runtime: Path) -> InProcessServer:
+def in_process_server(
+    open_in_process_server: Callable[..., InProcessServer], runtime: Path
+) -> InProcessServer:
     """A whole worker, with a disk."""
-    return open_shop(cache_dir=str(runtime / "cache"))
+    return open_in_process_server(cache_dir=str(runtime / "cache"))
 
 
 def answer_of(reply: Any) -> Any:
@@ -266,10 +268,10 @@ def answer_of(reply: Any) -> Any:
     return json.loads(reply[0])
 
 
-def test_every_operation_is_answered_over_the_wire(shop: InProcessServer) -> None:
+def test_every_operation_is_answered_over_the_wire(in_process_server: InProcessServer) -> None:
     """To whoever asks, after a call."""
     source = Source(lambda x: x + 1)
-    peer = shop.peer(source)
+    peer = in_process_server.peer(source)
     mark = json.loads(peer.request("recipes", ("",))[0][0])["mark"]
     peer.call(X)
     assert len(answer_of(peer.request("functions", ()))["functions"]) == 1
@@ -277,27 +279,29 @@ def test_every_operation_is_answered_over_the_wire(shop: InProcessServer) -> Non
     assert load_recipes(messages, buffers)[0].code == bytes(source.code_)
     assert answer_of(peer.request("forget", (source.key,))) == {"executables": 1}
     assert len(OPERATIONS) == 3
-    until(lambda: shop.parts._workshop.budget.calls == 0)
+    until(lambda: in_process_server.parts._worker_context.budget.calls == 0)
 
 
-def test_an_operation_that_takes_long_holds_up_nobody(shop: InProcessServer, gate: Gate) -> None:
+def test_an_operation_that_takes_long_holds_up_nobody(
+    in_process_server: InProcessServer, gate: Gate
+) -> None:
     """Calls and questions on the same connection are answered meanwhile."""
-    client = shop.client()
+    client = in_process_server.client()
     answers: list[Any] = []
     asked = start(lambda: answers.append(client.caller.session.ask("functions")))
     assert gate.entered.wait(PATIENCE_S)
     double = client.persistent_call(lambda x: x * 2)
     assert [float(double(1.0)), float(double(2.0))] == [2.0, 4.0]
     assert client.statistics().calls == 2
-    assert shop.parts.status.now()["idle_s"] == 0.0
-    assert shop.parts._workshop.budget.calls == 1
+    assert in_process_server.parts.status.now()["idle_s"] == 0.0
+    assert in_process_server.parts._worker_context.budget.calls == 1
     gate.opened.set()
     join([asked])
     assert answers == [{"functions": []}]
 
 
 def test_a_question_about_builds_that_takes_long_holds_up_nobody(
-    shop: InProcessServer, monkeypatch: pytest.MonkeyPatch
+    in_process_server: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as the first one, which reads all records."""
     entered, opened = threading.Event(), threading.Event()
@@ -307,8 +311,8 @@ def test_a_question_about_builds_that_takes_long_holds_up_nobody(
         assert opened.wait(PATIENCE_S)
         return []
 
-    monkeypatch.setattr(shop.parts.pipeline.build_log, "recent", recent)
-    client = shop.client()
+    monkeypatch.setattr(in_process_server.parts.pipeline.build_log, "recent", recent)
+    client = in_process_server.client()
     answers: list[Any] = []
     asked = start(lambda: answers.append(client.caller.session.ask("recent", 2)))
     assert entered.wait(PATIENCE_S)
@@ -320,15 +324,15 @@ def test_a_question_about_builds_that_takes_long_holds_up_nobody(
     assert answers == [{"decisions": []}]
 
 
-def test_what_is_kept_is_counted_in_the_status(shop: InProcessServer) -> None:
+def test_what_is_kept_is_counted_in_the_status(in_process_server: InProcessServer) -> None:
     """Programs, files and bytes, beside what was paid and saved."""
-    first, second = shop.client(), shop.client()
-    before = shop.parts.status.now()
+    first, second = in_process_server.client(), in_process_server.client()
+    before = in_process_server.parts.status.now()
     assert (before["programs"], before["executables"]) == (0, 0)
     first.persistent_call(lambda x: x * 7)(X)
     second.persistent_call(lambda y: y * 7)(X)
-    assert shop.parts.pipeline.shelf is not None
-    shop.parts.pipeline.shelf.flush()
+    assert in_process_server.parts.pipeline.program_cache is not None
+    in_process_server.parts.pipeline.program_cache.flush()
     seen = first.statistics()
     assert (seen.executables, seen.programs, seen.programs_shared) == (2, 1, 1)
     assert (seen.lowers, seen.compiles, seen.executable_loads) == (2, 1, 0)

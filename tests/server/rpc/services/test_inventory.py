@@ -15,13 +15,13 @@ from jaxd_server.rpc.services.inventory import arguments_text, inventory
 from jaxd_server.rpc.sessions import Session
 from tests.server.in_process import PipelineHarness, Source, encode
 
-OpenKitchen = Callable[..., PipelineHarness]
+OpenHarness = Callable[..., PipelineHarness]
 
 X: Any = np.arange(6, dtype=np.float32)
 
 
 @pytest.fixture
-def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
+def open_harness(runtime: Path) -> Iterator[OpenHarness]:
     """Opens pipelines, one after the other, that share a folder on disk."""
     kitchens: list[PipelineHarness] = []
 
@@ -30,21 +30,23 @@ def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
         return kitchens[-1]
 
     yield open_
-    for kitchen in kitchens:
-        kitchen.close()
+    for harness in kitchens:
+        harness.close()
 
 
-def report(kitchen: PipelineHarness) -> dict[str, Any]:
+def report(harness: PipelineHarness) -> dict[str, Any]:
     """The answer to `functions`, once all is on disk."""
-    if kitchen.shelf is not None:
-        kitchen.shelf.flush()
-    pipeline = kitchen.pipeline
-    return inventory(pipeline.executables, pipeline.shelf, pipeline.build_log, kitchen.counters)
+    if harness.program_cache is not None:
+        harness.program_cache.flush()
+    pipeline = harness.pipeline
+    return inventory(
+        pipeline.executables, pipeline.program_cache, pipeline.build_log, harness.counters
+    )
 
 
-def only_row(kitchen: PipelineHarness) -> dict[str, Any]:
+def only_row(harness: PipelineHarness) -> dict[str, Any]:
     """The one that there is."""
-    (row,) = report(kitchen)["functions"]
+    (row,) = report(harness)["functions"]
     found: dict[str, Any] = row
     return found
 
@@ -55,13 +57,13 @@ ROW = {
 }
 
 
-def test_an_executable_in_memory_has_a_row(open_kitchen: OpenKitchen) -> None:
+def test_an_executable_in_memory_has_a_row(open_harness: OpenHarness) -> None:
     """That it is on disk as well makes no other one."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     source = Source(lambda x, y: x + y)
-    kitchen.value(source, X, 1.0)
-    kitchen.value(source, X, 1.0)
-    row = only_row(kitchen)
+    harness.value(source, X, 1.0)
+    harness.value(source, X, 1.0)
+    row = only_row(harness)
     assert set(row) == ROW
     assert (row["name"], row["key"]) == ("<lambda>", source.key.hex())
     assert (row["arguments"], row["state"]) == ("x: float32[6], y: float", "memory")
@@ -71,13 +73,13 @@ def test_an_executable_in_memory_has_a_row(open_kitchen: OpenKitchen) -> None:
     assert row["disk_bytes"] >= 2 * 4096
 
 
-def test_an_executable_on_disk_has_a_row(open_kitchen: OpenKitchen) -> None:
+def test_an_executable_on_disk_has_a_row(open_harness: OpenHarness) -> None:
     """After a restart; once it is called, the row is that of memory."""
     source = Source(lambda x: x + 1)
-    first = open_kitchen()
+    first = open_harness()
     first.value(source, X)
     before = only_row(first)
-    second = open_kitchen()
+    second = open_harness()
     on_disk = only_row(second)
     assert set(on_disk) == ROW
     same = ("name", "key", "arguments", "build_s", "disk_bytes")
@@ -91,38 +93,38 @@ def test_an_executable_on_disk_has_a_row(open_kitchen: OpenKitchen) -> None:
     assert loaded["load_s"] > 0
 
 
-def test_looking_at_what_is_on_disk_is_no_use_of_it(open_kitchen: OpenKitchen) -> None:
+def test_looking_at_what_is_on_disk_is_no_use_of_it(open_harness: OpenHarness) -> None:
     """Else nothing would ever be swept."""
-    first = open_kitchen()
+    first = open_harness()
     first.value(Source(lambda x: x + 1), X)
     report(first)
-    again = open_kitchen()
+    again = open_harness()
     report(again)
-    assert again.shelf is not None
-    assert again.shelf.store._touched == {}
+    assert again.program_cache is not None
+    assert again.program_cache.store._touched == {}
 
 
-def test_functions_with_the_same_program_are_said_to_share_it(open_kitchen: OpenKitchen) -> None:
+def test_functions_with_the_same_program_are_said_to_share_it(open_harness: OpenHarness) -> None:
     """Its bytes count once in the totals."""
-    kitchen = open_kitchen()
-    kitchen.value(Source(lambda x: x * 5), X)
-    kitchen.value(Source(lambda y: y * 5), X)
-    found = report(kitchen)
+    harness = open_harness()
+    harness.value(Source(lambda x: x * 5), X)
+    harness.value(Source(lambda y: y * 5), X)
+    found = report(harness)
     assert [row["shared_with"] for row in found["functions"]] == [1, 1]
     assert (found["totals"]["executables"], found["totals"]["programs"]) == (2, 1)
-    program = next(iter(kitchen.executables.all())).program
+    program = next(iter(harness.executables.all())).program
     assert found["totals"]["host_bytes"] == program.host_bytes
 
 
-def test_totals_are_those_of_the_worker(open_kitchen: OpenKitchen) -> None:
+def test_totals_are_those_of_the_worker(open_harness: OpenHarness) -> None:
     """What was paid and what was saved by the hits of other processes."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     source = Source(lambda x: x + 1)
     for number in range(3):
-        kitchen.answer(source.call([X], session=Session(str(number), "uid:1")))
-    found = report(kitchen)
+        harness.answer(source.call([X], session=Session(str(number), "uid:1")))
+    found = report(harness)
     totals, (row,) = found["totals"], found["functions"]
-    counts = kitchen.counters.snapshot()
+    counts = harness.counters.snapshot()
     assert set(totals) == {
         *("executables", "programs", "on_disk", "calls", "build_s", "trace_s", "compile_s"),
         *("load_s", "saved_s", "host_bytes", "device_bytes", "disk_bytes"),
@@ -134,15 +136,15 @@ def test_totals_are_those_of_the_worker(open_kitchen: OpenKitchen) -> None:
     assert totals["disk_bytes"] > row["disk_bytes"]  # code, function and environment too
 
 
-def test_without_a_disk_there_is_memory(open_kitchen: OpenKitchen) -> None:
+def test_without_a_disk_there_is_memory(open_harness: OpenHarness) -> None:
     """Parameters are named all the same."""
-    kitchen = open_kitchen(None)
-    kitchen.value(Source(lambda x: x + 1), X)
-    row = only_row(kitchen)
+    harness = open_harness(None)
+    harness.value(Source(lambda x: x + 1), X)
+    row = only_row(harness)
     assert (row["arguments"], row["disk_bytes"]) == ("x: float32[6]", 0)
 
 
-def test_what_cannot_be_kept_is_not_said_to_be_on_disk(open_kitchen: OpenKitchen) -> None:
+def test_what_cannot_be_kept_is_not_said_to_be_on_disk(open_harness: OpenHarness) -> None:
     """A note that there is an obstacle is no program."""
 
     def printing(x: Any) -> Any:
@@ -151,10 +153,10 @@ def test_what_cannot_be_kept_is_not_said_to_be_on_disk(open_kitchen: OpenKitchen
         jax.debug.callback(lambda: None)
         return x
 
-    kitchen = open_kitchen()
-    kitchen.value(Source(printing), X)
-    assert only_row(kitchen)["state"] == "memory"
-    assert report(open_kitchen())["functions"] == []
+    harness = open_harness()
+    harness.value(Source(printing), X)
+    assert only_row(harness)["state"] == "memory"
+    assert report(open_harness())["functions"] == []
 
 
 def test_arguments_in_words() -> None:
@@ -169,16 +171,16 @@ def test_arguments_in_words() -> None:
     assert arguments_text(b"\xff", ()) == "?"
 
 
-def test_a_note_of_an_obstacle_is_no_program_on_disk(open_kitchen: OpenKitchen) -> None:
+def test_a_note_of_an_obstacle_is_no_program_on_disk(open_harness: OpenHarness) -> None:
     """Although it is a file."""
 
     def talk(x: Any) -> Any:
         jax.debug.print("", ordered=False)
         return x
 
-    kitchen = open_kitchen()
-    kitchen.value(Source(talk), X)
-    found = report(kitchen)
+    harness = open_harness()
+    harness.value(Source(talk), X)
+    found = report(harness)
     assert (found["totals"]["on_disk"], found["functions"][0]["disk_bytes"]) == (0, 0)
-    (executable,) = kitchen.executables.all()
+    (executable,) = harness.executables.all()
     assert executable.kept_as == b""

@@ -17,13 +17,13 @@ from jaxd_protocol.messages.recipes import Recipe, dump_recipes, load_recipes
 from jaxd_server.rpc.services.recipes import Recorder
 from tests.server.in_process import PipelineHarness, Source
 
-OpenKitchen = Callable[..., PipelineHarness]
+OpenHarness = Callable[..., PipelineHarness]
 
 X: Any = np.arange(6, dtype=np.float32)
 
 
 @pytest.fixture
-def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
+def open_harness(runtime: Path) -> Iterator[OpenHarness]:
     """Opens pipelines with folders on disk of their own."""
     kitchens: list[PipelineHarness] = []
 
@@ -32,14 +32,14 @@ def open_kitchen(runtime: Path) -> Iterator[OpenKitchen]:
         return kitchens[-1]
 
     yield open_
-    for kitchen in kitchens:
-        kitchen.close()
+    for harness in kitchens:
+        harness.close()
 
 
-def recorder(kitchen: PipelineHarness) -> Recorder:
+def recorder(harness: PipelineHarness) -> Recorder:
     """That of a worker."""
-    pipeline = kitchen.pipeline
-    return Recorder(pipeline.executables, pipeline.build_log, pipeline.shelf)
+    pipeline = harness.pipeline
+    return Recorder(pipeline.executables, pipeline.build_log, pipeline.program_cache)
 
 
 class Stranger:
@@ -59,17 +59,17 @@ class Stranger:
         return source
 
 
-def test_what_was_called_since_the_mark_is_recorded(open_kitchen: OpenKitchen) -> None:
+def test_what_was_called_since_the_mark_is_recorded(open_harness: OpenHarness) -> None:
     """Made before or since, each function once with all of its calls; nothing else."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     old, used, new = (Source(lambda x, n=n: x + n) for n in range(3))
-    kitchen.value(old, X)
-    kitchen.value(used, X)
-    records = recorder(kitchen)
+    harness.value(old, X)
+    harness.value(used, X)
+    records = recorder(harness)
     mark = records.mark()
-    kitchen.value(used, X)
-    kitchen.value(new, X)
-    kitchen.value(new, X[:2])
+    harness.value(used, X)
+    harness.value(new, X)
+    harness.value(new, X[:2])
     recipes, left_out = records.since(mark)
     assert left_out == []
     assert {recipe.key: len(recipe.calls) for recipe in recipes} == {used.key: 1, new.key: 2}
@@ -81,15 +81,15 @@ def test_what_was_called_since_the_mark_is_recorded(open_kitchen: OpenKitchen) -
     assert records.since(records.mark()) == ([], [])
 
 
-def test_a_recipe_builds_the_same_elsewhere(open_kitchen: OpenKitchen) -> None:
+def test_a_recipe_builds_the_same_elsewhere(open_harness: OpenHarness) -> None:
     """Over the wire, by somebody who does not have the function; its call is then a hit."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     source = Source(lambda x, tree: x + len(tree))
-    records = recorder(kitchen)
+    records = recorder(harness)
     mark = records.mark()
-    kitchen.value(source, X, {frozenset({1}): X})
+    harness.value(source, X, {frozenset({1}): X})
     (recipe,) = load_recipes(*dump_recipes(records.since(mark)[0]))
-    elsewhere = open_kitchen("b")
+    elsewhere = open_harness("b")
     (call,) = recipe.calls
     warming = Stranger(recipe).source().call([])
     warming.skeleton, warming.blob, warming.buffers = call.skeleton, b"", call.buffers()
@@ -100,81 +100,81 @@ def test_a_recipe_builds_the_same_elsewhere(open_kitchen: OpenKitchen) -> None:
     assert elsewhere.counts() == (1, 1)
 
 
-def test_a_recipe_of_a_transformed_function_says_both(open_kitchen: OpenKitchen) -> None:
+def test_a_recipe_of_a_transformed_function_says_both(open_harness: OpenHarness) -> None:
     """The name of the function, which its fingerprint is checked under, and the list."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     grad = encode_transformation("grad", {"argnums": 0})
     source = Source(lambda x: x**3, Options(transformations=(grad,)))
-    records = recorder(kitchen)
+    records = recorder(harness)
     mark = records.mark()
-    kitchen.value(source, 2.0)
+    harness.value(source, 2.0)
     (recipe,) = records.since(mark)[0]
     assert (recipe.name, recipe.options) == (source.name, source.options.to_bytes())
     assert recipe.key == source.key
 
 
 def test_what_was_made_since_is_recorded_although_it_was_dropped(
-    open_kitchen: OpenKitchen,
+    open_harness: OpenHarness,
 ) -> None:
     """Memory is small, the disk is not."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     source = Source(lambda x: x + 1)
-    records = recorder(kitchen)
+    records = recorder(harness)
     mark = records.mark()
-    kitchen.value(source, X)
-    kitchen.executables.forget(source.key)
+    harness.value(source, X)
+    harness.executables.forget(source.key)
     (recipe,), _ = records.since(mark)
     assert (recipe.key, len(recipe.calls)) == (source.key, 1)
 
 
-def test_functions_whose_key_is_of_one_process_are_left_out(open_kitchen: OpenKitchen) -> None:
+def test_functions_whose_key_is_of_one_process_are_left_out(open_harness: OpenHarness) -> None:
     """And named, with the reason."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     source = Source(lambda x: x + 1)
     manifest = source.manifest
     source.manifest = FunctionManifest(manifest.fingerprint, shared=False)
-    records = recorder(kitchen)
+    records = recorder(harness)
     mark = records.mark()
-    kitchen.value(source, X)
+    harness.value(source, X)
     recipes, (left_out,) = records.since(mark)
     assert recipes == []
     assert (left_out.name, left_out.key) == (source.name, source.key.hex())
     assert "one process only" in left_out.reason
 
 
-def test_functions_whose_code_is_not_there_are_left_out(open_kitchen: OpenKitchen) -> None:
+def test_functions_whose_code_is_not_there_are_left_out(open_harness: OpenHarness) -> None:
     """Such as after the disk was full."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     source = Source(lambda x: x + 1)
-    records = recorder(kitchen)
+    records = recorder(harness)
     mark = records.mark()
-    kitchen.value(source, X)
-    assert kitchen.shelf is not None
-    kitchen.shelf.flush()
-    kitchen.shelf.store.remove("code", source.fingerprint)
+    harness.value(source, X)
+    assert harness.program_cache is not None
+    harness.program_cache.flush()
+    harness.program_cache.store.remove("code", source.fingerprint)
     recipes, (left_out,) = records.since(mark)
     assert recipes == []
     assert "code is not on disk" in left_out.reason
 
 
-def test_where_nothing_is_kept_nothing_is_recorded(open_kitchen: OpenKitchen) -> None:
+def test_where_nothing_is_kept_nothing_is_recorded(open_harness: OpenHarness) -> None:
     """Said at the beginning, and not after a long run."""
-    records = recorder(open_kitchen(None))
+    records = recorder(open_harness(None))
     with pytest.raises(ConfigurationError, match="keeps nothing on disk"):
         records.mark()
     with pytest.raises(ConfigurationError, match="keeps nothing on disk"):
         records.since("x")
 
 
-def test_a_mark_of_another_worker_is_refused(open_kitchen: OpenKitchen) -> None:
+def test_a_mark_of_another_worker_is_refused(open_harness: OpenHarness) -> None:
     """What that one was called with is not known."""
-    kitchen = open_kitchen()
+    harness = open_harness()
     with pytest.raises(WorkerLost, match="Record again"):
-        recorder(kitchen).since(recorder(kitchen).mark())
+        recorder(harness).since(recorder(harness).mark())
 
 
 @pytest.mark.parametrize("mark", ["x", "a b c", "a 1.0", "a 1.0 2.0 3.0"])
-def test_a_mark_that_is_none_is_refused(open_kitchen: OpenKitchen, mark: str) -> None:
+def test_a_mark_that_is_none_is_refused(open_harness: OpenHarness, mark: str) -> None:
     """It comes from a client."""
     with pytest.raises(ProtocolError, match="cannot be read"):
-        recorder(open_kitchen()).since(mark)
+        recorder(open_harness()).since(mark)

@@ -29,17 +29,17 @@ def affine(x: Any, w: Any, mode: str = "plus") -> Any:
 
 
 @pytest.fixture
-def kitchen() -> Iterator[PipelineHarness]:
-    kitchen = PipelineHarness()
-    yield kitchen
-    kitchen.close()
+def harness() -> Iterator[PipelineHarness]:
+    harness = PipelineHarness()
+    yield harness
+    harness.close()
 
 
 def show(
-    kitchen: PipelineHarness, source: Source, stage: str, *args: Any, **more: Any
+    harness: PipelineHarness, source: Source, stage: str, *args: Any, **more: Any
 ) -> dict[str, Any]:
     """What is said of a stage."""
-    stages = Stages(Functions(), kitchen.compiler, kitchen.admission, kitchen.counters)
+    stages = Stages(Functions(), harness.compiler, harness.admission, harness.counters)
     skeleton, buffers = encode_specs(
         args, {}, infer_static_args(source.function, source.options), {}
     )
@@ -51,53 +51,53 @@ def show(
     return found
 
 
-def test_a_jaxpr_prints_as_that_of_jax(kitchen: PipelineHarness) -> None:
+def test_a_jaxpr_prints_as_that_of_jax(harness: PipelineHarness) -> None:
     """Traced once, and nothing compiled."""
     source = Source(affine)
     expected = str(jax.make_jaxpr(affine)(X, 2.0))
-    assert show(kitchen, source, "jaxpr", X, 2.0) == {"text": expected}
-    assert kitchen.counts() == (1, 0)
+    assert show(harness, source, "jaxpr", X, 2.0) == {"text": expected}
+    assert harness.counts() == (1, 0)
 
 
-def test_a_lowered_program_is_that_of_jax(kitchen: PipelineHarness) -> None:
+def test_a_lowered_program_is_that_of_jax(harness: PipelineHarness) -> None:
     """With its options, and jax's settings."""
     options = Options(static_argnames=("mode",), config=(("jax_enable_x64", True),))
-    found = show(kitchen, Source(affine, options), "lowered", X, 2.0, "minus")
+    found = show(harness, Source(affine, options), "lowered", X, 2.0, "minus")
     with jax.enable_x64(True):
         expected = jax.jit(affine, static_argnames="mode").lower(X, 2.0, "minus")
     assert found == {"text": expected.as_text(), "cost": expected.cost_analysis()}
 
 
-def test_a_compiled_program_is_analysed(kitchen: PipelineHarness) -> None:
+def test_a_compiled_program_is_analysed(harness: PipelineHarness) -> None:
     """Text, costs and memory, as jax has them; no call uses it."""
-    found = show(kitchen, Source(affine), "compiled", X, 2.0)
+    found = show(harness, Source(affine), "compiled", X, 2.0)
     expected = jax.jit(affine).lower(X, 2.0).compile()
     assert found["cost"] == expected.cost_analysis()
     assert found["memory"]["argument_size_in_bytes"] == 20
     assert found["text"].startswith("HloModule jit_affine")
-    assert len(kitchen.executables) == 0
+    assert len(harness.executables) == 0
 
 
-def test_what_jax_cannot_trace_is_static_here_too(kitchen: PipelineHarness) -> None:
+def test_what_jax_cannot_trace_is_static_here_too(harness: PipelineHarness) -> None:
     """And by jax's own rule it is an error, before anything is traced."""
-    text = show(kitchen, Source(affine), "jaxpr", X, 2.0, "minus")["text"]
+    text = show(harness, Source(affine), "jaxpr", X, 2.0, "minus")["text"]
     assert "tanh" not in text
     with pytest.raises(ArgumentError, match="static_argnames"):
-        show(kitchen, Source(affine, Options(static="jax")), "jaxpr", X, 2.0, "minus")
+        show(harness, Source(affine, Options(static="jax")), "jaxpr", X, 2.0, "minus")
 
 
-def test_what_the_function_raises_is_the_callers(kitchen: PipelineHarness) -> None:
+def test_what_the_function_raises_is_the_callers(harness: PipelineHarness) -> None:
     """As for a call."""
 
     def broken(x: Any) -> Any:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        show(kitchen, Source(broken), "lowered", X)
+        show(harness, Source(broken), "lowered", X)
 
 
 @pytest.mark.parametrize("message", [(), (b"k", b"s", "jitted", "hlo", False)])
-def test_a_question_that_cannot_be_read(kitchen: PipelineHarness, message: Any) -> None:
+def test_a_question_that_cannot_be_read(harness: PipelineHarness, message: Any) -> None:
     """It is refused, and nothing is asked."""
     with pytest.raises(ProtocolError, match="stages"):
-        show(kitchen, Source(affine), "jaxpr", X, 2.0, message=message)
+        show(harness, Source(affine), "jaxpr", X, 2.0, message=message)

@@ -50,34 +50,34 @@ ARRAYS: dict[str, Any] = {
 @pytest.mark.parametrize("name", ARRAYS)
 def test_what_is_put_comes_back_bit_for_bit(name: str) -> None:
     """With its dtype and shape."""
-    desk, array = ValueServiceRig(), ARRAYS[name]
-    (number,) = desk.put(array)
-    (back,) = desk.fetch(number)
+    rig, array = ValueServiceRig(), ARRAYS[name]
+    (number,) = rig.put(array)
+    (back,) = rig.fetch(number)
     assert (back.dtype, back.shape) == (array.dtype, array.shape)
     assert back.tobytes() == array.tobytes()
-    assert desk.values.nbytes == array.nbytes
+    assert rig.values.nbytes == array.nbytes
 
 
 def test_the_payload_of_a_nan_is_kept() -> None:
     """In any float, and its sign."""
-    desk = ValueServiceRig()
+    rig = ValueServiceRig()
     singles = np.array([0x7FC12345, 0xFFC00001, 0x7F800001], np.uint32).view(np.float32)
     doubles = np.array([0x7FF8000000012345, 0xFFF0000000000001], np.uint64).view(np.float64)
     halves = np.array([0x7E01, 0xFE02], np.uint16).view(np.float16)
     for array in (singles, halves):
-        assert desk.fetch(*desk.put(array))[0].tobytes() == array.tobytes()
-    assert desk.fetch(*desk.put(doubles, config=X64))[0].tobytes() == doubles.tobytes()
+        assert rig.fetch(*rig.put(array))[0].tobytes() == array.tobytes()
+    assert rig.fetch(*rig.put(doubles, config=X64))[0].tobytes() == doubles.tobytes()
 
 
 @pytest.mark.parametrize("config", [(), X64])
 @pytest.mark.parametrize("leaf", [np.arange(3.0), np.arange(3), 2.5, 7, True, 1j, np.uint64(3)])
 def test_dtypes_become_what_device_put_makes_of_them(leaf: Any, config: Any) -> None:
     """With the client's setting, weak types as well."""
-    desk = ValueServiceRig()
-    (number,) = desk.put(leaf, config=config)
+    rig = ValueServiceRig()
+    (number,) = rig.put(leaf, config=config)
     with jax.enable_x64(bool(config)):
         expected = jax.device_put(leaf)
-    found = desk.own.get(number)
+    found = rig.own.get(number)
     assert (found.array.dtype, found.array.shape) == (expected.dtype, expected.shape)
     assert found.leaf.weak == expected.weak_type
     assert np.asarray(found.array).tolist() == np.asarray(expected).tolist()
@@ -87,56 +87,56 @@ def test_dtypes_become_what_device_put_makes_of_them(leaf: Any, config: Any) -> 
 @pytest.mark.parametrize("count", [None, 5])
 def test_keys_are_put_and_fetched(impl: str, count: int | None) -> None:
     """As the numbers that they are."""
-    desk, keys = ValueServiceRig(), jax.random.key(3, impl=impl)
+    rig, keys = ValueServiceRig(), jax.random.key(3, impl=impl)
     keys = keys if count is None else jax.random.split(keys, count)
-    (number,) = desk.put(keys)
-    assert desk.own.get(number).leaf == Leaf("K", "uint32", key_data(keys).shape, impl=impl)
-    assert desk.fetch(number)[0].tolist() == key_data(keys).tolist()
-    assert desk.values.nbytes == key_data(keys).nbytes
+    (number,) = rig.put(keys)
+    assert rig.own.get(number).leaf == Leaf("K", "uint32", key_data(keys).shape, impl=impl)
+    assert rig.fetch(number)[0].tolist() == key_data(keys).tolist()
+    assert rig.values.nbytes == key_data(keys).nbytes
 
 
 def test_what_is_put_has_memory_of_its_own() -> None:
     """The client may write into its block at once, and the message is freed."""
     memory = bytearray(np.arange(4096, dtype=np.float32).tobytes())
-    desk = ValueServiceRig(blocks=Blocks(b5=memory))
+    rig = ValueServiceRig(blocks=Blocks(b5=memory))
     rows = [DataLocation(0, BLOCK, 5, 64)]
     leaf = Leaf("A", "float32", (2000,))
-    value, _ = desk.ask("put", 1, skeleton_of(leaf), b"", pack_locations(rows), ())
+    value, _ = rig.ask("put", 1, skeleton_of(leaf), b"", pack_locations(rows), ())
     memory[:] = bytes(len(memory))
-    assert desk.fetch(first_value_id(1))[0].tolist() == list(range(16, 2016))
+    assert rig.fetch(first_value_id(1))[0].tolist() == list(range(16, 2016))
     assert value[1] == skeleton_of(leaf)
 
 
 @pytest.mark.parametrize("kind", [VALUE, BLOCK])
 def test_what_is_put_has_to_be_there(kind: int) -> None:
     """A value is no such thing: two numbers would stand for one array, and one give it away."""
-    desk = ValueServiceRig()
-    (number,) = desk.put(np.ones(3, np.float32))
+    rig = ValueServiceRig()
+    (number,) = rig.put(np.ones(3, np.float32))
     rows = pack_locations([DataLocation(0, kind, number)])
     with pytest.raises(ProtocolError):
-        desk.ask("put", 2, skeleton_of(Leaf("A", "float32", (3,))), b"", rows, ())
-    assert len(desk.values) == 1
+        rig.ask("put", 2, skeleton_of(Leaf("A", "float32", (3,))), b"", rows, ())
+    assert len(rig.values) == 1
 
 
 def test_only_a_flat_tuple_can_be_put() -> None:
     """Neither another tree nor anything that is no array."""
-    desk = ValueServiceRig()
+    rig = ValueServiceRig()
     for tree in ([1.0], (1.0, (2.0,)), {"a": 1.0}, ("text",), (None,), (Leaf,)):
         encoder = ArgumentEncoder({})
         encoder.node(tree)
         message = (encoder.skeleton, encoder.blob, b"", ())
         with pytest.raises(ProtocolError, match="flat tuple"):
-            desk.ask("put", 1, *message, buffers=encoder.buffers)
-    assert len(desk.values) == 0
+            rig.ask("put", 1, *message, buffers=encoder.buffers)
+    assert len(rig.values) == 0
 
 
 def test_what_has_no_room_is_not_put() -> None:
     """And nothing of it stays."""
-    desk = ValueServiceRig(ValueStore(limit=MIB))
-    desk.put(np.zeros(MIB // 2, np.uint8))
+    rig = ValueServiceRig(ValueStore(limit=MIB))
+    rig.put(np.zeros(MIB // 2, np.uint8))
     with pytest.raises(ValuesFull, match=r"put 0\.5 MiB"):
-        desk.put(np.zeros(8, np.uint8), np.zeros(MIB // 2, np.uint8))
-    assert (len(desk.values), desk.values.nbytes) == (1, MIB // 2)
+        rig.put(np.zeros(8, np.uint8), np.zeros(MIB // 2, np.uint8))
+    assert (len(rig.values), rig.values.nbytes) == (1, MIB // 2)
 
 
 # fetch ----------------------------------------------------------------------------------------
@@ -144,46 +144,46 @@ def test_what_has_no_room_is_not_put() -> None:
 
 def test_several_are_fetched_at_once() -> None:
     """In the order in which they were asked for, the same one twice if that is wanted."""
-    desk = ValueServiceRig()
-    one, two = desk.put(np.arange(3, dtype=np.int8), np.float32(7))
-    found = desk.fetch(two, one, two)
+    rig = ValueServiceRig()
+    one, two = rig.put(np.arange(3, dtype=np.int8), np.float32(7))
+    found = rig.fetch(two, one, two)
     assert [array.tolist() for array in found] == [7.0, [0, 1, 2], 7.0]
 
 
 def test_results_go_into_the_clients_memory() -> None:
     """Where it wants them, and nowhere else."""
     memory = bytearray(64)
-    desk = ValueServiceRig(blocks=Blocks(b5=memory))
-    ids = desk.put(np.arange(4, dtype=np.uint8), np.arange(9, 12, dtype=np.uint8))
-    _, buffers = desk.ask("fetch", pack_ids(ids), pack_ids([5, 8, 5, 20]))
+    rig = ValueServiceRig(blocks=Blocks(b5=memory))
+    ids = rig.put(np.arange(4, dtype=np.uint8), np.arange(9, 12, dtype=np.uint8))
+    _, buffers = rig.ask("fetch", pack_ids(ids), pack_ids([5, 8, 5, 20]))
     assert list(buffers) == []
     assert bytes(memory) == bytes(8) + bytes(range(4)) + bytes(8) + bytes([9, 10, 11]) + bytes(41)
     for places in ([5, 62, 5, 0], [6, 0, 5, 0], [5, 0]):
         with pytest.raises(ProtocolError):
-            desk.ask("fetch", pack_ids(ids), pack_ids(places))
+            rig.ask("fetch", pack_ids(ids), pack_ids(places))
 
 
 def test_too_much_at_once_is_refused() -> None:
     """A part can be had."""
-    desk = ValueServiceRig(most=1000)
-    (number,) = desk.put(np.zeros(2000, np.uint8))
+    rig = ValueServiceRig(most=1000)
+    (number,) = rig.put(np.zeros(2000, np.uint8))
     with pytest.raises(LimitExceeded, match="Fetch a part"):
-        desk.fetch(number)
-    assert desk.part(number, slice(0, 10)).shape == (10,)
+        rig.fetch(number)
+    assert rig.part(number, slice(0, 10)).shape == (10,)
 
 
 def test_what_was_given_away_is_not_read_as_something_else() -> None:
     """A call may have been given an array while another thread of its client fetches it."""
-    desk = ValueServiceRig()
+    rig = ValueServiceRig()
     gone = jnp.arange(3.0) + 1
-    desk.values.add(desk.own, {7: Value(gone, spec_of(gone), 12, "f")})
+    rig.values.add(rig.own, {7: Value(gone, spec_of(gone), 12, "f")})
     gone.delete()
     with pytest.raises(ValueDeleted, match="donated"):
-        desk.fetch(7)
+        rig.fetch(7)
     with pytest.raises(ValueDeleted, match="donated"):
-        desk.part(7, 0)
+        rig.part(7, 0)
     with pytest.raises(ValueDeleted, match="not there"):
-        desk.fetch(8)
+        rig.fetch(8)
 
 
 # a part ---------------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ INDICES: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, ml_dtypes.int4])
 def test_a_part_is_what_jax_gives(index: tuple[Any, ...], dtype: Any) -> None:
     """With its dtype and shape."""
-    desk, array = ValueServiceRig(), np.arange(60).reshape(3, 4, 5).astype(dtype)
-    (number,) = desk.put(array)
-    part, expected = desk.part(number, *index), np.asarray(jnp.asarray(array)[index])
+    rig, array = ValueServiceRig(), np.arange(60).reshape(3, 4, 5).astype(dtype)
+    (number,) = rig.put(array)
+    part, expected = rig.part(number, *index), np.asarray(jnp.asarray(array)[index])
     assert (part.dtype, part.shape) == (expected.dtype, expected.shape)
     assert part.tolist() == expected.tolist()
 
@@ -210,57 +210,57 @@ def test_a_part_is_what_jax_gives(index: tuple[Any, ...], dtype: Any) -> None:
 @pytest.mark.parametrize("index", [(0,), (slice(1, 3),), (..., 1), (None, 2), (1, ...), (A, 1)])
 def test_a_part_of_keys_is_keys(index: tuple[Any, ...]) -> None:
     """An index never reaches the numbers of a key."""
-    desk, keys = ValueServiceRig(), jax.random.split(jax.random.key(1), (3, 4))
-    (number,) = desk.put(keys)
-    assert desk.part(number, *index).tolist() == key_data(keys[index]).tolist()
+    rig, keys = ValueServiceRig(), jax.random.split(jax.random.key(1), (3, 4))
+    (number,) = rig.put(keys)
+    assert rig.part(number, *index).tolist() == key_data(keys[index]).tolist()
     for wrong in ((0, 0, 0), (..., 0, 0, 0), (3,)):
         with pytest.raises(IndexError):
-            desk.part(number, *wrong)
+            rig.part(number, *wrong)
 
 
 def test_a_part_of_something_weak_is_weak() -> None:
     """As jax has it."""
-    desk, weak = ValueServiceRig(), jnp.broadcast_to(jnp.asarray(1.5), (4,))
-    desk.values.add(desk.own, {1: Value(weak, spec_of(weak), 16, "f")})
-    part = desk.own.get(desk.part(1, slice(1, 3), above=0)).array
+    rig, weak = ValueServiceRig(), jnp.broadcast_to(jnp.asarray(1.5), (4,))
+    rig.values.add(rig.own, {1: Value(weak, spec_of(weak), 16, "f")})
+    part = rig.own.get(rig.part(1, slice(1, 3), above=0)).array
     assert (part.weak_type, part.dtype, part.shape) == (True, np.float32, (2,))
 
 
 def test_a_large_part_becomes_a_value() -> None:
     """Of its own: it outlives what it was taken from, and is counted."""
-    desk = ValueServiceRig()
-    (number,) = desk.put(np.arange(1000, dtype=np.float32))
-    part = desk.part(number, slice(500, None), above=100)
-    assert desk.values.nbytes == 4000 + 2000
-    desk.values.drop(desk.own, [number])
-    assert desk.fetch(part)[0].tolist() == list(range(500, 1000))
+    rig = ValueServiceRig()
+    (number,) = rig.put(np.arange(1000, dtype=np.float32))
+    part = rig.part(number, slice(500, None), above=100)
+    assert rig.values.nbytes == 4000 + 2000
+    rig.values.drop(rig.own, [number])
+    assert rig.fetch(part)[0].tolist() == list(range(500, 1000))
 
 
 def test_a_part_that_has_no_room_is_none() -> None:
     """But it can be sent home."""
-    desk = ValueServiceRig(ValueStore(limit=5000))
-    (number,) = desk.put(np.arange(1000, dtype=np.float32))
+    rig = ValueServiceRig(ValueStore(limit=5000))
+    (number,) = rig.put(np.arange(1000, dtype=np.float32))
     with pytest.raises(ValuesFull):
-        desk.part(number, slice(500, None), above=100)
-    assert desk.part(number, slice(500, None)).shape == (500,)
-    assert len(desk.values) == 1
+        rig.part(number, slice(500, None), above=100)
+    assert rig.part(number, slice(500, None)).shape == (500,)
+    assert len(rig.values) == 1
 
 
 def test_64_bits_stay_64_bits_in_a_part() -> None:
     """Whatever jax's settings are here."""
-    desk = ValueServiceRig()
-    (number,) = desk.put(np.arange(5, dtype=np.int64) + (1 << 40), config=X64)
-    assert desk.own.get(desk.part(number, slice(2, 4), above=0)).array.dtype == np.int64
-    assert desk.part(number, 3).tolist() == (1 << 40) + 3
+    rig = ValueServiceRig()
+    (number,) = rig.put(np.arange(5, dtype=np.int64) + (1 << 40), config=X64)
+    assert rig.own.get(rig.part(number, slice(2, 4), above=0)).array.dtype == np.int64
+    assert rig.part(number, 3).tolist() == (1 << 40) + 3
 
 
 @pytest.mark.parametrize("index", [("a",), (1.5,), (True,), ((0, 1),), (b"x",)])
 def test_another_index_is_refused(index: tuple[Any, ...]) -> None:
     """The client brings the whole array home for those."""
-    desk = ValueServiceRig()
-    (number,) = desk.put(np.arange(5, dtype=np.int8))
+    rig = ValueServiceRig()
+    (number,) = rig.put(np.arange(5, dtype=np.int8))
     with pytest.raises(ProtocolError, match="integers and slices"):
-        desk.part(number, *index)
+        rig.part(number, *index)
 
 
 @pytest.mark.parametrize(
@@ -268,10 +268,10 @@ def test_another_index_is_refused(index: tuple[Any, ...]) -> None:
 )
 def test_an_index_that_does_not_fit_is_an_index_error(index: tuple[Any, ...]) -> None:
     """As everywhere."""
-    desk = ValueServiceRig()
-    (number,) = desk.put(np.arange(5, dtype=np.int8))
+    rig = ValueServiceRig()
+    (number,) = rig.put(np.arange(5, dtype=np.int8))
     with pytest.raises(IndexError):
-        desk.part(number, *index)
+        rig.part(number, *index)
 
 
 # names ----------------------------------------------------------------------------------------
@@ -300,30 +300,30 @@ def test_what_has_a_name_is_found_by_another_session() -> None:
 
 def test_a_name_has_to_be_one() -> None:
     """And the time that it lives a time."""
-    desk = ValueServiceRig()
-    ids = desk.put(np.float32(7))
+    rig = ValueServiceRig()
+    ids = rig.put(np.float32(7))
     for name in ("", "x" * 201):
         with pytest.raises(ArgumentError, match="1 to 200"):
-            desk.name(name, *ids)
+            rig.name(name, *ids)
     for ttl_s in (0.0, -1.0, float("nan")):
         with pytest.raises(ArgumentError, match="seconds that the name is to live"):
-            desk.name("n", *ids, ttl_s=ttl_s)
+            rig.name("n", *ids, ttl_s=ttl_s)
     with pytest.raises(ValueDeleted):
-        desk.named("n")
+        rig.named("n")
 
 
 def test_a_name_stands_for_what_is_there() -> None:
     """Not for what is described in another way, or gone."""
-    desk = ValueServiceRig()
-    (number,) = desk.put(np.float32(7))
+    rig = ValueServiceRig()
+    (number,) = rig.put(np.float32(7))
     leaf = Leaf("A", "float32", ())
     for skeleton in (skeleton_of(), skeleton_of(leaf, leaf), skeleton_of(Leaf("A", "int32", ()))):
         with pytest.raises(ProtocolError):
-            desk.ask("name", "n", skeleton, pack_ids([number]), None)
+            rig.ask("name", "n", skeleton, pack_ids([number]), None)
     with pytest.raises(ValueDeleted):
-        desk.ask("name", "n", skeleton_of(leaf), pack_ids([number + 1]), None)
+        rig.ask("name", "n", skeleton_of(leaf), pack_ids([number + 1]), None)
     with pytest.raises(ValueDeleted):
-        desk.named("n")
+        rig.named("n")
 
 
 # who holds what -------------------------------------------------------------------------------

@@ -28,60 +28,60 @@ def double(x: Any, steps: int = 1) -> Any:
     return x * 2 * steps
 
 
-def ask(kitchen: PipelineHarness, source: Source, *args: Any, known: bool = True) -> dict[str, Any]:
+def ask(harness: PipelineHarness, source: Source, *args: Any, known: bool = True) -> dict[str, Any]:
     """What the server says about a call; with nothing known, about all calls."""
-    pipeline = kitchen.pipeline
+    pipeline = harness.pipeline
     skeleton = encode(args)[0] if args else None
     described = FunctionDescriptor("double", source.fingerprint, source.options, (), ("x", "steps"))
     if known:
         described = describe(pipeline.functions.obtain(source.key, source))
     message = (source.key, skeleton, described.to_message())
     answer = answer_inquiry(
-        pipeline.build_log, pipeline.executables, pipeline.shelf, "why", message
+        pipeline.build_log, pipeline.executables, pipeline.program_cache, "why", message
     )
     assert json.loads(json.dumps(answer)) == answer
     return answer
 
 
-def test_an_unknown_function_compiles(kitchen: PipelineHarness) -> None:
+def test_an_unknown_function_compiles(harness: PipelineHarness) -> None:
     """Nobody is asked for its code, and nothing is kept."""
     source = Source(double)
-    answer = ask(kitchen, source, X, known=False)
+    answer = ask(harness, source, X, known=False)
     assert (answer["verdict"], answer["nearest"], answer["programs"]) == ("compile", None, [])
     assert answer["reason"] == "first call of this function on this server"
     assert source.asked == []
-    assert len(kitchen.pipeline.functions) == len(kitchen.pipeline.build_log.ledger) == 0
+    assert len(harness.pipeline.functions) == len(harness.pipeline.build_log.build_history) == 0
 
 
-def test_a_call_that_was_made_is_a_hit(kitchen: PipelineHarness) -> None:
+def test_a_call_that_was_made_is_a_hit(harness: PipelineHarness) -> None:
     """With the program that will answer it, and how often it did."""
     source = Source(double)
     for _ in range(2):
-        kitchen.value(source, X)
-    answer = ask(kitchen, source, X)
+        harness.value(source, X)
+    answer = ask(harness, source, X)
     assert (answer["verdict"], answer["differences"]) == ("hit", [])
     (program,) = answer["programs"]
     assert (program["arguments"], program["calls"]) == ({"x": "float32[128,8]"}, 2)
     assert program["seconds"] > 0
 
 
-def test_a_dict_in_another_order_is_a_hit(kitchen: PipelineHarness) -> None:
+def test_a_dict_in_another_order_is_a_hit(harness: PipelineHarness) -> None:
     """Its bytes were never seen, and its program is there."""
 
     def total(x: Any) -> Any:
         return x["a"] + x["b"]
 
     source = Source(total)
-    kitchen.value(source, {"a": 1.0, "b": 2.0})
-    assert ask(kitchen, source, {"b": 2.0, "a": 1.0})["verdict"] == "hit"
-    assert ask(kitchen, source, {"b": 2.0, "a": 1})["verdict"] == "compile"
+    harness.value(source, {"a": 1.0, "b": 2.0})
+    assert ask(harness, source, {"b": 2.0, "a": 1.0})["verdict"] == "hit"
+    assert ask(harness, source, {"b": 2.0, "a": 1})["verdict"] == "compile"
 
 
-def test_other_arguments_compile_and_say_why(kitchen: PipelineHarness) -> None:
+def test_other_arguments_compile_and_say_why(harness: PipelineHarness) -> None:
     """The nearest is the same key."""
     source = Source(double)
-    kitchen.value(source, X)
-    answer = ask(kitchen, source, X[:3])
+    harness.value(source, X)
+    answer = ask(harness, source, X[:3])
     assert answer["verdict"] == "compile"
     assert [each["text"] for each in answer["differences"]] == [
         "argument x: float32[128,8] → float32[3,8]"
@@ -90,13 +90,13 @@ def test_other_arguments_compile_and_say_why(kitchen: PipelineHarness) -> None:
     assert answer["nearest"]["same_key"]
 
 
-def test_without_arguments_it_tells_all_programs(kitchen: PipelineHarness) -> None:
+def test_without_arguments_it_tells_all_programs(harness: PipelineHarness) -> None:
     """And that other calls compile."""
     source = Source(double)
-    assert ask(kitchen, source)["verdict"] == "compile"
+    assert ask(harness, source)["verdict"] == "compile"
     for x in (X, X[:3]):
-        kitchen.value(source, x)
-    answer = ask(kitchen, source)
+        harness.value(source, x)
+    answer = ask(harness, source)
     assert answer["verdict"] == "hit"
     assert [program["arguments"] for program in answer["programs"]] == [
         {"x": "float32[128,8]"},
@@ -104,40 +104,40 @@ def test_without_arguments_it_tells_all_programs(kitchen: PipelineHarness) -> No
     ]
 
 
-def test_another_key_of_the_same_code_says_what_differs(kitchen: PipelineHarness) -> None:
+def test_another_key_of_the_same_code_says_what_differs(harness: PipelineHarness) -> None:
     """Options and settings, by name."""
-    kitchen.value(Source(double), X)
+    harness.value(Source(double), X)
     other = Source(double, Options(config=(("jax_enable_x64", True),)))
-    answer = ask(kitchen, other, X)
+    answer = ask(harness, other, X)
     assert "jax_enable_x64: False → True" in [each["text"] for each in answer["differences"]]
 
 
 def test_a_dropped_program_is_no_hit() -> None:
     """It would have to be compiled again."""
-    kitchen = PipelineHarness(limit=1)
+    harness = PipelineHarness(limit=1)
     try:
         source = Source(double)
-        kitchen.value(source, X)
-        kitchen.value(source, X[:3])
-        answer = ask(kitchen, source, X)
+        harness.value(source, X)
+        harness.value(source, X[:3])
+        answer = ask(harness, source, X)
         assert answer["verdict"] == "compile"
         assert "dropped" in answer["reason"]
     finally:
-        kitchen.close()
+        harness.close()
 
 
-def test_asking_counts_nothing(kitchen: PipelineHarness) -> None:
+def test_asking_counts_nothing(harness: PipelineHarness) -> None:
     """Neither as a call nor as anything else."""
     source = Source(double)
-    kitchen.value(source, X)
-    before = kitchen.counters.snapshot()
+    harness.value(source, X)
+    before = harness.counters.snapshot()
     for args in ((X,), (X[:3],), ()):
-        ask(kitchen, source, *args)
-    after = kitchen.counters.snapshot()
+        ask(harness, source, *args)
+    after = harness.counters.snapshot()
     assert {**before, "uptime_s": 0} == {**after, "uptime_s": 0}
 
 
-def test_pickled_arguments_are_judged_with_a_caveat(kitchen: PipelineHarness) -> None:
+def test_pickled_arguments_are_judged_with_a_caveat(harness: PipelineHarness) -> None:
     """Nothing is unpickled to answer a question."""
 
     def chosen(x: Any) -> Any:
@@ -145,20 +145,20 @@ def test_pickled_arguments_are_judged_with_a_caveat(kitchen: PipelineHarness) ->
 
     source = Source(chosen)
     odd = {np.int64(1): 2.0, np.int64(2): 3.0}
-    kitchen.value(source, odd)
-    answer = ask(kitchen, source, odd)
+    harness.value(source, odd)
+    answer = ask(harness, source, odd)
     assert answer["verdict"] == "hit"
     assert "travels as a pickle" in answer["advice"][-1]
 
 
-def test_recent_lists_the_last_builds(kitchen: PipelineHarness) -> None:
+def test_recent_lists_the_last_builds(harness: PipelineHarness) -> None:
     """As many as are asked for."""
     source = Source(double)
     for x in (X, X[:3]):
-        kitchen.value(source, x)
-    pipeline = kitchen.pipeline
+        harness.value(source, x)
+    pipeline = harness.pipeline
     answer = answer_inquiry(
-        pipeline.build_log, pipeline.executables, pipeline.shelf, "recent", (1,)
+        pipeline.build_log, pipeline.executables, pipeline.program_cache, "recent", (1,)
     )
     (decision,) = answer["decisions"]
     assert decision["reason"] == "argument x: float32[128,8] → float32[3,8]"
@@ -175,35 +175,35 @@ def test_recent_lists_the_last_builds(kitchen: PipelineHarness) -> None:
         ("why", (3, None, ("f", b"", Options().to_bytes(), (), (), True))),
     ],
 )
-def test_what_is_no_question_is_refused(kitchen: PipelineHarness, verb: str, args: Any) -> None:
+def test_what_is_no_question_is_refused(harness: PipelineHarness, verb: str, args: Any) -> None:
     """With the error that the peer's mistakes have."""
-    pipeline = kitchen.pipeline
+    pipeline = harness.pipeline
     with pytest.raises(ProtocolError):
-        answer_inquiry(pipeline.build_log, pipeline.executables, pipeline.shelf, verb, args)
+        answer_inquiry(pipeline.build_log, pipeline.executables, pipeline.program_cache, verb, args)
 
 
-def test_what_is_on_disk_is_a_load(open_kitchen: Callable[..., PipelineHarness]) -> None:
+def test_what_is_on_disk_is_a_load(open_harness: Callable[..., PipelineHarness]) -> None:
     """Nothing is loaded to say so, and once it is loaded it is a hit."""
-    open_kitchen().value(Source(double), X)
-    kitchen, source = open_kitchen(), Source(double)
-    answer = ask(kitchen, source, X)
+    open_harness().value(Source(double), X)
+    harness, source = open_harness(), Source(double)
+    answer = ask(harness, source, X)
     assert (answer["verdict"], answer["differences"]) == ("load", [])
     assert answer["reason"] == "a compiled program for these arguments is on disk"
     (program,) = answer["programs"]
     assert (program["arguments"], program["calls"]) == ({"x": "float32[128,8]"}, 0)
-    assert ask(kitchen, source)["verdict"] == "load"
-    assert kitchen.counters.snapshot()["executable_loads"] == 0
+    assert ask(harness, source)["verdict"] == "load"
+    assert harness.counters.snapshot()["executable_loads"] == 0
     assert source.asked == []
-    kitchen.value(source, X)
-    assert ask(kitchen, source, X)["verdict"] == "hit"
+    harness.value(source, X)
+    assert ask(harness, source, X)["verdict"] == "hit"
 
 
 def test_other_arguments_than_those_on_disk_compile(
-    open_kitchen: Callable[..., PipelineHarness],
+    open_harness: Callable[..., PipelineHarness],
 ) -> None:
     """The nearest is what the earlier worker has built."""
-    open_kitchen().value(Source(double), X)
-    answer = ask(open_kitchen(), Source(double), X[:3])
+    open_harness().value(Source(double), X)
+    answer = ask(open_harness(), Source(double), X[:3])
     assert answer["verdict"] == "compile"
     assert [each["text"] for each in answer["differences"]] == [
         "argument x: float32[128,8] → float32[3,8]"
@@ -211,15 +211,15 @@ def test_other_arguments_than_those_on_disk_compile(
 
 
 def test_a_program_that_is_gone_from_the_disk_compiles(
-    open_kitchen: Callable[..., PipelineHarness],
+    open_harness: Callable[..., PipelineHarness],
 ) -> None:
     """Although it is still known that it was there."""
-    open_kitchen().value(Source(double), X)
-    kitchen = open_kitchen()
-    assert kitchen.shelf is not None
-    (kept,) = kitchen.shelf.calls().values()
-    kitchen.shelf.store.remove("programs", kept.program)
-    assert ask(kitchen, Source(double), X)["verdict"] == "compile"
+    open_harness().value(Source(double), X)
+    harness = open_harness()
+    assert harness.program_cache is not None
+    (kept,) = harness.program_cache.calls().values()
+    harness.program_cache.store.remove("programs", kept.program)
+    assert ask(harness, Source(double), X)["verdict"] == "compile"
 
 
 def asks_the_host(x: Any) -> Any:
@@ -227,41 +227,41 @@ def asks_the_host(x: Any) -> Any:
     return jax.pure_callback(lambda value: value, np.zeros((), np.float32), x)
 
 
-def test_why_a_program_cannot_be_kept_is_said(open_kitchen: Callable[..., PipelineHarness]) -> None:
+def test_why_a_program_cannot_be_kept_is_said(open_harness: Callable[..., PipelineHarness]) -> None:
     """After a restart, to whoever wonders why it is compiled again."""
     x = np.float32(1)
-    kitchen, source = open_kitchen(), Source(asks_the_host)
-    kitchen.value(source, x)
-    assert ask(kitchen, source, x)["verdict"] == "hit"
-    kitchen = open_kitchen()
-    answer = ask(kitchen, source, x)
+    harness, source = open_harness(), Source(asks_the_host)
+    harness.value(source, x)
+    assert ask(harness, source, x)["verdict"] == "hit"
+    harness = open_harness()
+    answer = ask(harness, source, x)
     assert answer["verdict"] == "compile"
     assert (
         "Its program calls back into Python, so it cannot be kept on disk: each new worker makes "
         "it again." in answer["advice"]
     )
-    kitchen.value(source, x)
-    assert kitchen.counts()[0] == 1
-    assert ask(kitchen, source, x)["verdict"] == "hit"
+    harness.value(source, x)
+    assert harness.counts()[0] == 1
+    assert ask(harness, source, x)["verdict"] == "hit"
 
 
 def test_a_program_that_jax_cannot_write_says_so(
-    open_kitchen: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
+    open_harness: Callable[..., PipelineHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has left a note."""
 
     def refuse(program: Any) -> bytes:
         raise programs.NotSerializable("not this one")
 
-    kitchen, source = open_kitchen(), Source(double)
+    harness, source = open_harness(), Source(double)
     with monkeypatch.context() as patched:
         patched.setattr(programs, "serialize", refuse)
-        kitchen.value(source, X)
-        assert kitchen.shelf is not None
-        kitchen.shelf.flush()
-    ((_, kept),) = kitchen.shelf.calls().items()
+        harness.value(source, X)
+        assert harness.program_cache is not None
+        harness.program_cache.flush()
+    ((_, kept),) = harness.program_cache.calls().items()
     assert (kept.obstacle, kept.program) == ("unwritten", b"")
-    advice = ask(open_kitchen(), Source(double), X)["advice"]
+    advice = ask(open_harness(), Source(double), X)["advice"]
     assert any("is one that jax cannot write" in text for text in advice)
 
 
@@ -270,9 +270,9 @@ def test_every_obstacle_is_told_in_words() -> None:
     assert {*get_args(Obstacle), "tokens", "unwritten"} == set(why._OBSTACLES)
 
 
-def test_both_are_answered_over_a_connection(shop: InProcessServer) -> None:
+def test_both_are_answered_over_a_connection(in_process_server: InProcessServer) -> None:
     """While no call is open."""
-    peer = shop.peer()
+    peer = in_process_server.peer()
     message = ("f", b"", Options().to_bytes(), (), (), True)
     answer, _ = peer.request("why", (b"k" * 16, None, message))
     assert json.loads(str(answer))["verdict"] == "compile"

@@ -8,48 +8,48 @@ from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToke
 
 def test_who_works_on_a_call_is_told_once_that_nobody_waits() -> None:
     """At once when that is so already; not any more when it left."""
-    interest, told = CancelToken(), []
-    interest.notify(lambda: told.append("early"))
-    with interest.cancel_hook(lambda: told.append("left")):
-        interest.check()
-    assert interest.give_up(Cancelled("not wanted."))
-    assert not interest.give_up(DeadlineExceeded("late."))
-    interest.notify(lambda: told.append("late"))
+    cancel_token, told = CancelToken(), []
+    cancel_token.notify(lambda: told.append("early"))
+    with cancel_token.cancel_hook(lambda: told.append("left")):
+        cancel_token.check()
+    assert cancel_token.give_up(Cancelled("not wanted."))
+    assert not cancel_token.give_up(DeadlineExceeded("late."))
+    cancel_token.notify(lambda: told.append("late"))
     assert told == ["early", "late"]
 
 
 def test_the_reason_is_raised_where_somebody_asks() -> None:
     """An error of its own for each, so that none carries another one's traceback."""
-    interest = CancelToken()
-    interest.give_up(reason := Cancelled("not wanted."))
+    cancel_token = CancelToken()
+    cancel_token.give_up(reason := Cancelled("not wanted."))
     with pytest.raises(Cancelled, match="not wanted") as raised:
-        interest.check()
+        cancel_token.check()
     assert raised.value is not reason
 
 
 def test_what_was_answered_cannot_be_given_up() -> None:
     """Exactly one of the two happens."""
-    interest, told = CancelToken(), []
-    interest.notify(lambda: told.append("told"))
-    assert interest.end()
-    assert not interest.give_up(Cancelled("too late."))
-    assert not interest.end()
-    interest.check()
+    cancel_token, told = CancelToken(), []
+    cancel_token.notify(lambda: told.append("told"))
+    assert cancel_token.end()
+    assert not cancel_token.give_up(Cancelled("too late."))
+    assert not cancel_token.end()
+    cancel_token.check()
     assert told == []
 
 
 def test_waiting_building_and_running_are_timed_apart() -> None:
     """In numbers and in words; what took next to no time is left out."""
     now = [0.0]
-    interest = CancelToken(clock=lambda: now[0])
+    cancel_token = CancelToken(clock=lambda: now[0])
     for phase, seconds in (("waiting", 1.5), ("building", 0.01), ("running", 2.0)):
-        interest.enter(phase)  # type: ignore[arg-type]
+        cancel_token.enter(phase)  # type: ignore[arg-type]
         now[0] += seconds
-    assert interest.spent() == pytest.approx({"waiting": 1.5, "building": 0.01, "running": 2.0})
-    assert interest.account() == "1.5 s waiting for its turn, 2.0 s running"
-    interest.give_up(Cancelled("not wanted."))
+    assert cancel_token.spent() == pytest.approx({"waiting": 1.5, "building": 0.01, "running": 2.0})
+    assert cancel_token.account() == "1.5 s waiting for its turn, 2.0 s running"
+    cancel_token.give_up(Cancelled("not wanted."))
     now[0] += 3.0
-    assert interest.given_up_s == 3.0
+    assert cancel_token.given_up_s == 3.0
 
 
 def test_some_calls_cannot_be_given_up() -> None:

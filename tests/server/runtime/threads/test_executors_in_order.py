@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 def test_what_is_put_is_sent_in_order_and_nobody_waits() -> None:
     """Also behind one that takes for ever."""
-    outbox, release, sent = SerialExecutor("of a test"), threading.Event(), list[int]()
-    outbox.put(partial(join, [start(release.wait, PATIENCE_S)]))
+    send_queue, release, sent = SerialExecutor("of a test"), threading.Event(), list[int]()
+    send_queue.put(partial(join, [start(release.wait, PATIENCE_S)]))
     for index in range(5):
-        outbox.put(lambda index=index: sent.append(index))  # type: ignore[misc]
-    until(lambda: len(outbox) == 5)
+        send_queue.put(lambda index=index: sent.append(index))  # type: ignore[misc]
+    until(lambda: len(send_queue) == 5)
     assert sent == []
     release.set()
     until(lambda: len(sent) == 5)
@@ -26,9 +26,9 @@ def test_what_is_put_is_sent_in_order_and_nobody_waits() -> None:
 
 def test_its_thread_ends_when_all_is_sent() -> None:
     """And the next message starts another."""
-    outbox, threads = SerialExecutor("of a test"), list[threading.Thread]()
+    send_queue, threads = SerialExecutor("of a test"), list[threading.Thread]()
     for count in (1, 2):
-        outbox.put(lambda: threads.append(threading.current_thread()))
+        send_queue.put(lambda: threads.append(threading.current_thread()))
         until(lambda count=count: len(threads) == count)  # type: ignore[misc]
         threads[-1].join(PATIENCE_S)
         assert not threads[-1].is_alive()
@@ -41,9 +41,9 @@ def test_without_threads_the_caller_sends(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    outbox, sent = SerialExecutor("of a test"), list[int]()
+    send_queue, sent = SerialExecutor("of a test"), list[int]()
     for index in range(2):
-        outbox.put(lambda index=index: sent.append(index))  # type: ignore[misc]
+        send_queue.put(lambda index=index: sent.append(index))  # type: ignore[misc]
     assert sent == [0, 1]
 
 

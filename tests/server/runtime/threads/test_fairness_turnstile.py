@@ -10,46 +10,46 @@ from tests.server.staging import join, start, until
 
 def test_only_so_many_are_inside() -> None:
     """The next one comes in when one goes."""
-    turnstile, inside, go = FairSemaphore(2), [], threading.Semaphore(0)
+    fair_semaphore, inside, go = FairSemaphore(2), [], threading.Semaphore(0)
 
     def visit() -> None:
-        with turnstile:
+        with fair_semaphore:
             inside.append(1)
             go.acquire()
             inside.pop()
 
     threads = [start(visit) for _ in range(5)]
-    until(lambda: len(turnstile) == 3)
+    until(lambda: len(fair_semaphore) == 3)
     assert len(inside) == 2
     for _ in threads:
         go.release()
     join(threads)
-    assert (inside, len(turnstile)) == ([], 0)
+    assert (inside, len(fair_semaphore)) == ([], 0)
 
 
 def test_owners_take_turns() -> None:
     """One who comes after many of another's waits for one of them."""
-    turnstile, order = FairSemaphore(1), []
-    assert turnstile.enter("first")
+    fair_semaphore, order = FairSemaphore(1), []
+    assert fair_semaphore.enter("first")
 
     def visit(owner: str) -> None:
-        assert turnstile.enter(owner)
+        assert fair_semaphore.enter(owner)
         order.append(owner)
-        turnstile.leave()
+        fair_semaphore.leave()
 
     threads = []
     for count, owner in enumerate(["many", "many", "many", "one"], 1):
         threads.append(start(visit, owner))
-        until(lambda count=count: len(turnstile) == count)  # type: ignore[misc]
-    turnstile.leave()
+        until(lambda count=count: len(fair_semaphore) == count)  # type: ignore[misc]
+    fair_semaphore.leave()
     join(threads)
     assert order == ["many", "one", "many", "many"]
 
 
 def test_waiting_ends_when_it_is_pointless() -> None:
     """Without a turn, which goes to the next."""
-    turnstile = FairSemaphore(1)
-    assert turnstile.enter("inside")
+    fair_semaphore = FairSemaphore(1)
+    assert fair_semaphore.enter("inside")
     hooks: list[Callable[[], None]] = []
 
     @contextmanager
@@ -58,13 +58,13 @@ def test_waiting_ends_when_it_is_pointless() -> None:
         yield
 
     came: list[bool] = []
-    leaving = start(lambda: came.append(turnstile.enter("leaving", telling)))
+    leaving = start(lambda: came.append(fair_semaphore.enter("leaving", telling)))
     until(lambda: hooks)
-    staying = start(lambda: came.append(turnstile.enter("staying")))
-    until(lambda: len(turnstile) == 2)
+    staying = start(lambda: came.append(fair_semaphore.enter("staying")))
+    until(lambda: len(fair_semaphore) == 2)
     hooks[0]()
     join([leaving])
-    assert (came, len(turnstile)) == ([False], 1)
-    turnstile.leave()
+    assert (came, len(fair_semaphore)) == ([False], 1)
+    fair_semaphore.leave()
     join([staying])
     assert came == [False, True]

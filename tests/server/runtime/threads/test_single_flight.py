@@ -39,44 +39,44 @@ class ConcurrentBuild:
 
 def test_many_who_ask_at_once_get_what_one_of_them_made() -> None:
     """It is made once, and they wait."""
-    bakery = ConcurrentBuild()
-    assert at_once(8, lambda _: bakery.ask("bread", others=7)) == ["bread 1"] * 8
-    assert bakery.made == 1
+    concurrent_build = ConcurrentBuild()
+    assert at_once(8, lambda _: concurrent_build.ask("bread", others=7)) == ["bread 1"] * 8
+    assert concurrent_build.made == 1
 
 
 def test_what_is_in_the_table_is_not_made_again() -> None:
     """Nor does anybody wait for it."""
-    bakery = ConcurrentBuild()
-    assert [bakery.ask("bread") for _ in range(3)] == ["bread 1"] * 3
-    assert bakery.made == 1
+    concurrent_build = ConcurrentBuild()
+    assert [concurrent_build.ask("bread") for _ in range(3)] == ["bread 1"] * 3
+    assert concurrent_build.made == 1
 
 
 def test_a_failure_reaches_all_who_waited_and_is_not_remembered() -> None:
     """The next one who asks makes it anew."""
-    bakery = ConcurrentBuild()
-    bakery.failures = [ValueError("burnt")]
-    outcomes: list[Any] = at_once(4, lambda _: bakery.ask("bread", others=3))
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [ValueError("burnt")]
+    outcomes: list[Any] = at_once(4, lambda _: concurrent_build.ask("bread", others=3))
     assert [(type(error), str(error)) for error in outcomes] == [(ValueError, "burnt")] * 4
-    assert bakery.ask("bread") == "bread 2"
+    assert concurrent_build.ask("bread") == "bread 2"
 
 
 def test_even_the_end_of_a_thread_reaches_those_who_wait() -> None:
     """A function that calls `sys.exit` must not leave others waiting for ever."""
-    bakery = ConcurrentBuild()
-    bakery.failures = [SystemExit(3)]
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [SystemExit(3)]
     with pytest.raises(SystemExit):
-        bakery.ask("bread")
-    assert bakery.ask("bread") == "bread 2"
+        concurrent_build.ask("bread")
+    assert concurrent_build.ask("bread") == "bread 2"
 
 
 @pytest.mark.parametrize("error", [ConnectionLost("gone"), ProtocolError("confused")])
 def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> None:
     """Whoever waited for its answer asks a client of its own, and one is enough for all."""
-    bakery = ConcurrentBuild()
-    bakery.failures = [error]
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [error]
 
     def ask(index: int) -> str:
-        return bakery.ask("bread", others=3 if not bakery.made else 0)
+        return concurrent_build.ask("bread", others=3 if not concurrent_build.made else 0)
 
     outcomes = at_once(4, ask)
     assert sum(outcome is error for outcome in outcomes) == 1
@@ -85,11 +85,11 @@ def test_one_client_that_fails_does_not_fail_the_others(error: JaxdError) -> Non
 
 def test_a_client_that_fails_alone_is_told() -> None:
     """It made the thing itself, so nobody else can help it."""
-    bakery = ConcurrentBuild()
-    bakery.failures = [ConnectionLost("gone")]
+    concurrent_build = ConcurrentBuild()
+    concurrent_build.failures = [ConnectionLost("gone")]
     with pytest.raises(ConnectionLost):
-        bakery.ask("bread")
-    assert bakery.made == 1
+        concurrent_build.ask("bread")
+    assert concurrent_build.made == 1
 
 
 def test_different_things_are_made_side_by_side() -> None:

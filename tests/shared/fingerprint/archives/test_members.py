@@ -14,7 +14,7 @@ from jaxd_protocol.fingerprint import WalkResult, walk
 from jaxd_protocol.fingerprint.archives.local import LocalArchives
 from tests.shared.pickling.processes import write
 
-SHOP = """
+IN_PROCESS_SERVER = """
 import importlib
 RATE = 2
 def f(x): return x * RATE
@@ -45,7 +45,7 @@ def body(x):
 @pytest.fixture
 def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A program whose package lies in a file."""
-    write(tmp_path, {"some_shop.py": SHOP})
+    write(tmp_path, {"some_shop.py": IN_PROCESS_SERVER})
     monkeypatch.syspath_prepend(tmp_path)
     program: dict[str, Any] = {"__name__": "no_file"}
     exec(MAIN, program)

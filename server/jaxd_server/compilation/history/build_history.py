@@ -99,21 +99,21 @@ class BuildHistoryView:
     """The part of a build history that one principal may see.
 
     Args:
-        ledger: all of it.
-        sight: which keys may be seen.
+        build_history: all of it.
+        visibility: which keys may be seen.
     """
 
-    def __init__(self, ledger: BuildHistory, sight: Visibility) -> None:
-        self._ledger = ledger
-        self._sight = sight
+    def __init__(self, build_history: BuildHistory, visibility: Visibility) -> None:
+        self._build_history = build_history
+        self._visibility = visibility
 
     def find(self, key: bytes) -> KeyHistory | None:
         """What is known of a key."""
-        return self._ledger.find(key) if self._sight(key) else None
+        return self._build_history.find(key) if self._visibility(key) else None
 
     def records(self) -> list[KeyHistory]:
         """All records that may be seen, the one that was written last at the end."""
-        return [record for record in self._ledger.records() if self._sight(record.key)]
+        return [record for record in self._build_history.records() if self._visibility(record.key)]
 
 
 class BuildHistory:
@@ -147,9 +147,9 @@ class BuildHistory:
         with self._lock:
             return list(self._records.values())
 
-    def filtered(self, sight: Visibility) -> BuildHistoryView:
+    def filtered(self, visibility: Visibility) -> BuildHistoryView:
         """The part of it that somebody may see."""
-        return BuildHistoryView(self, sight)
+        return BuildHistoryView(self, visibility)
 
     def add(self, key: bytes, description: FunctionDescriptor, built: BuildEntry) -> KeyHistory:
         """Enters a program and returns the record of its key."""

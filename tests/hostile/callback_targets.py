@@ -1,4 +1,4 @@
-"""Aims, which say what is to be called back: as literals, and as trees."""
+"""CallbackTargets, which say what is to be called back: as literals, and as trees."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.hostile.inventory import REACHING
 from tests.hostile.trees import COUNT, TreeBuffer, TreeWriter
 
 
-class AimWriter:
-    """Writes aims of every kind, and what a function is called back with.
+class CallbackTargetWriter:
+    """Writes callback targets of every kind, and what a function is called back with.
 
     Args:
         draws: what they are drawn from.
@@ -21,7 +21,9 @@ class AimWriter:
 
     def __init__(self, draws: RandomValues, trees: TreeWriter) -> None:
         self._draws, self._trees = draws, trees
-        self._aim = WeightedChoice(list(_AIMS), [weight for weight, _ in _AIMS.values()])
+        self._callback_target = WeightedChoice(
+            list(_CALLBACK_TARGETS), [weight for weight, _ in _CALLBACK_TARGETS.values()]
+        )
 
     def literal(self, depth: int) -> tuple[Any, ...]:
         """A target that is a literal: an entry of the client's own table, with data."""
@@ -82,9 +84,9 @@ class AimWriter:
 
     def write(self, tree: TreeBuffer, depth: int) -> None:
         rng = self._draws.rng
-        kind = self._aim(rng) if depth else rng.choice(("object", "value", "live"))
+        kind = self._callback_target(rng) if depth else rng.choice(("object", "value", "live"))
         self._draws.counts["aim", kind] += 1
-        _AIMS[kind][1](self, tree, depth, kind)
+        _CALLBACK_TARGETS[kind][1](self, tree, depth, kind)
 
     def put(self, tree: TreeBuffer, *literals: Any) -> None:
         for each in literals:
@@ -165,11 +167,11 @@ class AimWriter:
     def _a_partial(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, kind, 4)
         self.write(tree, depth - 1)
-        self._aims_in(tree, self._draws.rng.randrange(3), depth)
+        self._callback_targets_in(tree, self._draws.rng.randrange(3), depth)
         self._trees.tag(tree, b"D")
         tree.parts.append(COUNT.pack(0))
 
-    def _aims_in(self, tree: TreeBuffer, count: int, depth: int) -> None:
+    def _callback_targets_in(self, tree: TreeBuffer, count: int, depth: int) -> None:
         self._trees.tag(tree, b"T")
         tree.parts.append(COUNT.pack(count))
         for _ in range(count):
@@ -185,7 +187,7 @@ class AimWriter:
         self._head(tree, kind, 6)
         self._head(tree, "object", 2)
         self.put(tree, number, tuple(path))
-        self._aims_in(tree, cells, depth)
+        self._callback_targets_in(tree, cells, depth)
         self.put(tree, None) if rng.random() < 0.8 else self.write(tree, depth - 1)
         self.put(tree, None) if rng.random() < 0.9 else self.write(tree, depth - 1)
 
@@ -197,7 +199,7 @@ class AimWriter:
     def _a_items(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, kind, 3)
         self.put(tree, self._draws.rng.choice(("list", "tuple", "dict", "set")))
-        self._aims_in(tree, self._draws.rng.randrange(3), depth)
+        self._callback_targets_in(tree, self._draws.rng.randrange(3), depth)
 
     def _a_value(self, tree: TreeBuffer, depth: int, kind: str) -> None:
         self._head(tree, kind, 2)
@@ -216,17 +218,17 @@ class AimWriter:
         self._trees.value(tree, depth - 1)
 
 
-_Writer = Callable[[AimWriter, TreeBuffer, int, str], None]
+_Writer = Callable[[CallbackTargetWriter, TreeBuffer, int, str], None]
 
-_AIMS: Final[Mapping[str, tuple[float, _Writer]]] = {
-    "live": (4, AimWriter._a_live),
-    "object": (3, AimWriter._a_object),
-    "get": (6, AimWriter._a_get),
-    "partial": (3, AimWriter._a_partial),
-    "made": (5, AimWriter._a_made),
-    "cell": (1.5, AimWriter._a_cell),
-    "items": (2, AimWriter._a_items),
-    "array": (1.5, AimWriter._a_array),
-    "value": (3, AimWriter._a_value),
-    "other": (1, AimWriter._a_other),
+_CALLBACK_TARGETS: Final[Mapping[str, tuple[float, _Writer]]] = {
+    "live": (4, CallbackTargetWriter._a_live),
+    "object": (3, CallbackTargetWriter._a_object),
+    "get": (6, CallbackTargetWriter._a_get),
+    "partial": (3, CallbackTargetWriter._a_partial),
+    "made": (5, CallbackTargetWriter._a_made),
+    "cell": (1.5, CallbackTargetWriter._a_cell),
+    "items": (2, CallbackTargetWriter._a_items),
+    "array": (1.5, CallbackTargetWriter._a_array),
+    "value": (3, CallbackTargetWriter._a_value),
+    "other": (1, CallbackTargetWriter._a_other),
 }

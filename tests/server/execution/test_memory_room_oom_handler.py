@@ -35,7 +35,7 @@ def full(text: str = FULL) -> Exception:
     return error
 
 
-def shortage(capacity: int = 0) -> tuple[OutOfMemoryHandler, Pool]:
+def oom_handler(capacity: int = 0) -> tuple[OutOfMemoryHandler, Pool]:
     """With three idle programs, and a device of that size."""
     reclaimer = Reclaimer()
     pool = Pool(3, 9)
@@ -47,7 +47,7 @@ def shortage(capacity: int = 0) -> tuple[OutOfMemoryHandler, Pool]:
 
 def test_what_finds_room_is_done_once() -> None:
     """And costs nobody anything."""
-    relief, pool = shortage()
+    relief, pool = oom_handler()
     work = Attempts()
     assert relief.retried_on_oom(work) == "done"
     assert (work.made, pool.held) == (1, 3)
@@ -57,7 +57,7 @@ def test_what_finds_none_is_done_again_after_some_was_made(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """All that is idle goes first, and the log says so."""
-    relief, pool = shortage()
+    relief, pool = oom_handler()
     work = Attempts(full())
     with caplog.at_level(logging.WARNING, "jaxd"):
         assert relief.retried_on_oom(work) == "done"
@@ -69,7 +69,7 @@ def test_what_finds_none_is_done_again_after_some_was_made(
 
 def test_it_is_tried_exactly_twice() -> None:
     """The error then is typed, and says what failed, what was tried, what is there, what to do."""
-    relief, _ = shortage()
+    relief, _ = oom_handler()
     work = Attempts(full(), full("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."))
     with pytest.raises(OutOfMemory) as caught:
         relief.retried_on_oom(work)
@@ -83,7 +83,7 @@ def test_it_is_tried_exactly_twice() -> None:
 
 def test_another_error_is_not_ours() -> None:
     """Neither the first time nor the second."""
-    relief, pool = shortage()
+    relief, pool = oom_handler()
     with pytest.raises(ValueError, match="mine"):
         relief.retried_on_oom(Attempts(ValueError("mine")))
     assert pool.held == 3
@@ -93,7 +93,7 @@ def test_another_error_is_not_ours() -> None:
 
 def test_what_never_fits_costs_nobody_a_program() -> None:
     """Asked for more than the device has, nothing is dropped and nothing is tried again."""
-    relief, pool = shortage(capacity=4095)
+    relief, pool = oom_handler(capacity=4095)
     work = Attempts(full())
     with pytest.raises(OutOfMemory, match=r"4096 bytes\. That is more than there is"):
         relief.retried_on_oom(work)

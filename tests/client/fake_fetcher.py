@@ -11,13 +11,13 @@ from jaxd.interop.result_batch import ResultBatch
 from jaxd_protocol.pytree import Leaf
 
 
-def single_array(keeper: Any, id: int, leaf: Leaf) -> RemoteArray:  # noqa: A002
+def single_array(fetcher: Any, id: int, leaf: Leaf) -> RemoteArray:  # noqa: A002
     """An array that came of a call which returned no others."""
-    found: RemoteArray = RemoteArray.kind()(ResultBatch(keeper, id, (leaf,)), 0)
+    found: RemoteArray = RemoteArray.kind()(ResultBatch(fetcher, id, (leaf,)), 0)
     return found
 
 
-class FakeKeeper:
+class FakeFetcher:
     """Holds arrays by number.
 
     Attributes:
@@ -70,7 +70,7 @@ class FakeKeeper:
             raise self.failure
 
 
-class SingleArrayFetcher(FakeKeeper):
+class SingleArrayFetcher(FakeFetcher):
     """Holds one array that has come home."""
 
     def __init__(self, array: Any) -> None:
