@@ -21,13 +21,13 @@ class FakeFetcher:
     """Holds arrays by number.
 
     Attributes:
-        where: an address.
+        address: an address.
         moved: bytes that were brought home.
         told: what it was asked for, one word each, with the index for parts.
         failure: what every touch raises, if anything.
     """
 
-    where = "unix:///run/jaxd"
+    address = "unix:///run/jaxd"
 
     def __init__(self) -> None:
         self.moved = 0

@@ -41,7 +41,7 @@ def test_it_is_printed_once(
     function = client.persistent_call(stopping(gate.path))
     call = function if way == "call" else lambda x: function.submit(x).result()
     result = in_thread(call, np.float32(3))
-    before = client.caller.session.output_printer().before
+    before = client.caller.session.output_printer().replay_filter
     with gate.reached():
         wait_until(lambda: bool(before._outputs))
         client.caller.session.connection()._channel.stream.sock.shutdown(2)

@@ -110,15 +110,15 @@ class FakeWorker:
 
         line.setblocking(True)
         admitted = HandoverReceiver(principal).admit(line)
-        assert isinstance(admitted.line, socket.socket)
-        self.held.append(admitted.line)
+        assert isinstance(admitted.stream, socket.socket)
+        self.held.append(admitted.stream)
         if self.mode == "resting" and self.epoch == 1:
             self.send({"event": "resting"})
             self.draining = True
         if self.mode == "dying":
             os._exit(3)
         welcome = {"epoch": self.epoch, "pid": os.getpid(), "principal": admitted.principal}
-        finish_handshake(admitted.line, {}, admitted.proof, welcome)
+        finish_handshake(admitted.stream, {}, admitted.proof, welcome)
 
     def on_host_channel(self, _: socket.socket) -> None:
         line = self.lines.readline()

@@ -76,11 +76,15 @@ class FunctionBinding(NamedTuple):
             made = exported_call(caller, spec, self.function, self.settings.config, args, kwargs)
             return caller.encode(*made, {}, timeout_s, results or form, strict)
         call = caller.encode(spec, args, kwargs, timeout_s, results or form, strict)
-        return call if spec.snapshot.guards.complete else self.settled(caller, call, config)
+        return (
+            call if spec.snapshot.guards.complete else self.with_pinned_spec(caller, call, config)
+        )
 
-    def settled(self, caller: Caller, call: CallRequest, config: Mapping[str, Any]) -> CallRequest:
+    def with_pinned_spec(
+        self, caller: Caller, call: CallRequest, config: Mapping[str, Any]
+    ) -> CallRequest:
         """The call, of the function as calls with such arguments mean it."""
-        settled = self.snapshots.settle(call.spec, call.skeleton, config)
+        settled = self.snapshots.pinned_spec(call.spec, call.skeleton, config)
         if settled is call.spec:
             return call
         caller.register(settled)

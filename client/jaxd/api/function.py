@@ -354,7 +354,7 @@ class PersistentFunction(
             binding.settings,
             args,
             kwargs,
-            lambda call: binding.settled(caller, call, config),
+            lambda call: binding.with_pinned_spec(caller, call, config),
         )
 
     def _nnx_call(

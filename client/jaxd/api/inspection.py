@@ -30,7 +30,7 @@ def why(binding: FunctionBinding, args: tuple[Any, ...], kwargs: dict[str, Any])
     if is_valid_call(binding.function, args, kwargs):
         skeleton = caller.encode(spec, args, kwargs, None, "auto").skeleton
         if skeleton in spec.snapshot.pinned:  # else the call will pin it, and not the question
-            spec = binding.snapshots.settle(spec, skeleton, binding.config())
+            spec = binding.snapshots.pinned_spec(spec, skeleton, binding.config())
     return explain(caller, spec, binding.function, skeleton)
 
 
@@ -91,7 +91,7 @@ def _specified(
     config = binding.config()
     spec = binding.snapshots.spec(config)
     call = encode_warm_request(caller, spec, args, kwargs, binding.settings.strict)
-    return binding.settled(caller, call, config)
+    return binding.with_pinned_spec(caller, call, config)
 
 
 def _inline_stages(binding: FunctionBinding) -> Any:

@@ -52,7 +52,7 @@ def _switch_worker(caller: Caller, values: RemoteStore) -> None:
     session = caller.session
     opened = session.current()
     if opened.values is values:  # nobody else has gone on yet
-        session.leave(opened.connection)
+        session.drain(opened.connection)
         session.connection()
 
 

@@ -122,7 +122,7 @@ class ClientConnection(BulkConnection):
             self._send(seq, verb, args, buffers, descriptors)
             reader.wait(pending, deadline)
         except BaseException:
-            reader.give_up(seq, pending, late)
+            reader.abandon(seq, pending, late)
             raise
         return pending.result()
 
@@ -149,12 +149,12 @@ class ClientConnection(BulkConnection):
             self.shared_reader.start_background_reading()
             self._send(number, verb, args, buffers)
         except JaxdError as error:
-            told = not self.shared_reader.forget(number, pending)
+            told = not self.shared_reader.unregister(number, pending)
             if told and isinstance(error, ConnectionLost):
                 return  # `then` knows
             raise
         except BaseException:
-            self.leave(number, pending)
+            self.abandon_reply(number, pending)
             raise
         if self._closed:
             self.shared_reader.fail_all(ConnectionLost(CONNECTION_LOST_TEXT))
@@ -188,15 +188,15 @@ class ClientConnection(BulkConnection):
         try:
             self._send(number, verb, args, buffers)
         except JaxdError:
-            self.shared_reader.forget(number, pending)
+            self.shared_reader.unregister(number, pending)
             raise
         except BaseException:
-            self.leave(number, pending)
+            self.abandon_reply(number, pending)
             raise
 
-    def leave(self, number: int, pending: PendingReply) -> None:
+    def abandon_reply(self, number: int, pending: PendingReply) -> None:
         """Nobody waits for a launched request any more: its reply is read all the same."""
-        self.shared_reader.give_up(number, pending, pending.then or ignore_reply)
+        self.shared_reader.abandon(number, pending, pending.then or ignore_reply)
 
     def cancel(self, number: int) -> None:
         """Tells the server that nobody waits for a call any more, if it was not answered yet."""
@@ -226,7 +226,9 @@ class ClientConnection(BulkConnection):
         self._on_large_message(size)
         try:
             if len(self.shared_reader.pending) > 1 and size > _MIN_DIRECT_BYTES:
-                with self.shared_reader.attended():  # while this thread is stuck in sending
+                with (
+                    self.shared_reader.background_reading()
+                ):  # while this thread is stuck in sending
                     self.send_request(seq, verb, args, buffers, descriptors)
             else:
                 self.send_request(seq, verb, args, buffers, descriptors)
@@ -249,7 +251,7 @@ class ClientConnection(BulkConnection):
     def shut(self) -> None:
         """Ends the connection; its own thread ends with it."""
         super().shut()
-        self.shared_reader.dismiss()
+        self.shared_reader.stop()
 
     # what arrives -----------------------------------------------------------------------------
 
@@ -276,7 +278,7 @@ class ClientConnection(BulkConnection):
         # in another thread: an answer may be large, and whoever reads must go on reading
         if self._request_workers is None:
             self._request_workers = RequestWorkers(lambda: len(self.shared_reader.pending))
-        self._request_workers.take(self, self._handler, seq, verb, args, frame)
+        self._request_workers.submit(self, self._handler, seq, verb, args, frame)
 
     def about(self, number: Any) -> Any:
         """What the open request of that number is for; None when it is for no call, or not open."""

@@ -51,10 +51,10 @@ class PendingReply:
 
     Attributes:
         done: whether `value` and `frame`, or `error`, are there.
-        gates: one for each waiting thread; released when it has to look again.
+        waiter_locks: one for each waiting thread; released when it has to look again.
         then: called, by whoever reads, when nobody waits for the reply; an interrupt can make
             that happen twice.
-        attended: whether somebody has to read it although nobody waits.
+        needs_reader: whether somebody has to read it although nobody waits.
         about: the call that it is for; None when it is for something else.
     """
 

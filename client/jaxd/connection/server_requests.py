@@ -79,7 +79,7 @@ class RequestWorkers:
         self._starting = 0  # threads that have not taken their first question yet
         self._lock = threading.Lock()  # guards the three
 
-    def take(self, *question: Any) -> None:
+    def submit(self, *question: Any) -> None:
         """Queues a server request for a thread; see `answer_request`.
 
         Raises:

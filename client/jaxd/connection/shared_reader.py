@@ -71,9 +71,9 @@ class SharedReader:
         """Whether there may be something to read."""
         return self._connection.alive
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """The connection has ended: so does the thread of its own."""
-        self._background_reader.dismiss()
+        self._background_reader.stop()
 
     def wait(self, pending: PendingReply, deadline: float | None) -> None:
         """Returns when a request has its reply, or the connection has ended.
@@ -187,7 +187,7 @@ class SharedReader:
                 self._background_reader.request_read()
 
     @contextmanager
-    def attended(self) -> Iterator[None]:
+    def background_reading(self) -> Iterator[None]:
         """Replies are taken meanwhile, whoever waits for them."""
         with self._lock:
             self._unawaited += 1
@@ -210,7 +210,7 @@ class SharedReader:
         finally:
             self._pass_reading_on(leading)
 
-    def give_up(
+    def abandon(
         self, seq: int, pending: PendingReply, late: Callable[[PendingReply], None]
     ) -> None:
         """A caller stops waiting: somebody has to take its reply out of the socket all the same."""
@@ -232,7 +232,7 @@ class SharedReader:
             with self._lock:
                 self._unawaited += 1
 
-    def forget(self, seq: int, pending: PendingReply) -> bool:
+    def unregister(self, seq: int, pending: PendingReply) -> bool:
         """Removes a request; returns whether it was still open."""
         with self._lock:
             found = self.pending.pop(seq, None) is not None
@@ -259,7 +259,7 @@ class SharedReader:
         pending.done = True
         pending.about = None  # which holds arrays
         pending.wake()
-        if not self.forget(seq, pending) or pending.then is None:
+        if not self.unregister(seq, pending) or pending.then is None:
             return  # somebody else has told of it, or nobody wants to be told
         try:
             pending.then(pending)
@@ -318,7 +318,7 @@ class BackgroundReader:
             threading.Thread(target=self._run, name="jaxd-reader", daemon=True).start()
         self._wake_event.set()
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """The connection has ended: so does the thread."""
         self._wake_event.set()
 

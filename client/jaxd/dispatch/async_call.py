@@ -102,17 +102,17 @@ class AsyncCall:
         connection = opened.connection
         before, call = self._call, self._retry_limits.prepare_retry(self._call, connection.worker)
         self._call = call
-        replay_filter = session.output_printer().before
+        replay_filter = session.output_printer().replay_filter
         replay_filter.transfer_to_retry(before, call)
         number = connection.number()
         self._attempt = (opened, number)
         if replay_filter.has_lost_calls:
-            replay_filter.again(call, connection, number)
+            replay_filter.retried_as(call, connection, number)
         self._acquire_slot()
         if self.future.done():  # while this thread waited; then its data is gone
             return True
         try:
-            transfer = session.routes.load(
+            transfer = session.transfer_router.prepare(
                 call,
                 connection,
                 opened.values.deduplicator,
@@ -124,7 +124,7 @@ class AsyncCall:
                 call = self._keep_copy(transfer)
             connection.submit(
                 "call",
-                call.message(transfer.rows),
+                call.message(transfer.data_locations),
                 transfer.buffers,
                 lambda pending: self._on_reply(opened, number, pending),
                 number,
@@ -132,7 +132,7 @@ class AsyncCall:
             )
         except ConnectionLost as error:
             self._release_transfer()
-            self._retry_limits.note(error, None)
+            self._retry_limits.record(error, None)
             return False
         self._watch_deadline(opened, number)
         return True
@@ -178,7 +178,7 @@ class AsyncCall:
         self._call = self._call.without_data()
         with suppress(IndexError):
             transfer = self._transfers.pop()
-            self._late_transfers.append(transfer._replace(rows=(), buffers=(), places=()))
+            self._late_transfers.append(transfer._replace(data_locations=(), buffers=(), places=()))
             transfer.release()
         with suppress(IndexError):
             self._retry_copies.pop().release()
@@ -221,10 +221,10 @@ class AsyncCall:
         failed = pending.error is None and not ready
         replaced = failed and is_failure(pending.value[1], WorkerReplaced)
         if replaced:
-            session.leave(connection)
+            session.drain(connection)
         pause_s = self._pause_s(pending.value, replaced=replaced) if failed else None
         try:
-            if session.warning_queue.waiting:
+            if session.warning_queue.has_pending:
                 session.warning_queue.issue(connection, number)
             if failed:
                 snapshot, failure = self._call.spec.snapshot, pending.value[1]
@@ -259,8 +259,8 @@ class AsyncCall:
                     "docs/reliability.md. Submit it again, or fewer at a time."
                 )
             )
-        session.output_printer().before.lost(self._call, connection, number)
-        self._retry_limits.note(error, connection.worker)
+        session.output_printer().replay_filter.call_lost(self._call, connection, number)
+        self._retry_limits.record(error, connection.worker)
         return self._schedule_retry()
 
     def _pause_s(self, value: Any, *, replaced: bool) -> float | None:

@@ -70,7 +70,7 @@ class Caller:
         self.register(spec)
         classes: dict[tuple[str, str], type] = {}
         with spec.snapshot.pickling_context():
-            encoded = encode_arguments(args, kwargs, spec.statics, classes, self.session.remote)
+            encoded = encode_arguments(args, kwargs, spec.statics, classes, self.session.store)
         if classes:
             spec.snapshot.reader.learn(classes)
         stay = result_policy_for(results, on_values=bool(encoded.values))
@@ -81,7 +81,7 @@ class Caller:
             results,
             strict,
             encoded.values,
-            encoded.owners,
+            encoded.buffer_leaves,
             stay,
             encoded.sources,
             encoded.leaf_headers,
@@ -117,7 +117,7 @@ class Caller:
         if call.values:
             return self.session.values().calls.call(call)
         value, frame, opened = self._reply(call)
-        return self.outcome(call, value, frame.buffers, opened)
+        return self.decode_reply(call, value, frame.buffers, opened)
 
     def reply(self, call: CallRequest) -> tuple[Any, Frame]:
         """What the server says to a call, which is repeated when its worker ends; see `RetryLimits`.
@@ -153,10 +153,10 @@ class Caller:
                 from jaxd.dispatch.retry import RetryLimits  # most processes have none
 
                 retry_limits = retry_limits or RetryLimits(call.spec.snapshot.name)
-                retry_limits.note(error, sent[-1].connection.worker if sent else None)
+                retry_limits.record(error, sent[-1].connection.worker if sent else None)
             worker = self.session.current(deadline=deadline).connection.worker
             repeated = retry_limits.prepare_retry(call, worker)
-            self.session.output_printer().before.transfer_to_retry(call, repeated)
+            self.session.output_printer().replay_filter.transfer_to_retry(call, repeated)
             call = repeated
 
     def _request(
@@ -172,17 +172,19 @@ class Caller:
             connection, values = opened
             number = connection.number()
             heard = session.output_printer.made
-            if heard is not None and heard.before.has_lost_calls:
-                heard.before.again(call, connection, number)
+            if heard is not None and heard.replay_filter.has_lost_calls:
+                heard.replay_filter.retried_as(call, connection, number)
             ready = False
-            transfer = session.routes.load(call, connection, values.deduplicator, deadline=deadline)
-            drops = values.drops.take()
+            transfer = session.transfer_router.prepare(
+                call, connection, values.deduplicator, deadline=deadline
+            )
+            drops = values.release_queue.take_all()
             late = partial(self._discard_reply, call, transfer, opened)
             sent.append(opened)
             try:
                 value, frame = connection.request(
                     "call",
-                    call.message(transfer.rows, 0, drops),
+                    call.message(transfer.data_locations, 0, drops),
                     transfer.buffers,
                     None if deadline is None else deadline + REPLY_GRACE_S,
                     number,
@@ -193,11 +195,11 @@ class Caller:
             except BaseException as error:
                 connection.cancel(number)
                 if drops:
-                    values.drops.requeue(drops)  # to tell of them twice does no harm
+                    values.release_queue.requeue(drops)  # to tell of them twice does no harm
                 if isinstance(error, ConnectionLost):
                     name = call.spec.snapshot.name
                     session.callbacks().check_repeatable(connection, number, name)
-                    session.output_printer().before.lost(call, connection, number)
+                    session.output_printer().replay_filter.call_lost(call, connection, number)
                 raise
             finally:
                 transfer.release(value if ready else None)
@@ -208,8 +210,8 @@ class Caller:
                 )
             replaced = not ready and is_failure(value[1], WorkerReplaced)
             if replaced:
-                session.leave(connection)
-            if session.warning_queue.waiting:
+                session.drain(connection)
+            if session.warning_queue.has_pending:
                 session.warning_queue.issue(connection, number)
             if not replaced:
                 break
@@ -220,9 +222,9 @@ class Caller:
     ) -> None:
         """Discards a reply that nobody waits for: releases what the call left on the server."""
         transfer.abandon()
-        if call.stay is not None and pending.error is None and pending.frame is not None:
+        if call.result_policy is not None and pending.error is None and pending.frame is not None:
             with suppress(BaseException):
-                self.outcome(call, pending.value, pending.frame.buffers, opened)
+                self.decode_reply(call, pending.value, pending.frame.buffers, opened)
 
     def submit(self, call: CallRequest) -> Future[Any]:
         """Makes the call without waiting; when this returns, arguments may be overwritten.
@@ -236,11 +238,11 @@ class Caller:
             return self.session.values().calls.submit(call)
         from jaxd.dispatch.async_call import AsyncCall  # imports concurrent.futures
 
-        async_call = AsyncCall(self.session, call, self.outcome)
+        async_call = AsyncCall(self.session, call, self.decode_reply)
         async_call.start()
         return async_call.future
 
-    def outcome(
+    def decode_reply(
         self,
         call: CallRequest,
         value: tuple[Any, ...],
@@ -263,7 +265,7 @@ class Caller:
             from jaxd.results.exceptions import exception_of
 
             raise exception_of(value[1], snapshot.name, snapshot.reader, opened.connection.address)
-        if call.stay is not None:
+        if call.result_policy is not None:
             return opened.values.calls.read(call, value[1], InlineLeaves.of(value, buffers))
         if len(value) < 3 or type(value[2]) is not bytes:
             raise unreadable_reply_error()

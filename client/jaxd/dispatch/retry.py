@@ -45,7 +45,7 @@ class RetryLimits:
         self._lost_connections = 0
         self._failed_sends = 0
 
-    def note(self, error: ConnectionLost, worker: WorkerKey | None) -> None:
+    def record(self, error: ConnectionLost, worker: WorkerKey | None) -> None:
         """Records that the connection was lost while the call was open.
 
         Args:
@@ -90,7 +90,7 @@ class RetryLimits:
                 f"{self._lost_workers} workers of the server have ended while {self._name} was under "
                 "way. See the server's log, and try it with JAXD_INLINE=1."
             )
-        return call._replace(lost=self._lost_workers) if self._lost_workers else call
+        return call._replace(lost_workers=self._lost_workers) if self._lost_workers else call
 
 
 class BusyBackoff:

@@ -36,7 +36,7 @@ class RetryBudget:
         self._free = self._limit
         self._lock = threading.Lock()
 
-    def take(self, nbytes: int) -> bool:
+    def reserve(self, nbytes: int) -> bool:
         """Whether there is so much; to be given back if so."""
         with self._lock:
             fits = nbytes <= self._free
@@ -44,7 +44,7 @@ class RetryBudget:
                 self._free -= nbytes
             return fits
 
-    def give_back(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
         """These copies are gone."""
         with self._lock:
             self._free = min(self._limit, self._free + nbytes)  # a fork's parent may have taken it
@@ -57,7 +57,7 @@ class RetryCopy(NamedTuple):
         call: the call.
         blocks: shared memory in which some of its data lies, one share for each time.
         nbytes: what was copied of the rest.
-        room: where this was taken.
+        budget: where this was taken.
     """
 
     call: CallRequest
@@ -81,10 +81,10 @@ class RetryCopy(NamedTuple):
             None where there is no room.
         """
         in_blocks = transfer.in_blocks()
-        owned = list(zip(chain(call.owners, repeat(-1)), call.buffers, strict=False))
+        owned = list(zip(chain(call.buffer_leaves, repeat(-1)), call.buffers, strict=False))
         stays = in_blocks.keys() | call.sources.keys()
         nbytes = sum(len(data) for owner, data in owned if owner not in stays)
-        if not budget.take(nbytes):
+        if not budget.reserve(nbytes):
             return None
         try:
             buffers = [
@@ -94,17 +94,17 @@ class RetryCopy(NamedTuple):
                 for owner, data in owned
             ]
         except BaseException as error:
-            budget.give_back(nbytes)
+            budget.release(nbytes)
             if isinstance(error, MemoryError):
                 return None
             raise
         blocks = [block for block, _ in transfer.places]
         for block in blocks:
-            block.hold()
+            block.retain()
         return cls(call._replace(buffers=buffers), blocks, nbytes, budget)
 
     def release(self) -> None:
         """The call is not made again."""
         for block in self.blocks:
             block.release()
-        self.budget.give_back(self.nbytes)
+        self.budget.release(self.nbytes)

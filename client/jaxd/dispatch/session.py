@@ -47,13 +47,13 @@ class Session:
     Attributes:
         address: where it was found; None before the first connection.
         id: the server's name for this client, kept over connections.
-        remote: what this process has on the server in that session.
+        store: what this process has on the server in that session.
         window: has a place for each submitted call that the server takes from one connection.
         progress: shows how far long calls are.
         notices: says what the server has to say of calls.
         output_printer: makes what says here what calls say there.
         callbacks: makes what runs here what programs call back.
-        routes: how large arrays travel.
+        transfer_router: how large arrays travel.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
         platform: what it computes on.
     """
@@ -65,7 +65,7 @@ class Session:
         self.warning_queue = WarningQueue()
         self.output_printer: Lazy[OutputPrinter] = Lazy(self._make_output_printer)
         self.callbacks: Lazy[CallbackRunner] = Lazy(_make_callbacks)
-        self.routes = TransferRouter()
+        self.transfer_router = TransferRouter()
         self.after_fork()
         reset_after_fork(self)
 
@@ -77,7 +77,7 @@ class Session:
         self.window: threading.BoundedSemaphore | None = None
         self.address: Address | None = None
         self.id: str | None = None
-        self.remote: RemoteStore | None = None
+        self.store: RemoteStore | None = None
         self._notifies_exit = False
         self.accepts: str | None = None
         self.platform = "cpu"
@@ -97,8 +97,8 @@ class Session:
         with self._lock:
             found, self._current = self._current, None
             left, self._draining = self._draining, []
-            if self.remote is not None:
-                self.remote.drops.stop()
+            if self.store is not None:
+                self.store.release_queue.stop()
         if found is not None:
             found.connection.retire()
         for connection in left:
@@ -106,12 +106,12 @@ class Session:
 
     def values(self) -> RemoteStore:
         """What this process has on the server."""
-        return self.current().values if self.remote is None else self.remote
+        return self.current().values if self.store is None else self.store
 
     def notify(self, remote: RemoteStore, verb: str, *args: Any) -> bool:
         """Sends a message without reply, if connected; whether the session is still current."""
         found = self._current
-        if remote is not self.remote:
+        if remote is not self.store:
             return False
         if found is not None:
             with suppress(JaxdError):
@@ -120,8 +120,8 @@ class Session:
 
     def notify_exit(self) -> None:
         """Notifies the server that this process exits: its values can be released."""
-        if self.remote is not None:
-            self.notify(self.remote, "bye")
+        if self.store is not None:
+            self.notify(self.store, "bye")
 
     def connection(self, fresh: bool = False) -> ClientConnection:
         """As `current`, the connection alone."""
@@ -170,7 +170,7 @@ class Session:
         with self._lock:
             if self._current is None or not self._current.connection.alive:
                 self._current = self._connect_with_retries()
-                self._current.values.drops.again()  # now: before, nothing could be told
+                self._current.values.release_queue.resend()  # now: before, nothing could be told
                 for left in self._draining:
                     left.check()  # the worker behind it has ended by now
                 self._draining = [left for left in self._draining if left.alive]
@@ -199,7 +199,7 @@ class Session:
                 "for the cause with `jaxd doctor`."
             ) from error
 
-    def leave(self, connection: ClientConnection) -> None:
+    def drain(self, connection: ClientConnection) -> None:
         """Stops using a connection for new calls: its worker is being replaced.
 
         Those that are open on it are still answered.
@@ -221,22 +221,22 @@ class Session:
             self.address = find_server(self.settings)
         connection, welcome = open_connection(self.address, self.settings, self.id, self._handler)
         connection.on_transfer = self.progress.transfer
-        if self.remote is None or self.id != welcome["session"]:
-            if self.remote is not None:
-                self.remote.drops.stop()
+        if self.store is None or self.id != welcome["session"]:
+            if self.store is not None:
+                self.store.release_queue.stop()
             self.id = welcome["session"]
             compress = self.settings.compress
-            self.remote = RemoteStore(self, self.address, connection.worker, compress=compress)
+            self.store = RemoteStore(self, self.address, connection.worker, compress=compress)
             if not self._notifies_exit:
                 self._notifies_exit = True
                 atexit.register(_notify_exit, weakref.ref(self))
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.accepts = welcome.get("accept", "code")
         self.platform = welcome.get("platform", "cpu")
-        self.warning_queue.compare(welcome["peer"].versions)
+        self.warning_queue.compare_versions(welcome["peer"].versions)
         if welcome.get("platform", "cpu") != "cpu":
             self._guard_device(welcome)
-        return OpenSession(connection, self.remote)
+        return OpenSession(connection, self.store)
 
     def _guard_device(self, welcome: Mapping[str, Any]) -> None:
         from jaxd.interop.gpu_guard import (

@@ -167,7 +167,7 @@ class RecordedFunction:
         self.recipe = recipe
         self.key = recipe.key
         self.options = recipe.options
-        self.identity = self
+        self.snapshot = self
         self.name = recipe.name
         self.manifest = FunctionManifest.from_message(recipe.manifest)
         self.fingerprint = self.manifest.fingerprint

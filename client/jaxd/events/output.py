@@ -72,7 +72,7 @@ class ReplayFilter:
             expected[thing] -= 1
             return True
 
-    def lost(self, call: object, connection: object, number: int) -> None:
+    def call_lost(self, call: object, connection: object, number: int) -> None:
         """The connection of a call ended before its reply."""
         with self._lock:
             self._expected_repeats.pop((connection, number), None)
@@ -89,7 +89,7 @@ class ReplayFilter:
                 if said:
                     self._lost_outputs[id(repeated)] = repeated, said
 
-    def again(self, call: object, connection: object, number: int) -> None:
+    def retried_as(self, call: object, connection: object, number: int) -> None:
         """The call is made under this number."""
         with self._lock:
             _, said = self._lost_outputs.pop(id(call), (None, None))
@@ -116,7 +116,7 @@ class OutputPrinter:
         progress: its line on the terminal is cleared first.
 
     Attributes:
-        before: the output of calls that may be repeated.
+        replay_filter: the output of calls that may be repeated.
     """
 
     def __init__(self, warning_queue: WarningQueue, progress: Progress) -> None:
@@ -124,24 +124,24 @@ class OutputPrinter:
         self._progress = progress
         self._registries = BoundedDict[str, dict[Any, Any]](_MAX_FILES)
         self._logger_count = 0
-        self.before = ReplayFilter()
-        reset_after_fork(self.before)
+        self.replay_filter = ReplayFilter()
+        reset_after_fork(self.replay_filter)
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Handles an output event of call `number` of a connection."""
         thing = kind, content.get("text")
-        if kind == "compiled" or not self.before.is_repeat(connection, number, thing):
+        if kind == "compiled" or not self.replay_filter.is_repeat(connection, number, thing):
             with suppress(Exception):  # whatever a stream or handler of the user's does
                 if kind == "print":
                     self._print(content)
                 elif kind == "warned":
                     self._warn(
-                        content, lambda act: self._warning_queue.later(connection, number, act)
+                        content, lambda act: self._warning_queue.run_later(connection, number, act)
                     )
                 elif kind == "logged":
                     self._log(content)
                 else:
-                    self._warning_queue.later(
+                    self._warning_queue.run_later(
                         connection, number, lambda: self._log_compile(content)
                     )
 

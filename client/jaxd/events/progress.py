@@ -72,7 +72,7 @@ class Progress:
                 return
             call = self._calls.setdefault(key, _CallProgress(str(content.get("function", ""))))
             if kind == "built":
-                call.built = _build_text(content)
+                call.stage_times = _build_text(content)
             else:
                 call.enter(_STAGES.get(str(content.get("stage")), "working on"))
             self._start_ticker()
@@ -102,8 +102,8 @@ class Progress:
             self._finished[key] = None
             call = self._calls.pop(key, None)
             self._wipe_transfer()
-            if call is not None and (call.shown or (call.built and ready)):
-                end = call.built or f"{call.function} was ready after {call.seconds:.1f} s"
+            if call is not None and (call.shown or (call.stage_times and ready)):
+                end = call.stage_times or f"{call.function} was ready after {call.seconds:.1f} s"
                 end += call.times()
                 self._put(f"jaxd: {end}\n" if ready else "")
         self._write()
@@ -180,7 +180,7 @@ class _CallProgress:
         self.stage = "working on"
         self.started = time.monotonic()
         self.shown = False
-        self.built = ""  # why it was compiled, when that took long
+        self.stage_times = ""  # why it was compiled, when that took long
         self._stage_started: list[tuple[str, float]] = []
 
     def enter(self, stage: str) -> None:

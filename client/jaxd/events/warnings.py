@@ -41,7 +41,7 @@ class WarningQueue:
     Only there may a warning become an exception. Thread-safe.
 
     Attributes:
-        waiting: whether there may be anything to issue; cheap to ask.
+        has_pending: whether there may be anything to issue; cheap to ask.
     """
 
     def __init__(self) -> None:
@@ -51,26 +51,26 @@ class WarningQueue:
     def after_fork(self) -> None:
         """Forgets the calls of the parent, as the child of a fork must."""
         self._lock = threading.Lock()  # guards all of these
-        self.waiting = False
+        self.has_pending = False
         self._issued: set[_PendingWarning] = set()
         self._call_warnings = BoundedDict[tuple[object, int], list[_PendingWarning]](_MAX_CALLS)
         self._server_warnings: list[_PendingWarning] = []
         self._deferred = BoundedDict[tuple[object, int], list[Callable[[], object]]](_MAX_CALLS)
 
-    def later(self, connection: object, number: int, act: Callable[[], object]) -> None:
+    def run_later(self, connection: object, number: int, act: Callable[[], object]) -> None:
         """Has `act` called in the thread whose call this is, when its reply is here."""
         with self._lock:
             self._deferred.setdefault((connection, number), []).append(act)
-            self.waiting = True
+            self.has_pending = True
 
     def event(self, connection: object, number: int, content: dict[str, Any]) -> None:
         """Notes what the server says of call `number` of a connection; warns of nothing yet."""
         words = (str(content.get(name, "")) for name in _PendingWarning._fields)
         with self._lock:
             self._call_warnings.setdefault((connection, number), []).append(_PendingWarning(*words))
-            self.waiting = True
+            self.has_pending = True
 
-    def compare(self, theirs: Mapping[str, str]) -> None:
+    def compare_versions(self, theirs: Mapping[str, str]) -> None:
         """Notes which packages that this process has loaded the server has in other versions."""
         with self._lock:
             for name in sorted(_SHARED_PACKAGES & theirs.keys()):
@@ -81,13 +81,13 @@ class WarningQueue:
                         "from the server's."
                     )
                     self._server_warnings.append(_PendingWarning(_ANY_FUNCTION, name, text))
-                    self.waiting = True
+                    self.has_pending = True
 
     def add_device_warning(self, text: str) -> None:
         """Notes that this process and the server are in each other's way on a device."""
         with self._lock:
             self._server_warnings.append(_PendingWarning(_ANY_FUNCTION, "", text, "device"))
-            self.waiting = True
+            self.has_pending = True
 
     def issue(self, connection: object, number: int) -> None:
         """Warns, in the line that called, of what was heard of this call and of the server.
@@ -99,7 +99,7 @@ class WarningQueue:
             acts = self._deferred.pop((connection, number), [])
             heard = self._server_warnings + self._call_warnings.pop((connection, number), [])
             self._server_warnings = []
-            self.waiting = bool(self._call_warnings or self._deferred)
+            self.has_pending = bool(self._call_warnings or self._deferred)
             fresh = [notice for notice in heard if self._is_new(notice)]
         for act in acts:
             act()

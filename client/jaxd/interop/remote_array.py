@@ -85,7 +85,7 @@ class RemoteArray(ArrayLike):
         return self.origin.leaves[self.number]
 
     @property
-    def flight(self) -> Any:
+    def pending_call(self) -> Any:
         """The call that makes it, when that had not run; the fetcher's affair."""
         return self.origin.pending_call
 
@@ -136,7 +136,7 @@ class RemoteArray(ArrayLike):
         kind = f"key<{self.leaf.impl}>" if self.leaf.tag == "K" else self.leaf.dtype
         end = ", deleted" if self.is_deleted() else ""
         shape = ",".join(map(str, self.shape))
-        return f"<jaxd.RemoteArray {kind}[{shape}] on {self.fetcher.where}{end}>"
+        return f"<jaxd.RemoteArray {kind}[{shape}] on {self.fetcher.address}{end}>"
 
     # what waits or moves
 

@@ -40,7 +40,7 @@ class Handle(Protocol):
         """Its number in the session."""
 
     @property
-    def flight(self) -> Any:
+    def pending_call(self) -> Any:
         """The call that makes it, when that had not run; the fetcher's affair."""
 
     @property
@@ -73,7 +73,7 @@ class ArrayFetcher(Protocol):
     """Fetches the data of arrays on the server."""
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         """The server's address, for people."""
 
     def fetch_bytes(self, array: Handle, copy: bool = True) -> memoryview:
@@ -108,15 +108,15 @@ class ResultBatch:
         fetcher: who has their data.
         first: the id of number 0 in its session; the others follow.
         leaves: what they are, by number.
-        flight: the call that makes them, when that had not run; the fetcher's affair.
+        pending_call: the call that makes them, when that had not run; the fetcher's affair.
 
     Attributes:
         arrays: those that stand for them, as long as somebody holds them.
         is_looked_at: whether one of them was brought home by itself: the next one is not the only
             one that somebody looks at.
-        gone: what became of those that cannot be used any more, by number: the name of the function
+        unusable: what became of those that cannot be used any more, by number: the name of the function
             that was given their memory, or `DELETED`.
-        settled: numbers of those that the server has let go of, or was told to.
+        released: numbers of those that the server has let go of, or was told to.
     """
 
     __slots__ = (
@@ -186,12 +186,12 @@ class HandleRange(NamedTuple):
         """Marks the arrays at these leaves as donated."""
         self.origin.unusable.update(dict.fromkeys(self.numbers(leaves), taker))
 
-    def give_back(self, leaves: Collection[int]) -> None:
+    def unmark_donated(self, leaves: Collection[int]) -> None:
         """Marks the arrays at these leaves as usable again."""
         for number in self.numbers(leaves):
             self.origin.unusable.pop(number, None)
 
-    def settle(self, leaves: Collection[int]) -> None:
+    def mark_released(self, leaves: Collection[int]) -> None:
         """Marks the arrays at these leaves as released by the server."""
         self.origin.released.update(self.numbers(leaves))
 
@@ -200,7 +200,7 @@ class HandleRanges:
     """Collects the ranges of one call while its arguments are encoded.
 
     Attributes:
-        found: all so far.
+        ranges: all so far.
     """
 
     __slots__ = ("_last_arrays", "_last_position", "_next_leaf", "ranges")

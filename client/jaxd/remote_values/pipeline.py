@@ -72,24 +72,24 @@ class PipelinedCall:
         call: the call.
         form: what its result looks like, when that is known.
         donated: numbers of the leaves that such calls are known to take for good.
-        ended: called with it when it is done; somebody then always reads.
+        on_done: called with it when it is done; somebody then always reads.
         is_copied: whether its caller may change its arrays before it is done.
-        told: what stands for its skeleton.
+        sent_skeleton: what stands for its skeleton.
 
     Attributes:
         done: whether its reply is here, or never will be.
         error: why there is no result; None when there is one, or none so far.
         skeleton: what its result looks like; None as long as nobody knows.
         layout: how to read its result; None as long as nobody knows.
-        knows: what the server is told of the form that is known.
-        home: what of it came home; None before that.
+        known_shape_hash: what the server is told of the form that is known.
+        inline_leaves: what of it came home; None before that.
         given_up: numbers of the leaves that it has taken for good.
         changed: what its result looks like when that is not what was known.
         is_sent: whether the server may have it.
         request: its number on its connection.
-        load: its data, on its way.
-        on: the leaves that it takes from the server: the first and the number of each handle range.
-        drops: ids of values that its message says are no longer held.
+        transfer: its data, on its way.
+        remote_leaves: the leaves that it takes from the server: the first and the number of each handle range.
+        released_ids: ids of values that its message says are no longer held.
     """
 
     def __init__(
@@ -99,19 +99,19 @@ class PipelinedCall:
         donated: Sequence[int] = (),
         ended: Callable[[PipelinedCall], None] | None = None,
         is_copied: bool = False,
-        told: bytes | None = None,
+        sent_skeleton: bytes | None = None,
     ) -> None:
         self.call = call
         self.number = 0
-        self.load: CallTransfer | None = None
+        self.transfer: CallTransfer | None = None
         self.copies_data = is_copied
-        self.told = told
+        self.sent_skeleton = sent_skeleton
         self.done = False
         self.error: BaseException | None = None
         self.skeleton: bytes | None = form.skeleton if form else None
         self.layout: Layout | None = form.layout if form else None
-        self.knows = form.hash if form else b""
-        self.home: InlineLeaves | None = None
+        self.known_shape_hash = form.hash if form else b""
+        self.inline_leaves: InlineLeaves | None = None
         self.given_up: tuple[int, ...] = ()
         self.changed: bytes | None = None
         self.is_sent = False
@@ -119,9 +119,9 @@ class PipelinedCall:
         self.pending: PendingReply | None = None
         self.request = 0
         self.attempts = 0
-        self.on = call.on
-        self.drops = b""
-        self.ended = ended
+        self.remote_leaves = call.remote_leaves
+        self.released_ids = b""
+        self.on_done = ended
         self._data: dict[int, memoryview] | None = None
         self._donated = tuple(donated)
         self._lock = threading.RLock()  # guards its end, and its data on its way
@@ -130,9 +130,11 @@ class PipelinedCall:
 
     def assign_number(self) -> None:
         """Takes a number that is larger than those of all calls that were sent before."""
-        assert self.call.stay is not None
+        assert self.call.result_policy is not None
         self.number = new_call_number()
-        self.call = self.call._replace(stay=self.call.stay._replace(number=self.number))
+        self.call = self.call._replace(
+            result_policy=self.call.result_policy._replace(number=self.number)
+        )
 
     @property
     def name(self) -> str:
@@ -151,7 +153,7 @@ class PipelinedCall:
             return decode_failure(failure, reader)
         return exception_of(failure, self.name, reader, self.connection.address)
 
-    def settle(self, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> None:
+    def complete(self, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> None:
         """Completes the call with its reply.
 
         Raises:
@@ -171,28 +173,28 @@ class PipelinedCall:
         home = InlineLeaves.of(value, buffers)
         return self._finish_once(_CallOutcome(None, given_up, value, skeleton, home))
 
-    def refuse(self, error: BaseException) -> None:
+    def fail_not_run(self, error: BaseException) -> None:
         """Fails a call that did not run: its donated arguments stay usable."""
         self._finish_once(_CallOutcome(error, ()))
 
-    def lose(self, error: BaseException) -> None:
+    def fail_unknown(self, error: BaseException) -> None:
         """Fails a call of unknown state: its donated arguments stay unusable."""
         self._finish_once(_CallOutcome(error))
 
-    def carry(self, transfer: CallTransfer, call: CallRequest) -> None:
+    def replace_transfer(self, transfer: CallTransfer, call: CallRequest) -> None:
         """Replaces the transfer that carries its data."""
         with self._lock:
             if self.done:
                 useless: CallTransfer | None = transfer
             else:
-                useless, self.load, self.call = self.load, transfer, call
+                useless, self.transfer, self.call = self.transfer, transfer, call
         if useless is not None:
             useless.release()
 
     def notify(self) -> None:
         """Calls `ended`, once."""
         with self._lock:
-            ended, self.ended = self.ended, None
+            ended, self.on_done = self.on_done, None
         if ended is not None:
             ended(self)
 
@@ -204,9 +206,9 @@ class PipelinedCall:
             if end.given_up is not None:
                 self.given_up = end.given_up
                 self._mark_given_up(end.given_up)
-            self.error, self.home, self.changed = end.error, end.home, end.changed
+            self.error, self.inline_leaves, self.changed = end.error, end.home, end.changed
             self.skeleton = end.skeleton or self.skeleton
-            transfer, self.load = self.load, None
+            transfer, self.transfer = self.transfer, None
             if transfer is not None:
                 transfer.release(end.reply)
             self.call = self.call.without_data()
@@ -215,14 +217,16 @@ class PipelinedCall:
     def _mark_given_up(self, given_up: tuple[int, ...]) -> None:
         for handle_range in self.call.values:
             if given_up != self._donated:
-                handle_range.give_back(set(self._donated).difference(given_up))
+                handle_range.unmark_donated(set(self._donated).difference(given_up))
                 handle_range.mark_donated(given_up, self.name)
-            handle_range.settle(given_up)
+            handle_range.mark_released(given_up)
 
     def data(self, leaf: int) -> memoryview | None:
         """The data of a result's leaf, when it came with the reply."""
-        if self._data is None and self.home is not None and self.layout is not None:
-            self._data = _data_by_leaf(self.layout.without(self.home.away), self.home)
+        if self._data is None and self.inline_leaves is not None and self.layout is not None:
+            self._data = _data_by_leaf(
+                self.layout.without(self.inline_leaves.remote_numbers), self.inline_leaves
+            )
         return (self._data or {}).get(leaf)
 
 
@@ -336,11 +340,11 @@ class CallPipeline:
         self._open.pop(flight.number, None)  # also when it is on its way: nobody sends it again
         if flight.is_sent:
             if isinstance(error, JaxdError):
-                flight.lose(error)
+                flight.fail_unknown(error)
             return
-        flight.refuse(error)
-        if flight.drops:
-            self._release_queue.requeue(flight.drops)
+        flight.fail_not_run(error)
+        if flight.released_ids:
+            self._release_queue.requeue(flight.released_ids)
 
     def _wait_for_window(self) -> None:
         while len(flights := list(self._open.values())) >= MAX_IN_FLIGHT:
@@ -370,10 +374,10 @@ class CallPipeline:
             ended: called when it is done, at once when it is.
         """
         with self._holding_lock():
-            flight.ended = ended
+            flight.on_done = ended
             if self._has_lost_connection(flight):
                 lost = ConnectionLost("the connection to the server was lost. Call again.")
-                self._finish_call(flight, flight.lose, lost)
+                self._finish_call(flight, flight.fail_unknown, lost)
             elif flight.done:
                 self._finished.append(flight)
         connection, pending = flight.connection, flight.pending
@@ -399,13 +403,13 @@ class CallPipeline:
         """Fails all open calls: the session is gone."""
         with self._holding_lock():
             for flight in list(self._open.values()):
-                self._finish_call(flight, flight.lose, error)
+                self._finish_call(flight, flight.fail_unknown, error)
 
     def _prepare_transfer(
         self, flight: PipelinedCall, connection: ClientConnection
     ) -> CallTransfer:
         call = flight.call
-        transfer = self._transfer_router.load(
+        transfer = self._transfer_router.prepare(
             call, connection, self._deduplicator, copied=flight.copies_data
         )
         if flight.copies_data:
@@ -414,28 +418,28 @@ class CallPipeline:
             )
             if transfer.places:  # else none of it is ever loaded again
                 call = call._replace(buffers=transfer.copies_of(call))
-        flight.carry(transfer, call)
+        flight.replace_transfer(transfer, call)
         return transfer
 
     def _send(self, flight: PipelinedCall, connection: ClientConnection) -> None:
         number = connection.number()
         flight.attempts += 1
-        transfer = flight.load
+        transfer = flight.transfer
         if transfer is None or not self._transfer_router.announce(connection, transfer.places):
             transfer = self._prepare_transfer(flight, connection)
         if flight.attempts == 1:
-            flight.drops = self._release_queue.take()
+            flight.released_ids = self._release_queue.take_all()
         is_first = flight.attempts == 1  # later, what was told is perhaps not known
         message = flight.call.message(
-            transfer.rows,
+            transfer.data_locations,
             min(list(self._open), default=flight.number),
-            flight.drops,
-            flight.told if is_first else None,
-            flight.knows,
+            flight.released_ids,
+            flight.sent_skeleton if is_first else None,
+            flight.known_shape_hash,
         )
         pending = PendingReply(
             lambda pending: self._on_reply(flight, connection, pending),
-            needs_reader=flight.ended is not None,
+            needs_reader=flight.on_done is not None,
             about=flight.call,
         )
         # not before: what was let go of must not be told before the call that makes it
@@ -482,12 +486,12 @@ class CallPipeline:
             except ConnectionLost:
                 raise
             except JaxdError as error:  # its alone: the others are sent
-                return self._finish_call(flight, flight.lose, error)
+                return self._finish_call(flight, flight.fail_unknown, error)
         lost = ConnectionLost(
             f"the connection to the server was lost {_MAX_ATTEMPTS} times while {flight.name} was on "
             "its way. See the server's log, and whether what lies in between ends connections."
         )
-        return self._finish_call(flight, flight.lose, lost)
+        return self._finish_call(flight, flight.fail_unknown, lost)
 
     def _on_reply(
         self, flight: PipelinedCall, connection: ClientConnection, pending: PendingReply
@@ -498,9 +502,9 @@ class CallPipeline:
         if isinstance(pending.error, ConnectionLost) and not flight.done:
             self._on_arrival(connection, flight, False)
             if self._open.get(flight.number) is not flight:  # nobody sends it again
-                self._finish_call(flight, flight.lose, pending.error)
+                self._finish_call(flight, flight.fail_unknown, pending.error)
                 self._notify_finished()
-            elif flight.ended is not None:
+            elif flight.on_done is not None:
                 threading.Thread(
                     target=self._resend_in_background, name="jaxd-repeat", daemon=True
                 ).start()
@@ -508,7 +512,7 @@ class CallPipeline:
         try:
             _complete_from_reply(flight, pending)
         except Exception as error:  # noqa: BLE001  whoever waits for it learns of it; others read on
-            flight.lose(error)
+            flight.fail_unknown(error)
         self._open.pop(flight.number, None)
         self._finished.append(flight)
         self._on_arrival(connection, flight, flight.error is None)
@@ -521,16 +525,16 @@ class CallPipeline:
         except BaseException as error:  # noqa: BLE001  their owners decide about it
             with self._holding_lock():
                 for flight in list(self._open.values()):
-                    if flight.ended is not None and self._has_lost_connection(flight):
-                        self._finish_call(flight, flight.lose, error)
+                    if flight.on_done is not None and self._has_lost_connection(flight):
+                        self._finish_call(flight, flight.fail_unknown, error)
 
 
 def _complete_from_reply(flight: PipelinedCall, pending: PendingReply) -> None:
     if flight.done:
         return
     if pending.frame is None:
-        flight.lose(pending.error or ConnectionLost("the connection was closed."))
+        flight.fail_unknown(pending.error or ConnectionLost("the connection was closed."))
     elif pending.error is not None:  # the server has said so
-        flight.refuse(pending.error)
+        flight.fail_not_run(pending.error)
     else:
-        flight.settle(pending.value, pending.frame.buffers)
+        flight.complete(pending.value, pending.frame.buffers)

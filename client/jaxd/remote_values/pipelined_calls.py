@@ -81,7 +81,7 @@ class SkeletonTable:
         self._assigned = 0
         self._lock = threading.Lock()  # guards _given
 
-    def told(self, skeleton: bytes) -> bytes:
+    def encode(self, skeleton: bytes) -> bytes:
         """The bytes to send for a skeleton: an index, a definition, or itself."""
         number = self._numbers.get(skeleton)
         if number is not None:
@@ -94,7 +94,7 @@ class SkeletonTable:
             number, self._assigned = self._assigned, self._assigned + 1
         return defining_skeleton(number, skeleton)
 
-    def heard(self, told: bytes) -> None:
+    def confirm(self, told: bytes) -> None:
         """Confirms a definition: the server has answered the call that contained it."""
         if told.startswith(DEFINING_SKELETON):
             self._numbers[told[2:]] = told[1]
@@ -104,12 +104,12 @@ class ClientServices(Protocol):
     """The services of the client that pipelined calls use.
 
     Attributes:
-        routes: how large arrays travel.
+        transfer_router: how large arrays travel.
         notices: says what the server has to say of calls.
         progress: shows how far long calls are.
     """
 
-    routes: TransferRouter
+    transfer_router: TransferRouter
     warning_queue: WarningQueue
     progress: Progress
 
@@ -118,11 +118,11 @@ class ValueStore(Protocol):
     """The arrays of one session, as calls on them need it.
 
     Attributes:
-        drops: collects the ids of those that nobody here holds any more.
+        release_queue: collects the ids of those that nobody here holds any more.
         sent_before: gives what the session has sent.
     """
 
-    drops: ReleaseQueue
+    release_queue: ReleaseQueue
     deduplicator: Callable[[], Deduplicator]
 
     def connection(self) -> ClientConnection:
@@ -157,7 +157,12 @@ class PipelinedCalls:
         from jaxd.remote_values.pipeline import CallPipeline
 
         values = self._store
-        ways = values.connection, self._services.routes, values.drops, values.deduplicator
+        ways = (
+            values.connection,
+            self._services.transfer_router,
+            values.release_queue,
+            values.deduplicator,
+        )
         return CallPipeline(*ways, self._on_arrival)
 
     @property
@@ -187,7 +192,9 @@ class PipelinedCalls:
             BaseException: what the function raised, or one before it on whose result it depends.
             JaxdError: when the call could not be made.
         """
-        lies_here = self._services.routes.uses_shared_blocks(call)  # and could be changed too early
+        lies_here = self._services.transfer_router.uses_shared_blocks(
+            call
+        )  # and could be changed too early
         flight = self._launch(call, may_return=call.timeout_s is None and not lies_here)
         try:
             if flight.layout is not None and _is_remote(call):
@@ -245,14 +252,16 @@ class PipelinedCalls:
             from jaxd.remote_values.lost import with_call_array_names
 
             raise with_call_array_names(error, call) from None
-        assert call.stay is not None
+        assert call.result_policy is not None
         form: ResultShape | None = None
         donated: tuple[int, ...] = ()
-        known = self._result_shapes.get(_call_kind(call, call.on)) if may_return else None
+        known = (
+            self._result_shapes.get(_call_kind(call, call.remote_leaves)) if may_return else None
+        )
         if known is not None:
             skeleton, donated, hash_ = known
             form = ResultShape(skeleton, call.spec.snapshot.reader.layout(skeleton), hash_)
-        told = self._skeletons.told(call.skeleton)
+        told = self._skeletons.encode(call.skeleton)
         is_copied = known is not None or ended is not None
         flight = PipelinedCall(call, form, donated, ended, is_copied, told)
         try:
@@ -276,7 +285,7 @@ class PipelinedCalls:
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s + REPLY_GRACE_S
         self._pipeline.wait(flight, until)
-        if self._services.warning_queue.waiting and flight.connection is not None:
+        if self._services.warning_queue.has_pending and flight.connection is not None:
             self._services.warning_queue.issue(flight.connection, flight.request)
         if flight.error is not None:
             raise flight.error
@@ -287,7 +296,7 @@ class PipelinedCalls:
             raise flight.error
         call = flight.call
         assert flight.skeleton is not None
-        assert call.stay is not None
+        assert call.result_policy is not None
         flight.layout = call.spec.snapshot.reader.layout(flight.skeleton)
         self._learn_shape(flight)
         return self._result(flight)
@@ -297,11 +306,11 @@ class PipelinedCalls:
         if flight.skeleton is None or not _is_remote(flight.call):
             return
         self._store_shape(flight, flight.skeleton)
-        if flight.told is not None and flight.attempts == 1:
-            self._skeletons.heard(flight.told)
+        if flight.sent_skeleton is not None and flight.attempts == 1:
+            self._skeletons.confirm(flight.sent_skeleton)
 
     def _store_shape(self, flight: PipelinedCall, skeleton: bytes) -> None:
-        kind = _call_kind(flight.call, flight.on)
+        kind = _call_kind(flight.call, flight.remote_leaves)
         known = self._result_shapes.get(kind)
         if known is not None and known[:2] == (skeleton, flight.given_up):
             return
@@ -309,18 +318,18 @@ class PipelinedCalls:
 
     def _replace_shape(self, flight: PipelinedCall, skeleton: bytes) -> None:
         """Replaces the known result shape of such calls, after a result had another."""
-        stay = flight.call.stay
+        stay = flight.call.result_policy
         assert stay is not None
-        self._result_shapes.pop(_call_kind(flight.call, flight.on), None)
+        self._result_shapes.pop(_call_kind(flight.call, flight.remote_leaves), None)
         with suppress(Exception):  # it cannot be read in this process
             layout = flight.call.spec.snapshot.reader.layout(skeleton)
             self._store_shape(flight, skeleton)
             for leaf in range(len(layout.leaves)):
-                self._store.drops.add(first_value_id(stay.number) + leaf)
+                self._store.release_queue.add(first_value_id(stay.number) + leaf)
 
     def _result(self, flight: PipelinedCall) -> Any:
         assert flight.skeleton is not None
-        return self.read(flight.call, flight.skeleton, flight.home, flight)
+        return self.read(flight.call, flight.skeleton, flight.inline_leaves, flight)
 
     def read(
         self,
@@ -340,7 +349,7 @@ class PipelinedCalls:
         Raises:
             JaxdError: when it cannot be read in this process.
         """
-        snapshot, stay = call.spec.snapshot, call.stay
+        snapshot, stay = call.spec.snapshot, call.result_policy
         assert stay is not None
         first = first_value_id(stay.number)
 
@@ -364,7 +373,7 @@ class PipelinedCalls:
         """
         for array in arrays:
             array.refuse_deleted()
-            flight = array.flight
+            flight = array.pending_call
             if flight is not None and flight.error is not None:
                 raise flight.error
 

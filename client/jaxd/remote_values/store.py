@@ -51,7 +51,7 @@ class Uplink(ClientServices, Protocol):
     """The client's access to its server: connection and session."""
 
     @property
-    def remote(self) -> RemoteStore | None:
+    def store(self) -> RemoteStore | None:
         """What this process has on the server in its present session."""
 
     @property
@@ -75,9 +75,9 @@ class RemoteStore:
         compress: whether data may be compressed on its way over a network.
 
     Attributes:
-        where: the server's address, for people.
-        lost: why they are gone, once they are.
-        drops: collects the ids of those that nobody here holds any more.
+        address: the server's address, for people.
+        loss_error: why they are gone, once they are.
+        release_queue: collects the ids of those that nobody here holds any more.
         sent_before: gives what the session has sent.
         calls: those on these arrays.
     """
@@ -91,31 +91,31 @@ class RemoteStore:
         compress: bool = False,
     ) -> None:
         self.worker = worker
-        self.where = str(address)
-        self.lost: ValuesLost | None = None
+        self.address = str(address)
+        self.loss_error: ValuesLost | None = None
         self._uplink = uplink
-        self.drops = ReleaseQueue(self._send_releases)
-        self.drop = self.drops.add
-        make = partial(_make_sent_before, self.drops, address, compress=compress)
+        self.release_queue = ReleaseQueue(self._send_releases)
+        self.drop = self.release_queue.add
+        make = partial(_make_sent_before, self.release_queue, address, compress=compress)
         self.deduplicator: Callable[[], Deduplicator] = Lazy(make)
         self.calls = PipelinedCalls(self, uplink)
         reset_after_fork(self)
 
     def after_fork(self) -> None:
         """In the child of a fork: all of it is the parent's."""
-        self.drops.abandon()
+        self.release_queue.abandon()
         self.calls.after_fork()
-        self.end(
+        self.invalidate(
             "these arrays belong to the process that this one was forked from. Bring them home "
             "with jaxd.get before the fork, or give them a name with jaxd.put(…, name=…)."
         )
 
-    def end(self, text: str) -> None:
+    def invalidate(self, text: str) -> None:
         """Marks the arrays as lost: using one raises this error."""
         self._end(ValuesLost(text))
 
     def _end(self, error: ValuesLost) -> None:
-        self.lost = error
+        self.loss_error = error
         self.calls.fail_all(error)
 
     def connection(self) -> ClientConnection:
@@ -124,22 +124,22 @@ class RemoteStore:
         Raises:
             ValuesLost: when there is none any more.
         """
-        if self.lost is not None:
-            raise self.lost
+        if self.loss_error is not None:
+            raise self.loss_error
         connection, values = self._uplink.current()
-        if values is not self and self.lost is None:
+        if values is not self and self.loss_error is None:
             from jaxd.remote_values.lost import values_lost_error
 
             self._end(values_lost_error(with_worker=connection.worker != self.worker))
-        if self.lost is not None:
-            raise self.lost
+        if self.loss_error is not None:
+            raise self.loss_error
         return connection
 
     def _send_releases(self, ids: bytes) -> bool:
-        if self._uplink.remote is self and self._must_defer():
-            self.drops.requeue(ids)  # the calls that make these values come first
+        if self._uplink.store is self and self._must_defer():
+            self.release_queue.requeue(ids)  # the calls that make these values come first
             if not self._must_defer():  # perhaps since before that
-                self.drops.retry()
+                self.release_queue.retry()
             return True
         return self._uplink.notify(self, "drop", ids)
 
@@ -163,7 +163,7 @@ class RemoteStore:
         """
         from jaxd.interop.remote_array import RemoteArray  # a process of small results has none
 
-        self.drops.start()
+        self.release_queue.start()
         kind, origin = RemoteArray.kind(), ResultBatch(self, first, leaves, flight)
         wanted = range(len(leaves)) if numbers is None else numbers
         arrays = list(map(kind, repeat(origin), wanted))
@@ -185,7 +185,7 @@ class RemoteStore:
             raise with_array_names(error, [array]) from None
 
     def _fetch_one(self, array: Handle, copy: bool = True) -> memoryview:
-        flight: PipelinedCall | None = array.flight
+        flight: PipelinedCall | None = array.pending_call
         if flight is not None:
             self.calls.wait_for(flight)
             home = flight.data(array.number)
@@ -201,7 +201,9 @@ class RemoteStore:
         """The data of arrays, through shared memory where that is faster."""
         ids = pack_ids(array.id for array in arrays)
         connection = self.connection()
-        room = self._uplink.routes.room(connection, [array.nbytes for array in arrays])
+        room = self._uplink.transfer_router.receive_buffer(
+            connection, [array.nbytes for array in arrays]
+        )
         if room is not None:
             try:
                 self.ask("fetch", ids, pack_ids(room.places), over=connection, holds=room)
@@ -226,8 +228,8 @@ class RemoteStore:
         self, number: int, skeleton: bytes, blob: bytes, config: Any, data: PutData
     ) -> list[RemoteArray]:
         connection, first = self.connection(), first_value_id(number)
-        transfer = self._uplink.routes.load(data, connection)
-        args = (number, skeleton, blob, pack_locations(transfer.rows), config)
+        transfer = self._uplink.transfer_router.prepare(data, connection)
+        args = (number, skeleton, blob, pack_locations(transfer.data_locations), config)
         try:
             value, _ = self.ask(
                 "put", *args, buffers=transfer.buffers, over=connection, makes=number
@@ -250,7 +252,9 @@ class RemoteStore:
             BaseException: what the call raised that was to compute one.
         """
         try:
-            for flight in {array.flight for array in arrays if array.flight is not None}:
+            for flight in {
+                array.pending_call for array in arrays if array.pending_call is not None
+            }:
                 self.calls.wait_for(flight)
             rest = [array for array in arrays if not self._is_local(array)]
             for part in _fetch_groups(rest):
@@ -283,7 +287,7 @@ class RemoteStore:
         ]
 
     def _is_local(self, array: Handle) -> bool:
-        flight: PipelinedCall | None = array.flight
+        flight: PipelinedCall | None = array.pending_call
         return array.is_fetched or (flight is not None and flight.data(array.number) is not None)
 
     def part(self, array: Handle, index: tuple[Any, ...]) -> Any:
@@ -300,8 +304,8 @@ class RemoteStore:
 
     def wait(self, array: Handle) -> None:
         """Returns when an array is computed."""
-        if array.flight is not None:
-            self.calls.wait_for(array.flight)
+        if array.pending_call is not None:
+            self.calls.wait_for(array.pending_call)
 
     def ask(
         self,
@@ -343,7 +347,7 @@ class RemoteStore:
         """Releases the values of a late answer; called by the reading thread."""
         if makes is None or pending.error is not None or pending.value[0] == FAILED:
             return
-        self.drops.start()
+        self.release_queue.start()
         count = len(ResultReader({}).layout(pending.value[1]).leaves)
         for id in range(first_value_id(makes), first_value_id(makes) + count):  # noqa: A001
             self.drop(id)

@@ -36,7 +36,7 @@ class EncodedArguments(NamedTuple):
     Attributes:
         skeleton, blob, buffers: see `jaxd_protocol.pytree`.
         values: the arrays on the server among them.
-        owners: for each buffer the number of its leaf; -1 when that is no plain array.
+        buffer_leaves: for each buffer the number of its leaf; -1 when that is no plain array.
         sources: the arrays of jax whose data is in a buffer, by leaf.
         heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
     """
@@ -45,7 +45,7 @@ class EncodedArguments(NamedTuple):
     blob: bytes
     buffers: list[memoryview]
     values: list[HandleRange]
-    owners: list[int]
+    buffer_leaves: list[int]
     sources: dict[int, Any]
     leaf_headers: dict[int, bytes]
 
@@ -83,7 +83,7 @@ def encode_arguments(
         encoder.blob,
         encoder.buffers,
         encoder.values,
-        encoder.owners,
+        encoder.buffer_leaves,
         encoder.sources,
         encoder.leaf_headers,
     )
@@ -114,7 +114,7 @@ class ArgumentEncoder(TreeEncoder):
         return self._handle_ranges.ranges
 
     @property
-    def rows(self) -> list[DataLocation]:
+    def data_locations(self) -> list[DataLocation]:
         """Where the data lies that is on the server."""
         return range_locations(self.values)
 
@@ -158,7 +158,7 @@ class ArgumentEncoder(TreeEncoder):
 
             self.key(value.impl, np.asarray(value.data))
         elif encode_jax(self, value):
-            if self.owners and self.owners[-1] == self.count - 1:
+            if self.buffer_leaves and self.buffer_leaves[-1] == self.count - 1:
                 self.sources[self.count - 1] = value
         elif (
             isinstance(value, tuple)

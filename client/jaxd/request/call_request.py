@@ -49,12 +49,12 @@ class CallRequest(NamedTuple):
         results: in which form the caller wants the result.
         strict: whether packages that differ on the server are an error.
         values: the arrays on the server that it takes.
-        owners: for each buffer the number of its leaf; -1 when that is no plain array, and
+        buffer_leaves: for each buffer the number of its leaf; -1 when that is no plain array, and
             shorter than `buffers` where none is.
-        stay: what of the result is to stay on the server; None: nothing.
+        result_policy: what of the result is to stay on the server; None: nothing.
         sources: the arrays of jax whose data is in a buffer, by leaf.
         arguments: what it was called with, where it may call that back.
-        lost: how many workers have died during it.
+        lost_workers: how many workers have died during it.
         heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
     """
 
@@ -66,20 +66,20 @@ class CallRequest(NamedTuple):
     results: ResultsAs
     strict: bool = False
     values: Sequence[HandleRange] = ()
-    owners: Sequence[int] = ()
-    stay: ResultPolicy | None = None
+    buffer_leaves: Sequence[int] = ()
+    result_policy: ResultPolicy | None = None
     sources: Mapping[int, Any] = {}
     leaf_headers: Mapping[int, bytes] = {}
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
-    lost: int = 0
+    lost_workers: int = 0
 
     @property
-    def rows(self) -> Sequence[DataLocation]:
+    def data_locations(self) -> Sequence[DataLocation]:
         """Where the data lies of the arrays on the server."""
         return range_locations(self.values)
 
     @property
-    def on(self) -> tuple[tuple[int, int], ...]:
+    def remote_leaves(self) -> tuple[tuple[int, int], ...]:
         """Which of its leaves are on the server: the first and the number of each handle range."""
         return tuple((handle_range.leaf, len(handle_range.arrays)) for handle_range in self.values)
 
@@ -89,8 +89,8 @@ class CallRequest(NamedTuple):
         flags = MAY_REPEAT | (STRICT if self.strict else 0) | (ON_VALUES if self.values else 0)
         if running_callbacks and in_callback():
             flags |= FROM_CALLBACK
-        if self.lost:
-            flags |= LOST_ONCE if self.lost == 1 else LOST_ONCE | LOST_AGAIN
+        if self.lost_workers:
+            flags |= LOST_ONCE if self.lost_workers == 1 else LOST_ONCE | LOST_AGAIN
         return flags
 
     def message(
@@ -110,7 +110,7 @@ class CallRequest(NamedTuple):
             skeleton: what stands for the skeleton; by default itself.
             knows: what the client knows of its result's form; see `ResultPolicy`.
         """
-        told = b"" if self.stay is None else self.stay.to_bytes(acked, knows)
+        told = b"" if self.result_policy is None else self.result_policy.to_bytes(acked, knows)
         elsewhere = pack_locations(rows) if rows else b""
         return (
             self.spec.key,

@@ -38,7 +38,7 @@ class FunctionSpec:
 
     Attributes:
         key: sixteen bytes.
-        identity: the function.
+        snapshot: the function.
         options: packed `Options`.
         statics: which arguments are static.
     """
@@ -123,7 +123,7 @@ class FunctionSnapshot:
         return self.manifest.fingerprint
 
     @property
-    def found(self) -> Fingerprint:
+    def walk_fingerprint(self) -> Fingerprint:
         """The fingerprint as the walk computed it."""
         return self._walk_result.fingerprint
 
@@ -168,11 +168,11 @@ class FunctionSnapshot:
 
         The warnings point to the code of the user's that calls.
         """
-        if not (self.found.unshared or self.found.notes):
+        if not (self.walk_fingerprint.unshared or self.walk_fingerprint.notes):
             return
         from jaxd.request.stacklevel import user_stacklevel
 
-        for found in self.found.unshared:
+        for found in self.walk_fingerprint.unshared:
             text = (
                 f"{found.path} is a {found.type_name}, which has no content that could be in a "
                 f"key ({found.reason}): this function is compiled anew in every process. Make it "
@@ -181,7 +181,7 @@ class FunctionSnapshot:
                 "versions apart with extra_key=."
             )
             warnings.warn(text, UnsharedWarning, user_stacklevel())
-        for note in self.found.notes:
+        for note in self.walk_fingerprint.notes:
             text = (
                 f"{note.path} reads {note.what} while it is traced ({note.where}): the program "
                 "keeps the value of that moment, for every client. Pass it as an argument."
@@ -267,7 +267,7 @@ class SnapshotCache:
         found = current.specs.get(name)
         return found if found is not None else self._make_spec(current, name, config)
 
-    def settle(
+    def pinned_spec(
         self, spec: FunctionSpec, skeleton: bytes, config: Mapping[str, Any]
     ) -> FunctionSpec:
         """The function as a call with these argument bytes means it: as it was at the first one.
@@ -327,5 +327,5 @@ class SnapshotCache:
         spec = snapshot.specs.setdefault(name, FunctionSpec(snapshot, options))
         if not self._is_counted:
             self._is_counted = True
-            redecorations.note(self._function, spec.key)
+            redecorations.record(self._function, spec.key)
         return spec

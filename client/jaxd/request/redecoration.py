@@ -31,7 +31,7 @@ class RedecorationCounter:
         """In the child of a fork: a thread of the parent may have been counting."""
         self._lock = threading.Lock()  # guards _counts
 
-    def note(self, function: Callable[..., Any], key: bytes) -> None:
+    def record(self, function: Callable[..., Any], key: bytes) -> None:
         """Counts one, and warns, once for each place, when there were many.
 
         Those that differ in what they close over are different functions, and not counted

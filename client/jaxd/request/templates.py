@@ -64,7 +64,7 @@ class PytreeTemplate:
         return self._guards is not None
 
     @property
-    def holds(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether nothing inside of it has changed, as far as can be told."""
         return self._guards is not None and self._guards.hold()
 
@@ -100,7 +100,7 @@ def _template_of(value: Any, structure: Any) -> PytreeTemplate:
     worth_it = len(alike) < _MAX_SIMILAR or any(known.is_used for known in alike)
     for known in tuple(alike):
         if known.matches(marks):
-            if known.holds:
+            if known.is_unchanged:
                 known.is_used = True
                 return known
             if worth_it := known.is_guarded:

@@ -46,12 +46,12 @@ class InlineLeaves(NamedTuple):
 
     Attributes:
         blob, buffers: see `jaxd_protocol.pytree`.
-        away: numbers of the leaves that are not in them.
+        remote_numbers: numbers of the leaves that are not in them.
     """
 
     blob: bytes
     buffers: Sequence[memoryview]
-    away: tuple[int, ...]
+    remote_numbers: tuple[int, ...]
 
     @classmethod
     def of(cls, reply: tuple[Any, ...], buffers: Sequence[memoryview]) -> InlineLeaves:
@@ -71,7 +71,7 @@ class InlineLeaves(NamedTuple):
     def check(self, leaves: int) -> None:
         """Raises `ProtocolError` unless it is a part of a result of so many leaves."""
         last = -1
-        for number in self.away:
+        for number in self.remote_numbers:
             if not last < number < leaves:
                 raise ProtocolError("a reply says that leaves stay where none are.")
             last = number
@@ -136,9 +136,11 @@ class ResultReader:
             return layout.build(remote(layout.leaves, range(len(layout.leaves))))
         assert home is not None
         home.check(len(layout.leaves))
-        leaves = _read(layout.without(home.away), home.blob, home.buffers, results)
-        if home.away:
-            for number, array in zip(home.away, remote(layout.leaves, home.away), strict=True):
+        leaves = _read(layout.without(home.remote_numbers), home.blob, home.buffers, results)
+        if home.remote_numbers:
+            for number, array in zip(
+                home.remote_numbers, remote(layout.leaves, home.remote_numbers), strict=True
+            ):
                 leaves[number] = array
         return layout.build(leaves)
 

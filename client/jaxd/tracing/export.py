@@ -47,7 +47,7 @@ class ExportedFunction:
     """
 
     def __init__(self, name: str, code: bytes, structure: Any, options: Options) -> None:
-        self.identity = self
+        self.snapshot = self
         self.name = name
         self.code = code
         self.fingerprint = fingerprint_of(code)

@@ -45,7 +45,7 @@ class ContentCache:
         self._policy = policy
         self._copies_by_id: dict[ContentId, ServerCopy] = {}
 
-    def rows(
+    def locate(
         self, data: Mapping[int, memoryview], leaf_headers: Mapping[int, bytes], ask: AdoptRequest
     ) -> list[tuple[DataLocation, ServerCopy | None]]:
         """How arrays can travel better than with their data alone.
@@ -70,7 +70,7 @@ class ContentCache:
             sizes = {contents[leaf]: len(large[leaf]) for leaf in unknown}
             self._adopt(sizes, ask)
             found.update({leaf: self._find(contents[leaf]) for leaf in unknown})
-        self._policy.found(sum(copy is not None for copy in found.values()), len(found))
+        self._policy.record_probe(sum(copy is not None for copy in found.values()), len(found))
         return [
             (DataLocation(leaf, CACHED_BY_CONTENT, *contents[leaf]), None)
             if copy is None
@@ -81,11 +81,11 @@ class ContentCache:
     def _find(self, content: ContentId) -> ServerCopy | None:
         """The copy with that content; it is used from now on."""
         copy = self._copies_by_id.get(content)
-        return copy if copy is not None and self._copies.use(copy) else None
+        return copy if copy is not None and self._copies.acquire(copy) else None
 
     def _adopt(self, sizes: Mapping[ContentId, int], ask: AdoptRequest) -> None:
         """Has the server make values of what it holds."""
-        begun = {content: self._copies.begin(nbytes) for content, nbytes in sizes.items()}
+        begun = {content: self._copies.reserve(nbytes) for content, nbytes in sizes.items()}
         copies = {content: copy for content, copy in begun.items() if copy is not None}
         if not copies:
             return
@@ -102,7 +102,7 @@ class ContentCache:
                 copy.is_shared = True
         finally:
             ids = [copy.id for copy in refused]
-            self._copies.settle(copies.values(), ready=ready, refused=ids)
+            self._copies.complete(copies.values(), ready=ready, refused=ids)
         if len(self._copies_by_id) >= _MAX_KNOWN:
             self._copies_by_id = {
                 key: copy for key, copy in self._copies_by_id.items() if copy.is_on_server

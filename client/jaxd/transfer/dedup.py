@@ -25,7 +25,7 @@ class CallData(Protocol):
     """Arrays that are to be sent, or lie on the server; see `Encoded`."""
 
     @property
-    def rows(self) -> Sequence[DataLocation]:
+    def data_locations(self) -> Sequence[DataLocation]:
         """Where the data lies that is on the server."""
 
     @property
@@ -33,7 +33,7 @@ class CallData(Protocol):
         """The large arrays."""
 
     @property
-    def owners(self) -> Sequence[int]:
+    def buffer_leaves(self) -> Sequence[int]:
         """For each of them the number of its leaf, or -1."""
 
     @property
@@ -49,12 +49,12 @@ class DedupPlan:
     """The data that a call need not send, or sends compressed.
 
     Attributes:
-        rows: where that data lies.
+        data_locations: where that data lies.
         packed: what is sent in place of some data, by leaf.
     """
 
     def __init__(self, copies: ServerCopies, policy: DedupPolicy) -> None:
-        self.rows: list[DataLocation] = []
+        self.data_locations: list[DataLocation] = []
         self.packed: dict[int, memoryview] = {}
         self._copies = copies
         self._policy = policy
@@ -63,7 +63,7 @@ class DedupPlan:
 
     def add(self, row: DataLocation, copy: ServerCopy | None) -> None:
         """One leaf, and the copy to which its row refers or which it brings, if any."""
-        self.rows.append(row)
+        self.data_locations.append(row)
         if copy is not None:
             self._used_copies.append(copy)
 
@@ -75,7 +75,7 @@ class DedupPlan:
         """The server has answered a call that was settled before, because nobody waited."""
         self._copies.release_unconfirmed(self._used_copies)
 
-    def settle(self, *, ready: bool, refused: Collection[int] = (), sent: int = 0) -> None:
+    def complete(self, *, ready: bool, refused: Collection[int] = (), sent: int = 0) -> None:
         """The call is over.
 
         Args:
@@ -83,8 +83,8 @@ class DedupPlan:
             refused: the same.
             sent: how many bytes of data it has sent.
         """
-        self._copies.settle(self._used_copies, ready=ready, refused=refused)
-        self._policy.took(sent, time.monotonic() - self._started)
+        self._copies.complete(self._used_copies, ready=ready, refused=refused)
+        self._policy.record_transfer(sent, time.monotonic() - self._started)
 
 
 class Deduplicator:
@@ -111,7 +111,7 @@ class Deduplicator:
             self._content_cache = ContentCache(self._copies, self._policy)
             self._compression = Compression(self._policy) if compress else None
 
-    def spare(self, call: CallData, ask: AdoptRequest) -> DedupPlan:
+    def plan(self, call: CallData, ask: AdoptRequest) -> DedupPlan:
         """What a call need not send; to be settled when it is over.
 
         Args:
@@ -123,21 +123,21 @@ class Deduplicator:
         """
         plan = DedupPlan(self._copies, self._policy)
         try:
-            self._plan_sources(plan, call, self._jax_arrays.known)
+            self._plan_sources(plan, call, self._jax_arrays.find_copy)
             if self._content_cache is not None:
                 self._plan_contents(self._content_cache, plan, call, ask)
             self._plan_sources(plan, call, self._jax_arrays.offer_copy)
             if self._compression is not None:
                 self._plan_compression(self._compression, plan, call)
         except BaseException:
-            plan.settle(ready=False)
+            plan.complete(ready=False)
             raise
         plan.start()
         return plan
 
     def _plan_sources(self, plan: DedupPlan, call: CallData, look: _FindCopy) -> None:
         """Spares arrays of jax that have no row so far."""
-        settled = {row.leaf for row in plan.rows}
+        settled = {row.leaf for row in plan.data_locations}
         for leaf, array in call.sources.items():
             found = None if leaf in settled else look(leaf, array)
             if found is not None:
@@ -145,8 +145,8 @@ class Deduplicator:
 
     def _plan_compression(self, compression: Compression, plan: DedupPlan, call: CallData) -> None:
         """Compresses arrays that have to be sent."""
-        settled = {-1, *(row.leaf for row in plan.rows)}
-        for owner, data in zip(call.owners, call.buffers, strict=False):
+        settled = {-1, *(row.leaf for row in plan.data_locations)}
+        for owner, data in zip(call.buffer_leaves, call.buffers, strict=False):
             packed = None if owner in settled else compression.packed(data)
             if packed is not None:
                 plan.add(DataLocation(owner, COMPRESSED, len(data)), None)
@@ -156,13 +156,13 @@ class Deduplicator:
         self, contents: ContentCache, plan: DedupPlan, call: CallData, ask: AdoptRequest
     ) -> None:
         """Plans arrays by their content hash."""
-        settled = {-1, *(row.leaf for row in plan.rows)}
+        settled = {-1, *(row.leaf for row in plan.data_locations)}
         data = {
             owner: data
-            for owner, data in zip(call.owners, call.buffers, strict=False)
+            for owner, data in zip(call.buffer_leaves, call.buffers, strict=False)
             if owner not in settled
         }
-        for row, copy in contents.rows(data, call.leaf_headers, ask):
+        for row, copy in contents.locate(data, call.leaf_headers, ask):
             plan.add(row, copy)
             if copy is not None and row.leaf in call.sources:
-                self._jax_arrays.link(call.sources[row.leaf], copy)
+                self._jax_arrays.link_copy(call.sources[row.leaf], copy)

@@ -47,7 +47,7 @@ class DedupPolicy:
             return False
         return True
 
-    def found(self, hits: int, asked: int) -> None:
+    def record_probe(self, hits: int, asked: int) -> None:
         """So many of the arrays that were looked for need not be sent."""
         self._hits += hits
         self._probed += asked
@@ -60,7 +60,7 @@ class DedupPolicy:
             self._probed //= 2
             self._hits //= 2
 
-    def took(self, nbytes: int, seconds: float) -> None:
+    def record_transfer(self, nbytes: int, seconds: float) -> None:
         """A call that sent so much was over after that time: the link is at least so fast.
 
         It may be faster where the call took long to run; but then hashing costs little beside it.

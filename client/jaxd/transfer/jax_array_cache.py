@@ -43,7 +43,7 @@ class JaxArrayCache:
     def __len__(self) -> int:
         return len(self._refs)
 
-    def known(self, leaf: int, array: Any) -> tuple[DataLocation, ServerCopy] | None:
+    def find_copy(self, leaf: int, array: Any) -> tuple[DataLocation, ServerCopy] | None:
         """What stands for an array that need not be sent; None when it has to be.
 
         The copy is to be settled when the call is over, and the array to be held until then.
@@ -54,7 +54,7 @@ class JaxArrayCache:
         """
         seen = self._find(array)
         copy = None if seen is None else seen.copy
-        if copy is None or not self._copies.use(copy):
+        if copy is None or not self._copies.acquire(copy):
             return None
         return DataLocation(leaf, VALUE, copy.id), copy
 
@@ -69,10 +69,10 @@ class JaxArrayCache:
             return None
         if seen.copy is not None and (seen.copy.users or seen.copy.is_refused):
             return None
-        seen.copy = copy = self._copies.begin(nbytes)
+        seen.copy = copy = self._copies.reserve(nbytes)
         return None if copy is None else (DataLocation(leaf, CACHED_AS_VALUE, copy.id), copy)
 
-    def link(self, array: Any, copy: ServerCopy) -> None:
+    def link_copy(self, array: Any, copy: ServerCopy) -> None:
         """Notes that a copy that is there is one of this array."""
         (self._find(array) or self._add(array)).copy = copy
 

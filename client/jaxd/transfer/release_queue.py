@@ -45,7 +45,7 @@ class ReleaseQueue:
             self._is_woken = True
             self._wake.put(True)  # written in C: a collection in between does no harm
 
-    def take(self) -> bytes:
+    def take_all(self) -> bytes:
         """The ids to send with a call; removes them from the queue."""
         return pack_ids(self._drain()) if self._pending else b""
 
@@ -101,7 +101,7 @@ class ReleaseQueue:
         self._sent.extend(found)
         return found
 
-    def again(self) -> None:
+    def resend(self) -> None:
         """Sends the ids of the last connection once more over a new one.
 
         To let go of a value twice does no harm: no id is used twice.

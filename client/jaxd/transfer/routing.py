@@ -59,13 +59,13 @@ class CallTransfer(NamedTuple):
     """The transfer of one call's data.
 
     Attributes:
-        rows: where the data lies that is not in the message.
+        data_locations: where the data lies that is not in the message.
         buffers: the data that is.
         places: blocks with data of the call, each held once.
         dedup_plan: what of it the server has already.
     """
 
-    rows: Sequence[DataLocation]
+    data_locations: Sequence[DataLocation]
     buffers: Sequence[memoryview]
     places: Sequence[BlockOffset] = ()
     dedup_plan: DedupPlan | None = None
@@ -73,15 +73,17 @@ class CallTransfer(NamedTuple):
     def in_blocks(self) -> dict[int, memoryview]:
         """What lies in blocks, by leaf, with what lies behind it."""
         blocks = {block.number: block.view for block, _ in self.places}
-        return {row.leaf: blocks[row.a][row.b :] for row in self.rows if row.kind == BLOCK}
+        return {
+            row.leaf: blocks[row.a][row.b :] for row in self.data_locations if row.kind == BLOCK
+        }
 
     def copies_of(self, call: CallData) -> Sequence[memoryview]:
         """The buffers of the call, as copies that this has made: the caller's arrays may change."""
         in_blocks = self.in_blocks()
-        absent = {row.leaf for row in self.rows if row.kind in NOT_IN_MESSAGE}
+        absent = {row.leaf for row in self.data_locations if row.kind in NOT_IN_MESSAGE}
         rest = iter(self.buffers)
         copies: list[memoryview] = []
-        for owner, data in zip(chain(call.owners, repeat(-1)), call.buffers, strict=False):
+        for owner, data in zip(chain(call.buffer_leaves, repeat(-1)), call.buffers, strict=False):
             if owner in in_blocks:
                 copies.append(in_blocks[owner][: len(data)])
             elif owner in absent:
@@ -106,7 +108,7 @@ class CallTransfer(NamedTuple):
         if self.dedup_plan is not None:
             refused = unpack_ids(reply[5]) if reply is not None and len(reply) > 5 else ()
             sent = 0 if reply is None else sum(map(len, self.buffers))
-            self.dedup_plan.settle(ready=reply is not None, refused=refused, sent=sent)
+            self.dedup_plan.complete(ready=reply is not None, refused=refused, sent=sent)
 
 
 class TransferRouter:
@@ -127,7 +129,7 @@ class TransferRouter:
             self._given_pool = shared_pool()
         return self._given_pool
 
-    def load(
+    def prepare(
         self,
         call: CallData,
         connection: BlockPeer,
@@ -150,28 +152,30 @@ class TransferRouter:
             DeadlineExceeded: when the deadline passed.
         """
         if not call.buffers:
-            return CallTransfer(call.rows, call.buffers)
+            return CallTransfer(call.data_locations, call.buffers)
 
         def ask(wanted: bytes, ids: bytes) -> bytes:
             value, _ = connection.request("adopt", (wanted, ids), deadline=deadline)
             return bytes(value[1])
 
-        plan = deduplicator().spare(call, ask) if deduplicator else None
+        plan = deduplicator().plan(call, ask) if deduplicator else None
         try:
-            rows = list(plan.rows) if plan else []
+            rows = list(plan.data_locations) if plan else []
             places = self._load_blocks(call, connection, rows, copied=copied)
         except BaseException:
             if plan:
-                plan.settle(ready=False)
+                plan.complete(ready=False)
             raise
         absent = {row.leaf for row in rows if row.kind in NOT_IN_MESSAGE}
         packed = plan.packed if plan else {}
         rest = [
             packed.get(owner, data)
-            for data, owner in zip(call.buffers, chain(call.owners, repeat(-1)), strict=False)
+            for data, owner in zip(
+                call.buffers, chain(call.buffer_leaves, repeat(-1)), strict=False
+            )
             if owner not in absent
         ]
-        return CallTransfer(sorted((*call.rows, *rows)), rest, places, plan)
+        return CallTransfer(sorted((*call.data_locations, *rows)), rest, places, plan)
 
     def _load_blocks(
         self, call: CallData, connection: BlockPeer, rows: list[DataLocation], *, copied: bool
@@ -193,12 +197,12 @@ class TransferRouter:
         if not known:
             return ()
         rows += [
-            DataLocation(call.owners[index], BLOCK, block.number, offset)
+            DataLocation(call.buffer_leaves[index], BLOCK, block.number, offset)
             for index, (block, offset) in zip(large, places, strict=True)
         ]
         return places
 
-    def room(self, connection: BlockPeer, sizes: Sequence[int]) -> ReceiveBuffer | None:
+    def receive_buffer(self, connection: BlockPeer, sizes: Sequence[int]) -> ReceiveBuffer | None:
         """Where the server can put arrays of these sizes; None when it had better send them.
 
         Raises:
@@ -231,7 +235,7 @@ class TransferRouter:
         """Whether some of its data lies in memory of the caller's that the server would read."""
         return any(
             owner >= 0 and self._is_in_block(data)
-            for owner, data in zip(call.owners, call.buffers, strict=False)
+            for owner, data in zip(call.buffer_leaves, call.buffers, strict=False)
             if len(data) >= MIN_SHARED_BYTES
         )
 
@@ -243,7 +247,9 @@ class TransferRouter:
             return []
         return [
             index
-            for index, (owner, data) in enumerate(zip(call.owners, call.buffers, strict=False))
+            for index, (owner, data) in enumerate(
+                zip(call.buffer_leaves, call.buffers, strict=False)
+            )
             if owner >= 0 and len(data) >= MIN_SHARED_BYTES and owner not in settled
         ]
 

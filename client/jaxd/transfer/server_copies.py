@@ -25,7 +25,7 @@ class ServerCopy:
         id: its name on the server.
         nbytes: its size.
         users: open calls that bring it or refer to it.
-        is_there: whether calls can refer to it.
+        is_on_server: whether calls can refer to it.
         is_refused: whether the server had no room for it.
         is_shared: whether more than one array may stand for it, so that none of them decides.
     """
@@ -62,7 +62,7 @@ class ServerCopies:
             self._remove_forgotten()
             return len(self._copies)
 
-    def begin(self, nbytes: int) -> ServerCopy | None:
+    def reserve(self, nbytes: int) -> ServerCopy | None:
         """A copy that a call brings; None where there is no room. To be settled."""
         with self._lock:
             self._remove_forgotten()
@@ -73,7 +73,7 @@ class ServerCopies:
         self._drops.start()
         return copy
 
-    def use(self, copy: ServerCopy) -> bool:
+    def acquire(self, copy: ServerCopy) -> bool:
         """Whether a call can refer to a copy; to be settled if so."""
         with self._lock:
             self._remove_forgotten()
@@ -82,7 +82,7 @@ class ServerCopies:
                 self._copies[copy.id] = self._copies.pop(copy.id)
             return copy.is_on_server
 
-    def settle(
+    def complete(
         self, used: Iterable[ServerCopy], *, ready: bool, refused: Collection[int] = ()
     ) -> None:
         """A call is over.

@@ -69,13 +69,13 @@ class SharedBlock:
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
-    def hold(self) -> None:
+    def retain(self) -> None:
         """Adds a reference; the caller or somebody else already has one."""
         self._pool.share(self)
 
     def release(self) -> None:
         """Releases one reference. Never blocks, so it may be called at any time."""
-        self._pool.give_back(self)
+        self._pool.release_share(self)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Copies bytes into the block; others may run meanwhile.
@@ -186,7 +186,7 @@ class BlockPool:
         with self._lock:
             block.shares += 1
 
-    def give_back(self, block: SharedBlock) -> None:
+    def release_share(self, block: SharedBlock) -> None:
         """See `SharedBlock.release`."""
         # garbage collection may come here while this very thread holds the lock
         self._released.append(block)

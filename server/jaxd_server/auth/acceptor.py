@@ -162,7 +162,7 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
             self.clients.discard(sock)
             sock.close()
             if admitted is not None:
-                admitted.line.close()
+                admitted.stream.close()
 
     def _serve_client(self, admitted: AuthenticatedPeer) -> None:
         """Serves an authenticated client; returns when its connection ends."""
@@ -170,7 +170,7 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
 
     def _log_refusal(self, event: str, level: int, peer: str, place: str, reason: str) -> None:
         """At a rate at which nobody fills the disk."""
-        passed_over = self._lines.take(place)
+        passed_over = self._lines.acquire(place)
         if passed_over is not None:
             log_event(event, level=level, peer=peer, reason=reason, not_logged=passed_over or None)
 

@@ -43,14 +43,14 @@ class AuthenticatedPeer:
     """A peer that was authenticated.
 
     Attributes:
-        line: what to speak with it over: the socket, or TLS on it.
+        stream: what to speak with it over: the socket, or TLS on it.
         principal: who it is allowed to be.
         client_identity: what our own client said of itself; None for a stock rpyc client.
         account: whose token the peer has proved to hold, if any.
         proof: that we hold it as well, for the welcome.
     """
 
-    line: socket.socket | TlsSocket
+    stream: socket.socket | TlsSocket
     principal: str
     client_identity: ClientIdentity | None = None
     account: Account | None = None
@@ -122,10 +122,10 @@ class Authenticator:
             sock.settimeout(None)  # a stock client speaks when it has something to ask
             first = self._peek(sock)
             return self._greet(sock, _DeadlineSocket(sock), first, principal, place)
-        with self._handshake_slots.stay(sock, place, tls=self._tls is not None) as stranger:
+        with self._handshake_slots.acquire(sock, place, tls=self._tls is not None) as stranger:
             hurried = _DeadlineSocket(sock)
             first = self._peek(_DeadlineSocket(sock, min(FIRST_BYTES_S, hurried.left_s())))
-            stranger.heard()
+            stranger.mark_heard()
             if wrong_user is not None:
                 raise _refused(hurried, AuthenticationFailed(wrong_user), is_ours=first == MAGIC)
             if self._tls is not None:
@@ -190,7 +190,7 @@ class Authenticator:
                 hurried, self._channel(line), accounts, principal
             )
         except AuthenticationFailed:
-            self._failures.note(place)
+            self._failures.record(place)
             raise
         proof = server_proof(client_identity.account, said)
         return AuthenticatedPeer(

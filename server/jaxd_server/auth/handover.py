@@ -37,8 +37,8 @@ def hand_over(path: str, admitted: AuthenticatedPeer) -> socket.socket:
     try:
         line.connect(path)
         parts = [_LENGTH.pack(len(data)), data]
-        if isinstance(admitted.line, socket.socket):
-            socket.send_fds(line, parts[:1], [admitted.line.fileno()])
+        if isinstance(admitted.stream, socket.socket):
+            socket.send_fds(line, parts[:1], [admitted.stream.fileno()])
             line.sendall(parts[1])
         else:
             line.sendall(b"".join(parts))

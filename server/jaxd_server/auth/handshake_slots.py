@@ -61,7 +61,7 @@ class UnauthenticatedPeer:
         self.is_evicted = False
         self._stage = 0
 
-    def heard(self) -> None:
+    def mark_heard(self) -> None:
         """Its first bytes are here."""
         self._stage = 1
 
@@ -98,7 +98,7 @@ class HandshakeSlots:
         self._lock = threading.Lock()  # guards it, and who has lost its place
 
     @contextmanager
-    def stay(
+    def acquire(
         self, sock: socket.socket, place: str, *, tls: bool = False
     ) -> Iterator[UnauthenticatedPeer]:
         """Within it, a peer has a place. One that loses it reads the end of its connection.

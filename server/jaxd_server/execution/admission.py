@@ -93,7 +93,7 @@ class Admission:
     def _has_waiting(self) -> bool:
         return not all(one.is_abandoned for one in list(self._running))
 
-    def enter(
+    def acquire(
         self,
         function: str,
         deadline: float | None,
@@ -138,7 +138,7 @@ class Admission:
         if self._draining:
             self._refuse()
 
-    def enter_beside(self, what: str, *, leaves_values: bool = False) -> AdmittedCall:
+    def acquire_shared(self, what: str, *, leaves_values: bool = False) -> AdmittedCall:
         """As `enter`, of what is no call: it waits only during a `pause`.
 
         Args:
@@ -262,7 +262,7 @@ class Admission:
             "Repeat the call: a new worker answers at the same address."
         )
 
-    def leave(self, running: AdmittedCall) -> None:
+    def release(self, running: AdmittedCall) -> None:
         """Ends an admitted call."""
         with self._changed:
             self._running.discard(running)

@@ -156,7 +156,7 @@ class CrashGuard:
         """
         if self.suspects.judge(call.key, name="", lost=call.lost):
             return self.admit_alone(call)
-        running = self._admission.enter(
+        running = self._admission.acquire(
             "(unknown function)", call.deadline, call.cancel_token, inside=call.inside
         )
         self.record(running, call)

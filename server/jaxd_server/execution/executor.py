@@ -63,7 +63,7 @@ class Executor:
         except Exception as error:  # noqa: BLE001  raised again but for one
             # and not the error itself, whose frames hold arrays
             failure = self._out_of_memory(run, error)
-        return self._oom_handler.again(run.dispatch, failure)
+        return self._oom_handler.retry(run.dispatch, failure)
 
     def deliver(self, run: Run) -> Reply:
         """The reply, once the device is done.
@@ -81,7 +81,7 @@ class Executor:
             run.dispatch()
             return run.deliver()
 
-        return self._oom_handler.again(once_more, failure)
+        return self._oom_handler.retry(once_more, failure)
 
     def _out_of_memory(self, run: Run, error: Exception) -> str:
         """What jax says when there is no room, and making some may help; else raises."""

@@ -70,7 +70,7 @@ class OutOfMemoryHandler:
             if not is_out_of_memory(error):
                 raise
             failure = str(error)  # the error itself holds the frames that failed, and their arrays
-        return self.again(do, failure)
+        return self.retry(do, failure)
 
     def make_room_for(self, nbytes: int) -> None:
         """Returns when the machine has room for what a call takes, if need be after making some.
@@ -92,7 +92,7 @@ class OutOfMemoryHandler:
         log_event("out_of_memory", level=logging.WARNING, reason=failure, dropped=dropped)
         raise self._with_advice(failure, tried)
 
-    def again(self, do: Callable[[], T], failure: str = "") -> T:
+    def retry(self, do: Callable[[], T], failure: str = "") -> T:
         """Makes room and does what had none.
 
         Args:

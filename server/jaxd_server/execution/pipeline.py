@@ -45,8 +45,8 @@ class PackageWatch(Protocol):
     def poll(self, emit: Emit) -> None:
         """Looks whether they are current, and tells whose call notices that they are not."""
 
-    def note(self) -> None:
-        """Takes down what a call has imported."""
+    def record_imports(self) -> None:
+        """Records what a call has imported."""
 
 
 class Pipeline:
@@ -147,7 +147,7 @@ class Pipeline:
         return self.cancelled_reply(run.call)
 
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
-        running = self.admission.enter(
+        running = self.admission.acquire(
             executable.name, call.deadline, call.cancel_token, inside=call.inside
         )
         try:
@@ -159,7 +159,7 @@ class Pipeline:
             executable.record_start_time(time.monotonic() - running.started)
             return finish
         except BaseException:
-            self.admission.leave(running)
+            self.admission.release(running)
             raise
 
     def _count_hit(self, run: Run, seconds: float) -> None:
@@ -180,7 +180,7 @@ class Pipeline:
                 return self._admitted(call, self.crash_guard.admit_alone(call))
         finally:
             if self._packages is not None:
-                self._packages.note()
+                self._packages.record_imports()
 
     def _admitted(self, call: Call, running: AdmittedCall) -> Finish:
         try:
@@ -189,7 +189,7 @@ class Pipeline:
             except FunctionReplaced:
                 return self._found(call, running)
         except BaseException:
-            self.admission.leave(running)
+            self.admission.release(running)
             raise
 
     def _found(self, call: Call, running: AdmittedCall) -> Finish:
@@ -218,10 +218,10 @@ class Pipeline:
         made = order.made
         self._count_first_use(call.session, executable, made)
         if call.warm_only:
-            self.admission.leave(running)
+            self.admission.release(running)
             report = self._report(executable, made)
             return lambda: report
-        call.cancel_token.enter("running")
+        call.cancel_token.set_phase("running")
         call.cancel_token.check()  # in this order: who gives it up sees that it runs, or we see that
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
         own, hits = call.session.counts, 0 if made else 1
@@ -252,11 +252,11 @@ class Pipeline:
                 reply = self._executor.deliver(run)
             finally:
                 run.executable.release()
-                self.admission.leave(running)
+                self.admission.release(running)
                 if run.executable.calls_python:
                     self._callback_lock.end(run)
             seconds = time.monotonic() - running.started
-            run.executable.took(seconds)
+            run.executable.record_run_time(seconds)
             count(run, seconds)
             return self._too_late(run) if run.call.cancel_token.is_client_notified else reply
         except BrokenProgram:
@@ -281,7 +281,7 @@ class Pipeline:
         if executable.serial in session.used_executables:
             return
         session.used_executables.add(executable.serial)
-        self.build_log.known_functions.note(session.principal, executable.key)
+        self.build_log.known_functions.record(session.principal, executable.key)
         if made is None:
             saved = executable.costs.build_s
         elif made.verdict == "load":

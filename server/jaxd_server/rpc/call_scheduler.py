@@ -74,7 +74,7 @@ class CallScheduler:
         self._client = asking
         self._run_inline = here
         self._open = InflightCalls(
-            worker_context.terms, send_queue.later, send_queue.now, share.free
+            worker_context.policy, send_queue.later, send_queue.now, share.free
         )
 
     def cancel(self, number: int) -> None:
@@ -85,7 +85,7 @@ class CallScheduler:
         """The client is gone: what has not begun is dropped; it may come back for the rest."""
         self._session.unanswered.add(self._open.close(), time.monotonic())
 
-    def take(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
+    def schedule(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
         """Has a call answered; its reading thread does so itself when it takes no time.
 
         Raises:
@@ -126,7 +126,7 @@ class CallScheduler:
             if not is_quick:
                 self._submit(call, plan, warm, nbytes)
         except BaseException:
-            self._share.end(nbytes)
+            self._share.end_call(nbytes)
             raise
         if is_quick:
             self._run_inline(partial(self._answer, call, plan, nbytes))
@@ -166,22 +166,24 @@ class CallScheduler:
         is_short = warm is not None and warm.starts_quickly
         if is_quick:  # also when it waits for others, it is not worth being able to give it up
             here = self._session_state.is_idle
-            _, go_on = self._session_state.enter(
+            _, go_on = self._session_state.enqueue(
                 call.stay, start, send, here=here, is_short=is_short
             )
             return self._run_inline(go_on) if here or is_short else go_on()
         phase: CallPhase = "waiting" if plan is None or plan.executable is None else "running"
         with self._open.opened(call, nbytes) as one:
             one.is_in_order = True
-            one.settle = partial(self._session.reply_cache.answer, call.stay.number)
+            one.reply_when_cancelled = partial(self._session.reply_cache.answer, call.stay.number)
             begin = partial(start_ordered, one, phase, start)
-            is_new, go_on = self._session_state.enter(
+            is_new, go_on = self._session_state.enqueue(
                 call.stay, begin, one.answer_ordered, here=False, is_short=is_short
             )
             if is_new:
                 self._session.ordered_calls[call.stay.number] = one
             else:
-                one.settle = _discard_reply  # what it does to values is up to the first
+                one.reply_when_cancelled = (
+                    _discard_reply  # what it does to values is up to the first
+                )
                 first = self._session.ordered_calls.get(call.stay.number)
                 if first is not None:
                     one.cancel_token.notify(first.cancel)
@@ -197,12 +199,12 @@ class CallScheduler:
         """Has a call answered by another thread, unless too many wait for one already."""
         backlog, principal = self._worker_context.backlog, self._session.principal
         try:
-            backlog.enter(principal)
+            backlog.acquire(principal)
         except Busy as error:
             refused = (FAILED, encode_failure(error))
             reply = refused if call.stay is None else (*refused, b"")
             return self._send_queue.later(call.number, (reply, ()), nbytes)
-        over = partial(backlog.leave, principal)
+        over = partial(backlog.release, principal)
         with self._open.opened(call, nbytes, over) as one:
             return self._in_other_thread(one, call, plan, is_warm=warm is not None)
 

@@ -106,7 +106,7 @@ class ServerConnection(BulkConnection):
     def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """Starts a call, or answers a question about the server at once."""
         if verb == "call":
-            return self._calls.take(seq, args, frame)
+            return self._calls.schedule(seq, args, frame)
         who = self._session.principal
         if verb in OPERATIONS or verb in INQUIRIES:
             return self._on_operation(
@@ -119,7 +119,7 @@ class ServerConnection(BulkConnection):
             return self._on_operation(seq, partial(show, source, args, frame.buffers, own))
         if verb in VALUE_VERBS:
             return self._on_operation(seq, partial(self._on_values, verb, args, frame.buffers))
-        self._share.settle()
+        self._share.release_message()
         if verb in self._told:
             self._told[verb](*args)
             return None
@@ -139,7 +139,7 @@ class ServerConnection(BulkConnection):
         try:
             self._worker_context.builders.submit(self._answer_in_thread, seq, work, nbytes)
         except BaseException:
-            self._share.end(nbytes)
+            self._share.end_call(nbytes)
             raise
 
     def _on_values(
@@ -148,13 +148,13 @@ class ServerConnection(BulkConnection):
         """Counts as a call: a worker does not give way to the next one while arrays arrive."""
         admission = self._worker_context.pipeline.admission
         try:
-            running = admission.enter_beside(f"({verb})", leaves_values=verb == "put")
+            running = admission.acquire_shared(f"({verb})", leaves_values=verb == "put")
         except ServerDraining as error:
             return (FAILED, encode_failure(error)), ()
         try:
             return self._values.answer(verb, args, buffers)
         finally:
-            admission.leave(running)
+            admission.release(running)
 
     def _run_inline(self, run: Callable[[], object]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""
@@ -210,5 +210,5 @@ class ServerConnection(BulkConnection):
 
     def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
         """The client answered one of our questions."""
-        self._share.settle()
+        self._share.release_message()
         self._questions.answer(seq, value, failed, frame)

@@ -39,7 +39,7 @@ class WorkerContext:
         devices: the same to `devices`, for a session.
         backlog: calls that were taken on.
         max_connections: how many clients may be connected.
-        terms: what holds for calls that others than a connection's reader answer.
+        policy: what holds for calls that others than a connection's reader answer.
     """
 
     pipeline: Pipeline
@@ -57,6 +57,6 @@ class WorkerContext:
     max_shared_bytes: int
     report: Callable[[str, str], dict[str, Any]]
     devices: Callable[[Session], dict[str, Any]]
-    terms: CallPolicy
+    policy: CallPolicy
     backlog: Backlog
     max_connections: int

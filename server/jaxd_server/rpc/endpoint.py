@@ -53,11 +53,11 @@ class Endpoint(Acceptor):
     def _serve_client(self, admitted: AuthenticatedPeer) -> None:
         if admitted.client_identity is None:
             return self._serve_stock_client(admitted)
-        line = admitted.line
+        line = admitted.stream
         client_identity = admitted.client_identity
         try:
             self._check_room()
-            session = self._sessions.enter(
+            session = self._sessions.open(
                 client_identity.session, admitted.principal, client_identity.device
             )
         except (Busy, ConfigurationError) as error:
@@ -71,7 +71,7 @@ class Endpoint(Acceptor):
             stream.expect_descriptors()
             ServerConnection(self.service, stream, self._worker_context, session).serve()
         finally:
-            self._sessions.leave(session)
+            self._sessions.close(session)
         return None
 
     def _check_room(self) -> None:
@@ -86,13 +86,13 @@ class Endpoint(Acceptor):
         principal = admitted.principal
         worker_context = self._worker_context
         share = ConnectionShare(worker_context.budget, worker_context.slots, principal)
-        stream = stream_over(admitted.line)
+        stream = stream_over(admitted.stream)
         channel = BulkChannel(stream, worker_context.max_frame_bytes, share.admit, inflates=True)
-        session = self._sessions.enter(None, principal, 0)  # where its calls run
+        session = self._sessions.open(None, principal, 0)  # where its calls run
         worker_context.traffic.add(channel, principal)
         try:
             serve_stock(worker_context.pipeline, share, channel, principal)
         finally:
             share.close()
             worker_context.traffic.remove(channel)
-            self._sessions.leave(session, for_good=True)
+            self._sessions.close(session, for_good=True)

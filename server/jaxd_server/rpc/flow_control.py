@@ -60,7 +60,7 @@ class CallBudget:
         most = self.limit if len(self.connected) < 2 else self.limit * self._share
         return self.used + nbytes <= self.limit and self.used_by[principal] + nbytes <= most
 
-    def take(self, principal: str, nbytes: int) -> None:
+    def reserve(self, principal: str, nbytes: int) -> None:
         """Holds so many bytes more; fewer, when that is negative. `changed` is held."""
         self.used += nbytes
         self.used_by[principal] += nbytes
@@ -98,7 +98,7 @@ class ConnectionShare:
                 lambda: self._idle() or budget.has_room(self._principal, nbytes)
             )
             if not self._closed:
-                budget.take(self._principal, nbytes)
+                budget.reserve(self._principal, nbytes)
                 self._arriving += nbytes
 
     def admit_strictly(self, nbytes: int) -> None:
@@ -131,7 +131,7 @@ class ConnectionShare:
                     "the server's --budget-bytes. Call again."
                 )
             if not self._closed:
-                budget.take(self._principal, nbytes)
+                budget.reserve(self._principal, nbytes)
                 self._arriving += nbytes
 
     def begin(self) -> int:
@@ -152,7 +152,7 @@ class ConnectionShare:
             nbytes, self._arriving = self._arriving, 0
             return nbytes
 
-    def end(self, nbytes: int) -> None:
+    def end_call(self, nbytes: int) -> None:
         """The call's reply was sent, or cannot be; gives back its slot, and so many bytes."""
         with self._budget.changed:
             self._calls -= 1
@@ -160,13 +160,13 @@ class ConnectionShare:
             if not self._budget.calls:
                 self._budget.idle.set()
             if nbytes:
-                self._budget.take(self._principal, -nbytes)
+                self._budget.reserve(self._principal, -nbytes)
             self._budget.changed.notify_all()
 
     def free(self, nbytes: int) -> None:
         """A thread let go of the data of a call that was answered before."""
         with self._budget.changed:
-            self._budget.take(self._principal, -nbytes)
+            self._budget.reserve(self._principal, -nbytes)
             self._budget.changed.notify_all()
 
     def hold(self, nbytes: int) -> None:
@@ -176,11 +176,11 @@ class ConnectionShare:
                 self.unsent += nbytes
                 self._budget.changed.notify_all()
 
-    def settle(self) -> None:
+    def release_message(self) -> None:
         """A message that is no call was handled: gives back what it took."""
         if self._arriving:
             with self._budget.changed:
-                self._budget.take(self._principal, -self._arriving)
+                self._budget.reserve(self._principal, -self._arriving)
                 self._arriving = 0
                 self._budget.changed.notify_all()
 
@@ -202,7 +202,7 @@ class ConnectionShare:
                 self._budget.connected[self._principal] -= 1
                 self._budget.connected += Counter()  # without those that have none
             self._closed = True
-            self._budget.take(self._principal, -self._arriving)
+            self._budget.reserve(self._principal, -self._arriving)
             self._arriving = 0
             self._budget.changed.notify_all()
 
@@ -243,7 +243,7 @@ class Backlog:
     def __len__(self) -> int:
         return self._count
 
-    def enter(self, principal: str) -> None:
+    def acquire(self, principal: str) -> None:
         """Takes a call on; `leave` ends that.
 
         Raises:
@@ -258,7 +258,7 @@ class Backlog:
             self._calls[principal] += 1
             self._count += 1
 
-    def leave(self, principal: str) -> None:
+    def release(self, principal: str) -> None:
         """A call is over."""
         with self._lock:
             now = self._clock()

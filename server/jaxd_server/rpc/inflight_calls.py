@@ -50,7 +50,7 @@ class InflightCall:
         over: told once that no thread works on it any more.
 
     Attributes:
-        settle: what takes its reply when nobody waits for it any more.
+        reply_when_cancelled: what takes its reply when nobody waits for it any more.
         withdraw: takes it out of where it waits, if it does; whether it did.
         cancel_token: the cancel token of the call.
         has_begun: whether a thread works on it, or has.
@@ -68,7 +68,7 @@ class InflightCall:
         free: Callable[[int], None],
         over: Callable[[], None],
     ) -> None:
-        self.settle: Callable[[Reply], None] = self.answer
+        self.reply_when_cancelled: Callable[[Reply], None] = self.answer
         self.withdraw: Callable[[], bool] = _not_withdrawn
         self.cancel_token = call.cancel_token = CancelToken()
         self.has_begun = False
@@ -96,7 +96,7 @@ class InflightCall:
         self.withdraw = (
             _not_withdrawn  # which refers to us: what the call holds is freed when it is over
         )
-        self.cancel_token.enter(phase)
+        self.cancel_token.set_phase(phase)
         if self.cancel_token.error is not None:
             return self._policy.cancelled_reply(self._call)
         if self._policy.max_s:
@@ -121,7 +121,10 @@ class InflightCall:
                 return
             self._is_answered = True
             nbytes = self._nbytes if self._is_done else 0
-        self.settle, self.withdraw = _discard_reply, _not_withdrawn  # which may refer to us
+        self.reply_when_cancelled, self.withdraw = (
+            _discard_reply,
+            _not_withdrawn,
+        )  # which may refer to us
         self.cancel_token.end()
         for timer in self._timers:
             timer.cancel()
@@ -146,7 +149,7 @@ class InflightCall:
 
     def cancel(self) -> None:
         """Its client says that nobody waits for it."""
-        self.cancel_token.give_up(
+        self.cancel_token.cancel(
             Cancelled("the call was cancelled by its caller. Call again if its result is wanted.")
         )
 
@@ -157,7 +160,7 @@ class InflightCall:
             self.answer(self._policy.cancelled_reply(self._call))
 
     def _on_deadline(self) -> None:
-        self.cancel_token.give_up(
+        self.cancel_token.cancel(
             DeadlineExceeded(
                 f"the call's timeout_s passed: {self.cancel_token.account()}. Give the call more time, "
                 "or wait and repeat it."
@@ -170,7 +173,7 @@ class InflightCall:
             self._timers.append(process_timers.after(left_s, self._on_time_limit))
             return
         self._is_too_long = True
-        self.cancel_token.give_up(
+        self.cancel_token.cancel(
             DeadlineExceeded(
                 f"the call ran longer than the {self._policy.max_s:g} s that this server gives one "
                 f"(--max-call-s): {self.cancel_token.account()}. Split it into shorter calls, or use a "
@@ -186,7 +189,7 @@ class InflightCall:
         if self.is_in_order and self.cancel_token.phase == "running" and not self._is_too_long:
             return  # its client hears what it has done to values when it is over
         self.cancel_token.is_client_notified = True
-        self.settle(self._policy.cancelled_reply(self._call))
+        self.reply_when_cancelled(self._policy.cancelled_reply(self._call))
 
 
 def _not_withdrawn() -> bool:

@@ -173,7 +173,7 @@ class OrderedCallQueue:
         """Whether no call is being started or waits for that."""
         return not (self._starts or self._waiting)
 
-    def enter(
+    def enqueue(
         self, start: Start, send: Send, *, is_short: bool = False, at_once: bool = False
     ) -> Callable[[], None]:
         """Gives a call its place behind those that came before, in no time.
@@ -194,7 +194,7 @@ class OrderedCallQueue:
 
     def put(self, start: Start, send: Send, *, is_short: bool = False) -> None:
         """Has a call started when its turn comes; see `enter`."""
-        self.enter(start, send, is_short=is_short)()
+        self.enqueue(start, send, is_short=is_short)()
 
     def then(self, job: Callable[[], None]) -> None:
         """Has `job` done when all calls that came before it were started; at once if they were."""

@@ -93,7 +93,7 @@ class SendQueue:
         except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever
             self._send_error(seq, error)
         finally:
-            self._share.end(nbytes)
+            self._share.end_call(nbytes)
 
     def _send_error(self, seq: int, error: Exception) -> None:
         """Sends an error where the reply could not be sent."""

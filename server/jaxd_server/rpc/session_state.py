@@ -49,7 +49,7 @@ class SessionState:
         """Whether a call on values could start at once."""
         return self._session.call_queue.is_idle
 
-    def enter(
+    def enqueue(
         self,
         stay: ResultPolicy,
         start: Callable[[], Finish],
@@ -80,7 +80,7 @@ class SessionState:
         known = session.reply_cache.find_or_register(stay.number, stay.acked, send, again)
         if known is not None:
             return False, known
-        return True, session.call_queue.enter(start, settle, is_short=is_short, at_once=here)
+        return True, session.call_queue.enqueue(start, settle, is_short=is_short, at_once=here)
 
     def skeleton(self, told: bytes) -> bytes:
         """The skeleton that a call has.

@@ -142,7 +142,7 @@ class Sessions:
         self._left_at = clock()
         self._lock = threading.Lock()  # guards both of these and the fields of each session
 
-    def enter(self, wanted: str | None, principal: str, device: int | None = None) -> Session:
+    def open(self, wanted: str | None, principal: str, device: int | None = None) -> Session:
         """The session `wanted` when this principal left it not too long ago, else a new one.
 
         Args:
@@ -173,7 +173,7 @@ class Sessions:
             session.connections += 1
             return session
 
-    def leave(self, session: Session, *, for_good: bool = False) -> None:
+    def close(self, session: Session, *, for_good: bool = False) -> None:
         """One connection of the session ended; `for_good` when its client cannot come back."""
         with self._lock:
             session.connections -= 1

@@ -42,7 +42,7 @@ class _StockConnection(Connection):  # type: ignore[misc]
         try:
             super()._dispatch_request(seq, raw_args)
         finally:
-            share.end(nbytes)
+            share.end_call(nbytes)
 
     def _box(self, value: Any) -> tuple[int, Any]:
         if brine.dumpable(value):

@@ -45,7 +45,7 @@ class ImportedPackages:
         self._imported: dict[str, Package] = {}  # by root
         self._changes: list[Change] = []
 
-    def note(self) -> None:
+    def record(self) -> None:
         """Takes down what has been imported since the last time."""
         if len(sys.modules) == len(self._seen):
             return  # nothing ever leaves sys.modules here without something else coming
@@ -92,7 +92,7 @@ class ImportedPackages:
 
         Costs one system call for each package.
         """
-        self.note()
+        self.record()
         with self._lock:
             for old, new in changed_since_first_seen():
                 if old in self._imported.values():

@@ -43,7 +43,7 @@ class RateLimiter:
         self._buckets = BoundedDict[str, _Bucket](_MAX_KEYS)
         self._lock = threading.Lock()  # guards the levels
 
-    def note(self, place: str) -> None:
+    def record(self, place: str) -> None:
         """It has happened once more."""
         with self._lock:
             self._bucket(place).height += 1.0
@@ -54,7 +54,7 @@ class RateLimiter:
             over = self._bucket(place).height + 1.0 - self._at_once
         return max(0.0, over / self._per_s)
 
-    def take(self, place: str) -> int | None:
+    def acquire(self, place: str) -> int | None:
         """Notes it if it may happen; how often it was to happen since, and might not.
 
         Returns:

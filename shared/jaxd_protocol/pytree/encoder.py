@@ -38,7 +38,7 @@ class TreeEncoder:
 
     Attributes:
         buffers: the arrays above `INLINE_BYTES`, as flat byte views, in order.
-        owners: for each of them the number of its leaf; -1 when that is no plain array.
+        buffer_leaves: for each of them the number of its leaf; -1 when that is no plain array.
         count: number of leaves so far.
         types: how values of exactly these types are appended; others are `other`.
     """
@@ -47,7 +47,7 @@ class TreeEncoder:
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
-        self.owners: list[int] = []
+        self.buffer_leaves: list[int] = []
         self._skeleton: list[bytes] = []
         self._blob: list[bytes] = []
         self._offset = 0
@@ -94,7 +94,7 @@ class TreeEncoder:
 
     def large(self, data: memoryview) -> None:
         """Puts the bytes of an array beside the message."""
-        self.owners.append(self.count)
+        self.buffer_leaves.append(self.count)
         self.count += 1
         self.buffers.append(data)
 
@@ -102,7 +102,7 @@ class TreeEncoder:
         """Puts a leaf beside the message that is no array."""
         self.count += 1
         self.buffers += data
-        self.owners += [-1] * len(data)
+        self.buffer_leaves += [-1] * len(data)
 
     def array(self, array: Any, weak: bool = False) -> None:
         """Appends a numpy array; it must be C-contiguous and in native byte order."""

@@ -163,7 +163,7 @@ def test_it_looks_each_time_that_it_is_wanted() -> None:
         assert reader.attended.acquire(timeout=10)
     assert len(threads() - before) == 1
     reader.alive = False
-    reader.background_reader.dismiss()
+    reader.background_reader.stop()
 
 
 def test_it_ends_when_the_connection_has_ended() -> None:
@@ -174,7 +174,7 @@ def test_it_ends_when_the_connection_has_ended() -> None:
     assert reader.attended.acquire(timeout=10)
     (mine,) = threads() - before
     reader.alive = False
-    reader.background_reader.dismiss()
+    reader.background_reader.stop()
     mine.join(10)
     assert not mine.is_alive()
 

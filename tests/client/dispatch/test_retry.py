@@ -34,20 +34,20 @@ def test_a_call_that_was_never_lost_is_as_it_was() -> None:
 def test_the_next_worker_is_told_what_the_last_one_may_have_died_of() -> None:
     """And whether that was so once or again."""
     retry_limits = RetryLimits("f")
-    retry_limits.note(LOST, (1, 7))
+    retry_limits.record(LOST, (1, 7))
     once = retry_limits.prepare_retry(call(), (2, 8))
     assert marks(once) == LOST_ONCE
     assert retry_limits.prepare_retry(once, (2, 8)) is once
-    retry_limits.note(LOST, (2, 8))
+    retry_limits.record(LOST, (2, 8))
     assert marks(retry_limits.prepare_retry(once, (3, 9))) == LOST_ONCE | LOST_AGAIN
 
 
 def test_a_worker_that_lives_is_suspected_of_nothing() -> None:
     """When only the connection was lost, the call is repeated once, as any other."""
     retry_limits = RetryLimits("step")
-    retry_limits.note(LOST, (1, 7))
+    retry_limits.record(LOST, (1, 7))
     assert marks(retry_limits.prepare_retry(call(), (1, 7))) == 0
-    retry_limits.note(LOST, (1, 7))
+    retry_limits.record(LOST, (1, 7))
     with pytest.raises(ConnectionLost, match=r"step was under way, and again.*See the server's"):
         retry_limits.prepare_retry(call(), (1, 7))
 
@@ -56,19 +56,19 @@ def test_what_was_not_sent_was_not_begun() -> None:
     """No worker can have died of it; it is sent again, but not for ever."""
     retry_limits = RetryLimits("step")
     for _ in range(15):
-        retry_limits.note(NotSent("lost"), (1, 7))
+        retry_limits.record(NotSent("lost"), (1, 7))
         assert marks(retry_limits.prepare_retry(call(), (2, 8))) == 0
     with pytest.raises(ConnectionLost, match="16 times while step was being sent"):
-        retry_limits.note(LOST, None)
+        retry_limits.record(LOST, None)
 
 
 def test_somewhen_it_is_enough() -> None:
     """Though the server never said that the call is at fault."""
     retry_limits = RetryLimits("step")
     for number in range(16):
-        retry_limits.note(LOST, (number, 7))
+        retry_limits.record(LOST, (number, 7))
         retry_limits.prepare_retry(call(), (number + 1, 7))
-    retry_limits.note(LOST, (16, 7))
+    retry_limits.record(LOST, (16, 7))
     with pytest.raises(WorkerLost, match=r"17 workers.*step.*JAXD_INLINE=1"):
         retry_limits.prepare_retry(call(), (17, 7))
 

@@ -22,7 +22,9 @@ def call_of(*buffers: bytearray, sources: dict[int, Any] | None = None) -> CallR
     owners = range(len(buffers))
     spec: Any = None
     data = [memoryview(one) for one in buffers]
-    return CallRequest(spec, b"s", b"b", data, None, "auto", owners=owners, sources=sources or {})
+    return CallRequest(
+        spec, b"s", b"b", data, None, "auto", buffer_leaves=owners, sources=sources or {}
+    )
 
 
 def test_it_does_not_change_with_the_callers_arrays() -> None:
@@ -48,7 +50,7 @@ def test_it_does_not_change_with_the_callers_arrays() -> None:
 def test_what_is_pickled_is_copied_too() -> None:
     """Its buffers have no leaf of their own; perhaps not all are listed."""
     first, second = bytearray(b"first"), bytearray(b"second")
-    call = call_of(first, second)._replace(owners=[-1])
+    call = call_of(first, second)._replace(buffer_leaves=[-1])
     spare = RetryCopy.of(call, CallTransfer((), call.buffers), RetryBudget())
     assert spare is not None
     first[:] = second[:5] = bytes(5)
@@ -90,15 +92,15 @@ def test_a_copy_that_is_not_made_takes_no_room(
     monkeypatch.setattr(retry_copy, "bytes", copy, raising=False)
     with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
         assert RetryCopy.of(call, CallTransfer((), call.buffers), room) is None
-    assert room.take(10)
+    assert room.reserve(10)
 
 
 def test_a_fork_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another thread of the parent held or had taken counts no more."""
     room = RetryBudget(10)
-    assert room.take(10)
+    assert room.reserve(10)
     monkeypatch.setattr(room, "_lock", held := threading.Lock())
     with held:
         room.after_fork()
-        room.give_back(10)  # what the parent had taken
-    assert [room.take(10), room.take(1)] == [True, False]
+        room.release(10)  # what the parent had taken
+    assert [room.reserve(10), room.reserve(1)] == [True, False]

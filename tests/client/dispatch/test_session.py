@@ -43,11 +43,11 @@ def test_no_thread_outlives_its_connection_or_its_session(session: Session) -> N
 
     others = threads()
     for _ in range(3):
-        session.values().drops.start()
+        session.values().release_queue.start()
         session.connection().shut()
         session.id = None
         session.connection()  # of another session
-        session.values().drops.start()
+        session.values().release_queue.start()
     assert not set(threads()) <= set(others)
     session.close()
     wait_until(lambda: set(threads()) <= set(others))
@@ -138,7 +138,7 @@ def test_what_is_no_server_is_said_to_be_none(
 def test_closing_ends_the_connections_that_were_left_as_well(session: Session) -> None:
     """Nobody would read them any more."""
     left = session.connection()
-    session.leave(left)
+    session.drain(left)
     assert session.connection() is not left
     session.close()
     assert not left.alive

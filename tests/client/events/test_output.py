@@ -123,7 +123,7 @@ def test_a_warning_that_is_an_error_is_raised_where_the_call_is(
     notices.issue(CALL, 2)
     with pytest.raises(UserWarning, match="slow"):
         notices.issue(CALL, 1)
-    assert not notices.waiting
+    assert not notices.has_pending
 
 
 def logged(text: str, level: int = logging.INFO) -> dict[str, Any]:
@@ -227,9 +227,9 @@ def test_what_a_lost_call_has_said_is_not_said_again() -> None:
     heard = ReplayFilter()
     assert says(heard, FIRST, 1, "a", "b", "a") == ["a", "b", "a"]
     waiting = [heard.has_lost_calls]
-    heard.lost(CALL, FIRST, 1)
+    heard.call_lost(CALL, FIRST, 1)
     waiting.append(heard.has_lost_calls)
-    heard.again(CALL, SECOND, 7)
+    heard.retried_as(CALL, SECOND, 7)
     assert [*waiting, heard.has_lost_calls] == [False, True, False]
     assert says(heard, SECOND, 7, "b", "a", "a", "a", "c") == ["a", "c"]
 
@@ -238,11 +238,11 @@ def test_it_may_be_lost_once_more() -> None:
     """All that it has said counts, whether it was said for the first time or not."""
     heard = ReplayFilter()
     says(heard, FIRST, 1, "a")
-    heard.lost(CALL, FIRST, 1)
-    heard.again(CALL, SECOND, 1)
+    heard.call_lost(CALL, FIRST, 1)
+    heard.retried_as(CALL, SECOND, 1)
     assert says(heard, SECOND, 1, "a", "b") == ["b"]
-    heard.lost(CALL, SECOND, 1)
-    heard.again(CALL, FIRST, 2)
+    heard.call_lost(CALL, SECOND, 1)
+    heard.retried_as(CALL, FIRST, 2)
     assert says(heard, FIRST, 2, "a", "b", "c") == ["c"]
 
 
@@ -250,11 +250,11 @@ def test_other_calls_say_what_they_like() -> None:
     """Of the same function, over the same connection, and after a loss of one that said nothing."""
     heard = ReplayFilter()
     says(heard, FIRST, 1, "a")
-    heard.lost(CALL, FIRST, 1)
-    heard.again(object(), SECOND, 1)
+    heard.call_lost(CALL, FIRST, 1)
+    heard.retried_as(object(), SECOND, 1)
     assert says(heard, SECOND, 1, "a") == ["a"]
-    heard.lost(object(), FIRST, 5)
-    heard.again(CALL, SECOND, 2)
+    heard.call_lost(object(), FIRST, 5)
+    heard.retried_as(CALL, SECOND, 2)
     assert not heard.has_lost_calls
     assert says(heard, SECOND, 2, "a") == []
 
@@ -264,11 +264,11 @@ def test_a_call_may_be_made_again_as_another_one() -> None:
     heard, other = ReplayFilter(), object()
     heard.transfer_to_retry(CALL, other)
     says(heard, FIRST, 1, "a")
-    heard.lost(CALL, FIRST, 1)
+    heard.call_lost(CALL, FIRST, 1)
     heard.transfer_to_retry(CALL, CALL)
     heard.transfer_to_retry(CALL, other)
-    heard.again(CALL, SECOND, 1)
-    heard.again(other, SECOND, 2)
+    heard.retried_as(CALL, SECOND, 1)
+    heard.retried_as(other, SECOND, 2)
     assert says(heard, SECOND, 1, "a") == ["a"]
     assert says(heard, SECOND, 2, "a") == []
 
@@ -278,7 +278,7 @@ def test_it_keeps_the_last_calls() -> None:
     heard = ReplayFilter()
     for number in range(1000):
         says(heard, FIRST, number, "a")
-        heard.lost(object(), FIRST, number)
+        heard.call_lost(object(), FIRST, number)
     assert len(heard._lost_outputs) <= 64
     for number in range(1000):
         says(heard, SECOND, number, "a")

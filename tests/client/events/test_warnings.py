@@ -37,10 +37,10 @@ def test_a_call_warns_of_what_is_its_own() -> None:
     notices = WarningQueue()
     hear(notices, "one", number=1)
     hear(notices, "two", number=2, function="g")
-    assert notices.waiting
+    assert notices.has_pending
     assert said(notices, 1) == ["one"]
     assert said(notices, 2) == ["two"]
-    assert not notices.waiting
+    assert not notices.has_pending
 
 
 def test_each_thing_is_said_once() -> None:
@@ -60,8 +60,10 @@ def test_what_nearly_all_functions_need_is_said_once_for_all(
     module.__version__ = "1"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jaxlib", module)
     notices = WarningQueue()
-    notices.compare({"jaxlib": "2", "numpy": sys.modules["numpy"].__version__, "jaxd": "0"})
-    notices.compare({"jaxlib": "2"})
+    notices.compare_versions(
+        {"jaxlib": "2", "numpy": sys.modules["numpy"].__version__, "jaxd": "0"}
+    )
+    notices.compare_versions({"jaxlib": "2"})
     assert said(notices) == [
         "jaxlib is 1 here and 2 on the server: results come from the server's."
     ]
@@ -74,8 +76,8 @@ def test_what_is_not_loaded_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> 
     """Nothing is imported to find out."""
     monkeypatch.delitem(sys.modules, "jaxlib", raising=False)
     notices = WarningQueue()
-    notices.compare({"jaxlib": "2"})
-    assert not notices.waiting
+    notices.compare_versions({"jaxlib": "2"})
+    assert not notices.has_pending
 
 
 def test_calls_that_were_given_up_are_forgotten() -> None:
@@ -92,4 +94,4 @@ def test_a_fork_begins_afresh() -> None:
     notices = WarningQueue()
     hear(notices, "something")
     notices.after_fork()
-    assert not notices.waiting
+    assert not notices.has_pending

@@ -104,7 +104,13 @@ def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.Monke
     def encoded(args: tuple[Any, ...]) -> tuple[Any, ...]:
         found = encode_arguments(args, {}, NO_STATIC_ARGS, {}, fetcher)
         arrays = [handle_range.arrays for handle_range in found.values]
-        return found.skeleton, found.blob, found.owners, range_locations(found.values), arrays
+        return (
+            found.skeleton,
+            found.blob,
+            found.buffer_leaves,
+            range_locations(found.values),
+            arrays,
+        )
 
     seen: list[bool] = []
 
@@ -140,9 +146,9 @@ def test_some_of_a_handle_range_are_given_away() -> None:
     )
     handle_range.mark_donated((2, 4, 5, 6), "step")
     assert origin.unusable == {6: "step", 7: "step"}
-    handle_range.give_back((4, 9))
+    handle_range.unmark_donated((4, 9))
     assert origin.unusable == {7: "step"}
-    handle_range.settle((5,))
+    handle_range.mark_released((5,))
     assert origin.released == {7}
 
 

@@ -137,7 +137,7 @@ class Server:
 
     def launch(self, ended: Any = None) -> PipelinedCall:
         spec: Any = SimpleNamespace(key=b"k", snapshot=SimpleNamespace(name="step", reader=None))
-        call = CallRequest(spec, b"s", b"", (), None, "auto", stay=ResultPolicy(1, -1, 64))
+        call = CallRequest(spec, b"s", b"", (), None, "auto", result_policy=ResultPolicy(1, -1, 64))
         flight = PipelinedCall(call, None, (), ended)
         self.flights.launch(flight)
         return flight
@@ -357,7 +357,7 @@ def test_who_is_told_of_an_end_may_make_calls(server: Server) -> None:
 def test_an_interrupted_call_may_have_been_sent(server: Server) -> None:
     """It is not sent again; what it has made goes when its reply comes."""
     spec: Any = SimpleNamespace(key=b"k", snapshot=SimpleNamespace(name="step", reader=None))
-    call = CallRequest(spec, b"s", b"", (), None, "auto", stay=ResultPolicy(1, -1, 64))
+    call = CallRequest(spec, b"s", b"", (), None, "auto", result_policy=ResultPolicy(1, -1, 64))
     for has_reply in (True, False):
         connection = server.connections[-1]
         connection.interrupts = True
@@ -393,7 +393,14 @@ def test_a_loaded_call_never_reads_its_callers_arrays_again(server: Server) -> N
     arrays = [bytearray([1] * 4), bytearray([2] * 4)]
     buffers = [memoryview(each) for each in arrays]
     call = CallRequest(
-        spec, b"s", b"", buffers, None, "auto", owners=(0, 1), stay=ResultPolicy(1, -1, 64)
+        spec,
+        b"s",
+        b"",
+        buffers,
+        None,
+        "auto",
+        buffer_leaves=(0, 1),
+        result_policy=ResultPolicy(1, -1, 64),
     )
     flight = PipelinedCall(call, None, is_copied=True)
     server.flights.launch(flight)
@@ -415,7 +422,7 @@ def flight(*donated: int, **more: Any) -> tuple[PipelinedCall, list[RemoteArray]
     values = [HandleRange(0, one, 4, arrays[:2]), HandleRange(2, other, 0, arrays[2:])]
     spec: Any = SimpleNamespace(snapshot=SimpleNamespace(name="step", reader=None))
     stay = ResultPolicy(7, -1, 1 << 16)
-    call = CallRequest(spec, b"s", b"b", (), None, "auto", values=values, stay=stay)
+    call = CallRequest(spec, b"s", b"b", (), None, "auto", values=values, result_policy=stay)
     return PipelinedCall(call, None, donated, **more), arrays
 
 
@@ -444,14 +451,14 @@ def test_what_is_known_to_be_taken_is_dead_at_once() -> None:
 def test_the_reply_decides_what_was_taken(reply: Any) -> None:
     """More than was known, or less."""
     one, arrays = flight(1)
-    one.settle(reply(0, 2), ())
+    one.complete(reply(0, 2), ())
     assert takers(arrays) == ["step", None, "step"]
 
 
 def test_a_failure_may_say_nothing_of_what_was_taken() -> None:
     """Then nothing was."""
     one, arrays = flight(1)
-    one.settle(failed()[:2], ())
+    one.complete(failed()[:2], ())
     assert isinstance(one.error, ArithmeticError)
     assert takers(arrays) == [None] * 3
 
@@ -459,7 +466,7 @@ def test_a_failure_may_say_nothing_of_what_was_taken() -> None:
 def test_a_worker_that_gives_way_takes_along_what_the_call_needs() -> None:
     """To repeat it would be of no use: the next one has not got these arrays."""
     one, arrays = flight(1)
-    one.settle((FAILED, encode_failure(WorkerReplaced("repeat it")), b""), ())
+    one.complete((FAILED, encode_failure(WorkerReplaced("repeat it")), b""), ())
     assert isinstance(one.error, ValuesDied)
     assert "step needs 3 of them" in str(one.error)
     assert takers(arrays) == [None] * 3
@@ -468,7 +475,7 @@ def test_a_worker_that_gives_way_takes_along_what_the_call_needs() -> None:
 def test_what_a_lost_call_may_have_taken_stays_dead() -> None:
     """Nobody knows whether the server has it."""
     one, arrays = flight(1)
-    one.lose(ConnectionError("gone"))
+    one.fail_unknown(ConnectionError("gone"))
     assert takers(arrays) == [None, "step", None]
 
 
@@ -494,9 +501,9 @@ def test_the_server_is_told_of_what_it_does_not_know(end: Any, told: list[int]) 
 def test_what_was_not_made_does_not_come_back_to_life() -> None:
     """The first end counts: a second one changes nothing."""
     one, arrays = flight(1)
-    one.lose(ConnectionError("gone"))
-    one.settle(succeeded(), ())
-    one.refuse(ValueError("no"))
+    one.fail_unknown(ConnectionError("gone"))
+    one.complete(succeeded(), ())
+    one.fail_not_run(ValueError("no"))
     assert isinstance(one.error, ConnectionError)
     assert takers(arrays) == [None, "step", None]
 
@@ -517,10 +524,10 @@ def test_its_data_is_let_go_once() -> None:
     loads: Any = [CountingTransfer() for _ in range(3)]
     one, _ = flight()
     for load in loads[:2]:
-        one.carry(load, one.call)
-    one.settle(succeeded(), ())
-    one.lose(ConnectionError("gone"))
-    one.carry(loads[2], one.call)
+        one.replace_transfer(load, one.call)
+    one.complete(succeeded(), ())
+    one.fail_unknown(ConnectionError("gone"))
+    one.replace_transfer(loads[2], one.call)
     assert [load.released for load in loads] == [1, 1, 1]
 
 
@@ -528,7 +535,7 @@ def test_a_call_that_was_not_made_gives_back_only_what_was_its_own() -> None:
     """Another one has taken an array in the meantime."""
     one, arrays = flight(1)
     arrays[0].origin.unusable[4] = "other"
-    one.refuse(ConnectionError("gone"))
+    one.fail_not_run(ConnectionError("gone"))
     assert takers(arrays) == ["other", None, None]
     assert isinstance(one.error, ConnectionError)
 
@@ -537,8 +544,8 @@ def test_its_end_is_told_once_and_its_arrays_are_let_go() -> None:
     """Though two threads may settle it."""
     ended: list[PipelinedCall] = []
     one, _ = flight(ended=ended.append)
-    one.settle(succeeded(), ())
-    one.settle(succeeded(), ())
+    one.complete(succeeded(), ())
+    one.complete(succeeded(), ())
     one.notify()
     one.notify()
     assert ended == [one]
@@ -550,7 +557,7 @@ def test_another_structure_than_before_is_an_error() -> None:
     """What was returned before it had run would not fit."""
     one, _ = flight()
     one.skeleton = b"known"
-    one.settle(succeeded(), ())
+    one.complete(succeeded(), ())
     with pytest.raises(Exception, match="another structure"):
         raise one.error or AssertionError
     assert one.changed == b"skeleton"
@@ -562,5 +569,5 @@ def test_numbers_grow_in_the_order_of_sending() -> None:
     second.assign_number()
     first.assign_number()
     assert second.number < first.number
-    assert first.call.stay is not None
-    assert first.call.stay.number == first.number
+    assert first.call.result_policy is not None
+    assert first.call.result_policy.number == first.number

@@ -93,18 +93,18 @@ def test_a_result_belongs_to_the_session_in_which_it_was_made(client: Client) ->
     values = client.caller.session.values()
     assert client.caller.session.current().values is values
     other: Any = object()
-    client.caller.session.remote = other
+    client.caller.session.store = other
     try:
         again = make(np.ones(1 << 15, np.float32))
     finally:
-        client.caller.session.remote = values
+        client.caller.session.store = values
     assert again.fetcher is array.fetcher is values
 
 
 def test_what_a_message_could_not_tell_is_told_by_another(client: Client) -> None:
     """A call that is refused takes nothing with it."""
     values = client.caller.session.values()
-    values.drops._is_woken = True  # its thread leaves it to the calls
+    values.release_queue._is_woken = True  # its thread leaves it to the calls
     values.drop(7)
     large = np.ones(1 << 20)
     connection = client.caller.session.connection()
@@ -113,7 +113,7 @@ def test_what_a_message_could_not_tell_is_told_by_another(client: Client) -> Non
     with pytest.raises(LimitExceeded):
         client.persistent_call(lambda x: x + 1)(large)
     connection._channel.writer.max_frame_bytes = limit
-    assert 7 in unpack_ids(values.drops.take())
+    assert 7 in unpack_ids(values.release_queue.take_all())
 
 
 LONG = b"T" * MIN_INDEXED_BYTES
@@ -127,18 +127,18 @@ def server() -> SessionState:
 def test_a_skeleton_is_said_until_it_was_heard() -> None:
     """The server reads the same in either case."""
     shapes, own = SkeletonTable(), server()
-    first, second = shapes.told(LONG), shapes.told(LONG)
+    first, second = shapes.encode(LONG), shapes.encode(LONG)
     assert [own.skeleton(told) for told in (first, second)] == [LONG, LONG]
     assert len(first) > len(LONG)
-    shapes.heard(first)
-    short = shapes.told(LONG)
+    shapes.confirm(first)
+    short = shapes.encode(LONG)
     assert len(short) == 2
     assert own.skeleton(short) == LONG
 
 
 def test_short_ones_are_said() -> None:
     """They are not worth a name, and the server needs none for them."""
-    assert SkeletonTable().told(LONG[1:]) == LONG[1:]
+    assert SkeletonTable().encode(LONG[1:]) == LONG[1:]
     assert server().skeleton(LONG[1:]) == LONG[1:]
 
 
@@ -146,11 +146,11 @@ def test_no_name_is_given_twice() -> None:
     """When there are no more, skeletons are said as they are."""
     shapes, own = SkeletonTable(), server()
     skeletons = [LONG + bytes([n % 256, n // 256]) for n in range(300)]
-    told = [shapes.told(skeleton) for skeleton in skeletons]
+    told = [shapes.encode(skeleton) for skeleton in skeletons]
     for each in told:
-        shapes.heard(each)
+        shapes.confirm(each)
     assert [own.skeleton(each) for each in told] == skeletons
-    again = [shapes.told(skeleton) for skeleton in skeletons]
+    again = [shapes.encode(skeleton) for skeleton in skeletons]
     assert [len(each) for each in again[:256]] == [2] * 256
     assert again[256:] == skeletons[256:]
     assert [own.skeleton(each) for each in again] == skeletons
@@ -166,6 +166,6 @@ def test_a_name_that_nobody_has_is_refused(told: Any) -> None:
 def test_the_child_of_a_fork_begins_anew() -> None:
     """It has a session of its own."""
     shapes = SkeletonTable()
-    shapes.heard(shapes.told(LONG))
+    shapes.confirm(shapes.encode(LONG))
     shapes.after_fork()
-    assert len(shapes.told(LONG)) > 2
+    assert len(shapes.encode(LONG)) > 2

@@ -30,21 +30,21 @@ def test_what_goes_while_there_is_no_connection_is_kept_in_mind(client: Client) 
     values = client.caller.session.values()
     client.close()
     assert values._send_releases(pack_ids([5, 6]))
-    assert unpack_ids(values.drops.take()) == (5, 6)
+    assert unpack_ids(values.release_queue.take_all()) == (5, 6)
 
 
 def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client) -> None:
     """No call needs to come, also when the connection came in between."""
     values = client.caller.session.values()
-    values.drops.start()
+    values.release_queue.start()
     client.close()
     assert values._send_releases(pack_ids([5, 6]))
     client.caller.session.connection()
-    wait_until(lambda: not values.drops._pending)
+    wait_until(lambda: not values.release_queue._pending)
     answers = iter([True, False, False])
     values._must_defer = lambda: next(answers)  # type: ignore[method-assign]
     assert values._send_releases(pack_ids([7]))
-    wait_until(lambda: not values.drops._pending)
+    wait_until(lambda: not values.release_queue._pending)
 
 
 def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:
@@ -94,7 +94,7 @@ def test_what_is_made_for_nobody_goes(
 ) -> None:
     """Whoever asked for it was interrupted."""
     there = client.put(np.zeros(1 << 18, np.float32), name="interrupted")
-    answers = len(client.caller.session.values().drops._sent)
+    answers = len(client.caller.session.values().release_queue._sent)
     connection = client.caller.session.connection()
 
     def interrupted(*_: Any) -> None:
@@ -105,7 +105,7 @@ def test_what_is_made_for_nobody_goes(
     monkeypatch.setattr(connection.shared_reader, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(client, there)
-    wait_until(lambda: len(client.caller.session.values().drops._sent) > answers)
+    wait_until(lambda: len(client.caller.session.values().release_queue._sent) > answers)
     wait_until(lambda: client.statistics().values == before)
     client.forget("interrupted")
 

@@ -30,7 +30,7 @@ def test_the_message_of_a_call_on_values() -> None:
     array: Any = SimpleNamespace(number=2)
     values = [HandleRange(0, ResultBatch(array, 5, ()), 2, [array])]
     stay = ResultPolicy(9, -1, 64)
-    call = CallRequest(SPEC, b"s", b"", (), None, "auto", True, values=values, stay=stay)
+    call = CallRequest(SPEC, b"s", b"", (), None, "auto", True, values=values, result_policy=stay)
     rows = [DataLocation(0, BLOCK, 3, 64)]
     _, _, _, _, flags, told, elsewhere, drops = call.message(rows, 5, pack_ids([1]))
     assert flags == MAY_REPEAT | STRICT | ON_VALUES
@@ -44,7 +44,7 @@ def test_a_call_that_is_over_holds_no_data() -> None:
     array: Any = object()
     values = [HandleRange(0, ResultBatch(array, 5, ()), 2, [array])]
     buffers = [memoryview(b"data")]
-    call = CallRequest(SPEC, b"s", b"blob", buffers, None, "auto", values=values, owners=[0])
+    call = CallRequest(SPEC, b"s", b"blob", buffers, None, "auto", values=values, buffer_leaves=[0])
     over = call.without_data()
     assert (over.spec, over.skeleton) == (SPEC, b"s")
-    assert not any((over.blob, over.buffers, over.values, over.rows))
+    assert not any((over.blob, over.buffers, over.values, over.data_locations))

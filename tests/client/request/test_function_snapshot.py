@@ -112,7 +112,7 @@ def test_a_lock_counts_as_such() -> None:
     lock = other
     assert other.acquire()
     assert FunctionSnapshot(holds, Options()).fingerprint == before.fingerprint
-    assert before.found.unshared == ()
+    assert before.walk_fingerprint.unshared == ()
     assert before.code
 
 
@@ -125,7 +125,7 @@ def test_what_has_no_content_is_named() -> None:
         return numbers, x
 
     snapshot = FunctionSnapshot(draws, Options())
-    (found,) = snapshot.found.unshared
+    (found,) = snapshot.walk_fingerprint.unshared
     assert found.path.endswith("draws → numbers")
     assert found.type_name == "generator"
     assert snapshot.fingerprint != FunctionSnapshot(draws, Options()).fingerprint

@@ -29,7 +29,7 @@ def snapshots(made: Any, *ignored: str) -> SnapshotCache:
 
 def settled(found: SnapshotCache, skeleton: bytes) -> FunctionSpec:
     """What stands for a call with these arguments."""
-    return found.settle(found.spec(X32), skeleton, X32)
+    return found.pinned_spec(found.spec(X32), skeleton, X32)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_what_is_complete_is_settled_at_once(walks: list[Any]) -> None:
     """Whatever the arguments are."""
     found = snapshots(function("return x"))
     spec = found.spec(X32)
-    assert found.settle(spec, b"one", X32) is found.settle(spec, b"other", X32) is spec
+    assert found.pinned_spec(spec, b"one", X32) is found.pinned_spec(spec, b"other", X32) is spec
     assert len(walks) == 1
 
 
@@ -183,7 +183,7 @@ def test_pinned_signatures_are_kept_where_the_function_is_the_same() -> None:
 def test_each_configuration_of_a_pinned_signature_has_a_key() -> None:
     """Under the same identity."""
     found = snapshots(function(MEMO, M={}))
-    specs = [found.settle(found.spec(config), b"one", config) for config in (X32, X64)]
+    specs = [found.pinned_spec(found.spec(config), b"one", config) for config in (X32, X64)]
     assert specs[0].key != specs[1].key
     assert specs[0].snapshot is specs[1].snapshot
 

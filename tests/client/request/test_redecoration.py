@@ -24,25 +24,25 @@ def test_the_sixteenth_time_is_told_and_the_next_is_not() -> None:
     """With the place, and what to do."""
     counted = RedecorationCounter()
     for _ in range(WARN_AFTER - 1):
-        counted.note(step, b"key")
+        counted.record(step, b"key")
     with pytest.warns(CompileAdvice, match=r"step \(test_redecoration.py:\d+\) was made persist"):
-        counted.note(step, b"key")
-    counted.note(step, b"key")
+        counted.record(step, b"key")
+    counted.record(step, b"key")
 
 
 def test_different_functions_are_not_counted_together() -> None:
     """Nor those that have no code of their own."""
     counted = RedecorationCounter()
     for number in range(2 * WARN_AFTER):
-        counted.note(step, str(number).encode())
-        counted.note(print, b"key")
+        counted.record(step, str(number).encode())
+        counted.record(print, b"key")
 
 
 def test_it_remembers_the_last_ones_only() -> None:
     """A process that makes functions for days does not grow."""
     counted = RedecorationCounter()
     for number in range(redecoration._MAX_PLACES + 100):
-        counted.note(step, str(number).encode())
+        counted.record(step, str(number).encode())
     assert len(counted._counts) == redecoration._MAX_PLACES
 
 
@@ -51,7 +51,7 @@ def test_the_child_of_a_fork_does_not_wait_for_its_parent() -> None:
     counted = RedecorationCounter()
     counted._lock.acquire()
     process._in_child()
-    counted.note(step, b"key")
+    counted.record(step, b"key")
 
 
 @pytest.mark.parametrize(

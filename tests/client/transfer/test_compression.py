@@ -49,5 +49,5 @@ def test_a_sample_can_be_wrong() -> None:
 def test_over_a_fast_link_nothing_is_compressed() -> None:
     """It is sent before it would be packed."""
     policy = DedupPolicy()
-    policy.took(1 << 30, 0.01)
+    policy.record_transfer(1 << 30, 0.01)
     assert Compression(policy).packed(ZEROS) is None

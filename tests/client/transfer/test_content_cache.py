@@ -44,8 +44,8 @@ class Bench:
 
     def rows(self, data: Mapping[int, memoryview]) -> list[tuple[DataLocation, ServerCopy | None]]:
         """How it travels with a call that is over when this returns."""
-        found = self.contents.rows(data, dict.fromkeys(data, SPEC), self.ask)
-        self.copies.settle([copy for _, copy in found if copy is not None], ready=True)
+        found = self.contents.locate(data, dict.fromkeys(data, SPEC), self.ask)
+        self.copies.complete([copy for _, copy in found if copy is not None], ready=True)
         self.there.update((row.a, row.b) for row, _ in found if row.kind == CACHED_BY_CONTENT)
         return found
 
@@ -81,7 +81,7 @@ def test_small_arrays_are_not_looked_at() -> None:
 def test_over_a_fast_link_nothing_is_looked_at() -> None:
     """It is sent as quickly."""
     bench = Bench()
-    bench.worth.took(1 << 30, (1 << 30) / FAST_LINK)
+    bench.worth.record_transfer(1 << 30, (1 << 30) / FAST_LINK)
     assert bench.rows({0: data_of(1)}) == []
 
 
@@ -110,6 +110,6 @@ def test_a_connection_that_ends_leaves_nothing_half_known() -> None:
         raise ConnectionLost("gone")
 
     with pytest.raises(ConnectionLost):
-        bench.contents.rows({0: data_of(1)}, {0: SPEC}, fail)
+        bench.contents.locate({0: data_of(1)}, {0: SPEC}, fail)
     assert len(bench.copies) == 0
     assert bench.kinds(1) == [VALUE]

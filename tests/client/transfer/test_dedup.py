@@ -25,9 +25,9 @@ class Call(NamedTuple):
 
     sources: Mapping[int, Any] = {}
     buffers: Sequence[memoryview] = ()
-    owners: Sequence[int] = ()
+    buffer_leaves: Sequence[int] = ()
     leaf_headers: Mapping[int, bytes] = {}
-    rows: Sequence[DataLocation] = ()
+    data_locations: Sequence[DataLocation] = ()
 
 
 class Server:
@@ -52,9 +52,9 @@ class Bench:
         self, call: Call, server: Server | None = None, *, ready: bool = True
     ) -> list[tuple[int, int]]:
         """Leaves and kinds of what a call need not send, which is over when this returns."""
-        spared = self.sent.spare(call, (server or Server()).ask)
-        spared.settle(ready=ready)
-        return [(row.leaf, row.kind) for row in spared.rows]
+        spared = self.sent.plan(call, (server or Server()).ask)
+        spared.complete(ready=ready)
+        return [(row.leaf, row.kind) for row in spared.data_locations]
 
 
 def bytes_of(size: int) -> Call:
@@ -99,6 +99,6 @@ def test_a_fast_link_is_noticed() -> None:
     """By calls that send much and are over at once."""
     bench, call = Bench(FAR), bytes_of(1 << 20)
     for _ in range(4):
-        spared = bench.sent.spare(call, Server(has=False).ask)
-        spared.settle(ready=True, sent=1 << 40)
+        spared = bench.sent.plan(call, Server(has=False).ask)
+        spared.complete(ready=True, sent=1 << 40)
     assert bench.kinds(call) == []

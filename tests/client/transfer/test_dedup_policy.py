@@ -16,11 +16,11 @@ def test_a_link_of_which_nothing_is_known_is_taken_for_a_slow_one() -> None:
 def test_nothing_is_hashed_over_a_fast_link() -> None:
     """Until it has been slow several times: one call may have taken long for other reasons."""
     policy = DedupPolicy()
-    policy.took(100 * MIB, 100 * MIB / FAST_LINK / 2)
+    policy.record_transfer(100 * MIB, 100 * MIB / FAST_LINK / 2)
     for _ in range(3):
         assert not policy.should_probe(1)
-        policy.took(100 * MIB, 10)
-    policy.took(100 * MIB, 10)
+        policy.record_transfer(100 * MIB, 10)
+    policy.record_transfer(100 * MIB, 10)
     assert policy.should_probe(1)
 
 
@@ -28,7 +28,7 @@ def test_small_calls_say_nothing_of_the_link() -> None:
     """They wait for the server, not for their data."""
     policy = DedupPolicy()
     for _ in range(9):
-        policy.took(MIB - 1, 1e-9)
+        policy.record_transfer(MIB - 1, 1e-9)
     assert policy.should_probe(1)
 
 
@@ -37,7 +37,7 @@ def test_a_near_link_that_turns_out_slow_is_a_slow_one() -> None:
     policy = DedupPolicy(is_near=True)
     for _ in range(4):
         assert not policy.should_probe(1)
-        policy.took(MIB, 1)
+        policy.record_transfer(MIB, 1)
     assert policy.should_probe(1)
 
 
@@ -47,7 +47,7 @@ def test_after_eight_arrays_one_in_five_has_to_be_a_hit(hits: int, goes_on: bool
     policy = DedupPolicy()
     for number in range(PROBE_COUNT):
         assert policy.should_probe(1)
-        policy.found(number < hits, 1)
+        policy.record_probe(number < hits, 1)
     assert policy.should_probe(1) is goes_on
     if not goes_on:
         assert not any(policy.should_probe(1) for _ in range(SKIP_COUNT - 1))
@@ -57,9 +57,9 @@ def test_after_eight_arrays_one_in_five_has_to_be_a_hit(hits: int, goes_on: bool
 def test_hits_of_long_ago_do_not_count_for_ever() -> None:
     """A program that begins to send other arrays is noticed."""
     policy = DedupPolicy()
-    policy.found(1000, 1000)
+    policy.record_probe(1000, 1000)
     tries = 0
     while policy.should_probe(1):
-        policy.found(0, 1)
+        policy.record_probe(0, 1)
         tries += 1
     assert tries < 5000

@@ -24,11 +24,11 @@ class Bench:
 
     def send(self, array: Any, *, ready: bool = True, refused: bool = False) -> DataLocation | None:
         """How the array travels with a call that is over when this returns."""
-        found = self.seen.known(3, array) or self.seen.offer_copy(3, array)
+        found = self.seen.find_copy(3, array) or self.seen.offer_copy(3, array)
         if found is None:
             return None
         row, copy = found
-        self.copies.settle([copy], ready=ready, refused=[copy.id] if refused else [])
+        self.copies.complete([copy], ready=ready, refused=[copy.id] if refused else [])
         return row
 
     def kinds(self, array: Any, count: int) -> list[int | None]:
@@ -64,7 +64,7 @@ def test_while_an_array_is_on_its_way_others_send_it() -> None:
     bench.send(array)
     assert bench.seen.offer_copy(0, array) is not None
     assert bench.seen.offer_copy(1, array) is None
-    assert bench.seen.known(1, array) is None
+    assert bench.seen.find_copy(1, array) is None
 
 
 def test_a_call_that_failed_is_made_good_by_the_next() -> None:
@@ -105,7 +105,7 @@ def test_a_collected_array_is_forgotten(times: int) -> None:
     del array
     gc.collect()
     assert len(bench.seen) == 0
-    assert list(unpack_ids(bench.drops.take())) == ids
+    assert list(unpack_ids(bench.drops.take_all())) == ids
 
 
 class Reused:
@@ -132,13 +132,13 @@ def test_a_copy_that_came_another_way_stands_for_an_array_too(times: int) -> Non
     """It stays when the array goes: others may stand for it."""
     bench, array = Bench(), jnp.zeros(LARGE)
     bench.kinds(array, times)
-    copy = bench.copies.begin(LARGE * 4)
+    copy = bench.copies.reserve(LARGE * 4)
     assert copy is not None
-    bench.copies.settle([copy], ready=True)
+    bench.copies.complete([copy], ready=True)
     copy.is_shared = True
-    bench.seen.link(array, copy)
+    bench.seen.link_copy(array, copy)
     assert bench.send(array) == DataLocation(3, VALUE, copy.id)
     del array
     gc.collect()
     assert copy.is_on_server
-    assert bench.drops.take() == b""
+    assert bench.drops.take_all() == b""

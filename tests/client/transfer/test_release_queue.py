@@ -29,11 +29,11 @@ class SentReleases:
 def test_a_call_takes_along_what_is_gone() -> None:
     """Each once, in order."""
     drops = ReleaseQueue(SentReleases())
-    assert drops.take() == b""
+    assert drops.take_all() == b""
     drops.add(3)
     drops.add(1)
-    assert unpack_ids(drops.take()) == (3, 1)
-    assert drops.take() == b""
+    assert unpack_ids(drops.take_all()) == (3, 1)
+    assert drops.take_all() == b""
 
 
 def test_what_no_call_takes_along_is_told_in_few_messages() -> None:
@@ -54,7 +54,7 @@ def test_what_could_not_be_told_goes_with_the_next_call() -> None:
     drops = ReleaseQueue(SentReleases())
     drops.add(2)
     drops.requeue(pack_ids([1]))
-    assert unpack_ids(drops.take()) == (2, 1)
+    assert unpack_ids(drops.take_all()) == (2, 1)
 
 
 def test_what_could_not_be_told_is_told_without_a_call() -> None:
@@ -93,7 +93,7 @@ def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
     """What went meanwhile is told by that one, and nothing before."""
     told = SentReleases()
     drops = ReleaseQueue(told)
-    drops.again()
+    drops.resend()
     assert not drops._is_needed  # there has been nothing to tell
     drops.start()
     first = drops._thread
@@ -105,7 +105,7 @@ def test_the_thread_ends_with_the_connection_and_another_goes_on() -> None:
     drops.start()  # of a call that was still under way
     assert drops._thread is None
     drops.add(1)
-    drops.again()
+    drops.resend()
     wait_until(lambda: told.messages == [(1,)])
     drops.add(2)
     wait_until(lambda: told.messages == [(1,), (2,)])
@@ -124,9 +124,9 @@ def test_where_there_are_no_more_threads_calls_take_the_news_along(
     with monkeypatch.context() as patches:
         patches.setattr(threading.Thread, "start", refuse)
         drops.start()
-        drops.again()
+        drops.resend()
     drops.add(1)
-    assert unpack_ids(drops.take()) == (1,)
+    assert unpack_ids(drops.take_all()) == (1,)
     drops.add(2)
     drops.start()
     wait_until(lambda: told.messages == [(2,)])
@@ -157,7 +157,7 @@ def test_the_child_of_a_fork_tells_nothing() -> None:
     drops.add(1)
     drops.abandon()
     drops.add(2)
-    assert drops.take() == b""
+    assert drops.take_all() == b""
 
 
 class SelfReleasing:
@@ -181,7 +181,7 @@ def test_a_garbage_collection_waits_for_nobody() -> None:
         SelfReleasing(drops, i)
     with lock:
         gc.collect()
-        drops.take()
+        drops.take_all()
         gc.collect()
     drops.add(50)
     wait_until(lambda: told.messages[-1:] == [(50,)])

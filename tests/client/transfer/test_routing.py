@@ -81,8 +81,8 @@ def test_large_arrays_go_through_a_block_and_small_ones_in_the_message(
 ) -> None:
     """Rows say which is where, by leaf; beside those that the call had."""
     row = DataLocation(0, VALUE, 7)
-    load = TransferRouter(pool).load(data(SMALL, LARGE, rows=(row,)), connection)
-    assert [(r.leaf, r.kind) for r in load.rows] == [(0, VALUE), (2, BLOCK)]
+    load = TransferRouter(pool).prepare(data(SMALL, LARGE, rows=(row,)), connection)
+    assert [(r.leaf, r.kind) for r in load.data_locations] == [(0, VALUE), (2, BLOCK)]
     assert [len(one) for one in load.buffers] == [len(SMALL)]
     ((block, offset),) = load.places
     assert bytes(block.view[offset : offset + len(LARGE)]) == LARGE.tobytes()
@@ -96,7 +96,7 @@ def test_a_block_is_announced_once_to_each_connection(pool: BlockPool, connectio
     """And again to another one."""
     routes, other = TransferRouter(pool), Connection(pool)
     for one in (connection, connection, other):
-        routes.load(data(LARGE), one).release()
+        routes.prepare(data(LARGE), one).release()
     assert len(connection.shared) == len(other.shared) == 1
 
 
@@ -106,9 +106,9 @@ def test_what_lies_in_a_block_is_not_copied(pool: BlockPool, connection: Any) ->
     routes = TransferRouter(pool)
     assert routes.uses_shared_blocks(data(array[5:]))
     assert not routes.uses_shared_blocks(data(LARGE))
-    ((own, offset),) = routes.load(data(array[5:]), connection).places
+    ((own, offset),) = routes.prepare(data(array[5:]), connection).places
     assert own.address + offset == array[5:].ctypes.data
-    ((copy, _),) = routes.load(data(array[5:]), connection, copied=True).places
+    ((copy, _),) = routes.prepare(data(array[5:]), connection, copied=True).places
     assert copy is not own
 
 
@@ -119,8 +119,8 @@ def test_a_server_that_does_not_see_the_memory_is_sent_everything(
     """From then on, and without asking again; no block stays in use."""
     connection.proof = proof
     for _ in range(2):
-        load = TransferRouter(pool).load(data(LARGE), connection)
-        assert (list(load.rows), load.places) == ([], ())
+        load = TransferRouter(pool).prepare(data(LARGE), connection)
+        assert (list(load.data_locations), load.places) == ([], ())
         assert [bytes(one) for one in load.buffers] == [LARGE.tobytes()]
     assert len(connection.shared) == 1
     assert idle(pool)
@@ -131,7 +131,7 @@ def test_a_server_that_refuses_the_memory_is_sent_everything(
 ) -> None:
     """It may map as much as it likes."""
     connection.failure = LimitExceeded("too much. Share less.")
-    assert not TransferRouter(pool).load(data(LARGE), connection).places
+    assert not TransferRouter(pool).prepare(data(LARGE), connection).places
     assert idle(pool)
 
 
@@ -141,19 +141,19 @@ def test_a_connection_that_is_lost_meanwhile_keeps_no_block(
     """The call is made again over another one."""
     connection.failure = ConnectionLost("lost")
     with pytest.raises(ConnectionLost):
-        TransferRouter(pool).load(data(LARGE), connection)
+        TransferRouter(pool).prepare(data(LARGE), connection)
     assert idle(pool)
 
 
 def test_without_room_arrays_go_in_the_message(connection: Any) -> None:
     """As on a system without such memory."""
-    load = TransferRouter(BlockPool(MIN_SHARED_BYTES // 2)).load(data(LARGE), connection)
+    load = TransferRouter(BlockPool(MIN_SHARED_BYTES // 2)).prepare(data(LARGE), connection)
     assert len(load.buffers) == 1
 
 
 def test_room_is_held_by_what_lies_in_it(pool: BlockPool, connection: Any) -> None:
     """The block is free when no view of it is left."""
-    found: Any = TransferRouter(pool).room(connection, [100, MIN_SHARED_BYTES])
+    found: Any = TransferRouter(pool).receive_buffer(connection, [100, MIN_SHARED_BYTES])
     found.filled()
     places, views, _ = found
     assert [len(view) for view in views] == [100, MIN_SHARED_BYTES]
@@ -166,16 +166,16 @@ def test_room_is_held_by_what_lies_in_it(pool: BlockPool, connection: Any) -> No
 
 def test_room_that_was_never_filled_is_not_used_again(pool: BlockPool, connection: Any) -> None:
     """The server may still write into it."""
-    found: Any = TransferRouter(pool).room(connection, [MIN_SHARED_BYTES])
+    found: Any = TransferRouter(pool).receive_buffer(connection, [MIN_SHARED_BYTES])
     block = found.block
     del found
-    pool.give_back(pool.lease(1) or block)
+    pool.release_share(pool.lease(1) or block)
     assert block not in pool._blocks.values()
 
 
 def test_there_is_no_room_for_little(pool: BlockPool, connection: Any) -> None:
     """It had better be sent."""
-    assert TransferRouter(pool).room(connection, [MIN_SHARED_BYTES - 1]) is None
+    assert TransferRouter(pool).receive_buffer(connection, [MIN_SHARED_BYTES - 1]) is None
 
 
 def test_the_server_is_asked_as_long_as_the_caller_waits(pool: BlockPool, connection: Any) -> None:
@@ -190,6 +190,6 @@ def test_the_server_is_asked_as_long_as_the_caller_waits(pool: BlockPool, connec
         return SimpleNamespace(spare=spare)
 
     with pytest.raises(ConnectionLost):
-        TransferRouter(pool).load(data(LARGE), connection, sent_before, deadline=17.0)
+        TransferRouter(pool).prepare(data(LARGE), connection, sent_before, deadline=17.0)
     (ask,) = asked
     assert ask(b"", b"") == bytes(17)

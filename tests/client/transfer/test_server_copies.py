@@ -15,27 +15,27 @@ class Bench:
         self.copies = ServerCopies(self.drops, 100)
 
     def begin(self, nbytes: int) -> ServerCopy:
-        copy = self.copies.begin(nbytes)
+        copy = self.copies.reserve(nbytes)
         assert copy is not None
         return copy
 
     def there(self, nbytes: int) -> ServerCopy:
         """One that a call has brought."""
         copy = self.begin(nbytes)
-        self.copies.settle([copy], ready=True)
+        self.copies.complete([copy], ready=True)
         return copy
 
     def dropped(self) -> tuple[int, ...]:
-        return unpack_ids(self.drops.take())
+        return unpack_ids(self.drops.take_all())
 
 
 def test_a_copy_can_be_used_once_a_reply_has_said_that_it_is_there() -> None:
     """Not while it is on its way."""
     bench = Bench()
     copy = bench.begin(40)
-    assert not bench.copies.use(copy)
-    bench.copies.settle([copy], ready=True)
-    assert bench.copies.use(copy)
+    assert not bench.copies.acquire(copy)
+    bench.copies.complete([copy], ready=True)
+    assert bench.copies.acquire(copy)
     assert bench.dropped() == ()
 
 
@@ -49,8 +49,8 @@ def test_a_call_without_a_result_has_brought_nothing() -> None:
     """Nobody knows: the server lets go of it in case that it is there."""
     bench = Bench()
     copy = bench.begin(40)
-    bench.copies.settle([copy], ready=False)
-    assert not bench.copies.use(copy)
+    bench.copies.complete([copy], ready=False)
+    assert not bench.copies.acquire(copy)
     assert bench.dropped() == (copy.id,)
     assert len(bench.copies) == 0
 
@@ -59,27 +59,27 @@ def test_a_call_that_fails_does_not_change_what_it_referred_to() -> None:
     """It was there before, and still is."""
     bench = Bench()
     copy = bench.there(40)
-    assert bench.copies.use(copy)
-    bench.copies.settle([copy], ready=False)
-    assert bench.copies.use(copy)
+    assert bench.copies.acquire(copy)
+    bench.copies.complete([copy], ready=False)
+    assert bench.copies.acquire(copy)
 
 
 def test_what_the_server_has_no_room_for_is_marked() -> None:
     """So that nobody tries again; the others of the same call are there."""
     bench = Bench()
     one, two = bench.begin(40), bench.begin(40)
-    bench.copies.settle([one, two], ready=True, refused=[one.id])
+    bench.copies.complete([one, two], ready=True, refused=[one.id])
     assert (one.is_refused, two.is_refused) == (True, False)
-    assert (bench.copies.use(one), bench.copies.use(two)) == (False, True)
+    assert (bench.copies.acquire(one), bench.copies.acquire(two)) == (False, True)
 
 
 def test_the_least_recently_used_copy_makes_room() -> None:
     """The server is told; what a call refers to at the moment stays."""
     bench = Bench()
     first, second, third = (bench.there(30) for _ in range(3))
-    assert bench.copies.use(first)
-    bench.copies.settle([first], ready=True)
-    assert bench.copies.use(second)
+    assert bench.copies.acquire(first)
+    bench.copies.complete([first], ready=True)
+    assert bench.copies.acquire(second)
     bench.there(30)
     assert bench.dropped() == (third.id,)
     bench.there(30)
@@ -92,7 +92,7 @@ def test_what_has_no_room_is_no_copy(nbytes: int) -> None:
     """Neither what is too large, nor what would displace copies that are in use."""
     bench = Bench()
     bench.begin(60)
-    assert bench.copies.begin(nbytes) is None
+    assert bench.copies.reserve(nbytes) is None
 
 
 def test_what_is_forgotten_goes_without_waiting() -> None:
@@ -109,7 +109,7 @@ def test_what_arrives_after_its_call_was_given_up_is_dropped_once_more() -> None
     """The first time, the server may not have had it."""
     bench = Bench()
     copy = bench.begin(40)
-    bench.copies.settle([copy], ready=False)
+    bench.copies.complete([copy], ready=False)
     assert bench.dropped() == (copy.id,)
     there = bench.there(40)
     bench.copies.release_unconfirmed([copy, there])

@@ -578,7 +578,7 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
     class Finishing(Authenticator):
         def admit(self, sock: socket.socket) -> AuthenticatedPeer:
             admitted = keeper.admit(sock)
-            finish_handshake(admitted.line, {}, admitted.proof, {"session": "s"})
+            finish_handshake(admitted.stream, {}, admitted.proof, {"session": "s"})
             return admitted
 
     meeting = Handshake(tcp, Finishing(TLS, list, 0, False), over_tls(client))

@@ -57,7 +57,7 @@ def test_a_plain_connection_goes_over_itself(
     hand_over(worker.getsockname(), AuthenticatedPeer(ours, "uid:7", ME, proof="p")).close()
     ours.close()
     admitted = taken(worker)
-    with closing(admitted.line) as line:
+    with closing(admitted.stream) as line:
         line.sendall(b"welcome")
         assert theirs.recv(7) == b"welcome"
         theirs.sendall(b"hello")
@@ -74,7 +74,7 @@ def test_what_only_the_gateway_can_read_goes_over_the_line(worker: socket.socket
     ) as line:
         line.sendall(b"from the client")
         admitted = taken(worker)
-        with closing(admitted.line) as inner:
+        with closing(admitted.stream) as inner:
             assert inner.recv(100) == b"from the client"
     assert admitted.client_identity == ME
     assert admitted.proof is None
@@ -86,7 +86,7 @@ def test_a_stock_client_is_handed_over_as_it_came(
     """It has said nothing of itself, and may take its time to say something."""
     hand_over(worker.getsockname(), AuthenticatedPeer(client[1], "uid:7")).close()
     admitted = taken(worker)
-    with closing(admitted.line) as line:
+    with closing(admitted.stream) as line:
         assert admitted.client_identity is None
         assert line.gettimeout() is None
 

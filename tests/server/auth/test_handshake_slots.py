@@ -31,10 +31,10 @@ class Room:
         for sock in (ours, theirs):
             sock.settimeout(30)
             self._stack.enter_context(sock)
-        visit = self.strangers.stay(ours, place, tls=tls)
+        visit = self.strangers.acquire(ours, place, tls=tls)
         stranger = visit.__enter__()
         if said:
-            stranger.heard()
+            stranger.mark_heard()
         if said > 1:
             stranger.mark_protocol(ours)
         self.visits = [*getattr(self, "visits", []), visit]  # none ends by itself

@@ -13,32 +13,32 @@ from tests.server.staging import PATIENCE_S, join, start, until, waiting
 def test_running_calls_are_listed_the_oldest_first() -> None:
     """With their function and their age in seconds, as long as they run."""
     admission = Admission()
-    first = admission.enter("first", None)
-    second = admission.enter("second", None)
+    first = admission.acquire("first", None)
+    second = admission.acquire("second", None)
     first.started -= 5.0
     assert [call["function"] for call in admission.running()] == ["first", "second"]
     assert float(admission.running()[0]["seconds"]) >= 5.0
-    admission.leave(first)
+    admission.release(first)
     assert [call["function"] for call in admission.running()] == ["second"]
-    admission.leave(second)
+    admission.release(second)
     assert admission.running() == []
 
 
 def test_two_calls_of_one_function_are_two() -> None:
     """Equal in everything, and each leaves for itself."""
     admission = Admission()
-    calls = [admission.enter("step", None) for _ in range(2)]
+    calls = [admission.acquire("step", None) for _ in range(2)]
     calls[0].started = calls[1].started
-    admission.leave(calls[0])
+    admission.release(calls[0])
     assert len(admission.running()) == 1
 
 
 def test_a_call_that_leaves_twice_is_gone_once() -> None:
     """Leaving is safe to repeat."""
     admission = Admission()
-    call = admission.enter("step", None)
-    admission.leave(call)
-    admission.leave(call)
+    call = admission.acquire("step", None)
+    admission.release(call)
+    admission.release(call)
     assert admission.running() == []
 
 
@@ -48,7 +48,7 @@ def test_a_draining_server_takes_no_calls() -> None:
     admission.drain()
     assert admission.draining
     with pytest.raises(ServerDraining, match="Repeat the call") as raised:
-        admission.enter("step", None)
+        admission.acquire("step", None)
     assert raised.value.may_repeat
     assert admission.running() == []
 
@@ -56,20 +56,20 @@ def test_a_draining_server_takes_no_calls() -> None:
 def test_calls_for_the_next_worker_wait_for_the_running_ones() -> None:
     """They are refused when the worker is about to end: until then there is no other."""
     admission = Admission()
-    running = admission.enter("step", None)
+    running = admission.acquire("step", None)
     admission.replace()
     assert admission.draining
     refused: list[WorkerReplaced] = []
 
     def enter() -> None:
         with pytest.raises(WorkerReplaced, match="Repeat the call") as raised:
-            admission.enter("other", None)
+            admission.acquire("other", None)
         refused.append(raised.value)
 
     thread = start(enter)
     until(lambda: waiting(admission._changed))
     assert refused == []
-    admission.leave(running)
+    admission.release(running)
     join([thread])
     assert refused[0].may_repeat
     admission.drain()
@@ -78,14 +78,14 @@ def test_calls_for_the_next_worker_wait_for_the_running_ones() -> None:
 def test_draining_waits_for_the_running_calls() -> None:
     """All of them, and refuses new ones meanwhile."""
     admission = Admission()
-    calls = [admission.enter("step", None) for _ in range(2)]
+    calls = [admission.acquire("step", None) for _ in range(2)]
     draining = start(admission.drain)
     until(lambda: admission.draining)
     with pytest.raises(ServerDraining):
-        admission.enter("late", None)
-    admission.leave(calls[0])
+        admission.acquire("late", None)
+    admission.release(calls[0])
     assert draining.is_alive()
-    admission.leave(calls[1])
+    admission.release(calls[1])
     join([draining])
 
 
@@ -93,26 +93,26 @@ def test_a_call_whose_deadline_passed_is_not_begun() -> None:
     """Nobody waits for its result any more."""
     admission = Admission()
     with pytest.raises(DeadlineExceeded, match=r"timeout_s.*--threads"):
-        admission.enter("step", time.monotonic() - 1)
+        admission.acquire("step", time.monotonic() - 1)
     assert admission.running() == []
 
 
 def test_a_deadline_in_the_future_is_no_obstacle() -> None:
     """Only what is over is refused."""
     admission = Admission()
-    admission.leave(admission.enter("step", time.monotonic() + PATIENCE_S))
+    admission.release(admission.acquire("step", time.monotonic() + PATIENCE_S))
 
 
 def test_a_pause_ends_when_no_call_runs() -> None:
     """New ones wait meanwhile, and run when it is over."""
     admission = Admission()
-    running = admission.enter("step", None)
+    running = admission.acquire("step", None)
     paused = start(lambda: admission.pause(PATIENCE_S))
     until(lambda: waiting(admission._changed))
-    late = start(lambda: admission.leave(admission.enter("late", None)))
-    always = start(lambda: admission.leave(admission.enter_beside("(put)")))
+    late = start(lambda: admission.release(admission.acquire("late", None)))
+    always = start(lambda: admission.release(admission.acquire_shared("(put)")))
     until(lambda: waiting(admission._changed) == 3)
-    admission.leave(running)
+    admission.release(running)
     join([paused])
     assert late.is_alive()
     assert always.is_alive()
@@ -135,22 +135,22 @@ def test_who_pauses_ends_no_pause_of_others() -> None:
 def test_a_pause_is_no_long_one() -> None:
     """Where a call goes on, so do the others."""
     admission = Admission()
-    running = admission.enter("step", None)
+    running = admission.acquire("step", None)
     assert not admission.pause(0.0)
-    admission.leave(admission.enter("other", None))
-    admission.leave(running)
+    admission.release(admission.acquire("other", None))
+    admission.release(running)
     assert admission.pause(0.0)
 
 
 def test_calls_for_a_worker_that_is_there_already_do_not_wait() -> None:
     """Though long ones are still running here; arrays can still be fetched."""
     admission = Admission()
-    running = admission.enter("step", None)
+    running = admission.acquire("step", None)
     admission.replace(is_followed=True)
     with pytest.raises(WorkerReplaced):
-        admission.enter("other", None)
-    admission.leave(admission.enter_beside("(fetch)"))
-    admission.leave(running)
+        admission.acquire("other", None)
+    admission.release(admission.acquire_shared("(fetch)"))
+    admission.release(running)
 
 
 @pytest.mark.parametrize("end", [Admission.drain, Admission.replace])
@@ -160,6 +160,6 @@ def test_what_leaves_values_is_refused_as_calls_are(end: Callable[[Admission], N
     end(admission)
     refused = WorkerReplaced if end is Admission.replace else ServerDraining
     with pytest.raises(refused, match="Repeat the call"):
-        admission.enter_beside("(put)", leaves_values=True)
+        admission.acquire_shared("(put)", leaves_values=True)
     assert admission.running() == []
-    admission.leave(admission.enter_beside("(fetch)"))
+    admission.release(admission.acquire_shared("(fetch)"))

@@ -39,20 +39,20 @@ class Alone:
     def leave(self) -> None:
         """Ends it."""
         assert self.admitted is not None
-        self._admission.leave(self.admitted)
+        self._admission.release(self.admitted)
 
 
 def test_it_begins_when_those_before_it_are_done_and_others_wait_for_it() -> None:
     """First come, first served, with nobody beside it."""
     admission = Admission(PATIENCE_S, PATIENCE_S)
-    before = admission.enter("before", None)
+    before = admission.acquire("before", None)
     alone = Alone(admission)
     until(lambda: admission.is_barred and waiting(admission._changed))
     after: list[AdmittedCall] = []
-    late = start(lambda: after.append(admission.enter("after", None)))
+    late = start(lambda: after.append(admission.acquire("after", None)))
     until(lambda: waiting(admission._changed) == 2)
     assert not alone.thread_is_done()
-    admission.leave(before)
+    admission.release(before)
     join([alone.thread])
     assert (alone.is_alone, after) == (True, [])
     alone.leave()
@@ -80,9 +80,9 @@ def test_what_runs_inside_of_it_does_not_wait() -> None:
     """It would wait for itself."""
     admission = Admission(PATIENCE_S, PATIENCE_S)
     alone, _ = admission.enter_exclusive("deadly", None, nothing)
-    inner = admission.enter("inner", None, inside=True)
-    admission.leave(inner)
-    admission.leave(alone)
+    inner = admission.acquire("inner", None, inside=True)
+    admission.release(inner)
+    admission.release(alone)
 
 
 def test_it_does_not_keep_others_waiting_for_ever() -> None:
@@ -91,11 +91,11 @@ def test_it_does_not_keep_others_waiting_for_ever() -> None:
     alone = Alone(admission)
     join([alone.thread])
     assert alone.is_alone
-    other = admission.enter("other", None)
+    other = admission.acquire("other", None)
     assert alone.company.is_set()
     assert not admission.is_barred
     alone.leave()
-    admission.leave(other)
+    admission.release(other)
 
 
 def test_others_wait_longer_where_that_is_needed() -> None:
@@ -104,23 +104,23 @@ def test_others_wait_longer_where_that_is_needed() -> None:
     alone, is_alone = admission.enter_exclusive("slow", None, nothing, alone_s=PATIENCE_S)
     assert is_alone
     after: list[AdmittedCall] = []
-    late = start(lambda: after.append(admission.enter("after", None)))
+    late = start(lambda: after.append(admission.acquire("after", None)))
     until(lambda: waiting(admission._changed))
     assert after == []
-    admission.leave(alone)
+    admission.release(alone)
     join([late])
-    admission.leave(after[0])
+    admission.release(after[0])
 
 
 def test_it_does_not_wait_for_ever_for_those_before_it() -> None:
     """It runs beside a long call, and says that it is not alone; nobody waits for it then."""
     admission = Admission(0.0, PATIENCE_S)
-    before = admission.enter("training for hours", None)
+    before = admission.acquire("training for hours", None)
     alone, is_alone = admission.enter_exclusive("deadly", None, nothing)
     assert not is_alone
-    admission.leave(admission.enter("other", None))
-    admission.leave(alone)
-    admission.leave(before)
+    admission.release(admission.acquire("other", None))
+    admission.release(alone)
+    admission.release(before)
 
 
 def test_deadlines_pass_while_calls_wait() -> None:
@@ -129,10 +129,10 @@ def test_deadlines_pass_while_calls_wait() -> None:
     alone, _ = admission.enter_exclusive("deadly", None, nothing)
     soon = time.monotonic() + 0.01
     with pytest.raises(DeadlineExceeded):
-        admission.enter("other", soon)
+        admission.acquire("other", soon)
     with pytest.raises(DeadlineExceeded):
         admission.enter_exclusive("deadly too", soon, nothing)
-    admission.leave(alone)
+    admission.release(alone)
     assert not admission.is_barred
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_drains_refuses_those_who_wait() -> None:
 
     def enter() -> None:
         with pytest.raises(ServerDraining) as raised:
-            admission.enter("other", None)
+            admission.acquire("other", None)
         refused.append(raised.value)
 
     def enter_alone() -> None:
@@ -157,5 +157,5 @@ def test_a_server_that_drains_refuses_those_who_wait() -> None:
     draining = start(admission.drain)
     join(threads)
     assert len(refused) == 2
-    admission.leave(alone)
+    admission.release(alone)
     join([draining])

@@ -21,9 +21,9 @@ def test_one_for_which_somebody_waits_is_shown_with_what_it_does() -> None:
     now = [0.0]
     cancel_token = CancelToken(clock=lambda: now[0])
     call = AdmittedCall("step", cancel_token=cancel_token)
-    cancel_token.enter("waiting")
+    cancel_token.set_phase("waiting")
     now[0] += 1.5
-    cancel_token.enter("running")
+    cancel_token.set_phase("running")
     row = call.row()
     assert (row["phase"], row["waited_s"]) == ("running", 1.5)
 
@@ -32,7 +32,7 @@ def test_one_for_which_nobody_waits_is_left() -> None:
     """Once its client was told; not as soon as it is given up."""
     cancel_token = CancelToken()
     call = AdmittedCall("step", cancel_token=cancel_token)
-    cancel_token.give_up(Cancelled("not wanted."))
+    cancel_token.cancel(Cancelled("not wanted."))
     found = [call.is_abandoned]
     cancel_token.is_client_notified = True
     assert [*found, call.is_abandoned] == [False, True]

@@ -20,7 +20,7 @@ def test_what_is_taken_is_given_back() -> None:
     share.admit(20)
     nbytes = share.begin()
     assert (nbytes, budget.used) == (50, 50)
-    share.end(nbytes)
+    share.end_call(nbytes)
     assert budget.used == 0
 
 
@@ -29,7 +29,7 @@ def test_a_message_that_is_no_call_gives_back_what_it_took() -> None:
     budget = CallBudget(100)
     share = ConnectionShare(budget, 4)
     share.admit(60)
-    share.settle()
+    share.release_message()
     assert budget.used == 0
     assert share.begin() == 0
 
@@ -43,7 +43,7 @@ def test_a_busy_connection_waits_for_room() -> None:
     reader = start(share.admit, 60)
     until(lambda: waiting(budget.changed))
     assert budget.used == 60
-    share.end(nbytes)
+    share.end_call(nbytes)
     join([reader])
     assert budget.used == 60
 
@@ -57,7 +57,7 @@ def test_room_that_another_connection_makes_is_noticed() -> None:
     ours.begin()
     reader = start(ours.admit, 20)
     until(lambda: waiting(budget.changed))
-    other.end(theirs)
+    other.end_call(theirs)
     join([reader])
     assert budget.used == 20
 
@@ -82,7 +82,7 @@ def test_calls_beyond_the_slots_wait() -> None:
     third = start(share.begin)
     until(lambda: waiting(budget.changed))
     assert third.is_alive()
-    share.end(0)
+    share.end_call(0)
     join([third])
 
 
@@ -94,11 +94,11 @@ def test_a_parked_call_blocks_neither_slots_nor_bytes() -> None:
     first = share.begin()
     share.park()
     share.admit(5_000)
-    share.settle()
+    share.release_message()
     second = share.begin()
-    share.end(second)
+    share.end_call(second)
     share.unpark()
-    share.end(first)
+    share.end_call(first)
     assert budget.used == 0
 
 
@@ -125,7 +125,7 @@ def test_closing_wakes_a_waiting_reader(wait: str) -> None:
     until(lambda: waiting(budget.changed))
     share.close()
     join([reader])
-    share.end(nbytes)
+    share.end_call(nbytes)
     assert budget.used == 0
 
 
@@ -164,7 +164,7 @@ def test_many_connections_stay_within_the_limit_and_all_make_progress() -> None:
         budget.thread.share = share
         for number in range(100):
             share.admit((number * seed * 37) % 700)
-            runners.submit(share.end, share.begin())
+            runners.submit(share.end_call, share.begin())
 
     with ThreadPoolExecutor(3) as runners:
         join([start(read, ConnectionShare(budget, 4), seed) for seed in range(1, 7)])
@@ -186,7 +186,7 @@ def test_calls_larger_than_half_of_the_budget_run_one_after_the_other() -> None:
             runners.submit(run, share.begin())
 
     def run(nbytes: int) -> None:
-        share.end(nbytes)
+        share.end_call(nbytes)
         together.release()
 
     with ThreadPoolExecutor(2) as runners:
@@ -209,7 +209,7 @@ def test_one_principal_leaves_room_for_others_that_are_there() -> None:
     assert budget.has_room("other", 20)
     other.close()
     assert budget.has_room("one", 20)
-    one.end(80)
+    one.end_call(80)
     assert (budget.used, budget.used_by["one"]) == (0, 0)
 
 
@@ -244,7 +244,7 @@ def test_what_compressed_data_becomes_is_held_like_what_was_sent() -> None:
     share.admit_strictly(80)
     nbytes = share.begin()
     assert (nbytes, budget.used) == (90, 90)
-    share.end(nbytes)
+    share.end_call(nbytes)
     assert budget.used == 0
 
 
@@ -257,7 +257,7 @@ def test_compressed_data_waits_for_room() -> None:
     reader = start(share.admit_strictly, 60)
     until(lambda: waiting(budget.changed))
     assert budget.used == 60
-    share.end(nbytes)
+    share.end_call(nbytes)
     join([reader])
     assert budget.used == 60
 

@@ -131,7 +131,7 @@ def test_a_call_on_values_says_itself_what_became_of_them() -> None:
     waiting, running = rig.open(1), rig.open(2)
     for one in (waiting, running):
         one.is_in_order = True
-        one.settle = one.answer_ordered
+        one.reply_when_cancelled = one.answer_ordered
     rig.calls.cancel(1)
     assert rig.sent == [(1, GIVEN_UP, 100)]
 
@@ -187,7 +187,7 @@ def test_a_call_that_nobody_takes_is_forgotten() -> None:
     with pytest.raises(RuntimeError), rig.calls.opened(call, 100):
         raise RuntimeError("no threads")
     assert len(rig.calls) == 0
-    assert not call.cancel_token.give_up(Cancelled("not wanted."))
+    assert not call.cancel_token.cancel(Cancelled("not wanted."))
     assert (rig.sent, rig.freed) == ([], [])
 
 

@@ -98,11 +98,11 @@ def test_a_reply_that_cannot_be_sent_at_once_gives_its_place_free() -> None:
 def test_a_call_runs_at_once_when_nothing_is_before_it() -> None:
     """In the thread that asks; otherwise behind it."""
     call_queue, work = OrderedCallQueue(), Work()
-    call_queue.enter(partial(work.start, "now"), work.send, at_once=True)()
+    call_queue.enqueue(partial(work.start, "now"), work.send, at_once=True)()
     assert work.replies == ["now"]
     work.put(call_queue, "held", held=True)
     assert not call_queue.is_idle
-    call_queue.enter(partial(work.start, "behind"), work.send, at_once=True)()
+    call_queue.enqueue(partial(work.start, "behind"), work.send, at_once=True)()
     work.gate("held").set()
     until(lambda: work.replies == ["now", "held", "behind"])
     until(lambda: call_queue.is_idle)
@@ -112,7 +112,7 @@ def test_a_call_runs_at_once_when_nothing_is_before_it() -> None:
 def test_a_call_has_its_place_before_anybody_goes_on_with_it(at_once: bool) -> None:
     """Whoever read it may be held up; then another thread brings the next one."""
     call_queue, work = OrderedCallQueue(), Work()
-    go_on = call_queue.enter(partial(work.start, 0), work.send, is_short=True, at_once=at_once)
+    go_on = call_queue.enqueue(partial(work.start, 0), work.send, is_short=True, at_once=at_once)
     work.put(call_queue, 1)
     call_queue.then(lambda: work.log.append("then"))
     go_on()
@@ -124,7 +124,7 @@ def test_a_call_that_comes_while_another_runs_at_once_is_behind_it() -> None:
     """And is started when that is done, by a thread of its own."""
     call_queue, work = OrderedCallQueue(), Work()
     first = start(
-        call_queue.enter(partial(work.start, "first", held=True), work.send, at_once=True)
+        call_queue.enqueue(partial(work.start, "first", held=True), work.send, at_once=True)
     )
     until(lambda: not call_queue.is_idle)
     work.put(call_queue, "second")
@@ -202,7 +202,7 @@ def test_many_threads_start_one_at_a_time_and_each_in_its_order() -> None:
     def many(index: int) -> None:
         for turn in range(200):
             call = partial(begin, (index, turn))
-            call_queue.enter(call, work.send, is_short=turn % 2 == 0, at_once=turn % 3 > 0)()
+            call_queue.enqueue(call, work.send, is_short=turn % 2 == 0, at_once=turn % 3 > 0)()
 
     assert at_once(4, many) == [None] * 4
     until(lambda: len(work.replies) == 800)

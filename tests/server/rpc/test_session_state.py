@@ -50,7 +50,7 @@ class Scenario:
         """It has its place; goes on with it."""
         stay, send = ResultPolicy(number, -1, 0, acked), partial(self._send, number)
         start = partial(self.start, number)
-        return self.own.enter(stay, start, send, here=here, is_short=True)[1]
+        return self.own.enqueue(stay, start, send, here=here, is_short=True)[1]
 
     def _send(self, number: int, reply: Reply) -> None:
         self.sent.append((number, reply))

@@ -18,7 +18,7 @@ from tests.server.staging import PATIENCE_S, until
 def test_a_new_client_gets_a_session_of_its_own() -> None:
     """With a name that cannot be guessed."""
     sessions = Sessions(60.0)
-    first, second = sessions.enter(None, "uid:1"), sessions.enter(None, "uid:1")
+    first, second = sessions.open(None, "uid:1"), sessions.open(None, "uid:1")
     assert first is not second
     assert first.id != second.id
     assert len(bytes.fromhex(first.id)) == 16
@@ -28,13 +28,13 @@ def test_a_new_client_gets_a_session_of_its_own() -> None:
 def test_a_client_that_comes_back_finds_its_session() -> None:
     """Also while an earlier connection of it is still open."""
     sessions = Sessions(60.0)
-    session = sessions.enter(None, "uid:1")
-    assert sessions.enter(session.id, "uid:1") is session
+    session = sessions.open(None, "uid:1")
+    assert sessions.open(session.id, "uid:1") is session
     assert session.connections == 2
     for _ in range(2):
-        sessions.leave(session)
+        sessions.close(session)
     assert sessions.connections == 0
-    assert sessions.enter(session.id, "uid:1") is session
+    assert sessions.open(session.id, "uid:1") is session
 
 
 def test_a_session_has_the_device_that_is_wanted_or_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,16 +42,16 @@ def test_a_session_has_the_device_that_is_wanted_or_chosen(monkeypatch: pytest.M
     devices = [SimpleNamespace(id=n, device_kind="H200", memory_stats=_full) for n in range(3)]
     monkeypatch.setattr("jax.devices", lambda: devices)
     sessions = Sessions(60.0, devices=Devices())
-    first, second = sessions.enter(None, "uid:1"), sessions.enter(None, "uid:1", 0)
+    first, second = sessions.open(None, "uid:1"), sessions.open(None, "uid:1", 0)
     assert (first.device, second.device) == (0, 0)
-    third = sessions.enter(None, "uid:1")
+    third = sessions.open(None, "uid:1")
     assert third.device == 1
-    sessions.leave(third)
-    assert sessions.enter(None, "uid:1").device == 2
-    assert sessions.enter(third.id, "uid:1").device == 1
-    assert sessions.enter(third.id, "uid:1", 2).device == 2
+    sessions.close(third)
+    assert sessions.open(None, "uid:1").device == 2
+    assert sessions.open(third.id, "uid:1").device == 1
+    assert sessions.open(third.id, "uid:1", 2).device == 2
     with pytest.raises(ConfigurationError, match="3 devices"):
-        sessions.enter(None, "uid:1", 3)
+        sessions.open(None, "uid:1", 3)
     assert sessions.connections == 5
 
 
@@ -62,39 +62,39 @@ def _full() -> dict[str, int]:
 def test_nobody_enters_the_session_of_another_principal() -> None:
     """Knowing its name is not enough."""
     sessions = Sessions(60.0)
-    session = sessions.enter(None, "uid:1")
-    other = sessions.enter(session.id, "uid:2")
+    session = sessions.open(None, "uid:1")
+    other = sessions.open(session.id, "uid:2")
     assert other is not session
     assert other.principal == "uid:2"
 
 
 def test_an_unknown_session_is_not_made_up() -> None:
     """A client of a restarted server gets a new one, with a name that the server chose."""
-    session = Sessions(60.0).enter("deadbeef", "uid:1")
+    session = Sessions(60.0).open("deadbeef", "uid:1")
     assert session.id != "deadbeef"
 
 
 def test_a_session_is_kept_for_a_while_after_its_last_connection() -> None:
     """The client may come back, and then finds everything as it was."""
     sessions = Sessions(60.0)
-    sessions.leave(sessions.enter(None, "uid:1"))
+    sessions.close(sessions.open(None, "uid:1"))
     assert (len(sessions), sessions.connections) == (1, 0)
 
 
 def test_a_session_is_forgotten_when_the_grace_is_over() -> None:
     """But never while it has a connection."""
     sessions = Sessions(-1.0)  # over as soon as it begins
-    session = sessions.enter(None, "uid:1")
+    session = sessions.open(None, "uid:1")
     assert len(sessions) == 1
-    sessions.leave(session)
+    sessions.close(session)
     assert len(sessions) == 0
-    assert sessions.enter(session.id, "uid:1") is not session
+    assert sessions.open(session.id, "uid:1") is not session
 
 
 def test_a_client_that_cannot_come_back_leaves_nothing() -> None:
     """A stock client does not know the name of its session."""
     sessions = Sessions(60.0)
-    sessions.leave(sessions.enter(None, "uid:1"), for_good=True)
+    sessions.close(sessions.open(None, "uid:1"), for_good=True)
     assert len(sessions) == 0
 
 
@@ -124,20 +124,20 @@ def test_calls_that_a_client_does_not_repeat_are_given_up() -> None:
     """Soon after it is back, or when its session is over; but for what runs, or can be answered."""
     clock = Clock()
     sessions = Sessions(60.0, clock=clock)
-    session = sessions.enter(None, "uid:1")
+    session = sessions.open(None, "uid:1")
     plain, running, on_values = calls = [Left(), Left("running"), Left(is_in_order=True)]
     session.unanswered.add(calls, clock.now)  # type: ignore[arg-type]
-    sessions.leave(session)
+    sessions.close(session)
     clock.now += 30
     sessions.poll()
-    assert sessions.enter(session.id, "uid:1") is session
+    assert sessions.open(session.id, "uid:1") is session
     clock.now += 2
     sessions.poll()
     assert not plain.is_cancelled
     clock.now += 2
     sessions.poll()
     assert [call.is_cancelled for call in calls] == [True, False, False]
-    sessions.leave(session)
+    sessions.close(session)
     clock.now += 61
     sessions.poll()
     assert running.is_cancelled
@@ -148,10 +148,10 @@ def test_the_quiet_begins_when_a_connection_ends() -> None:
     """Before the first one, at the start."""
     clock = Clock()
     sessions = Sessions(60.0, clock=clock)
-    session = sessions.enter(None, "uid:1")
+    session = sessions.open(None, "uid:1")
     clock.now = 130.0
     assert sessions.quiet_s == 30.0
-    sessions.leave(session)
+    sessions.close(session)
     assert sessions.quiet_s == 0.0
 
 
@@ -166,12 +166,12 @@ def test_the_values_of_a_session_go_when_its_grace_is_over() -> None:
     """And not before; those of others stay."""
     clock, values = Clock(), ValueStore()
     sessions = Sessions(60.0, values, clock)
-    gone = with_values(values, sessions.enter(None, "uid:1"), 1, 2)
-    with_values(values, sessions.enter(None, "uid:1"), 1)
+    gone = with_values(values, sessions.open(None, "uid:1"), 1, 2)
+    with_values(values, sessions.open(None, "uid:1"), 1)
     clock.now += 100
     sessions.poll()
     assert len(values) == 3  # it has a connection
-    sessions.leave(gone)
+    sessions.close(gone)
     clock.now += 60
     sessions.poll()
     assert len(values) == 3
@@ -185,16 +185,16 @@ def test_who_comes_back_in_time_finds_its_values() -> None:
     """Also when that takes several connections, of which an old one ends late."""
     clock, values = Clock(), ValueStore()
     sessions = Sessions(60.0, values, clock)
-    session = with_values(values, sessions.enter(None, "uid:1"), 1)
+    session = with_values(values, sessions.open(None, "uid:1"), 1)
     clock.now += 50
-    assert sessions.enter(session.id, "uid:1") is session
-    sessions.leave(session)
+    assert sessions.open(session.id, "uid:1") is session
+    sessions.close(session)
     clock.now += 1000
     sessions.poll()
     assert len(values) == 1
-    sessions.leave(session)
+    sessions.close(session)
     clock.now += 59
-    assert sessions.enter(session.id, "uid:1") is session
+    assert sessions.open(session.id, "uid:1") is session
     assert session.values.get(1).nbytes == 1
 
 
@@ -202,10 +202,10 @@ def test_who_comes_back_too_late_gets_a_session_without_values() -> None:
     """Whether anybody has looked meanwhile or not."""
     clock, values = Clock(), ValueStore()
     sessions = Sessions(60.0, values, clock)
-    session = with_values(values, sessions.enter(None, "uid:1"), 1)
-    sessions.leave(session)
+    session = with_values(values, sessions.open(None, "uid:1"), 1)
+    sessions.close(session)
     clock.now += 61
-    assert sessions.enter(session.id, "uid:1") is not session
+    assert sessions.open(session.id, "uid:1") is not session
     assert len(values) == 0
 
 
@@ -224,7 +224,7 @@ def test_a_session_ends_behind_the_calls_that_it_has_made() -> None:
     """They run, find their values, and leave nothing; the others do not wait for that."""
     clock, values = Clock(), ValueStore()
     sessions = Sessions(60.0, values, clock)
-    session = with_values(values, sessions.enter(None, "uid:1"), 1)
+    session = with_values(values, sessions.open(None, "uid:1"), 1)
     release, found = threading.Event(), list[int]()
 
     def call() -> Finish:
@@ -234,7 +234,7 @@ def test_a_session_ends_behind_the_calls_that_it_has_made() -> None:
         return lambda: (None, ())
 
     session.call_queue.put(call, lambda _: None)
-    sessions.leave(session)
+    sessions.close(session)
     clock.now += 61
     sessions.poll()
     assert (len(sessions), len(values)) == (0, 1)
@@ -248,14 +248,14 @@ def test_a_session_ends_behind_the_calls_that_it_has_made() -> None:
 def test_somebody_who_may_not_come_back() -> None:
     """Those sessions end, the open ones with their connections; others' go on."""
     sessions = Sessions(60.0)
-    one, left, other = (sessions.enter(None, name) for name in ("a", "a", "b"))
-    sessions.leave(left)
+    one, left, other = (sessions.open(None, name) for name in ("a", "a", "b"))
+    sessions.close(left)
     sessions.end_all_of("a")
     assert sessions.by_principal() == [
         {"principal": "a", "connections": 1, "sessions": 1},
         {"principal": "b", "connections": 1, "sessions": 1},
     ]
-    sessions.leave(one)
-    sessions.leave(other)
+    sessions.close(one)
+    sessions.close(other)
     assert [row["principal"] for row in sessions.by_principal()] == ["b"]
-    assert sessions.enter(one.id, "a") is not one
+    assert sessions.open(one.id, "a") is not one

@@ -49,7 +49,7 @@ def test_what_is_imported_later_counts_as_it_was_then(site: FakeSite) -> None:
     install(site, "im_later", "2")
     assert texts(packages) == []
     importlib.import_module("im_later")
-    packages.note()
+    packages.record()
     assert texts(packages) == []
     install(site, "im_later", "3")
     assert texts(packages) == ["im_later was changed from 2 to 3"]
@@ -89,7 +89,7 @@ def test_a_second_name_of_a_module_does_not_count(
     part = importlib.import_module("im_inner._part")
     monkeypatch.setitem(sys.modules, "_im_part", part)
     packages = ImportedPackages()
-    packages.note()
+    packages.record()
     roots = [root for root, _ in packages.imported()]
     assert "im_inner" in roots
     assert "_im_part" not in roots
@@ -98,7 +98,7 @@ def test_a_second_name_of_a_module_does_not_count(
 def test_looking_again_asks_for_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules that were seen are not looked at again."""
     packages = ImportedPackages()
-    packages.note()
+    packages.record()
     asked: list[str] = []
 
     def note_root(name: str) -> str:
@@ -106,10 +106,10 @@ def test_looking_again_asks_for_nothing_new(monkeypatch: pytest.MonkeyPatch) -> 
         return name
 
     monkeypatch.setattr("jaxd_server.runtime.imported_packages.import_root", note_root)
-    packages.note()
+    packages.record()
     assert asked == []
     monkeypatch.setitem(sys.modules, "im_new_module", ModuleType("im_new_module"))
-    packages.note()
+    packages.record()
     assert asked == ["im_new_module"]
 
 
@@ -149,7 +149,7 @@ def test_what_another_process_has_imported_anew_is_older_here(site: FakeSite) ->
     install(site, "im_older", "1")
     importlib.import_module("im_older")
     packages = ImportedPackages()
-    packages.note()
+    packages.record()
     mine = package_of("im_older")
     assert mine is not None
     install(site, "im_older", "2")

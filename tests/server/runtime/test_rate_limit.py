@@ -24,14 +24,14 @@ def clock() -> Clock:
 def test_so_many_at_once_and_then_so_many_a_second(clock: Clock) -> None:
     """It says how long to wait, and counts what came meanwhile."""
     allowance = RateLimiter(3, 0.5, clock)
-    assert [allowance.take("a") for _ in range(5)] == [0, 0, 0, None, None]
+    assert [allowance.acquire("a") for _ in range(5)] == [0, 0, 0, None, None]
     assert allowance.wait_s("a") == 2.0
     clock.now += 1.5
     assert allowance.wait_s("a") == 0.5
     clock.now += 0.5
-    assert allowance.take("a") == 2
+    assert allowance.acquire("a") == 2
     clock.now += 1000.0
-    assert [allowance.take("a") for _ in range(4)] == [0, 0, 0, None]
+    assert [allowance.acquire("a") for _ in range(4)] == [0, 0, 0, None]
 
 
 def test_what_is_noted_counts_without_being_asked(clock: Clock) -> None:
@@ -39,13 +39,13 @@ def test_what_is_noted_counts_without_being_asked(clock: Clock) -> None:
     allowance = RateLimiter(2, 1.0, clock)
     for expected in (0.0, 0.0, 1.0, 2.0):
         assert allowance.wait_s("a") == expected
-        allowance.note("a")
+        allowance.record("a")
 
 
 def test_places_do_not_matter_to_each_other(clock: Clock) -> None:
     """What one has used up the others have."""
     allowance = RateLimiter(1, 1.0, clock)
-    assert [allowance.take(place) for place in "aabb"] == [0, None, 0, None]
+    assert [allowance.acquire(place) for place in "aabb"] == [0, None, 0, None]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class Build:
         self.name = name
         self.begun = time.monotonic()
         for cancel_token, _ in list(self.waiting):
-            cancel_token.enter("building")
+            cancel_token.set_phase("building")
 
     def check(self) -> None:
         """Returns when somebody waits for it.
@@ -259,7 +259,7 @@ class Builds(Generic[K, V]):
     def _await(self, build: Build, cancel_token: CancelToken, gate: threading.Event) -> Any:
         build.future.add_done_callback(lambda _: gate.set())
         if build.begun is not None:
-            cancel_token.enter("building")
+            cancel_token.set_phase("building")
         if build.error is None:
             with cancel_token.cancel_hook(gate.set):
                 gate.wait()

@@ -185,7 +185,7 @@ class Executable:
         """Notes how long a warm call took until it was dispatched."""
         self.start_s = seconds if self.start_s is None else 0.75 * self.start_s + 0.25 * seconds
 
-    def took(self, seconds: float) -> None:
+    def record_run_time(self, seconds: float) -> None:
         """Notes how long a call took, its result's way home included."""
         self.last_use = time.monotonic()
         self.calls += 1

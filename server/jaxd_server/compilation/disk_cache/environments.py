@@ -45,7 +45,7 @@ class Environments:
 
     def keep(self) -> bytes:
         """The name of the present one, which is written if it was not."""
-        self._packages.note()
+        self._packages.record()
         rows = tuple((root, *package) for root, package in self._packages.imported())
         name = hashlib.blake2b(dump_literal(rows), digest_size=16).digest()
         if not self._store.has("environments", name):

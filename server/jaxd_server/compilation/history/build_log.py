@@ -150,7 +150,7 @@ class BuildLog:
                 call.obstacle,
             )
             self._build_history.add(call.key, describe(function), built)
-            self.known_functions.note(call.principal, call.key)
+            self.known_functions.record(call.principal, call.key)
 
     def made(self, function: Function, skeleton: bytes, made: BuildResult, emit: Emit) -> None:
         """Notes an executable and tells the caller why it was made, and what to do about it."""
@@ -220,7 +220,7 @@ class BuildLog:
                 principal,
             )
             self._recent.append(decision)
-        self.known_functions.note(principal, function.key)
+        self.known_functions.record(principal, function.key)
         advice = advice_for(record, versions_of(seen, described))
         return decision, self._advised.new_only(advice)
 

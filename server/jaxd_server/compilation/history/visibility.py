@@ -35,7 +35,7 @@ class KnownFunctions:
         self._known: dict[str, BoundedDict[bytes, None]] = {}
         self._lock = threading.Lock()  # guards the table
 
-    def note(self, principal: str, key: bytes) -> None:
+    def record(self, principal: str, key: bytes) -> None:
         """A principal has called a function."""
         if self.is_owner(principal):
             return

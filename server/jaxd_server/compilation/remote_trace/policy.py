@@ -49,7 +49,7 @@ class TracePolicy:
         self._program_cache = program_cache
         self._tracers = TracerPool(counters, packages, start)
 
-    def settle(self) -> None:
+    def start(self) -> None:
         """Starts the tracer now if it is wanted whoever comes."""
         if self._trace_in == "tracer":
             self._tracers.present()

@@ -258,7 +258,7 @@ class GatewayListener(Acceptor):
             return self._authenticator.admit(sock)
 
     def _serve_client(self, admitted: AuthenticatedPeer) -> None:
-        line = admitted.line
+        line = admitted.stream
         try:
             with self._gateway.counting_client(admitted.principal):
                 path = self._gateway.worker_path_for(admitted)

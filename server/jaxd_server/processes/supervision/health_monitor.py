@@ -136,7 +136,7 @@ def calls_of(worker: WorkerProcess) -> list[dict[str, Any]]:
     """The calls of a worker that does not answer, the oldest first."""
     written = [
         {"function": entry.function, "seconds": round(entry.seconds, 3)}
-        for entry in worker.box.entries()
+        for entry in worker.recorder.entries()
     ]
     if written:
         return written
@@ -149,8 +149,8 @@ def calls_of(worker: WorkerProcess) -> list[dict[str, Any]]:
 
 def others_with_values(worker: WorkerProcess) -> frozenset[str]:
     """Who would lose arrays if a stuck worker were killed, beside whose call may have stuck it."""
-    owners = worker.box.owners()
-    callers = {entry.principal for entry in worker.box.entries()}
+    owners = worker.recorder.owners()
+    callers = {entry.principal for entry in worker.recorder.entries()}
     return owners - callers if len(callers) == 1 else owners
 
 

@@ -59,13 +59,13 @@ class LaunchedWorker(NamedTuple):
         process: it.
         host_channel: where they speak.
         relay: passes its output on.
-        box: what it writes down of what it does.
+        recorder: what it writes down of what it does.
     """
 
     process: subprocess.Popen[bytes]
     host_channel: socket.socket
     relay: OutputRelay
-    box: FlightRecorder
+    recorder: FlightRecorder
 
 
 def launch(

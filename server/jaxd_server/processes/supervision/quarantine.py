@@ -243,20 +243,20 @@ class WorkerQuarantine(NamedTuple):
     Attributes:
         file: the file.
         principal: whose worker it is; empty where all share one.
-        home: tells that holder of the name from earlier ones.
+        folder: tells that holder of the name from earlier ones.
     """
 
     file: QuarantineFile
     principal: str = ""
-    home: str = ""
+    folder: str = ""
 
     def load(self) -> Sequence[QuarantineEntry]:
         """What is in it."""
-        return self.file.of(self.principal, self.home)
+        return self.file.of(self.principal, self.folder)
 
     def save(self, sentences: Sequence[QuarantineEntry]) -> None:
         """Has it written; nobody waits for the disk."""
-        self.file.keep(self.principal, self.home, sentences)
+        self.file.keep(self.principal, self.folder, sentences)
 
 
 class QuarantineFile:

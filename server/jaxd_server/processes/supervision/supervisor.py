@@ -135,7 +135,7 @@ class Supervisor:
         if any(event.is_set() for event in (*on_purpose, worker.flags.stale)):  # which is no death
             log_exit(worker, restart_in_s=0.0)
             return 0.0
-        self.quarantine.record_deaths(worker.box.entries(), worker.epoch, worker.how)
+        self.quarantine.record_deaths(worker.recorder.entries(), worker.epoch, worker.how)
         delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
         log_exit(worker, restart_in_s=delay_s)
         return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])
@@ -162,7 +162,7 @@ class Supervisor:
         worker = WorkerProcess.start(
             self._worker_command, self._options, self._listeners, epoch, suspects, self._tenant
         )
-        worker.hear, worker.what = self._on_message, self._what
+        worker.on_message, worker.what = self._on_message, self._what
         return worker
 
     def stand_by(self) -> None:

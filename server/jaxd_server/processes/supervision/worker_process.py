@@ -75,19 +75,21 @@ class WorkerProcess:
         exited: set once the process has ended and was collected.
         marks: what it has said that is true from then on.
         snapshot: the last status that it sent; empty before the first.
-        box: what it is doing, also when it says nothing, or is no more.
+        recorder: what it is doing, also when it says nothing, or is no more.
         principal: whose worker it is, where not all share it.
-        hear: told of what it says that is not the host's to judge.
+        on_message: told of what it says that is not the host's to judge.
         what: the log calls it.
     """
 
     def __init__(self, launched: LaunchedWorker, principal: str | None = None) -> None:
         process, host_channel, relay, box = launched
         self.epoch = 0
-        self.hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None
+        self.on_message: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: (
+            None
+        )
         self.principal = principal
         self.what = "worker"
-        self.box = box
+        self.recorder = box
         self.pid = process.pid
         self.exited = asyncio.Event()
         self.flags = WorkerFlags()
@@ -325,7 +327,9 @@ class WorkerProcess:
                 self._status.answered()
             case _:
                 try:
-                    self.hear(self, message)  # what it may say beyond this is not for us to judge
+                    self.on_message(
+                        self, message
+                    )  # what it may say beyond this is not for us to judge
                 except Exception:  # noqa: BLE001  the next thing that it says is heard as well
                     log_event("not_done", level=logging.ERROR, pid=self.pid)
 

@@ -155,7 +155,7 @@ class TenantManager:
             code = await self._gateway.run(listeners)
         finally:
             for place in self._workers.values():
-                place.post.stop(now=not self._gateway.is_stopping or self._forced)
+                place.slot.stop(now=not self._gateway.is_stopping or self._forced)
             tasks = [one.task for one in (*self._workers.values(), *self._detached) if one.task]
             codes = await asyncio.gather(*tasks)
             await self._cleanup.finish()
@@ -170,7 +170,7 @@ class TenantManager:
 
     def processes(self) -> list[WorkerProcess]:
         """The gateway and all workers that there are, in whatever state."""
-        posts = [self._gateway, *(one.post for one in (*self._workers.values(), *self._detached))]
+        posts = [self._gateway, *(one.slot for one in (*self._workers.values(), *self._detached))]
         return [process for post in posts for process in post.processes()]
 
     def stop(self, *, now: bool = False) -> None:
@@ -178,21 +178,21 @@ class TenantManager:
         self._forced = self._forced or now
         self._gateway.stop(now=now)
         for place in self._workers.values():
-            place.post.stop(now=now)
+            place.slot.stop(now=now)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Replaces all workers that there are; see `RollingRestart.restart`."""
-        posts = {who: one.post for who, one in self._workers.items() if not one.post.is_resting}
+        posts = {who: one.slot for who, one in self._workers.items() if not one.slot.is_resting}
         return await self._restarts.restart(posts, force=force)
 
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions that are called no more, each with whose worker does not."""
-        here = [(who, place.post.quarantined()) for who, place in self._workers.items()]
+        here = [(who, place.slot.quarantined()) for who, place in self._workers.items()]
         return _rows([*here, *((one.principal, Quarantine(one).rows()) for one in self._away())])
 
     def release(self, what: str) -> list[dict[str, Any]]:
         """Has some of them called again, by name or fingerprint, for everybody; their rows."""
-        here = [(who, place.post.release(what)) for who, place in self._workers.items()]
+        here = [(who, place.slot.release(what)) for who, place in self._workers.items()]
         away = [(one.principal, Quarantine(one).release(what)) for one in self._away()]
         return _rows([*here, *away])
 
@@ -202,7 +202,7 @@ class TenantManager:
 
     def describe(self) -> dict[str, Any]:
         """What there is to be said of all workers, for the host's part of a status."""
-        rows = [place.post.describe() for place in self._workers.values()]
+        rows = [place.slot.describe() for place in self._workers.values()]
         sums = {
             "restarts": sum(row["restarts"] for row in rows),
             "quarantined": len(self.quarantined()),
@@ -219,7 +219,7 @@ class TenantManager:
         return tenants_report(
             gateway,
             [place.tenant for place in places],
-            [{**place.post.describe(), **each} for place, each in zip(places, told, strict=True)],
+            [{**place.slot.describe(), **each} for place, each in zip(places, told, strict=True)],
         )
 
     async def idle_s(self) -> float:
@@ -297,7 +297,7 @@ class TenantManager:
         resting.sort(key=lambda place: place.asked_at)
         for place in resting[: max(0, len(resting) - _MAX_RESTING)]:
             self._detach(place)
-            place.post.stop()
+            place.slot.stop()
 
     def _detach(self, place: TenantWorker) -> None:
         """Has a principal without a place, who can have another one at once.
@@ -320,9 +320,9 @@ class TenantManager:
         assert self._cleanup is not None
         try:
             await self._cleanup.clear(principal)
-            if place.post.is_stopping:  # it was dismissed before it had begun
+            if place.slot.is_stopping:  # it was dismissed before it had begun
                 return 0
-            return await place.post.run([place.listener])
+            return await place.slot.run([place.listener])
         except ServerStartFailed as error:
             why = str(error)
             self._failed[principal] = time.monotonic(), why
@@ -343,7 +343,7 @@ class TenantManager:
         principal = place.tenant.principal
         log_event("worker_dismissed", level=logging.WARNING, principal=principal)
         self._detach(place)
-        place.post.stop(now=True)  # and who waits there is sent away
+        place.slot.stop(now=True)  # and who waits there is sent away
         assert self._cleanup is not None
         self._cleanup.forget(principal)
         self._quarantine_file.forget(principal)

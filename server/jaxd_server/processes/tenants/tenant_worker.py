@@ -24,7 +24,7 @@ class TenantWorker:
     Attributes:
         tenant: whose it is.
         token: the digest of what its account has proved itself with; None: it needs none.
-        post: keeps the worker.
+        slot: keeps the worker.
         listener: where the gateway hands clients over; the same from one worker to the next.
         closing: closes the listener.
         task: the post's work.
@@ -33,7 +33,7 @@ class TenantWorker:
 
     tenant: Tenant
     token: str | None
-    post: WorkerSlot
+    slot: WorkerSlot
     listener: Listener
     closing: ExitStack
     task: asyncio.Task[int] | None = None
@@ -60,7 +60,7 @@ class TenantWorker:
     def is_vacant(self) -> bool:
         """Whether there is no process, and nobody has asked for one."""
         sock = self.listener.socket
-        if not self.post.is_resting or sock.fileno() < 0:
+        if not self.slot.is_resting or sock.fileno() < 0:
             return False
         poll = select.poll()
         poll.register(sock, select.POLLIN)
@@ -78,7 +78,7 @@ class TenantWorker:
     async def status(self) -> dict[str, Any]:
         """What its post says; one about which nothing can be said spoils nobody else's report."""
         try:
-            return await self.post.status()
+            return await self.slot.status()
         except Exception:  # noqa: BLE001
             log_event("status_failed", level=logging.ERROR, principal=self.tenant.principal)
             return {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
@@ -86,7 +86,7 @@ class TenantWorker:
     async def idle_s(self) -> float:
         """Seconds without connection and call; 0 when that cannot be said."""
         try:
-            return await self.post.idle_s()
+            return await self.slot.idle_s()
         except Exception:  # noqa: BLE001  as above
             log_event("status_failed", level=logging.ERROR, principal=self.tenant.principal)
             return 0.0

@@ -95,7 +95,7 @@ class Tracer:
         self._sending = threading.Lock()  # one message at a time
         self._functions = Functions()
         self._packages = ImportedPackages()
-        self._packages.note()
+        self._packages.record()
         self._counters = _ThreadCounters()
         self._compiler = Compiler(self._counters, _THREADS)
         self._tracing: dict[int, Interruptible] = {}  # by order; each step is atomic
@@ -131,7 +131,7 @@ class Tracer:
         except BaseException as error:  # noqa: BLE001  the worker finds out by itself
             try:
                 text = f"{type(error).__name__}: {error}"
-                side = SideEffects(self._counters.take(), [])
+                side = SideEffects(self._counters.drain(), [])
                 self._send(Refused(order.number, text, always=False, side=side))
             except BaseException:  # noqa: BLE001  then the worker has to see that nothing comes
                 os._exit(1)
@@ -195,7 +195,7 @@ class Tracer:
         try:
             side = self._take_side_effects()
         except Exception:  # noqa: BLE001  nothing was made that packages could have a part in
-            side = SideEffects(self._counters.take(), [])
+            side = SideEffects(self._counters.drain(), [])
         return Failed(order.number, failure, side)
 
     def _handed_over(self, order: TraceRequest, lowered: LoweredFunction) -> Lowered | Refused:
@@ -222,13 +222,13 @@ class Tracer:
 
     def _take_side_effects(self) -> SideEffects:
         """What this thread has counted, and what was imported, since it was asked last."""
-        self._packages.note()
+        self._packages.record()
         with self._report_lock:
             imported = [
                 row for row in self._packages.imported() if row not in self._reported_packages
             ]
             self._reported_packages.update(imported)
-        return SideEffects(self._counters.take(), imported)
+        return SideEffects(self._counters.drain(), imported)
 
 
 class _ThreadCounters(Counters):
@@ -243,7 +243,7 @@ class _ThreadCounters(Counters):
         for name, amount in amounts.items():
             counts[name] = counts.get(name, 0) + amount
 
-    def take(self) -> dict[str, float]:
+    def drain(self) -> dict[str, float]:
         """What this thread has counted since it took it last."""
         counts = dict(self._of.__dict__)
         self._of.__dict__.clear()

@@ -75,7 +75,7 @@ class AbandonedWork:
                 self._reported.add(build)
                 self._handle_overdue(build, age)
         for call in calls:
-            age = call.cancel_token.given_up_s
+            age = call.cancel_token.cancelled_s
             if (
                 age > self._grace_s
                 and call not in self._reported

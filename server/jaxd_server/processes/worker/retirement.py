@@ -51,7 +51,7 @@ class PackageMonitor:
         self._begun = False
         self._lock = threading.Lock()  # guards _begun
         # Takes some 20 ms, for which the first call need not wait.
-        SerialExecutor("jaxd-packages").put(self._packages.note)
+        SerialExecutor("jaxd-packages").put(self._packages.record)
 
     def poll(self, emit: Emit) -> None:
         """Begins to replace the worker when something changed, and tells whose call noticed it.
@@ -72,9 +72,9 @@ class PackageMonitor:
             self._admission.replace()
             self._begin([change.text for change in changes])
 
-    def note(self) -> None:
+    def record_imports(self) -> None:
         """Takes down what a call has imported."""
-        self._packages.note()
+        self._packages.record()
 
 
 class IdleShutdown:

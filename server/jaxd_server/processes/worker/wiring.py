@@ -192,7 +192,7 @@ class WorkerComponents:
             max_shared_bytes=machine_bytes() // 2,
             report=report,
             devices=lambda own: {"devices": self.devices.report(self._sessions.all(), own)},
-            terms=CallPolicy(self.pipeline.cancelled_reply, options.max_call_s, self._count_ended),
+            policy=CallPolicy(self.pipeline.cancelled_reply, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
             max_connections=options.max_connections,
         )
@@ -212,10 +212,10 @@ class WorkerComponents:
         self._principal = principal
         self.pipeline.build_log.known_functions.is_owner = lambda one: one == principal
 
-    def settle(self) -> None:
+    def prepare_process(self) -> None:
         """Makes the process one that serves: to be called once, when all of it is there."""
         self._gc_scheduler.start()
-        self._tracing.settle()
+        self._tracing.start()
 
     def endpoint(
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]

@@ -80,7 +80,7 @@ def _stand_by(worker: Worker, host_channel: HostChannel) -> None:
     from jaxd_server.runtime.imported_packages import ImportedPackages
 
     packages = ImportedPackages()
-    packages.note()
+    packages.record()
     host_channel.notify({"event": "standing_by"})
     worker.has_begun.wait()
     if packages.changes():
@@ -147,7 +147,7 @@ class Worker:
             self._counters,
             self.report.answer,
             self.renew,
-            self.rest,
+            self.end_idle,
             self._suspects,
             self._box,
             self.replace,
@@ -204,7 +204,7 @@ class Worker:
         self._components.flush()
         os._exit(0)
 
-    def rest(self) -> None:
+    def end_idle(self) -> None:
         """Ends this worker until somebody needs one."""
         for endpoint in self._endpoints:
             endpoint.close()

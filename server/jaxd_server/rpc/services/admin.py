@@ -54,11 +54,11 @@ class AdminService:
         try:
             if verb in INQUIRIES:
                 return self._inquire(verb, args, principal)
-            running = self._pipeline.admission.enter(f"({verb})", None)
+            running = self._pipeline.admission.acquire(f"({verb})", None)
             try:
                 return self._verbs[verb](principal, *_checked(verb, args))
             finally:
-                self._pipeline.admission.leave(running)
+                self._pipeline.admission.release(running)
                 self._pipeline.counters.add()  # the server was not idle
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             return (FAILED, encode_failure(error)), ()

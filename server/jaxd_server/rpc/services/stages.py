@@ -68,7 +68,7 @@ class Stages:
         """
         try:
             key, skeleton, stage, dialect, places = _checked(args)
-            running = self._admission.enter(f"({stage})", None)
+            running = self._admission.acquire(f"({stage})", None)
             try:
                 function = self._function(key, source)
                 self._devices.of(function.options.device, 0)
@@ -77,7 +77,7 @@ class Stages:
                     found = self._shown(function, arguments, stage, dialect, places=places)
                 return json.dumps(found), ()
             finally:
-                self._admission.leave(running)
+                self._admission.release(running)
                 self._counters.add()  # the server was not idle
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             return (FAILED, encode_failure(error)), ()

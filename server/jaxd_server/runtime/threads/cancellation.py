@@ -46,7 +46,7 @@ class CancelToken:
         self._spent: dict[CallPhase, float] = dict.fromkeys(_PHASE_TEXTS, 0.0)
         self._lock = threading.Lock()  # guards all of these
 
-    def enter(self, phase: CallPhase) -> None:
+    def set_phase(self, phase: CallPhase) -> None:
         """From now on the call waits, is built, or runs."""
         with self._lock:
             self._add_elapsed()
@@ -75,7 +75,7 @@ class CancelToken:
             f"{spent[one]:.1f} s {_PHASE_TEXTS[one]}" for one in _PHASE_TEXTS if spent[one] >= 0.05
         )
 
-    def give_up(self, error: JaxdError) -> bool:
+    def cancel(self, error: JaxdError) -> bool:
         """Cancels the call and runs the hooks. Whether it was not cancelled or answered before.
 
         Args:
@@ -122,7 +122,7 @@ class CancelToken:
                     self._hooks.remove(hook)
 
     @property
-    def given_up_s(self) -> float:
+    def cancelled_s(self) -> float:
         """Seconds since it was given up."""
         return self._clock() - self._given_up_at
 
@@ -139,10 +139,10 @@ class CancelToken:
 class _NeverCancelled(CancelToken):
     """The token of calls that cannot be cancelled."""
 
-    def enter(self, phase: CallPhase) -> None:
+    def set_phase(self, phase: CallPhase) -> None:
         """Is not noted."""
 
-    def give_up(self, error: JaxdError) -> bool:
+    def cancel(self, error: JaxdError) -> bool:
         """Cannot be."""
         return False
 

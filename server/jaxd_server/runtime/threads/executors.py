@@ -90,7 +90,7 @@ class FairThreadPool:
 
     def _next(self) -> Job | None:
         """The next job, when there is one; None when there will be none. The lock is held."""
-        while (job := self._waiting.take()) is None:
+        while (job := self._waiting.get()) is None:
             if self._is_shut:
                 return None
             self._idle += 1

@@ -30,7 +30,7 @@ class FairQueue(Generic[T]):
         self._waiting.setdefault(owner, deque()).append(item)
         self._count += 1
 
-    def take(self) -> T | None:
+    def get(self) -> T | None:
         """The next one; None when nothing waits."""
         if not self._waiting:
             return None
@@ -121,7 +121,7 @@ class FairSemaphore:
     def leave(self) -> None:
         """One goes, and the next comes in."""
         with self._lock:
-            place = self._waiting.take()
+            place = self._waiting.get()
             if place is None:
                 self._free += 1
                 return

@@ -132,7 +132,7 @@ def test_a_trace_is_interrupted_when_nobody_waits() -> None:
     assert reached.wait(PATIENCE_S)
     build = concurrent_build.build()
     assert build is not None
-    cancel_token.give_up(Cancelled("not wanted."))
+    cancel_token.cancel(Cancelled("not wanted."))
     until(lambda: outcomes and build.future.done())
     assert isinstance(outcomes[0], Cancelled)
     assert concurrent_build.left == [build]
@@ -151,7 +151,7 @@ def test_a_trace_goes_on_for_those_who_still_wait() -> None:
     until(lambda: concurrent_build.waiting() == 1)
     _, stayed = concurrent_build.given_up(make)
     until(lambda: concurrent_build.waiting() == 2)
-    leaving.give_up(Cancelled("not wanted."))
+    leaving.cancel(Cancelled("not wanted."))
     until(lambda: left)
     go.set()
     until(lambda: stayed)
@@ -172,7 +172,7 @@ def test_what_cannot_be_interrupted_is_there_for_the_next() -> None:
 
     cancel_token, outcomes = concurrent_build.given_up(make)
     assert reached.wait(PATIENCE_S)
-    cancel_token.give_up(Cancelled("not wanted."))
+    cancel_token.cancel(Cancelled("not wanted."))
     until(lambda: outcomes)
     _, later = concurrent_build.given_up(make)
     until(lambda: concurrent_build.waiting() == 1)
@@ -193,7 +193,7 @@ def test_what_waits_for_its_turn_is_dropped() -> None:
 
     cancel_token, outcomes = concurrent_build.given_up(make)
     until(lambda: len(room) == 1)
-    cancel_token.give_up(Cancelled("not wanted."))
+    cancel_token.cancel(Cancelled("not wanted."))
     until(lambda: outcomes and not concurrent_build.builds._builds)
     assert (len(room), concurrent_build.made) == (0, 0)
     room.leave()
@@ -214,7 +214,7 @@ def test_what_is_traced_for_nobody_is_not_compiled() -> None:
 
     cancel_token, outcomes = concurrent_build.given_up(make)
     assert reached.wait(PATIENCE_S)
-    cancel_token.give_up(Cancelled("not wanted."))
+    cancel_token.cancel(Cancelled("not wanted."))
     until(lambda: outcomes)
     go.set()
     until(lambda: not concurrent_build.builds._builds)

@@ -52,7 +52,7 @@ def test_the_first_call_says_nothing_of_how_long_calls_take() -> None:
     one = executable()
     smoothed = []
     for seconds in (10.0, 1.0, 2.0):
-        one.took(seconds)
+        one.record_run_time(seconds)
         smoothed.append(one.run_s)
     assert smoothed == [None, 1.0, 1.25]
     assert one.calls == 3
@@ -68,7 +68,7 @@ def test_how_long_it_takes_to_run_and_to_start_are_two_things() -> None:
     look()
     for run_s, start_s in ((10 * QUICK_S, QUICK_S / 10), (QUICK_S / 10, 2 * QUICK_S)):
         for _ in range(20):
-            one.took(run_s)
+            one.record_run_time(run_s)
             one.record_start_time(start_s)
         look()
     one.record_start_time(-100 * QUICK_S)
@@ -81,9 +81,9 @@ def test_how_long_it_takes_to_run_and_to_start_are_two_things() -> None:
 def test_its_last_use_is_that_of_its_last_call() -> None:
     """Those that were not used for longest are dropped first."""
     one, other = executable(), executable()
-    other.took(0.1)
+    other.record_run_time(0.1)
     before = other.last_use
-    one.took(0.1)
+    one.record_run_time(0.1)
     assert one.last_use >= before
     assert other.last_use == before
 

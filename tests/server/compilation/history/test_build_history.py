@@ -80,7 +80,7 @@ def test_it_keeps_no_program_alive() -> None:
     """What the server drops is gone, and no longer warm."""
     program = executable()
     note = built(program, 1.0)
-    program.took(0.1)
+    program.record_run_time(0.1)
     assert (note.is_warm, note.calls) == (True, 1)
     del program
     assert (note.is_warm, note.calls) == (False, 0)
@@ -116,7 +116,7 @@ def test_a_program_of_an_earlier_process_is_not_warm_until_it_is_loaded() -> Non
         note = replace(built(PROGRAM, np.zeros(size)), executable=None, name=name)
         assert (note.is_warm, note.calls) == (False, 0)
         build_history.add(key_of(step), step, note)
-    program.took(0.1)
+    program.record_run_time(0.1)
     build_history.attach(key_of(step), b"second", program)
     record = build_history.find(key_of(step))
     assert record is not None

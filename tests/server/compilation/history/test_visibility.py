@@ -17,9 +17,9 @@ def known_functions() -> KnownFunctions:
 
 def test_each_sees_what_they_have_called(known_functions: KnownFunctions) -> None:
     """And the owner everything, also what nobody has called."""
-    known_functions.note(ALICE, KEYS[0])
-    known_functions.note(BOB, KEYS[1])
-    known_functions.note(OWNER, KEYS[2])
+    known_functions.record(ALICE, KEYS[0])
+    known_functions.record(BOB, KEYS[1])
+    known_functions.record(OWNER, KEYS[2])
     seen = {
         who: [key for key in KEYS if known_functions.visibility(who)(key)]
         for who in (ALICE, BOB, OWNER)
@@ -31,7 +31,7 @@ def test_what_is_seen_grows_with_the_next_call(known_functions: KnownFunctions) 
     """Who has looked before sees it, too."""
     sees = known_functions.visibility(ALICE)
     assert not sees(KEYS[0])
-    known_functions.note(ALICE, KEYS[0])
+    known_functions.record(ALICE, KEYS[0])
     assert sees(KEYS[0])
     known_functions.forget(ALICE)
     assert not known_functions.visibility(ALICE)(KEYS[0])
@@ -43,8 +43,8 @@ def test_only_so_much_is_remembered(
     """What was called last; and nothing of the owner."""
     monkeypatch.setattr(module, "_MAX_KEYS", 2)
     for index in (0, 1, 0, 2):
-        known_functions.note(ALICE, KEYS[index])
-        known_functions.note(OWNER, KEYS[index])
+        known_functions.record(ALICE, KEYS[index])
+        known_functions.record(OWNER, KEYS[index])
     sees = known_functions.visibility(ALICE)
     assert [sees(key) for key in KEYS] == [True, False, True, False]
     assert list(known_functions._known) == [ALICE]

@@ -39,10 +39,10 @@ def test_where_a_function_is_traced(
 def test_one_that_is_wanted_whoever_comes_is_started_at_once() -> None:
     """The first build need not wait for it."""
     scenario = TracingScenario("tracer")
-    scenario.tracing.settle()
+    scenario.tracing.start()
     assert len(scenario.tracers) == 1
     waits = TracingScenario("auto")
-    waits.tracing.settle()
+    waits.tracing.start()
     assert waits.tracers == []
 
 

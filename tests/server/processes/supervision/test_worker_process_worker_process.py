@@ -198,7 +198,7 @@ def test_what_cannot_be_done_does_not_make_the_host_deaf(
         raise OSError(24, "Too many open files")
 
     async def scenario(worker: WorkerProcess) -> None:
-        worker.hear = fail
+        worker.on_message = fail
         await until_ready(worker)
 
     run('say(event="wanted"); say(event="ready"); tether.read()', scenario)

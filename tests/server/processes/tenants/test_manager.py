@@ -540,7 +540,7 @@ def test_quarantine_outlasts_a_place(crew: TenantManager) -> None:
 
     def condemned(name: str) -> WorkerSlot:
         crew._worker_for(f"account:{name}", name)
-        post = crew._workers[f"account:{name}"].post
+        post = crew._workers[f"account:{name}"].slot
         for epoch in (2, 3):
             post._supervisor.quarantine.record_deaths([entry()], epoch, "SIGSEGV")
         return post
@@ -596,7 +596,7 @@ def test_one_report_that_fails_is_missed_in_no_other(
     """Whatever makes it fail: the operator sees all the others, and the idle server is not over."""
 
     async def says(self: WorkerSlot) -> dict[str, Any]:
-        if self is crew._workers["account:a"].post:
+        if self is crew._workers["account:a"].slot:
             raise TypeError("unhashable")
         return {"worker": {"calls": 3}, "worker_state": "ready"}
 

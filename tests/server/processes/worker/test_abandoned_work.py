@@ -34,9 +34,9 @@ class Scenario:
     def call(self, phase: Any = "running") -> Any:
         """One that was given up."""
         cancel_token = CancelToken(clock=lambda: self.now)
-        running = self.admission.enter("step", None, cancel_token)
-        cancel_token.enter(phase)
-        cancel_token.give_up(Cancelled("not wanted."))
+        running = self.admission.acquire("step", None, cancel_token)
+        cancel_token.set_phase(phase)
+        cancel_token.cancel(Cancelled("not wanted."))
         cancel_token.is_client_notified = True
         return running
 
@@ -87,7 +87,7 @@ def test_not_where_arrays_would_be_lost(scenario: Scenario) -> None:
 
 def test_one_that_ends_in_time_is_forgotten(scenario: Scenario) -> None:
     """As is one that waits for its client."""
-    scenario.admission.leave(scenario.call())
+    scenario.admission.release(scenario.call())
     scenario.call("waiting")
     scenario.poll(6.0)
     assert (scenario.replaced, scenario.logged) == ([], [])

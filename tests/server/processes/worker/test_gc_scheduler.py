@@ -48,9 +48,9 @@ def test_garbage_is_collected_when_nobody_waits(admission: Admission) -> None:
     gc.disable()
     assert not scheduler.poll()
     make_garbage(10_000)
-    running = admission.enter("f", None)
+    running = admission.acquire("f", None)
     assert not scheduler.poll()
-    admission.leave(running)
+    admission.release(running)
     assert scheduler.poll()
     assert gc.get_count()[0] < 5_000
 
@@ -85,7 +85,7 @@ def test_garbage_is_collected_in_the_end(
     scheduler = GcScheduler(admission)
     gc.collect()
     gc.disable()
-    admission.enter("f", None)
+    admission.acquire("f", None)
     make_garbage(10_000)
     assert scheduler.poll()
 

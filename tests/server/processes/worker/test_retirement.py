@@ -26,8 +26,8 @@ def test_a_worker_without_work_may_go() -> None:
 def test_a_running_call_keeps_a_worker() -> None:
     """It is named, and new calls go on as if nothing had been asked."""
     admission = Admission()
-    admission.enter("step", None).started -= 70
-    admission.enter("other", None)
+    admission.acquire("step", None).started -= 70
+    admission.acquire("other", None)
     assert still_needed(admission, ValueStore()) == "step has been running for 70 s"
     assert not admission.is_barred
 

@@ -25,14 +25,14 @@ def test_a_change_closes_the_doors_and_is_told(
     begun: list[list[str]] = []
     events: list[tuple[str, dict[str, Any]]] = []
     package_monitor = PackageMonitor(ImportedPackages(), admission, begun.append)
-    package_monitor.note()
+    package_monitor.record_imports()
     package_monitor.poll(lambda *event: events.append(event))
     assert (admission.draining, begun, events) == (False, [], [])
     site.install("renewed", "2", {"renewed.py": "22"})
     for _ in range(2):
         package_monitor.poll(lambda *event: events.append(event))
         with pytest.raises(WorkerReplaced):
-            admission.enter("f", None)
+            admission.acquire("f", None)
     assert begun == [["renewed was changed from 1 to 2"]]
     assert len(events) == 2
     kind, content = events[0]
@@ -52,7 +52,7 @@ def test_what_a_call_imports_is_watched_too(
     package_monitor = PackageMonitor(ImportedPackages(), Admission(), begun.append)
     site.install("renewed_later", "1", {"renewed_later.py": "1"})
     importlib.import_module("renewed_later")
-    package_monitor.note()
+    package_monitor.record_imports()
     site.install("renewed_later", "2", {"renewed_later.py": "22"})
     package_monitor.poll(lambda *_: None)
     assert begun == [["renewed_later was changed from 1 to 2"]]
@@ -73,7 +73,7 @@ def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
     package_monitor = PackageMonitor(
         ImportedPackages(), admission, begun.append, lambda: bool(values)
     )
-    package_monitor.note()
+    package_monitor.record_imports()
     site.install("renewed_never", "2", {"renewed_never.py": "22"})
     package_monitor.poll(lambda _, content: texts.append(content["text"]))
     assert (begun, admission.draining) == ([], False)

@@ -38,7 +38,7 @@ def test_an_idle_worker_goes_once() -> None:
     worker.rest.poll()
     assert worker.begun == 1
     with pytest.raises(WorkerReplaced, match="it was idle"):
-        worker.admission.enter("f", None)
+        worker.admission.acquire("f", None)
 
 
 def test_arrays_of_clients_keep_it() -> None:
@@ -55,11 +55,11 @@ def test_arrays_of_clients_keep_it() -> None:
 def test_a_running_call_keeps_it() -> None:
     """However long ago it began."""
     worker = Worker()
-    running = worker.admission.enter("f", None)
+    running = worker.admission.acquire("f", None)
     worker.idle_s = 99.0
     worker.rest.poll()
     assert worker.begun == 0
-    worker.admission.leave(running)
+    worker.admission.release(running)
     worker.rest.poll()
     assert worker.begun == 1
 
@@ -73,7 +73,7 @@ def test_an_array_that_comes_at_the_last_moment_keeps_it() -> None:
     def has_values() -> bool:
         looks.append(worker.has_values)
         if len(looks) == 1:
-            worker.admission.leave(worker.admission.enter_beside("(put)", leaves_values=True))
+            worker.admission.release(worker.admission.acquire_shared("(put)", leaves_values=True))
             worker.has_values = True
         return looks[-1]
 
@@ -81,7 +81,7 @@ def test_an_array_that_comes_at_the_last_moment_keeps_it() -> None:
     worker.rest.poll()
     assert looks == [False, True]
     assert worker.begun == 0
-    worker.admission.leave(worker.admission.enter("f", None))
+    worker.admission.release(worker.admission.acquire("f", None))
     assert not worker.admission.is_barred
 
 
@@ -93,7 +93,7 @@ def test_an_array_that_comes_too_late_goes_to_the_next_one() -> None:
 
     def put() -> None:
         with pytest.raises(WorkerReplaced) as raised:
-            worker.admission.enter_beside("(put)", leaves_values=True)
+            worker.admission.acquire_shared("(put)", leaves_values=True)
         refused.append(raised.value)
 
     threads: list[threading.Thread] = []

@@ -11,7 +11,7 @@ def test_each_owner_has_its_turn() -> None:
     queue.put("one", "one 0")
     queue.put("two", "two 0")
     assert (len(queue), queue.of("many"), queue.of("nobody")) == (5, 3, 0)
-    taken = [queue.take() for _ in range(6)]
+    taken = [queue.get() for _ in range(6)]
     assert taken == ["many 0", "one 0", "two 0", "many 1", "many 2", None]
 
 
@@ -25,4 +25,4 @@ def test_what_is_not_wanted_any_more_is_taken_out() -> None:
     assert not queue.remove("a", "a 1")
     assert queue.remove("b", "b 0")
     assert not queue.remove("b", "b 0")
-    assert [queue.take(), queue.take(), len(queue)] == ["a 0", None, 0]
+    assert [queue.get(), queue.get(), len(queue)] == ["a 0", None, 0]
