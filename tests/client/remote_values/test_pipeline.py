@@ -119,7 +119,7 @@ class Server:
         self.requeue: list[bytes] = []
         self.retried = 0
         drops: Any = SimpleNamespace(
-            take=lambda: self.drops, put_back=self.requeue.append, retry=self.retry
+            take=lambda: self.drops, requeue=self.requeue.append, retry=self.retry
         )
         self.routes = routes
         sent_before: Any = None

@@ -158,7 +158,7 @@ class Worker:
         capture_user_output()
         install_callback_redirection()
         dump_stacks_on_signal()
-        self._components.settle()
+        self._components.prepare_process()
         for listener in listeners:
             sock = socket.socket(fileno=listener["fd"])
             sock.setblocking(True)

@@ -186,7 +186,7 @@ def test_one_that_stands_by_is_of_no_use_with_old_packages(
     worker.begin({"epoch": 2})
     monkeypatch.setattr(ImportedPackages, "changes", lambda _: changes)
     monkeypatch.setattr(os, "_exit", leave)
-    host_channel: Any = SimpleNamespace(tell=told.append)
+    host_channel: Any = SimpleNamespace(notify=told.append)
     with pytest.raises(SystemExit) if changes else nullcontext():
         _stand_by(worker, host_channel)
     assert [one["event"] for one in told] == ["standing_by", "stale"][: 1 + len(changes)]
