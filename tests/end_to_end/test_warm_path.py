@@ -105,9 +105,11 @@ def _is_above(module: str, other: str) -> bool:
 
 def _layers() -> Iterator[tuple[str, list[str]]]:
     for contract in house.contracts():
-        for container in contract.get("containers", [""]):
-            if contract["type"] == "layers":
-                yield container, contract["layers"]
+        if contract["type"] == "layers":
+            containers, layers = contract.get("containers", [""]), contract["layers"]
+            assert isinstance(containers, list)
+            assert isinstance(layers, list)
+            yield from ((container, layers) for container in containers)
 
 
 def _rank(module: str, container: str, layers: list[str]) -> int:

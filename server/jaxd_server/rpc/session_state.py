@@ -18,7 +18,7 @@ from jaxd_protocol.messages.data_locations import (
     unpack_ids,
 )
 from jaxd_protocol.messages.failures import encode_failure
-from jaxd_protocol.wire.frames import Descriptors
+from jaxd_protocol.wire.stream import Descriptors
 from jaxd_server.execution.call import Finish, Reply
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.values.client_memory import ClientMemory
