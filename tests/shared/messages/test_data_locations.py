@@ -73,7 +73,7 @@ def test_a_content_id_stands_for_data_and_what_it_is() -> None:
 )
 def test_rows_that_cannot_be_are_refused(rows: list[DataLocation]) -> None:
     """Leaves that are not there, out of order or named twice, and unknown kinds."""
-    with pytest.raises(ProtocolError, match="none can be"):
+    with pytest.raises(ProtocolError, match="impossible data location"):
         unpack_locations(pack_locations(rows), 3)
 
 

@@ -35,7 +35,7 @@ def function(x: Any) -> Any:
     return sys.maxsize, x
 
 
-@pytest.mark.parametrize("meaning", [MEANING, FunctionManifest(b"f" * 16)], ids=["full", "empty"])
+@pytest.mark.parametrize("manifest", [MEANING, FunctionManifest(b"f" * 16)], ids=["full", "empty"])
 def test_it_arrives_as_it_was(manifest: FunctionManifest) -> None:
     """In plain tuples, text and bytes."""
     message = manifest.to_message()

@@ -30,7 +30,7 @@ def worker(*principals: str, owners: tuple[str, ...] = (), **snapshot: Any) -> A
     for who in principals:
         place = box.begin(b"k" * 16, who, is_repeated=False, is_alone=False)
         box.identify(place, b"f" * 16, f"step of {who}")
-    return SimpleNamespace(box=box, snapshot=snapshot, silent_s=5.0)
+    return SimpleNamespace(recorder=box, snapshot=snapshot, silent_s=5.0)
 
 
 def test_the_calls_of_a_worker_that_says_nothing() -> None:
