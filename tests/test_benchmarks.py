@@ -150,7 +150,9 @@ def test_what_finds_nothing_to_measure_is_left_out_and_says_why(stage: Benchmark
     """As a driver does whose data does not go the way that it is about."""
 
     def start(stage: BenchmarkRun) -> Sampler:
-        program = "from benchmarks.answering import leave_out; leave_out('no such way here')"
+        program = (
+            "from benchmarks.answering import report_skipped; report_skipped('no such way here')"
+        )
         (stage.directory / "declines.py").write_text(program)
         driver = stage.driver("declines")
         return lambda: driver.seconds("anything", 1)

@@ -184,7 +184,7 @@ def objects_of(function: Any) -> dict[str, Any]:
     reach = identity._walk_result.reach
     objects, live = reach.numbered, getattr(reach, "live", ())
     classes = []
-    for value in [*objects, *identity.reader._own._classes.values()]:
+    for value in [*objects, *identity.reader._local_objects._classes.values()]:
         for cls in value if isinstance(value, tuple) else (value,):
             if isinstance(cls, type):
                 content = _or_empty(lambda cls=cls: content_id(cls))
@@ -196,7 +196,7 @@ def objects_of(function: Any) -> dict[str, Any]:
         "live": [_object(value) for value in live],
         "calls_back": bool(live) or bool(getattr(identity, "calls_back", False)),
         "classes": classes,
-        "contents": [each.hex() for each in identity.reader._own._contents],
+        "contents": [each.hex() for each in identity.reader._local_objects._contents],
     }
 
 

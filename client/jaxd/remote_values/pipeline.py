@@ -382,7 +382,7 @@ class CallPipeline:
                 self._finished.append(flight)
         connection, pending = flight.connection, flight.pending
         if not flight.done and connection is not None and pending is not None:
-            connection.leave(flight.request, pending)
+            connection.abandon_reply(flight.request, pending)
             self.cancel(flight)
             if pending.done:  # who has read it was perhaps interrupted
                 self._on_reply(flight, connection, pending)

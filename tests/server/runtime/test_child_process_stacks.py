@@ -9,8 +9,8 @@ from tests.live_server import source_environment
 
 HANGS = """
 import ctypes
-from jaxd_server.runtime.child_process import show_stacks_when_asked
-show_stacks_when_asked()
+from jaxd_server.runtime.child_process import dump_stacks_on_signal
+dump_stacks_on_signal()
 def hangs():
     print("hangs", flush=True)
     ctypes.PyDLL(None).getchar()
