@@ -188,7 +188,7 @@ from jaxd_server.jax_compat import lowered_transfer as jax_handover, programs as
 from jaxd_server.jax_compat.config import set_default_settings
 set_default_settings()
 jax_programs.prepare()
-data, name = jax_handover.sample()
+data, name = jax_handover.sample_program()
 sys.stdout.write(f"{name.hex()} {data.hex()}")
 """
 

@@ -378,7 +378,7 @@ def test_whatever_goes_wrong_in_it_the_worker_is_told(name: str, bench: Bench) -
 
 def test_one_that_cannot_answer_ends(bench: Bench) -> None:
     """So that nobody waits for it for ever."""
-    reply = ask_a_broken_one(bench, "Tracer._say", Source(lambda x: x * 16))
+    reply = ask_a_broken_one(bench, "Tracer._send", Source(lambda x: x * 16))
     assert reply == Ended("exit code 1", 1)
 
 
