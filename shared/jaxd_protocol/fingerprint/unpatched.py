@@ -131,12 +131,13 @@ def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> 
     Raises:
         PackingError: the server's function is as it was installed.
     """
-    file = function.__code__.co_filename
+    code = function.__code__
+    file = code.co_filename
     home = getattr(sys.modules.get(globals_module(function)), "__file__", None) or file
     if os.path.isabs(file) and is_local_file(file) and not is_local_file(home):
         raise PackingError(
             f"{path()} uses {function.__module__}.{function.__qualname__}, whose code was "
-            f"replaced by that of {function.__code__.co_qualname} ({source_location(function.__code__)}). "
+            f"replaced by that of {code.co_qualname} ({source_location(code)}). "
             "The server has the original. Call your own function instead."
         )
 

@@ -18,7 +18,7 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.packages.packages import Package
 
 if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.client_view import ClientProcess
+    from jaxd_protocol.fingerprint.process_view import ClientProcess
 
 
 class FunctionManifest(NamedTuple):
@@ -77,7 +77,7 @@ class FunctionManifest(NamedTuple):
             modules: the client's local modules, as they arrived.
             sources: those of them that are not imported yet.
         """
-        from jaxd_protocol.fingerprint.client_view import (
+        from jaxd_protocol.fingerprint.process_view import (
             ClientProcess,  # clients have no use for it
         )
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.archives.local import IMPORTLIB, archive_of, archived_id, look_up
 from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.local_archives import IMPORTLIB, archive_of, archived_id, look_up
 from jaxd_protocol.fingerprint.model import Archive, Name, Source
 from jaxd_protocol.packages.packages import Package
 from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.fingerprint.archives.local import archive_of
+from jaxd_protocol.fingerprint.local_archives import archive_of
 from jaxd_protocol.fingerprint.model import ReachedObjects, Source
 from jaxd_protocol.pickling.pack.archives import archive_arguments, reduce_archived
 from jaxd_protocol.pickling.pack.pickler import Pickler

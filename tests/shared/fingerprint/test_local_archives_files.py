@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.archives.files import files_of, source_of
+from jaxd_protocol.fingerprint.local_archives import files_of, source_of
 from tests.shared.pickling.processes import write
 
 

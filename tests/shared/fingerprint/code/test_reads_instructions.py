@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_protocol.fingerprint.code.instructions import Instructions
+from jaxd_protocol.fingerprint.code.reads import Instructions
 from tests.shared.fingerprint.defining import code_of, reads
 
 

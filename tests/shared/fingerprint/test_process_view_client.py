@@ -6,8 +6,8 @@ import json
 import sys
 from types import ModuleType
 
-from jaxd_protocol.fingerprint.client_view import ClientProcess
 from jaxd_protocol.fingerprint.model import Source
+from jaxd_protocol.fingerprint.process_view import ClientProcess
 from jaxd_protocol.packages.packages import Package
 
 PACKAGE = Package("optax", "1.0", b"d" * 16)

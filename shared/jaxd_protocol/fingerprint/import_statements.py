@@ -12,8 +12,8 @@ from importlib.util import resolve_name
 from types import ModuleType
 from typing import Any
 
-from jaxd_protocol.fingerprint.access import installed
-from jaxd_protocol.fingerprint.archives import members
+from jaxd_protocol.fingerprint import archive_members
+from jaxd_protocol.fingerprint.access_paths import check_installed
 from jaxd_protocol.fingerprint.code.reads import CodeFacts, Import, facts_of
 from jaxd_protocol.fingerprint.model import Source, Steps
 from jaxd_protocol.fingerprint.values import modules
@@ -28,7 +28,7 @@ def emit_import(walk: Walk, home: dict[str, Any], statement: Import, facts: Code
         modules.emit_reference(walk, name, "")
         _installed_import(walk, name, statement, facts)
         return
-    if members.emit_import(walk, name, statement.names):
+    if archive_members.emit_import(walk, name, statement.names):
         return
     for parent in _parents(name):
         _local_import(walk, parent)
@@ -106,12 +106,12 @@ def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts
     for each in statement.names:
         for steps, line in (_merged_uses(statement, facts, (each,)) or {(): 0}).items():
             walk.line = line
-            installed.check_installed(walk, module, (("a", each), *steps))
+            check_installed(walk, module, (("a", each), *steps))
     for variable, path in () if statement.names else statement.bound:
         bound = top if path is None else module
         for steps, line in facts.uses.get(variable, {}).items():
             walk.line = line
-            installed.check_installed(walk, bound, steps)
+            check_installed(walk, bound, steps)
 
 
 def _local_import(walk: Walk, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.values.flags import ReadFlags, is_flags
+from jaxd_protocol.fingerprint.values.settings import ReadFlags, is_flags
 from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 absl_flags = pytest.importorskip("absl.flags")

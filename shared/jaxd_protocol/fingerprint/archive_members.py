@@ -98,7 +98,7 @@ def emit_import(walk: Walk, name: str, names: tuple[str, ...]) -> bool:
 def add_computed_imports(walk: Walk, function: FunctionType) -> None:
     """Puts packages into the archive whose names begin strings in code that computes imports."""
     if walk.archives is not None:
-        from jaxd_protocol.fingerprint.archives.local import packages_in_strings
+        from jaxd_protocol.fingerprint.local_archives import packages_in_strings
 
         for top in sorted(packages_in_strings(function.__code__)):
             is_archived(walk, top)
@@ -127,7 +127,7 @@ def emit_read(walk: Walk, value: Any, steps: Steps) -> bool:
     if not emit_archived(walk, value):
         return False
     assert walk.archives is not None
-    from jaxd_protocol.fingerprint.archives.local import IMPORTLIB
+    from jaxd_protocol.fingerprint.local_archives import IMPORTLIB
 
     home, inner = walk.archives.name_of(value) or ("", "")
     if home == IMPORTLIB:
@@ -222,6 +222,6 @@ def _reached_sources(sources: Any, named: set[str]) -> set[str]:
 
 
 def _imported(name: str, source: Source) -> set[str]:
-    from jaxd_protocol.fingerprint.archives.local import imported_names
+    from jaxd_protocol.fingerprint.local_archives import imported_names
 
     return set(imported_names(name, source))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.values.environment import ReadEnvironment, is_environment
+from jaxd_protocol.fingerprint.values.settings import ReadEnvironment, is_environment
 from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 READS = [

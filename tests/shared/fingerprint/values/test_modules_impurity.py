@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_protocol.fingerprint.impure import impurity
+from jaxd_protocol.fingerprint.values.modules import impurity
 
 
 @pytest.mark.parametrize(

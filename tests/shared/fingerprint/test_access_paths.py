@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.access.follow import follow
+from jaxd_protocol.fingerprint.access_paths import follow
 from jaxd_protocol.fingerprint.dispatch import HANDLERS
 from jaxd_protocol.fingerprint.process_view import LocalProcess
 from jaxd_protocol.fingerprint.walk import Walk

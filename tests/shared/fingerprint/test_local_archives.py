@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.fingerprint.archives.current import current_archives, using_archives
-from jaxd_protocol.fingerprint.archives.local import (
+from jaxd_protocol.fingerprint import content_id, current_archives, using_archives
+from jaxd_protocol.fingerprint.local_archives import (
     LocalArchives,
     archive_of,
     archived_id,

@@ -11,7 +11,7 @@ import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import WalkResult, walk
-from jaxd_protocol.fingerprint.archives.local import LocalArchives
+from jaxd_protocol.fingerprint.local_archives import LocalArchives
 from tests.shared.pickling.processes import write
 
 IN_PROCESS_SERVER = """

@@ -1,9 +1,12 @@
-"""Variables of the environment that a function reads: in the key, and carried to the server."""
+"""Settings of the process that a function reads: in the key, and carried to the server.
+
+Variables of the environment, and absl's command line flags.
+"""
 
 from __future__ import annotations
 
 import os
-from types import MethodType, ModuleType
+from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
@@ -35,7 +38,7 @@ def emit_from_os(walk: Walk, module: ModuleType, name: str, rest: Steps) -> bool
     if module.__name__ != "os" or name not in ("environ", "getenv", "environb", "getenvb"):
         return False
     if name.endswith("b"):
-        refuse_whole(walk)  # the same variables as bytes
+        refuse_whole_environment(walk)  # the same variables as bytes
     value = vars(module)[name]
     walk.carry("os", name, value)
     emit_variable(walk, value, rest)
@@ -50,7 +53,7 @@ def emit_variable(walk: Walk, value: Any, steps: Steps) -> None:
     """
     name = _variable_name(value, steps)
     if name is None:
-        refuse_whole(walk)
+        refuse_whole_environment(walk)
     environ = value if isinstance(value, dict) else getattr(value, "__self__", os.environ)
     content = environ.get(name)
     walk.tag("variable")
@@ -85,10 +88,52 @@ def _replacement(walk: Walk) -> ReadEnvironment:
     return kept
 
 
-def refuse_whole(walk: Walk) -> NoReturn:
+def refuse_whole_environment(walk: Walk) -> NoReturn:
     """For code that reads the environment, and does not show which variable."""
     raise PackingError(
         f"{walk.path()} reads the environment in a way that does not show which variable "
         f"({walk.where}). Write os.environ['NAME'], os.environ.get('NAME') or "
         "os.getenv('NAME') with the name as text, or read it outside of the function."
+    )
+
+
+class ReadFlags(SimpleNamespace):
+    """The flags that a function reads, as its client had them. Stands for `absl.flags.FLAGS`."""
+
+    def __getitem__(self, name: str) -> Any:
+        """As in absl, where it gives the flag object: here something with its `value`."""
+        return SimpleNamespace(value=getattr(self, name), name=name)
+
+
+def is_flags(value: Any) -> bool:
+    """Whether this is absl's registry of flags, or what stands for it on a server."""
+    kind = type(value)
+    return kind is ReadFlags or (
+        kind.__name__ == "FlagValues" and kind.__module__ == "absl.flags._flagvalues"
+    )
+
+
+def emit_flag(walk: Walk, flags: Any, kind: str, name: Any, rest: Steps) -> tuple[Any, Steps]:
+    """The value of one flag, read as `FLAGS.name` or `FLAGS['name'].value`.
+
+    Raises:
+        PackingError: when it cannot be seen which flag is read.
+    """
+    if kind == "i" and rest[:1] == (("a", "value"),):
+        rest = rest[1:]
+    elif kind != "a" or name.startswith("_"):
+        refuse_all_flags(walk)
+    value = getattr(flags, name)
+    walk.guards.answer(lambda: getattr(flags, name), value)
+    kept = walk.reach.replacements.setdefault(id(flags), ReadFlags())
+    setattr(kept, name, value)
+    walk.label += f".{name}"
+    return value, rest
+
+
+def refuse_all_flags(walk: Walk) -> NoReturn:
+    """For code that hands the whole registry on."""
+    raise PackingError(
+        f"{walk.path()} uses absl's flags as a whole ({walk.where}), so every flag would be part "
+        "of the key. Read single ones, as in FLAGS.name, or pass their values as arguments."
     )
