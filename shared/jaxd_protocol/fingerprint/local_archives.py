@@ -25,8 +25,8 @@ from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.model import Archive, Name, Source
 from jaxd_protocol.fingerprint.process_view import LocalProcess
 from jaxd_protocol.fingerprint.unpatched import is_plain_data
+from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.packages.importable import importable_name
-from jaxd_protocol.packages.packages import Package, package_of
 
 IMPORTLIB: Final = "importlib"
 

@@ -17,7 +17,7 @@ from types import (
 )
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 
 
 class Part(NamedTuple):

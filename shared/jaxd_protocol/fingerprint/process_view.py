@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from jaxd_protocol.fingerprint.model import Source
 from jaxd_protocol.fingerprint.unpatched import is_unpatched
+from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.packages.installed import is_local_file, is_local_module
-from jaxd_protocol.packages.packages import Package, package_of
 
 SALT: Final = b"jaxd-1" + MAGIC_NUMBER + bytes([sys.flags.optimize])
 """What is in every digest: this algorithm's version, the bytecode's, and whether asserts count."""

@@ -26,7 +26,7 @@ from jaxd_protocol.fingerprint.model import (
     UnsharedObject,
 )
 from jaxd_protocol.fingerprint.process_view import ProcessView
-from jaxd_protocol.packages.packages import Package, import_root
+from jaxd_protocol.packages.distributions import Package, import_root
 
 MAX_PARTS: Final = 5000
 """So many parts of a fingerprint are named; a function that reaches more is still hashed whole."""

@@ -37,7 +37,7 @@ INLINE_RESULT_BYTES: Final = 1 << 16
 
 KEEP_ALL: Final = -1
 KEEP_NONE: Final = (1 << 63) - 1
-"""Bounds for `ResultPolicy.above`: a leaf of 0 bytes is above the first, and none is above the second."""
+"""Bounds for `ResultPolicy.above`: each leaf is above the first, and none is above the second."""
 
 BLOCK_PROBE_BYTES: Final = 16
 """What the server reads at the beginning of a block to show that it sees the client's memory."""

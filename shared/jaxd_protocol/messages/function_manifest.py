@@ -15,7 +15,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint.model import CallbackList, Fingerprint, ListedCallback, Part, Source
 from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.process_view import ClientProcess

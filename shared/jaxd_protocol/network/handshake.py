@@ -9,18 +9,18 @@ four bytes cannot begin a frame of rpyc, so that a server can tell our clients f
     server       !H {proof, versions, session, slots, …}                     or {error}
 
 Over a Unix socket, where the kernel tells each end who the other is, nothing is proved: the client
-says all in its first message, and the server answers with its last.
+sends all of it in its first message, and the server answers with its last.
 
 A proof is an HMAC, under the token, of a role and of everything said before: neither end can
-replay the other's, and nothing of the conversation can be altered on the way. The client proves
+replay the other's, and no message can be altered on the way. The client proves
 first; a server without the token learns nothing that would let it answer. Versions of packages are
 for those who have proved it.
 
-A proof covers the `ChannelBinding` as well, so that it is worth nothing on another connection: who relays
-the whole conversation, and would speak in the middle once it is over, is found out by both ends.
+A proof covers the `ChannelBinding` as well, so that it is worth nothing on another connection:
+both ends detect a relay that would send messages of its own once the handshake is over.
 
-Nobody says a name. A server with several accounts holds the proof against the token of each, so
-that a stranger learns nothing of which there are, and whoever listens does not see who comes.
+No name is sent. A server with several accounts compares the proof with the token of each, so that
+a stranger does not learn which accounts there are, and an eavesdropper not whose connection it is.
 
 Python's minor version and bytecode magic must be equal: code travels as bytecode, and the wrong
 one does not raise, it ends the process.
@@ -29,13 +29,17 @@ one does not raise, it ends the process.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
+import socket
 import struct
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol
 
+from jaxd_protocol import PROTOCOL_VERSION, __version__
 from jaxd_protocol.errors import (
     AuthenticationFailed,
     Busy,
@@ -45,11 +49,8 @@ from jaxd_protocol.errors import (
     ProtocolError,
     VersionMismatch,
 )
-from jaxd_protocol.network.versions import Peer, check_versions, local_peer
 
 if TYPE_CHECKING:
-    import socket
-
     from jaxd_protocol.network.accounts import Account
 
 
@@ -57,13 +58,15 @@ MAGIC: Final = b"JAXD"
 """As the length of an rpyc frame these bytes would announce 1.2 GB, above any body limit."""
 
 _IGNORE_CLOSED: Final = suppress(BrokenPipeError, ConnectionResetError)
-"""Around a message to a peer that may refuse it unread: its words are there to be read."""
+"""Around a message to a peer that may refuse it unread: the refusal can still be received."""
 
 _LENGTH: Final = struct.Struct("!H")
 _MAX_MESSAGE: Final = 4096
 _MAX_RETRY_S: Final = 3600.0
 
 Message = dict[str, Any]
+
+_UCRED: Final = struct.Struct("3i")
 
 
 class ByteStream(Protocol):
@@ -224,6 +227,92 @@ def _receive_exactly(sock: ByteStream, count: int) -> bytes:
     return data
 
 
+def peer_uid(sock: socket.socket) -> int | None:
+    """The user at the other end of a Unix socket; None where the system does not tell (Linux does).
+
+    Of a client, it is who connected; of a server, who listens.
+    """
+    option: Any = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))
+    return int(uid)
+
+
+class Peer(NamedTuple):
+    """What one end says of itself.
+
+    Attributes:
+        protocol: version of this protocol.
+        python: major and minor version.
+        magic: bytecode magic number in hex.
+        versions: distribution name to version, for reports and warnings only; none before the
+            end that hears them has proved who it is.
+    """
+
+    protocol: int
+    python: tuple[int, int]
+    magic: str
+    versions: Mapping[str, str]
+
+    def to_message(self) -> Message:
+        """The fields as JSON values."""
+        return {
+            "protocol": self.protocol,
+            "python": list(self.python),
+            "magic": self.magic,
+            "versions": dict(self.versions),
+        }
+
+    def without_versions(self) -> Peer:
+        """As much as a stranger may know, and needs to be refused with a reason."""
+        return self._replace(versions={})
+
+    @classmethod
+    def from_message(cls, message: Message) -> Peer:
+        """Reads what `to_message` wrote; raises `ProtocolError` for anything else."""
+        try:
+            major, minor = message["python"]
+            versions = {str(k): str(v) for k, v in message["versions"].items()}
+            return cls(
+                int(message["protocol"]), (int(major), int(minor)), str(message["magic"]), versions
+            )
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise ProtocolError("the peer's greeting is not one of jaxd's.") from error
+
+
+def local_peer(versions: Mapping[str, str]) -> Peer:
+    """This process, with the given package `versions` beside jaxd's own."""
+    return Peer(
+        PROTOCOL_VERSION,
+        (sys.version_info.major, sys.version_info.minor),
+        importlib.util.MAGIC_NUMBER.hex(),
+        {"jaxd": __version__, **versions},
+    )
+
+
+def check_versions(client: Peer, server: Peer) -> None:
+    """Refuses two ends that cannot exchange code.
+
+    Raises:
+        VersionMismatch: with the text that says what to start instead.
+    """
+    if client.protocol != server.protocol:
+        raise VersionMismatch(
+            f"the client speaks protocol {client.protocol}, the server {server.protocol}. "
+            "Install the same jaxd on both sides."
+        )
+    if (client.python, client.magic) != (server.python, server.magic):
+        ours, theirs = (".".join(map(str, peer.python)) for peer in (client, server))
+        raise VersionMismatch(
+            f"the client runs Python {ours} and the server Python {theirs}; functions travel as "
+            f"bytecode, so both need the same minor version. Start a server with Python {ours} "
+            f"(python{ours} -m pip install 'jaxd[server]' && python{ours} -m jaxd.cli serve, or in "
+            f"a container: docker run --publish 18861:18861 --volume jaxd:/var/lib/jaxd "
+            f"jaxd:py{ours}), or run the client with Python {theirs}."
+        )
+
+
 def handshake_with_server(
     sock: ByteStream,
     channel: ChannelBinding,
@@ -250,49 +339,76 @@ def handshake_with_server(
         NoServer: the server refused for another reason, or is no jaxd server.
         ProtocolError: it sent something that is not a greeting.
     """
-    said = Transcript()
     me = local_peer(versions)
     wanted = {} if device is None else {"device": device}
     about = {"versions": dict(me.versions), "session": session, **wanted}
     may_be_open = token is None and (channel.kind == "unix" or channel.insecure)
-    hello = {**me.without_versions().to_message(), "channel": channel.said()}
-    hello |= {"nonce": _new_nonce(), **(about if may_be_open else {})}
-    with _IGNORE_CLOSED:  # it may have said why, before it closed
-        send_message(sock, hello, said, before=MAGIC)
-    welcome = _checked(receive_message(sock, said))
-    check_versions(me, Peer.from_message(welcome))
+    transcript = Transcript()
+    welcome = _exchange_hellos(sock, channel, me, about if may_be_open else {}, transcript)
     if welcome.get("auth") == "token":
-        if token is None:
-            raise AuthenticationFailed(
-                "the server asks for a token. Set JAXD_TOKEN or JAXD_TOKEN_FILE to the one it "
-                "was started with (see `jaxd token`)."
-            )
-        mismatch = channel.mismatch(welcome.get("channel"))
-        if mismatch is not None:
-            raise AuthenticationFailed(mismatch)
-        written = _encoded(about, said)
-        with _IGNORE_CLOSED:
-            send_message(sock, {"proof": said.proof(token, "client")}, said, before=written)
-        expected = said.proof(token, "server")
-        welcome = _checked(receive_message(sock, said))
-        if not _same(expected, welcome.get("proof")):
-            raise AuthenticationFailed(
-                "the server could not prove that it holds the token: it may be an impostor. "
-                "Nothing was sent. Check the address."
-            )
-    elif token is not None:
+        welcome = _exchange_proofs(sock, channel, token, about, welcome, transcript)
+    elif not may_be_open:
+        _refuse_open_server(token)
+    return {**welcome, "peer": Peer.from_message(welcome)}
+
+
+def _exchange_hellos(
+    sock: ByteStream, channel: ChannelBinding, me: Peer, about: Message, transcript: Transcript
+) -> Message:
+    """The server's answer to the client's first message, from a server of a usable version."""
+    hello = {**me.without_versions().to_message(), "channel": channel.said()}
+    hello |= {"nonce": _new_nonce(), **about}
+    with _IGNORE_CLOSED:  # the server may have sent a reason before it closed the connection
+        send_message(sock, hello, transcript, before=MAGIC)
+    welcome = _checked(receive_message(sock, transcript))
+    check_versions(me, Peer.from_message(welcome))
+    return welcome
+
+
+def _exchange_proofs(
+    sock: ByteStream,
+    channel: ChannelBinding,
+    token: str | None,
+    about: Message,
+    welcome: Message,
+    transcript: Transcript,
+) -> Message:
+    """The server's last message, after each end has proved to the other that it holds the token."""
+    if token is None:
+        raise AuthenticationFailed(
+            "the server asks for a token. Set JAXD_TOKEN or JAXD_TOKEN_FILE to the one it "
+            "was started with (see `jaxd token`)."
+        )
+    mismatch = channel.mismatch(welcome.get("channel"))
+    if mismatch is not None:
+        raise AuthenticationFailed(mismatch)
+    encoded = _encoded(about, transcript)
+    with _IGNORE_CLOSED:
+        proof = transcript.proof(token, "client")
+        send_message(sock, {"proof": proof}, transcript, before=encoded)
+    expected = transcript.proof(token, "server")
+    welcome = _checked(receive_message(sock, transcript))
+    if not _same(expected, welcome.get("proof")):
+        raise AuthenticationFailed(
+            "the server could not prove that it holds the token: it may be an impostor. "
+            "Nothing was sent. Check the address."
+        )
+    return welcome
+
+
+def _refuse_open_server(token: str | None) -> NoReturn:
+    """For a server that asks for no proof although the client has a token or needs a proof."""
+    if token is not None:
         raise AuthenticationFailed(
             "the server did not ask for the token: it may be an impostor. Nothing was sent. Check "
             "the address; for a server that is open on purpose, unset JAXD_TOKEN and "
             "JAXD_TOKEN_FILE or move the token file away."
         )
-    elif not may_be_open:
-        raise AuthenticationFailed(
-            "the server asks for no proof, so that it may be anybody's who took the port. Nothing "
-            "was sent. Give it a token (`jaxd token`), or use its Unix socket, tls:// or ssh://; "
-            "for a server that is open on purpose, say so in its address: tcp://…?insecure=1."
-        )
-    return {**welcome, "peer": Peer.from_message(welcome)}
+    raise AuthenticationFailed(
+        "the server asks for no proof, so that it may be anybody's who took the port. Nothing "
+        "was sent. Give it a token (`jaxd token`), or use its Unix socket, tls:// or ssh://; "
+        "for a server that is open on purpose, say so in its address: tcp://…?insecure=1."
+    )
 
 
 def _checked(message: Message) -> Message:

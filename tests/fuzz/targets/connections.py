@@ -17,7 +17,7 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.network import handshake
 from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.certificates import client_context, server_context
-from jaxd_protocol.network.versions import local_peer
+from jaxd_protocol.network.handshake import local_peer
 from jaxd_protocol.wire.frame_reader import FrameReader
 from jaxd_protocol.wire.frames import Frame
 from jaxd_protocol.wire.tls_socket import TlsSocket

@@ -20,7 +20,7 @@ from jaxd_protocol.fingerprint.local_archives import (
     packages_in_strings,
 )
 from jaxd_protocol.fingerprint.model import Source
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 from tests.shared.pickling.processes import write
 
 SHOP = """

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from jaxd_protocol.fingerprint.model import Source
 from jaxd_protocol.fingerprint.process_view import ClientProcess
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 
 PACKAGE = Package("optax", "1.0", b"d" * 16)
 

@@ -30,16 +30,17 @@ from jaxd_protocol.network.handshake import (
     ByteStream,
     ChannelBinding,
     ClientIdentity,
+    Peer,
     Transcript,
     finish_handshake,
     handshake_with_client,
     handshake_with_server,
+    local_peer,
     receive_message,
     refuse_client,
     send_message,
     server_proof,
 )
-from jaxd_protocol.network.versions import Peer, local_peer
 from jaxd_protocol.wire.frames import HEADER, MAX_BODY_BYTES
 
 TOKEN = "a token that is long enough to be one"

@@ -23,10 +23,10 @@ from jaxd_protocol.fingerprint.model import ReachedObjects
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
-from jaxd_protocol.pickling.pack.archives import reduce_archived
 from jaxd_protocol.pickling.pack.classes import class_name
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.functions import Packed, dump, pack_function
+from jaxd_protocol.pickling.pack.modules import reduce_archived
 from jaxd_protocol.pickling.pack.pickler import PROTOCOL, Pickler
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.unpickler import intern_callable, intern_class

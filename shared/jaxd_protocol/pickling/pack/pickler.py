@@ -20,7 +20,6 @@ from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling import names
 from jaxd_protocol.pickling.arrays import reduce_array
 from jaxd_protocol.pickling.code_objects import code_arguments
-from jaxd_protocol.pickling.pack.archives import reduce_archived
 from jaxd_protocol.pickling.pack.boxes import PickleBox, boxed_cell, boxed_dict, boxed_set
 from jaxd_protocol.pickling.pack.classes import class_name, reduce_class
 from jaxd_protocol.pickling.pack.function_parts import reduce_function
@@ -33,6 +32,7 @@ from jaxd_protocol.pickling.pack.instances import (
 from jaxd_protocol.pickling.pack.interface import Filler
 from jaxd_protocol.pickling.pack.modules import (
     UnnamedNamespace,
+    reduce_archived,
     reduce_module,
     reduce_unnamed_namespace,
     refuse_compiled_object,
@@ -40,8 +40,8 @@ from jaxd_protocol.pickling.pack.modules import (
 from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_stream
 from jaxd_protocol.pickling.unpack import rebuild
 from jaxd_protocol.pickling.unpack.content_table import ClassId
-from jaxd_protocol.pickling.unpack.placeholders import make_placeholder
 from jaxd_protocol.pickling.unpack.private_modules import make_private_modules
+from jaxd_protocol.pickling.unpack.rebuild import make_placeholder
 
 PROTOCOL: Final = 5
 

@@ -11,7 +11,7 @@ import pytest
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.local_archives import archive_of, archived_id
 from jaxd_protocol.fingerprint.model import Archive, Source
-from jaxd_protocol.pickling.pack.archives import archive_arguments
+from jaxd_protocol.pickling.pack.modules import archive_arguments
 from jaxd_protocol.pickling.unpack.archives import (
     UnpackedArchive,
     add_archive,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.pickling.unpack.placeholders import make_placeholder
+from jaxd_protocol.pickling.unpack.rebuild import make_placeholder
 from tests.shared.pickling.processes import round_trip
 
 STREAM = (number for number in [1])

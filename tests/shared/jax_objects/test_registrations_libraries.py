@@ -93,7 +93,7 @@ def test_private_names_of_flax_are_where_they_are_looked_for() -> None:
     pytest.importorskip("flax", reason="flax is not installed")
     import importlib
 
-    from jaxd_protocol.jax_objects.libraries import FLAX_HOOKS
+    from jaxd_protocol.jax_objects.registrations import FLAX_HOOKS
 
     for module, name in FLAX_HOOKS.items():
         base = getattr(importlib.import_module(module), name)

@@ -5,18 +5,17 @@ import pickle
 import pytest
 
 from jaxd_protocol.errors import NotPermitted
-from jaxd_protocol.pickling.unpack import permission as module
-from jaxd_protocol.pickling.unpack.permission import UnpicklingGate
-from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
+from jaxd_protocol.pickling.unpack import unpickler
+from jaxd_protocol.pickling.unpack.unpickler import UnpicklingGate, unpack, unpack_function
 
 
-def test_doors_are_open_until_they_are_shut() -> None:
+def test_a_gate_is_open_until_it_is_shut() -> None:
     """For good."""
-    doors = UnpicklingGate()
-    doors.require_open("code")
-    doors.shut()
+    gate = UnpicklingGate()
+    gate.require_open("code")
+    gate.shut()
     with pytest.raises(NotPermitted, match=r"opens no code.*--accept exported|--accept exported"):
-        doors.require_open("code")
+        gate.require_open("code")
 
 
 @pytest.mark.parametrize("open_", [unpack, unpack_function])
@@ -28,4 +27,4 @@ def test_nothing_is_unpacked_behind_them(open_: object, monkeypatch: pytest.Monk
     for data in (pickle.dumps(1), b"nothing"):
         with pytest.raises(NotPermitted, match="packed code or objects"):
             open_(data)  # type: ignore[operator]
-    assert module.unpickling_gate is not shut
+    assert unpickler.unpickling_gate is not shut

@@ -9,7 +9,7 @@ import pytest
 
 from jaxd_protocol import PROTOCOL_VERSION, __version__
 from jaxd_protocol.errors import ProtocolError, VersionMismatch
-from jaxd_protocol.network.versions import Peer, check_versions, local_peer
+from jaxd_protocol.network.handshake import Peer, check_versions, local_peer
 
 HERE = local_peer({"jax": "0.10"})
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxd_protocol.fingerprint.local_archives import archive_of
 from jaxd_protocol.fingerprint.model import ReachedObjects, Source
-from jaxd_protocol.pickling.pack.archives import archive_arguments, reduce_archived
+from jaxd_protocol.pickling.pack.modules import archive_arguments, reduce_archived
 from jaxd_protocol.pickling.pack.pickler import Pickler
 from jaxd_protocol.pickling.unpack.archives import find_archived
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_protocol.pickling.unpack.patched_modules import (
+from jaxd_protocol.pickling.unpack.private_modules import (
     PatchedModule,
+    PrivateModules,
     installed_module,
     patched_module,
 )
-from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 
 
 def test_an_overlay_falls_through_to_the_real_module() -> None:
