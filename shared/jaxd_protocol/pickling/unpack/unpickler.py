@@ -15,6 +15,40 @@ from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 
 
+class UnpicklingGate:
+    """Whether this process may unpickle: for all clients, or for none.
+
+    A server that takes exported programs only never does.
+    """
+
+    def __init__(self) -> None:
+        self._is_shut = False
+
+    def shut(self) -> None:
+        """From now on nothing is unpacked, and nothing is imported because a client names it."""
+        self._is_shut = True
+
+    def require_open(self, what: str) -> None:
+        """Returns when code of others may run here.
+
+        Args:
+            what: what is to be opened, for people.
+
+        Raises:
+            NotPermitted: when it may not.
+        """
+        if self._is_shut:
+            raise NotPermitted(
+                f"this server takes exported programs and data (--accept exported), and opens no "
+                f"{what}. Pass arrays and numbers in dicts, lists and tuples, from a client of the "
+                "same jaxd, or use a server that takes code."
+            )
+
+
+unpickling_gate = UnpicklingGate()
+"""The gate of this process."""
+
+
 class Unpacked(NamedTuple):
     """A function that has arrived.
 
@@ -98,34 +132,3 @@ def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
 def _unpickle(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
     unpickling_gate.require_open("packed code or objects")
     return _Unpickler(io.BytesIO(data), buffers=buffers).load()
-
-
-class UnpicklingGate:
-    """One for each process: open to all clients, or to none."""
-
-    def __init__(self) -> None:
-        self._is_shut = False
-
-    def shut(self) -> None:
-        """From now on nothing is unpacked, and nothing is imported because a client names it."""
-        self._is_shut = True
-
-    def require_open(self, what: str) -> None:
-        """Returns when code of others may run here.
-
-        Args:
-            what: what is to be opened, for people.
-
-        Raises:
-            NotPermitted: when it may not.
-        """
-        if self._is_shut:
-            raise NotPermitted(
-                f"this server takes exported programs and data (--accept exported), and opens no "
-                f"{what}. Pass arrays and numbers in dicts, lists and tuples, from a client of the "
-                "same jaxd, or use a server that takes code."
-            )
-
-
-unpickling_gate = UnpicklingGate()
-"""That of this process."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxd_protocol.pickling.pack.arguments import pack
-from jaxd_protocol.pickling.pack.boxes import boxed_dict
+from jaxd_protocol.pickling.pack.pickler import boxed_dict
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.shared.pickling.processes import call_in_subprocess, pack_in_subprocess, write
 
