@@ -74,7 +74,7 @@ def walk(
     Args:
         value: where to begin.
         name: what to call it in messages.
-        process_view: whom to ask about modules; by default this process.
+        process_view: what is known of modules; by default that of this process.
         ignore: what not to count, as code would write it: ``CONFIG['stream']``.
         archives: the user's packages that count as files; by default all counts by value.
         listed: what `callbacks=` lists.

@@ -85,7 +85,7 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
     """Appends what the steps lead to.
 
     Args:
-        walk: its label says how `value` is read.
+        walk: its label is how `value` is read.
         value: where the steps begin.
         steps: attributes, items, calls.
         written: whether the walked code itself changes what they lead to.

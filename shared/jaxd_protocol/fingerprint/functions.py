@@ -88,7 +88,7 @@ def _defaults(walk: Walk, function: FunctionType) -> None:
 
 def _attributes(walk: Walk, function: FunctionType) -> None:
     attributes = vars(function)
-    names = sorted(attributes.keys() - {"__signature__"})  # what inspect is to say of it
+    names = sorted(attributes.keys() - {"__signature__"})  # what inspect shows of it
     walk.text(len(names))
     for name in names:
         walk.text(name)

@@ -129,7 +129,7 @@ class ClientProcess(NamedTuple):
     """The client's process, as reported to a server: it replays what the client decided.
 
     Attributes:
-        salt, packages, local, carried: what the client said.
+        salt, packages, local, carried: what the client reported.
         modules: the client's local modules, as they arrived.
         sources: those of them that are not imported yet.
     """
@@ -143,8 +143,8 @@ class ClientProcess(NamedTuple):
 
     def is_local(self, module: str) -> bool:
         """What the client reported; a module that it did not reach is checked in this process."""
-        said = self.local.get(module)
-        return is_local_module(module) if said is None else said
+        known = self.local.get(module)
+        return is_local_module(module) if known is None else known
 
     def package(self, module: str) -> Package | None:
         """The client's version."""
@@ -162,5 +162,5 @@ class ClientProcess(NamedTuple):
         return self.sources.get(name)
 
     def carries(self, module: ModuleType, name: str, value: Any) -> bool:
-        """What the client said."""
+        """What the client reported."""
         return f"{module.__name__}:{name}" in self.carried

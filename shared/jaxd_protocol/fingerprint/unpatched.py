@@ -110,7 +110,7 @@ def _unwrapped(value: Any) -> Iterator[Any]:
 def globals_module(function: FunctionType) -> str:
     """The module whose globals a function reads.
 
-    Its `__module__` may say something else: `functools.wraps` copies that.
+    Its `__module__` may differ: `functools.wraps` copies that.
     """
     return str(function.__globals__.get("__name__") or "?")
 
@@ -126,7 +126,7 @@ def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> 
 
     Args:
         function: the function.
-        path: says how it was reached.
+        path: gives how it was reached, for the message.
 
     Raises:
         PackingError: the server's function is as it was installed.
@@ -145,12 +145,12 @@ def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> 
 def refuse_patched_class(
     cls: type, is_local: Callable[[str], bool], path: Callable[[], str]
 ) -> None:
-    """Raises for an installed class that somebody gave a method of their own.
+    """Raises for an installed class that was given a method of the user's.
 
     Args:
         cls: the class.
         is_local: whether a module is the user's own.
-        path: says how the class was reached.
+        path: gives how the class was reached, for the message.
 
     Raises:
         PackingError: the server's class does not have it, and other clients must not get it.

@@ -131,7 +131,7 @@ def class_registration(cls: type) -> Registration | None:
     """How the class is registered in this process; None when it is not at all.
 
     For a class that was registered with `register_pytree_with_keys` and a `flatten_func` of its
-    own, jax does not tell the function with keys; such a class arrives without its key names.
+    own, jax does not keep the function with keys; such a class arrives without its key names.
     """
     registry = attribute("jax._src.tree_util", "_registry")
     if registry is None:
@@ -244,7 +244,7 @@ FLAX_HOOKS = {
 
 
 def library_registration(cls: type) -> tuple[str, tuple[Any, ...]] | None:
-    """Which library registers the class, and what it was told; None when none does."""
+    """Which library registers the class, and with which settings; None when none does."""
     equinox = sys.modules.get(_EQUINOX)
     if equinox is not None and cls in equinox._module_info:
         is_abstract = cls in equinox._abstract_module_registry
@@ -254,12 +254,12 @@ def library_registration(cls: type) -> tuple[str, tuple[Any, ...]] | None:
     return None
 
 
-def register_with_library(cls: type, library: str, told: tuple[Any, ...]) -> None:
+def register_with_library(cls: type, library: str, settings: tuple[Any, ...]) -> None:
     """Registers a class that has arrived as its library does when the class is defined."""
     if library == "equinox":
-        _register_with_equinox(cls, *told)
+        _register_with_equinox(cls, *settings)
     else:
-        _register_with_flax(cls, *told)
+        _register_with_flax(cls, *settings)
 
 
 def state_dict_of(cls: type) -> tuple[Any, Any] | None:
@@ -269,7 +269,7 @@ def state_dict_of(cls: type) -> tuple[Any, Any] | None:
 
 
 def register_serialization(cls: type, functions: tuple[Any, Any]) -> None:
-    """Tells flax how to save and restore instances of a class that has arrived."""
+    """Registers with flax how to save and restore instances of a class that has arrived."""
     serialization = importlib.import_module(_SERIALIZATION)
     serialization.register_serialization_state(cls, *functions, override=True)
 

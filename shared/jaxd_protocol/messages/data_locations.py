@@ -1,6 +1,6 @@
 """Where the data of a call's leaves lies when it is not in the message, and what stays.
 
-The skeleton says nothing of this: a leaf has the same bytes there wherever its data lies.
+The skeleton does not have this: a leaf has the same bytes there wherever its data lies.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def unpack_locations(data: bytes, leaves: int) -> list[DataLocation]:
 
 
 def decompressed_bytes(data: bytes) -> int:
-    """How many bytes a call says that its compressed data has without that, before more is read.
+    """The declared size of a call's compressed data once decompressed, before more is read.
 
     Args:
         data: what `pack_locations` wrote, or anything else.

@@ -28,7 +28,7 @@ class FunctionManifest(NamedTuple):
         fingerprint: the digest; sixteen bytes.
         salt: `SALT` of the client.
         parts, packages, local, carried: see `Fingerprint`.
-        ignored: what the user told the walk to leave out.
+        ignored: what the user excludes from the walk.
         shared: whether all of it has a content; else it can be only its own client's.
         callbacks: what `callbacks=` lists.
     """
@@ -50,7 +50,7 @@ class FunctionManifest(NamedTuple):
         ignored: tuple[str, ...] = (),
         callbacks: tuple[ListedCallback, ...] = (),
     ) -> FunctionManifest:
-        """What this process says of a fingerprint that it found."""
+        """What this process reports of a fingerprint."""
         return cls(
             found.digest,
             SALT,

@@ -1,17 +1,17 @@
 """The handshake: authentication and versions, checked before a single byte is unpickled.
 
-Each message is a length and a JSON object of at most 4 KiB. The client speaks first; its first
-four bytes cannot begin a frame of rpyc, so that a server can tell our clients from stock ones.
+Each message is a length and a JSON object of at most 4 KiB. The client sends first; its first
+four bytes cannot begin a frame of rpyc, which is how a server recognizes stock rpyc clients.
 
     client  JAXD !H {protocol, python, magic, channel, nonce}
     server       !H {protocol, python, magic, channel, nonce, auth: token}   or {error}
     client       !H {versions, session, device}  !H {proof}                  in one piece
     server       !H {proof, versions, session, slots, …}                     or {error}
 
-Over a Unix socket, where the kernel tells each end who the other is, nothing is proved: the client
-sends all of it in its first message, and the server answers with its last.
+Over a Unix socket, where the kernel reports each end's user to the other, nothing is proved: the
+client sends all of it in its first message, and the server answers with its last.
 
-A proof is an HMAC, under the token, of a role and of everything said before: neither end can
+A proof is an HMAC, under the token, of a role and of all messages before it: neither end can
 replay the other's, and no message can be altered on the way. The client proves
 first; a server without the token learns nothing that would let it answer. Versions of packages are
 for those who have proved it.
@@ -82,16 +82,16 @@ class ByteStream(Protocol):
 class ChannelBinding(NamedTuple):
     """The connection under a handshake, as one end knows it.
 
-    Each end says what it knows in a message that the proofs cover, and compares what the other
-    has said. Host, port and code are not in it: a tunnel or a published port changes them
-    honestly. What is compared of TLS is as in RFC 5929, tls-server-end-point.
+    Each end describes it in a message that the proofs cover, and compares the description of the
+    other end. Host, port and code are not in it: a tunnel or a published port changes them
+    legitimately. What is compared of TLS is as in RFC 5929, tls-server-end-point.
 
     Attributes:
-        kind: what is spoken over; an ssh:// address counts as the Unix socket at its far end.
+        kind: of the transport; an ssh:// address counts as the Unix socket at its far end.
         certificate: over TLS, the SHA-256 of the server's certificate.
-        sock: over plain TCP, this end, of which the kernel tells who owns the other one.
-        insecure: whether this end takes plain TCP also where the kernel does not tell that, or
-            tells another user than the other end says it is.
+        sock: over plain TCP, this end, of which the kernel reports the owner of the other one.
+        insecure: whether this end accepts plain TCP also where the kernel does not report that, or
+            reports another user than the other end does.
     """
 
     kind: Literal["unix", "tcp", "tls"]
@@ -99,73 +99,73 @@ class ChannelBinding(NamedTuple):
     sock: socket.socket | None = None
     insecure: bool = False
 
-    def said(self) -> Message:
-        """What this end tells the other one of it."""
+    def to_message(self) -> Message:
+        """The description that this end sends."""
         if self.kind == "tls":
             return {"kind": "tls", "certificate": self.certificate}
         if self.sock is None:
             return {"kind": self.kind}
-        # of the socket, not of the process: so the kernel tells it to the other end
+        # of the socket, not of the process: which is what the kernel reports to the other end
         uid = os.fstat(self.sock.fileno()).st_uid
         return {"kind": self.kind, "uid": uid, "insecure": self.insecure}
 
-    def mismatch(self, said: object) -> str | None:
+    def mismatch(self, received: object) -> str | None:
         """Why the other end may not be on the same connection; None: it is.
 
         Args:
-            said: what it has told of it.
+            received: the description that the other end has sent.
         """
-        told = said if isinstance(said, dict) else {}
-        if told.get("kind") != self.kind:
+        theirs = received if isinstance(received, dict) else {}
+        if theirs.get("kind") != self.kind:
             return (
-                f"one end of the connection speaks {self.kind}, the other {told.get('kind')!r}: "
+                f"one end of the connection speaks {self.kind}, the other {theirs.get('kind')!r}: "
                 "somebody passes it on and may change it. Use the address that the server printed."
             )
-        if self.kind == "tls" and told.get("certificate") != self.certificate:
+        if self.kind == "tls" and theirs.get("certificate") != self.certificate:
             return (
                 "the client was shown another certificate than the server's: somebody ends TLS in "
                 "between, and may read and change everything. Pass the port on as it is (TCP), or "
                 "use ssh://."
             )
-        return None if self.sock is None else self._wrong_owner(self.sock, told)
+        return None if self.sock is None else self._wrong_owner(self.sock, theirs)
 
-    def _wrong_owner(self, sock: socket.socket, told: Message) -> str | None:
+    def _wrong_owner(self, sock: socket.socket, theirs: Message) -> str | None:
         from jaxd_protocol.network.tcp_owners import owner_of_peer  # few connections need it
 
         owner = owner_of_peer(sock)
-        if owner is not None and owner == told.get("uid"):
+        if owner is not None and owner == theirs.get("uid"):
             return None
-        if self.insecure and told.get("insecure") is True:
+        if self.insecure and theirs.get("insecure") is True:
             return None
         found = "cannot be known here" if owner is None else f"is user {owner}"
         return (
             f"who owns the other end of this TCP connection {found}, and the peer says that it is "
-            f"user {told.get('uid')!r}: somebody may pass the connection on and change it. Use "
+            f"user {theirs.get('uid')!r}: somebody may pass the connection on and change it. Use "
             "tls:// or ssh://. For a tunnel or network that you trust, both ends can accept it: "
             "tcp://…?insecure=1 in the client's address, --insecure-plaintext at the server."
         )
 
 
 UNIX: Final = ChannelBinding("unix")
-"""Where the kernel has told each end who the other is."""
+"""Where the kernel reports each end's user to the other."""
 
 
 class Transcript:
     """All messages of one handshake, so that a proof can cover them."""
 
     def __init__(self) -> None:
-        self._said = hashlib.sha256()
+        self._digest = hashlib.sha256()
 
     def add(self, data: bytes) -> None:
         """Appends one message as it stood on the wire."""
-        self._said.update(_LENGTH.pack(len(data)) + data)
+        self._digest.update(_LENGTH.pack(len(data)) + data)
 
     def proof(self, token: str, role: str) -> str:
         """The hex HMAC-SHA256 by which `role` (`client` or `server`) proves the token."""
         import hmac  # a Unix socket needs no token, and its client starts faster without this
 
-        said = role.encode() + b"\0" + self._said.digest()
-        return hmac.new(token.encode(), said, "sha256").hexdigest()
+        content = role.encode() + b"\0" + self._digest.digest()
+        return hmac.new(token.encode(), content, "sha256").hexdigest()
 
 
 def _same(expected: str, proof: object) -> bool:
@@ -240,14 +240,14 @@ def peer_uid(sock: socket.socket) -> int | None:
 
 
 class Peer(NamedTuple):
-    """What one end says of itself.
+    """One end of a connection, as it describes itself.
 
     Attributes:
         protocol: version of this protocol.
         python: major and minor version.
         magic: bytecode magic number in hex.
         versions: distribution name to version, for reports and warnings only; none before the
-            end that hears them has proved who it is.
+            receiving end has proved its identity.
     """
 
     protocol: int
@@ -356,7 +356,7 @@ def _exchange_hellos(
     sock: ByteStream, channel: ChannelBinding, me: Peer, about: Message, transcript: Transcript
 ) -> Message:
     """The server's answer to the client's first message, from a server of a usable version."""
-    hello = {**me.without_versions().to_message(), "channel": channel.said()}
+    hello = {**me.without_versions().to_message(), "channel": channel.to_message()}
     hello |= {"nonce": _new_nonce(), **about}
     with _IGNORE_CLOSED:  # the server may have sent a reason before it closed the connection
         send_message(sock, hello, transcript, before=MAGIC)
@@ -423,19 +423,19 @@ def _checked(message: Message) -> Message:
     raise kinds.get(str(error), NoServer)(text)
 
 
-def _checked_retry_s(said: object) -> float:
-    is_number = isinstance(said, int | float) and 0 <= said <= _MAX_RETRY_S
-    return float(said) if is_number else 1.0  # type: ignore[arg-type]
+def _checked_retry_s(value: object) -> float:
+    is_number = isinstance(value, int | float) and 0 <= value <= _MAX_RETRY_S
+    return float(value) if is_number else 1.0  # type: ignore[arg-type]
 
 
 class ClientIdentity(NamedTuple):
     """A client that passed the handshake.
 
     Attributes:
-        peer: what it said of itself.
-        session: the session that it wants to resume, or None.
+        peer: its description of itself.
+        session: the session that it asks to resume, or None.
         principal: who it is allowed to be.
-        device: the index of the one that it wants its calls to run on, or None.
+        device: the index of the one that it asks for, or None.
         account: whose token it has proved; None where none was asked for.
     """
 
@@ -464,39 +464,41 @@ def handshake_with_client(
         AuthenticationFailed: wrong token.
         VersionMismatch: the ends cannot exchange code.
         ProtocolError: it sent something that is not a greeting, or somebody may stand in between.
-        EOFError: it left. In all cases the client was told why, where that is safe, and is to be
-            dropped.
+        EOFError: it closed the connection. In all cases the reason was sent to the client, where
+            that is safe, and the connection is to be closed.
     """
-    said = Transcript()
-    hello = receive_message(sock, said)
+    transcript = Transcript()
+    hello = receive_message(sock, transcript)
     client = Peer.from_message(hello)
     me = local_peer({}).without_versions()
     try:
         check_versions(client, me)
     except VersionMismatch as error:
-        send_message(sock, {"error": "VersionMismatch", "text": str(error)}, said)
+        send_message(sock, {"error": "VersionMismatch", "text": str(error)}, transcript)
         raise
     if not accounts:
-        return _client_identity(client, hello, principal), said
+        return _client_identity(client, hello, principal), transcript
     mismatch = channel.mismatch(hello.get("channel"))
     if mismatch is not None:
-        send_message(sock, {"error": "AuthenticationFailed", "text": mismatch}, said)
+        send_message(sock, {"error": "AuthenticationFailed", "text": mismatch}, transcript)
         raise ProtocolError(mismatch)  # no token was tried
-    welcome = {**me.to_message(), "auth": "token", "channel": channel.said()}
-    send_message(sock, {**welcome, "nonce": _new_nonce()}, said)
-    about = receive_message(sock, said)
-    expected = [(said.proof(account.token, "client"), account) for account in accounts]
-    proof = receive_message(sock, said).get("proof")
+    welcome = {**me.to_message(), "auth": "token", "channel": channel.to_message()}
+    send_message(sock, {**welcome, "nonce": _new_nonce()}, transcript)
+    about = receive_message(sock, transcript)
+    expected = [(transcript.proof(account.token, "client"), account) for account in accounts]
+    proof = receive_message(sock, transcript).get("proof")
     proved = [account for expected, account in expected if _same(expected, proof)]  # against all
     if not proved:
         text = (
             "wrong token. Use the one that the server was started with, or that was made for you "
             "there and not taken away since (see `jaxd token`)."
         )
-        send_message(sock, {"error": "AuthenticationFailed", "text": text}, said)
+        send_message(sock, {"error": "AuthenticationFailed", "text": text}, transcript)
         raise AuthenticationFailed(text)
     client = Peer.from_message({**hello, "versions": about.get("versions")})
-    return _client_identity(client, about, proved[0].principal)._replace(account=proved[0]), said
+    return _client_identity(client, about, proved[0].principal)._replace(
+        account=proved[0]
+    ), transcript
 
 
 def _client_identity(client: Peer, about: Message, principal: str) -> ClientIdentity:
@@ -510,9 +512,9 @@ def _client_identity(client: Peer, about: Message, principal: str) -> ClientIden
     )
 
 
-def server_proof(account: Account | None, said: Transcript) -> str | None:
+def server_proof(account: Account | None, transcript: Transcript) -> str | None:
     """What the server's last message proves, once the client's proof was read; None: nothing."""
-    return None if account is None else said.proof(account.token, "server")
+    return None if account is None else transcript.proof(account.token, "server")
 
 
 def finish_handshake(
@@ -524,7 +526,7 @@ def finish_handshake(
 
 
 def refuse_client(sock: ByteStream, error: Exception) -> None:
-    """Tells a client, in place of a welcome, why it is dropped."""
+    """Sends a client, in place of a welcome, why its connection is closed."""
     message: Message = {"error": type(error).__name__, "text": str(error)}
     if isinstance(error, Busy):
         message["retry_after_s"] = round(error.retry_after_s, 3)

@@ -45,7 +45,7 @@ def _encoded_messages(*said: dict[str, Any]) -> bytes:
 
 
 CLIENT_FIELDS = {"versions": {"jax": "1"}, "session": "s", "device": 1}
-CHANNEL = {"channel": handshake.UNIX.said()}
+CHANNEL = {"channel": handshake.UNIX.to_message()}
 HELLO = {**local_peer({"jax": "1"}).to_message(), **CHANNEL, **CLIENT_FIELDS, "nonce": "0" * 32}
 ACCOUNTS = [Account.named("alice", "a" * 43), Account.unnamed("b" * 43)]
 

@@ -137,7 +137,7 @@ def test_a_wrong_token_is_refused_and_says_so(pair: Pair) -> None:
         assert "wrong token. Use the one that the server was started with" in str(error)
 
 
-GREETING = {**local_peer({}).to_message(), "channel": UNIX.said()}
+GREETING = {**local_peer({}).to_message(), "channel": UNIX.to_message()}
 ALICE, BOB = Account.named("alice", "a" * 43), Account.named("bob", "b" * 43)
 
 

@@ -170,7 +170,7 @@ class _CodeReader:
             code.co_posonlyargcount,
             code.co_kwonlyargcount,
             code.co_nlocals,
-            code.co_flags & ~0x10,  # CO_NESTED says where it stands, not what it does
+            code.co_flags & ~0x10,  # CO_NESTED is about its place, not its effect
             code.co_name,
             code.co_code,
             code.co_exceptiontable,
@@ -321,7 +321,7 @@ class _CodeReader:
 
 
 _LOCATION_CONSTANTS: Final = frozenset({"__firstlineno__", "__doc__"})
-"""Names that a class body assigns and that say nothing about what the class does."""
+"""Names that a class body assigns and that do not change what the class does."""
 
 
 BoundName = tuple[str, "tuple[str, ...] | None"]

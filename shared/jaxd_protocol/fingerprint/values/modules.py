@@ -27,7 +27,7 @@ IGNORED_ATTRIBUTES: Final = frozenset(
         "__conditional_annotations__",
     ]
 )
-"""Names in a module that say where it is and not what it does."""
+"""Names in a module that describe its place and not what it does."""
 
 
 def emit_reference(walk: Walk, module: str, name: str) -> None:
@@ -133,7 +133,7 @@ def impurity(module: str, name: str) -> str | None:
     """What an installed function reads besides its arguments, None for most.
 
     Args:
-        module: where the function is at home.
+        module: the function's own.
         name: its name there; empty for the module as a whole.
     """
     if module == "time" and name in _CLOCKS:

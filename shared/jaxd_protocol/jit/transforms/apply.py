@@ -47,7 +47,7 @@ class TransformedFunction:
             What jax would return, with None where it has `float0`: there is no derivative.
 
         Raises:
-            Exception: what jax has to say about the options or the arguments.
+            Exception: what jax raises for the options or the arguments.
         """
         return _encode_absent(_apply(self.function, self.transformations)(*args, **kwargs))
 
@@ -81,7 +81,7 @@ def _signature(function: _Function, transformations: Sequence[Transformation]) -
     """That of the function, unless one of them changes it.
 
     Raises:
-        AttributeError: when the function does not say.
+        AttributeError: when the function does not have it.
     """
     import inspect
 
@@ -262,7 +262,7 @@ class Batched:
     Args:
         function: takes one example.
         size: of a batch.
-        axes: as `in_axes` of `jax.vmap`, if each call does not say it of each leaf.
+        axes: as `in_axes` of `jax.vmap`, unless each call gives it for each leaf.
     """
 
     __module__ = HERE  # keys and packed bytes name it
@@ -280,7 +280,7 @@ class Batched:
 
         Args:
             flags: for each leaf of the arguments whether its first axis counts examples; None:
-                `axes` says it, and arguments by name have their examples along the first axis.
+                `axes` decides, and arguments by name have their examples along the first axis.
             args: positional arguments.
             kwargs: those by name.
 

@@ -35,7 +35,7 @@ _MAX_CACHED: Final = 1024
 _MAX_ATTEMPTS: Final = 3
 
 _PICKLED_BY_NAME: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-"""What pickle writes by its name, when nobody else knows how."""
+"""What pickle writes by its name, when no other rule applies."""
 
 _CODE_TYPES: Final = frozenset({types.FunctionType, types.MethodType, partial})
 _JITTED_KINDS: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
@@ -89,7 +89,7 @@ def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packe
 
 
 class _ContentChanged(JaxdError):
-    """A class or callable is no longer what its content id says.
+    """A class or callable no longer matches its content id.
 
     The server would have it under that id, for everybody who names it.
     """

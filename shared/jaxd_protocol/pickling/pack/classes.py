@@ -164,7 +164,7 @@ _PLAIN_CONVERSIONS: Final[Mapping[type, Callable[[Any], Any]]] = {
     str: lambda member: str.__getitem__(member, slice(None)),
     bytes: lambda member: bytes.__getitem__(member, slice(None)),
 }
-"""How to get at what a member is besides being a member, whatever its class says."""
+"""How to get at what a member is besides being a member, whatever its class overrides."""
 
 
 def enum_description(cls: type[enum.Enum]) -> tuple[Any, ...]:

@@ -123,7 +123,7 @@ def _carrying_modules(reach: ReachedObjects) -> list[types.ModuleType]:
 
 
 def dump(pickler: Pickler, value: Any, root: Any, what: str) -> None:
-    """Writes a value, and says what is wrong where that fails.
+    """Writes a value; an error names the object that cannot be written.
 
     Args:
         pickler: writes.

@@ -47,7 +47,7 @@ def reduce_module(packer: Packer, module: ModuleType) -> Any:
 
 
 def reduce_unnamed_namespace(packer: Packer, stray: UnnamedNamespace) -> Any:
-    """As an empty module that nobody can import."""
+    """As an empty module that cannot be imported."""
     name = str(stray.namespace.get("__name__"))
     return rebuild.make_module, (packer.blob, *_module_arguments(stray.namespace, name), False)
 

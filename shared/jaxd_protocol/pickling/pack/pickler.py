@@ -63,9 +63,9 @@ class Pickler(pickle.Pickler):
     """Writes one function and all that it reaches.
 
     Attributes:
-        blob: stands for the `Blob`.
+        blob: stands for the `PrivateModules`.
         carried, archives: as in `ReachedObjects`.
-        last: the object that was looked at last: when an error comes up, the culprit.
+        last: the object that was processed last: the cause of an error.
         classes: classes by value that were met, by id.
     """
 
@@ -357,7 +357,7 @@ _REPR_TYPES: Final = frozenset({bool, bytes, complex, float, int, str, type(None
 
 
 def _sort_text(item: Any, deep: bool) -> str:
-    """What tells an element from others of its type in every process."""
+    """What distinguishes an element from others of its type in every process."""
     if type(item) in _REPR_TYPES:
         return repr(item)
     if type(item) is tuple:

@@ -33,7 +33,7 @@ class PrivateModules:
     Attributes:
         modules: the user's modules that came as values, complete or in part, by name.
         sources: those that came as source, to be run at the first import.
-        overlays: installed modules of which some attributes came along, by name.
+        patched_modules: installed modules of which some attributes came along, by name.
         namespaces: those of `modules` that are namespace packages.
         builtins: what `__builtins__` is in these modules.
         kept: objects that only weak references lead to.

@@ -57,8 +57,8 @@ class Unpacked(NamedTuple):
         modules: the user's modules that came with it, complete or in part, by name, and those
             installed ones of which some attributes came.
         sources: the user's modules that are run when code first imports them.
-        overlays: installed modules of which some attributes came along, by name; the user's code
-            gets these where it imports them.
+        patched_modules: installed modules of which some attributes came along, by name; the
+            user's code gets these where it imports them.
         archives: the user's packages that came as source.
     """
 
