@@ -72,7 +72,7 @@ def vulnerability_of(find: Violation) -> str:
     """
     text = "\n".join(find.stack)
     if find.event == "secret" or "jaxd/events/callbacks.py" in text.partition("_called_back")[0]:
-        return "C1" if "pytree/" in text else "C2"
+        return "C1" if "trees/" in text else "C2"
     if "jaxd/events/output.py" in text:
         return "W"
     if find.event in ("hang", "end", "canary") or "linecache.py" in text:

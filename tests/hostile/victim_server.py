@@ -38,7 +38,7 @@ _CODE: Final = (
     "jaxd_server/compilation/remote_trace/policy.py",
     "jaxd_server/compilation/compiling/compiler.py",
     "jaxd_server/user_code/sandbox.py",
-    "jaxd_server/codec/arguments.py",  # classes of installed packages by name: a line of code could do it
+    "jaxd_server/codec/arguments.py",  # classes of installed packages by name, as in a line of code
 )
 """What a client sends as code is made and run below these."""
 

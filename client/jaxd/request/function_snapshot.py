@@ -26,7 +26,7 @@ from jaxd_protocol.pytree.references import function_mark
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint import Fingerprint, WalkResult
-    from jaxd_protocol.fingerprint.archives.local import LocalArchives
+    from jaxd_protocol.fingerprint.local_archives import LocalArchives
     from jaxd_protocol.fingerprint.model import CallbackCandidates
 
 _BY_VALUE: Final = nullcontext()
@@ -134,7 +134,7 @@ class FunctionSnapshot:
         Raises:
             PackingError: when something that it reaches cannot travel.
         """
-        from jaxd_protocol.fingerprint.archives.current import using_archives
+        from jaxd_protocol.fingerprint import using_archives
         from jaxd_protocol.pickling.pack.functions import pack_function
 
         with self._packing:
@@ -159,7 +159,7 @@ class FunctionSnapshot:
         """Around the packing of its arguments and the reading of its results."""
         if self.archives is None:
             return _BY_VALUE
-        from jaxd_protocol.fingerprint.archives.current import using_archives
+        from jaxd_protocol.fingerprint import using_archives
 
         return using_archives(self.archives)
 
@@ -190,7 +190,7 @@ class FunctionSnapshot:
 
 
 def _archives() -> LocalArchives:
-    from jaxd_protocol.fingerprint.archives.local import LocalArchives  # few functions travel so
+    from jaxd_protocol.fingerprint.local_archives import LocalArchives  # few functions travel so
 
     return LocalArchives()
 

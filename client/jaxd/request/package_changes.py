@@ -10,7 +10,7 @@ from typing import Final
 
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import SkewWarning
-from jaxd_protocol.packages.packages import Package, changed_since_first_seen, describe_change
+from jaxd_protocol.packages.distributions import Package, changed_since_first_seen, describe_change
 
 _POLL_INTERVAL_S: Final = 1.0
 
@@ -53,7 +53,7 @@ def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
     This process goes on with what was there before.
 
     Args:
-        changes: what `jaxd_protocol.packages.packages.changed_since_first_seen` returned.
+        changes: what `jaxd_protocol.packages.distributions.changed_since_first_seen` returned.
 
     Raises:
         SkewWarning: where the user's filters turn it into an error.

@@ -25,10 +25,11 @@ from jaxd_protocol.network.handshake import (
     Transcript,
     finish_handshake,
     handshake_with_server,
+    local_peer,
+    peer_uid,
     receive_message,
     send_message,
 )
-from jaxd_protocol.network.versions import local_peer, peer_uid
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth import authenticator as module
 from jaxd_server.auth import handshake_slots

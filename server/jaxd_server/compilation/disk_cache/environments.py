@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from jaxd_protocol.packages.packages import Package, package_of
+from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.pytree import dump_literal
 from jaxd_server.cache import Store
 from jaxd_server.runtime.imported_packages import ImportedPackages

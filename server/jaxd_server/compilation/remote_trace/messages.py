@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.failures import Failure
 from jaxd_protocol.messages.function_manifest import FunctionManifest
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pytree import BlobLayout, Layout, read_scalar
 from jaxd_server.codec.arguments import empty_leaves
 from jaxd_server.compilation.functions.function import Described

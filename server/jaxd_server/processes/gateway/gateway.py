@@ -23,8 +23,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
 from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import refuse_client
-from jaxd_protocol.network.versions import peer_uid
+from jaxd_protocol.network.handshake import peer_uid, refuse_client
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
 from jaxd_server.auth.accounts import Accounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer, AuthenticatorFactory

@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.messages.failures import Failure, encode_failure
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 from jaxd_server.codec.arguments import (
     Arguments,
     build_arguments,

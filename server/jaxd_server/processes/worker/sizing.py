@@ -8,7 +8,7 @@ from functools import partial
 
 import jax
 
-from jaxd_protocol.pickling.unpack.permission import unpickling_gate
+from jaxd_protocol.pickling.unpack.unpickler import unpickling_gate
 from jaxd_server.cache import open_store
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.target import target

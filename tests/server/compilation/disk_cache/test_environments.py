@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.packages.packages import changed_since_first_seen
+from jaxd_protocol.packages.distributions import changed_since_first_seen
 from jaxd_server.cache import open_store
 from jaxd_server.compilation.disk_cache.environments import Environments
 from jaxd_server.runtime.imported_packages import ImportedPackages

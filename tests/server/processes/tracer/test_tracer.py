@@ -20,7 +20,7 @@ import pytest
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.failures import decode_failure
-from jaxd_protocol.packages.packages import changed_since_first_seen
+from jaxd_protocol.packages.distributions import changed_since_first_seen
 from jaxd_server.codec.arguments import (
     dynamic,
     leaves_of,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxd_protocol.pickling.unpack.permission import UnpicklingGate
+from jaxd_protocol.pickling.unpack.unpickler import UnpicklingGate
 from jaxd_server.compilation.functions.table import permit_all
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.jax_compat import compilation_cache
