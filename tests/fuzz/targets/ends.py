@@ -25,7 +25,7 @@ from jaxd_protocol.messages.data_locations import (
 )
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.network import handshake
-from jaxd_server.processes.host.control_socket import _reply
+from jaxd_server.processes.host import _reply
 from jaxd_server.runtime.json_lines import messages
 from tests.fuzz.examples import RESULT, SKELETON
 from tests.fuzz.target import Target

@@ -582,7 +582,7 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
             return admitted
 
     meeting = Handshake(tcp, Finishing(TLS, list, 0, False), over_tls(client))
-    assert isinstance(meeting.server.line, TlsSocket)
+    assert isinstance(meeting.server.stream, TlsSocket)
     assert meeting.server.principal == "token"
     assert meeting.client["session"] == "s"
 

@@ -12,9 +12,8 @@ from typing import Any
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.acceptor import Authenticates
-from jaxd_server.auth.accounts import Accounts
+from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatorFactory
-from jaxd_server.auth.connected_accounts import ConnectedAccounts
 from jaxd_server.auth.handover import HandoverReceiver
 from jaxd_server.cache.usage import DiskUsage
 from jaxd_server.compilation.build_quota import BuildQuota
@@ -39,9 +38,8 @@ from jaxd_server.jax_compat.device_memory import device_bytes_limit, device_use
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.lowered_transfer import can_unpack
 from jaxd_server.processes.worker import sizing
-from jaxd_server.processes.worker.abandoned_work import AbandonedWork
 from jaxd_server.processes.worker.gc_scheduler import GcScheduler
-from jaxd_server.processes.worker.retirement import IdleShutdown, PackageMonitor
+from jaxd_server.processes.worker.retirement import AbandonedWork, IdleShutdown, PackageMonitor
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
 from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.endpoint import Endpoint

@@ -345,7 +345,7 @@ def test_packages_that_changed_on_disk_make_it_useless(
 
 
 BROKEN = """
-from jaxd_server.processes.tracer import tracer
+from jaxd_server.processes import tracer
 
 def broken(self, *args):
     if args and isinstance(args[0], tracer.Ready):
@@ -368,7 +368,7 @@ def ask_a_broken_one(bench: Bench, name: str, source: Source) -> Reply:
         tracer.close()
 
 
-@pytest.mark.parametrize("name", ["ImportedPackages.changes", "Tracer._side"])
+@pytest.mark.parametrize("name", ["ImportedPackages.changes", "Tracer._take_side_effects"])
 def test_whatever_goes_wrong_in_it_the_worker_is_told(name: str, bench: Bench) -> None:
     """And does it by itself; the next time it asks again."""
     reply = ask_a_broken_one(bench, name, Source(lambda x: x * 15))
@@ -378,13 +378,13 @@ def test_whatever_goes_wrong_in_it_the_worker_is_told(name: str, bench: Bench) -
 
 def test_one_that_cannot_answer_ends(bench: Bench) -> None:
     """So that nobody waits for it for ever."""
-    reply = ask_a_broken_one(bench, "Tracer._say", Source(lambda x: x * 16))
+    reply = ask_a_broken_one(bench, "Tracer._send", Source(lambda x: x * 16))
     assert reply == Ended("exit code 1", 1)
 
 
 def test_an_exception_of_the_function_is_final_whatever_else_goes_wrong(bench: Bench) -> None:
     """It is not traced once more in the worker for that."""
-    reply = ask_a_broken_one(bench, "Tracer._side", Source(_fails))
+    reply = ask_a_broken_one(bench, "Tracer._take_side_effects", Source(_fails))
     assert isinstance(reply, Failed), reply
     assert isinstance(decode_failure(reply.failure), KeyError)
     assert reply.side.counts["traces"] == 1
