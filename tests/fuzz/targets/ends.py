@@ -78,7 +78,7 @@ def _requests(data: bytes) -> None:
         while sock.recv(1 << 16):
             pass
     until = time.monotonic() + 20.0
-    budget = in_process_server.parts._budget
+    budget = in_process_server.parts._worker_context.budget
     while in_process_server.parts.status.now()["connections"] or budget.calls or budget.used:
         assert time.monotonic() < until, (
             in_process_server.parts.status.now(),

@@ -225,7 +225,7 @@ class TenantManager:
         workers = (place.idle_s() for place in self._workers.values())
         return min(await asyncio.gather(self._gateway.idle_s(), *workers))
 
-    # what the gateway asks ---------------------------------------------------------------------------
+    # requests of the gateway ----------------------------------------------------------------------
 
     def _on_gateway_message(self, gateway: WorkerProcess, message: Mapping[str, Any]) -> None:
         match message:
