@@ -33,7 +33,7 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/codec/",
     "server/jaxd_server/compilation/",
     "server/jaxd_server/jax_compat/",
-    "server/jaxd_server/processes/tracer/",
+    "server/jaxd_server/processes/tracer.py",
     "server/jaxd_server/processes/worker/",
     "server/jaxd_server/rpc/services/",
     "server/jaxd_server/user_code/",

@@ -11,8 +11,8 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import finish_handshake, refuse_client
 from jaxd_protocol.wire import BulkChannel, stream_over
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
+from jaxd_server.auth.accounts import ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer
-from jaxd_server.auth.connected_accounts import ConnectedAccounts
 from jaxd_server.rpc.connection import ServerConnection
 from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.flow_control import ConnectionShare

@@ -16,7 +16,7 @@ from jaxd_protocol.base.timers import Timer
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_server.execution.call import Call, Finish, Reply
 from jaxd_server.runtime.threads.cancellation import CallPhase, CancelToken
-from jaxd_server.runtime.timers import process_timers
+from jaxd_server.runtime.threads.executors import process_timers
 
 Send = Callable[[Reply, int], None]
 """Sends a reply, and gives back the call's slot and so many bytes."""

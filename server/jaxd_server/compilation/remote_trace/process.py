@@ -28,7 +28,7 @@ from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.fairness import CancelHook
 
-TRACER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.tracer.tracer")
+TRACER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.tracer")
 
 _MAX_WAIT_S: Final = 5.0
 

@@ -12,8 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
+from jaxd_protocol.base.timers import TimerThread
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.fairness import FairQueue
 
@@ -235,3 +236,8 @@ class SerialExecutor:
         self._lingers = False
         was_handed, self._handed = self._handed, False
         return was_handed
+
+
+process_timers: Final = TimerThread(
+    "jaxd-clock", lambda: log_event("alarm_failed", level=logging.ERROR)
+)

@@ -9,7 +9,7 @@ from jaxd.cli.doctor import gpu
 from jaxd.cli.doctor.context import Check
 from jaxd.connection.settings import Settings
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.config.command_line import parse_arguments
+from jaxd_server.config.options import parse_arguments
 from tests.client.cli.doctor.contexts import FakeContext, gpu_machine
 
 CPU_JAX = {"jax": "0.11.2", "jaxlib": "0.11.2"}

@@ -1,4 +1,4 @@
-"""Posts without processes. With those: test_host.py, test_supervisor.py, test_heartbeat.py."""
+"""Worker slots without processes. With those: test_host.py, test_supervisor.py, test_health_monitor.py."""
 
 from __future__ import annotations
 

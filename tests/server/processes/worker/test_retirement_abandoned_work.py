@@ -7,8 +7,8 @@ import pytest
 from jaxd_protocol.errors import Cancelled
 from jaxd_server.compilation.compiling.builds import Build
 from jaxd_server.execution.admission import Admission
-from jaxd_server.processes.worker import abandoned_work as module
-from jaxd_server.processes.worker.abandoned_work import AbandonedWork
+from jaxd_server.processes.worker import retirement as module
+from jaxd_server.processes.worker.retirement import AbandonedWork
 from jaxd_server.runtime.threads.cancellation import CancelToken
 
 
@@ -28,7 +28,7 @@ class Scenario:
             module, "log_event", lambda event, **fields: self.logged.append(fields["reason"])
         )
         monkeypatch.setattr(
-            "jaxd_server.processes.worker.abandoned_work.time.monotonic", lambda: self.now
+            "jaxd_server.processes.worker.retirement.time.monotonic", lambda: self.now
         )
 
     def call(self, phase: Any = "running") -> Any:

@@ -6,8 +6,7 @@ import asyncio
 import threading
 from typing import cast
 
-from jaxd_server.processes.tenants.cleanup import TenantCleanup
-from jaxd_server.processes.tenants.directory import TenantDirectory
+from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
 
 PATIENCE_S = 30.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from jaxd_server.processes.tenants.rolling_restart import Restartable, RollingRestart
+from jaxd_server.processes.tenants.manager import Restartable, RollingRestart
 
 if TYPE_CHECKING:
     import pytest
@@ -37,8 +37,8 @@ def restart(**posts: Restartable) -> dict[str, Any]:
 
 def test_one_that_never_makes_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says of itself is not true, or its call takes a day: the others are replaced."""
-    monkeypatch.setattr("jaxd_server.processes.tenants.rolling_restart._MAX_WAIT_S", 0.0)
-    monkeypatch.setattr("jaxd_server.processes.tenants.rolling_restart._MAX_CONCURRENT", 1)
+    monkeypatch.setattr("jaxd_server.processes.tenants.manager._MAX_WAIT_S", 0.0)
+    monkeypatch.setattr("jaxd_server.processes.tenants.manager._MAX_CONCURRENT", 1)
 
     async def play() -> None:
         may = asyncio.Event()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from jaxd_protocol.wire.tls_socket import TlsSocket
-from jaxd_server.processes.gateway.tls_proxy import relay_tls
+from jaxd_server.processes.gateway import relay_tls
 from tests.certificates import tls_pair
 
 MANY = bytes(range(256)) * 20_000

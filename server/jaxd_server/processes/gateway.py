@@ -11,26 +11,27 @@ import itertools
 import json
 import os
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
 from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import peer_uid, refuse_client
+from jaxd_protocol.wire import tune_socket
+from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
-from jaxd_server.auth.accounts import Accounts
+from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer, AuthenticatorFactory
-from jaxd_server.auth.connected_accounts import ConnectedAccounts
 from jaxd_server.auth.handover import hand_over
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.gateway.tls_proxy import relay_tls
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_process import die_with_the_parent
 from jaxd_server.runtime.json_lines import HostChannel
@@ -271,6 +272,59 @@ class GatewayListener(Acceptor):
         except OSError as error:
             log_event("worker_not_reached", principal=admitted.principal, reason=str(error))
             raise
+
+
+_STEP_BYTES: Final = 1 << 18
+_CONNECTION_ENDED: Final = (EOFError, OSError, ssl.SSLError)
+
+
+def relay_tls(client: TlsSocket, worker: socket.socket) -> None:
+    """Passes bytes both ways until either end closes; both are shut then.
+
+    Takes the calling thread for what the worker says, and another one for the client. Who is slow
+    to read slows the other end down: nothing is kept here but one piece each way.
+    """
+    client.settimeout(None)
+    tune_socket(client.raw)
+    worker.settimeout(None)
+    inward = threading.Thread(
+        target=_inward, args=(client, worker), name="jaxd-tls-inward", daemon=True
+    )
+    inward.start()
+    try:
+        _outward(client, worker)
+    finally:
+        _shut(client.raw, worker)
+        inward.join()
+
+
+def _inward(client: TlsSocket, worker: socket.socket) -> None:
+    room = memoryview(bytearray(_STEP_BYTES))
+    try:
+        while True:
+            counts: list[int] = []
+            client.receive_into([room], counts)
+            worker.sendall(room[: sum(counts)])
+    except _CONNECTION_ENDED:
+        _shut(client.raw, worker)
+
+
+def _outward(client: TlsSocket, worker: socket.socket) -> None:
+    room = memoryview(bytearray(_STEP_BYTES))
+    with suppress(*_CONNECTION_ENDED):
+        while count := worker.recv_into(room):
+            rest = room[:count]
+            while rest:
+                sent: list[int] = []
+                client.send_some([rest], sent)
+                rest = rest[sum(sent) :]
+            client.flush()
+
+
+def _shut(*sockets: socket.socket) -> None:
+    for sock in sockets:
+        with suppress(OSError):  # it has ended by itself
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ import pytest
 
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.tokens import default_token_file, write_token_file
-from jaxd_server.config.command_line import parse_arguments
-from jaxd_server.config.options import ServerOptions, words_of
+from jaxd_server.config.options import ServerOptions, parse_arguments, words_of
 from tests.server.option_table import parts_of_the_page, table
 
 

@@ -345,7 +345,7 @@ def test_packages_that_changed_on_disk_make_it_useless(
 
 
 BROKEN = """
-from jaxd_server.processes.tracer import tracer
+from jaxd_server.processes import tracer
 
 def broken(self, *args):
     if args and isinstance(args[0], tracer.Ready):

@@ -10,7 +10,7 @@ import pytest
 
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.listeners import open_listeners
-from jaxd_server.processes.host.control_socket import serving_control_socket
+from jaxd_server.processes.host import serving_control_socket
 from jaxd_server.runtime.json_lines import encode_line, messages
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from jaxd_protocol.errors import AuthenticationFailed
 from jaxd_protocol.network.accounts import Account, add_account, remove_account
-from jaxd_server.auth import connected_accounts as module
-from jaxd_server.auth.accounts import Accounts
-from jaxd_server.auth.connected_accounts import ConnectedAccounts
+from jaxd_server.auth import accounts as module
+from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.config.options import ServerOptions
 from tests.server.staging import logged_by
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.processes.supervision.quarantine import QuarantineEntry, QuarantineFile
+from tests.live_server import source_environment
 from tests.server.host_process import HostProcess, ask, greeting, read_line
 from tests.server.staging import until
 
@@ -189,3 +191,27 @@ def test_as_first_process_of_a_container_it_obeys_sigterm(start_host: StartHost)
 def child_of(pid: int) -> int:
     """The only child of a process, by its id out here."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+PROGRAM = """
+import os
+from jaxd_server.processes.host import reap_orphans
+
+def ended_child():
+    pid = os.fork() or os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+assert reap_orphans(()) == []
+first, second = ended_child(), ended_child()
+assert sorted(reap_orphans(())) == sorted([first, second])
+own = ended_child()
+assert reap_orphans({own}) == []
+assert os.waitpid(own, 0) == (own, 0)
+"""
+
+
+def test_orphans_are_collected_and_the_own_child_is_left(tmp_path: Path) -> None:
+    """Whoever waits for the worker still gets its exit code."""
+    environment = source_environment(tmp_path)
+    subprocess.run([sys.executable, "-P", "-c", PROGRAM], check=True, env=environment)

@@ -17,8 +17,8 @@ from jaxd_protocol.network.accounts import Account, add_account, remove_account
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.authenticator import AuthenticatedPeer
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.gateway import gateway as module
-from jaxd_server.processes.gateway.gateway import Gateway, GatewayListener
+from jaxd_server.processes import gateway as module
+from jaxd_server.processes.gateway import Gateway, GatewayListener
 from jaxd_server.runtime.json_lines import HostChannel
 from tests.server.staging import until
 
@@ -221,7 +221,7 @@ def test_users_who_take_their_time_do_not_keep_others_out(folder: str) -> None:
 def test_a_gateway_imports_no_jax() -> None:
     """It starts fast, and holds nothing of a device."""
     program = (
-        "import sys, jaxd_server.processes.gateway.gateway; "
+        "import sys, jaxd_server.processes.gateway; "
         "print('jax' in sys.modules, 'numpy' in sys.modules)"
     )
     found = subprocess.run(

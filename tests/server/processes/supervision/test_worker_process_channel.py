@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxd_server.processes.supervision.worker_channel import PendingAnswer, WorkerChannel
+from jaxd_server.processes.supervision.worker_process import PendingAnswer, WorkerChannel
 
 PATIENCE_S = 30.0
 

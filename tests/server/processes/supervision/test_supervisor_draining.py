@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 import pytest
 
-from jaxd_server.processes.supervision import draining as module
-from jaxd_server.processes.supervision.draining import DrainingWorkers
+from jaxd_server.processes.supervision import supervisor as module
+from jaxd_server.processes.supervision.supervisor import (
+    MAX_FAILED_STARTS,
+    DrainingWorkers,
+    RestartPolicy,
+)
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from tests.server.staging import logged_by
 
@@ -98,3 +103,43 @@ def test_nobody_gives_up_on_what_is_killed_anyway() -> None:
         await asyncio.wait_for(task, PATIENCE_S)
 
     asyncio.run(play())
+
+
+def test_the_first_death_costs_no_time() -> None:
+    """Callers should notice it as little as possible."""
+    assert RestartPolicy().delay_s(0.1, was_ready=True) == 0.0
+
+
+def test_deaths_in_a_row_wait_ever_longer_up_to_a_limit() -> None:
+    """From 0.2 s, doubling, to 10 s and never more."""
+    policy = RestartPolicy()
+    delays = [policy.delay_s(1.0, was_ready=True) or 0.0 for _ in range(2000)]
+    assert delays[:4] == [0.0, 0.2, 0.4, 0.8]
+    assert all(before <= after for before, after in pairwise(delays))
+    assert delays[-1] == 10.0
+
+
+def test_a_worker_that_lived_well_is_forgiven() -> None:
+    """After a long life the count begins anew."""
+    policy = RestartPolicy()
+    for _ in range(3):
+        policy.delay_s(1.0, was_ready=True)
+    assert policy.delay_s(3600.0, was_ready=True) == 0.0
+    assert policy.delay_s(1.0, was_ready=True) == 0.0
+
+
+def test_it_gives_up_after_failed_starts_in_a_row() -> None:
+    """A worker that was never ready will not be the next time either."""
+    policy = RestartPolicy()
+    delays = [policy.delay_s(0.0, was_ready=False) for _ in range(MAX_FAILED_STARTS)]
+    assert delays[-1] is None
+    assert None not in delays[:-1]
+
+
+def test_one_good_start_resets_the_failed_ones() -> None:
+    """Only failures in a row count."""
+    policy = RestartPolicy()
+    for _ in range(MAX_FAILED_STARTS - 1):
+        policy.delay_s(0.0, was_ready=False)
+    assert policy.delay_s(0.0, was_ready=True) is not None
+    assert policy.delay_s(0.0, was_ready=False) is not None
