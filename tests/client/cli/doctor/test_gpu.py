@@ -16,8 +16,13 @@ CPU_JAX = {"jax": "0.11.2", "jaxlib": "0.11.2"}
 CUDA13 = CPU_JAX | {"jax-cuda13-plugin": "0.11.2"}
 CUDA12 = CPU_JAX | {"jax-cuda12-plugin": "0.11.2"}
 ALL = (
-    gpu.driver, gpu.plugin, gpu.jax_sees_gpu, gpu.other_processes, gpu.preallocation, gpu.shared_memory
-)  # fmt: skip
+    gpu.driver,
+    gpu.plugin,
+    gpu.jax_sees_gpu,
+    gpu.other_processes,
+    gpu.preallocation,
+    gpu.shared_memory,
+)
 
 
 def machine(root: str, installed: dict[str, str] = CUDA13, **more: Any) -> FakeContext:

@@ -1,4 +1,4 @@
-"""Waiting while something else runs; `tests/client/cli/commands/test_warm.py` sends signals."""
+"""Running the recorded program, or waiting for Ctrl-C; `test_warm.py` sends signals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxd.cli.run_program import run_program, wait_for_interrupt
+from jaxd.cli.commands.warm import run_program, wait_for_interrupt
 from jaxd_protocol.errors import ConfigurationError
 
 WATCHED = (signal.SIGINT, signal.SIGTERM)

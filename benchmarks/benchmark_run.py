@@ -64,7 +64,7 @@ class Sizes:
 
 @dataclass(slots=True)
 class BenchmarkRun:
-    """Starts processes and ends them again; use inside `with Stage.open() as stage`.
+    """Starts processes and ends them again; use inside `with BenchmarkRun.open() as run`.
 
     Not thread-safe.
 
@@ -91,23 +91,23 @@ class BenchmarkRun:
         flags: frozenset[str] = frozenset(),
         without: frozenset[str] = frozenset(),
     ) -> Iterator[BenchmarkRun]:
-        """A stage in a fresh private directory; its processes end with the `with` block."""
+        """Opens a run in a fresh private directory; its processes end with the `with` block."""
         with (
             tempfile.TemporaryDirectory(prefix="jaxd-bench-") as name,
-            cls(Path(name), sizes, flags, without).fresh() as stage,
+            cls(Path(name), sizes, flags, without).fresh() as run,
         ):
-            yield stage
+            yield run
 
     @contextmanager
     def fresh(self) -> Iterator[BenchmarkRun]:
-        """A stage in the same directory whose processes end with this `with` block."""
+        """A part of the run in the same directory whose processes end with this `with` block."""
         with ExitStack() as ends:
             yield replace(self, _ends=ends, _own_server=None)
 
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of every child.
 
-        Bytecode is kept in the stage's directory, so that each variant's modules are compiled
+        Bytecode is kept in the run's directory, so that each variant's modules are compiled
         once, and none of the children leaves files behind.
         """
         paths = [
@@ -124,7 +124,7 @@ class BenchmarkRun:
         }
 
     def service(self, module: str, *arguments: str) -> dict[str, str | int]:
-        """Starts `python -m module` and returns what it says once it listens."""
+        """Starts `python -m module` and returns its greeting once it listens."""
         command = [sys.executable, "-m", module, *arguments]
         service = Service.start(command, self.environment(), self.directory)
         self._ends.callback(service.end)
@@ -136,7 +136,7 @@ class BenchmarkRun:
         """Starts `python -m module`, a process that measures itself when asked.
 
         Raises:
-            NotMeasurable: when it says that there is nothing to measure.
+            NotMeasurable: when it reports that there is nothing to measure.
         """
         command = [*prefix, sys.executable, "-m", module, *arguments]
         driver = Driver(Service.start(command, self.environment(**extra), self.directory))
@@ -150,7 +150,7 @@ class BenchmarkRun:
         return time_process([sys.executable, *arguments], self.environment(**extra), self.directory)
 
     def own_server(self, **extra: str) -> OwnServer:
-        """The server of jaxd, started at the first request and shared until this stage ends."""
+        """The server of jaxd, started at the first request and shared to the end of this part."""
         if self._own_server is None:
             server = OwnServer.start(self.environment(**extra), self.directory)
             self._ends.callback(server.end)
@@ -158,7 +158,7 @@ class BenchmarkRun:
         return self._own_server
 
     def enter(self, context: AbstractContextManager[T]) -> T:
-        """Enters a context that is left when this stage ends."""
+        """Enters a context that is left when this part of the run ends."""
         return self._ends.enter_context(context)
 
     def socket_path(self, name: str) -> str:
