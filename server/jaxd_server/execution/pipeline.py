@@ -18,20 +18,18 @@ from jaxd_server.codec.arguments import build_arguments, donated_leaves, dynamic
 from jaxd_server.compilation.builder import BuildResult, ExecutableBuilder
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.compilation.executables import Executables
+from jaxd_server.compilation.executables import DeviceChoice, Executables, PlacementMismatch, Plan
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.package_skew import refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from jaxd_server.compilation.history.build_log import BuildLog
-from jaxd_server.compilation.plan import DeviceChoice, PlacementMismatch, Plan
 from jaxd_server.execution.admission import Admission, AdmittedCall
-from jaxd_server.execution.build_order import BuildJob
+from jaxd_server.execution.build_job import BuildJob
 from jaxd_server.execution.call import Call, Client, Finish, Reply
-from jaxd_server.execution.callback_turns import CallbackLock
+from jaxd_server.execution.callback_lock import CallbackLock
 from jaxd_server.execution.crash_guard import CrashGuard, MustRunAlone
-from jaxd_server.execution.executor import BrokenProgram, Executor
 from jaxd_server.execution.memory_room import OutOfMemoryHandler
-from jaxd_server.execution.run import Run
+from jaxd_server.execution.run import BrokenProgram, Executor, Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters
@@ -221,8 +219,9 @@ class Pipeline:
             self.admission.release(running)
             report = self._report(executable, made)
             return lambda: report
+        # In this order: whoever cancels it sees that it runs, or the check sees that it is cancelled.
         call.cancel_token.set_phase("running")
-        call.cancel_token.check()  # in this order: who gives it up sees that it runs, or we see that
+        call.cancel_token.check()
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
         own, hits = call.session.counts, 0 if made else 1
         return self._started(

@@ -26,7 +26,7 @@ from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import Frame, Value
 from jaxd_protocol.wire.frames import too_large
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.plan import Plan
+from jaxd_server.compilation.executables import Plan
 from jaxd_server.execution.call import Call, Finish, Reply
 from jaxd_server.rpc.client_proxy import ClientProxy
 from jaxd_server.rpc.context import WorkerContext
@@ -38,8 +38,7 @@ from jaxd_server.rpc.inflight_calls import (
     start_ordered,
 )
 from jaxd_server.rpc.send_queue import SendQueue
-from jaxd_server.rpc.session_state import SessionState
-from jaxd_server.rpc.sessions import Session
+from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.runtime.threads.cancellation import CallPhase
 
 

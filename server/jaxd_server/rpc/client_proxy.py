@@ -16,8 +16,7 @@ from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.wire import Frame, Value
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.runtime.events import OUTPUT
-from jaxd_server.user_code.callback_messages import pack_callback, read_callback
-from jaxd_server.user_code.callback_targets import CallbackTarget
+from jaxd_server.user_code.callback_targets import CallbackTarget, pack_callback, read_callback
 
 
 class _ClientConnection(Protocol):

@@ -25,8 +25,7 @@ from jaxd_server.rpc.reader_handoff import ReaderHandoff
 from jaxd_server.rpc.send_queue import SendQueue
 from jaxd_server.rpc.services.admin import INQUIRIES, OPERATIONS
 from jaxd_server.rpc.services.values import VALUE_VERBS, ValueService
-from jaxd_server.rpc.session_state import SessionState
-from jaxd_server.rpc.sessions import Session
+from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.runtime.logs import log_event
 
 

@@ -93,9 +93,8 @@ class InflightCall:
     def begin(self, phase: CallPhase) -> Reply | None:
         """A thread is about to work on it; the reply when there is nothing to do any more."""
         self.has_begun = True  # first: who gives it up sees this, or we see that somebody has
-        self.withdraw = (
-            _not_withdrawn  # which refers to us: what the call holds is freed when it is over
-        )
+        # The present one refers to this object: what the call holds is freed when it is over.
+        self.withdraw = _not_withdrawn
         self.cancel_token.set_phase(phase)
         if self.cancel_token.error is not None:
             return self._policy.cancelled_reply(self._call)
@@ -121,10 +120,8 @@ class InflightCall:
                 return
             self._is_answered = True
             nbytes = self._nbytes if self._is_done else 0
-        self.reply_when_cancelled, self.withdraw = (
-            _discard_reply,
-            _not_withdrawn,
-        )  # which may refer to us
+        # The present ones may refer to this object.
+        self.reply_when_cancelled, self.withdraw = _discard_reply, _not_withdrawn
         self.cancel_token.end()
         for timer in self._timers:
             timer.cancel()
@@ -162,8 +159,8 @@ class InflightCall:
     def _on_deadline(self) -> None:
         self.cancel_token.cancel(
             DeadlineExceeded(
-                f"the call's timeout_s passed: {self.cancel_token.account()}. Give the call more time, "
-                "or wait and repeat it."
+                f"the call's timeout_s passed: {self.cancel_token.account()}. Give the call more "
+                "time, or wait and repeat it."
             )
         )
 
@@ -176,8 +173,8 @@ class InflightCall:
         self.cancel_token.cancel(
             DeadlineExceeded(
                 f"the call ran longer than the {self._policy.max_s:g} s that this server gives one "
-                f"(--max-call-s): {self.cancel_token.account()}. Split it into shorter calls, or use a "
-                "server with another limit."
+                f"(--max-call-s): {self.cancel_token.account()}. Split it into shorter calls, or "
+                "use a server with another limit."
             )
         )
 

@@ -93,7 +93,7 @@ def call_client(
 
 
 def install_callback_redirection() -> None:
-    """Exchanges what programs call back, from now on and where `redirecting_callbacks` is in force."""
+    """Exchanges what programs call back, from now on, within `redirecting_callbacks`."""
     for primitive, exchange in _EXCHANGES.items():
         if "bind" not in vars(primitive):
             primitive.bind = _Bind(primitive.bind, exchange)
