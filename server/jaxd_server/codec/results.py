@@ -137,7 +137,8 @@ def pack_result(
         Exception: what jax raises when the computation failed.
     """
     wanted = range(len(form.order)) if home is None else home
-    data = {number: _numpy_view(leaves[form.order[number]]) for number in wanted}
+    read = _host_array if form.keys else np.asarray
+    data = {number: _numpy_view(leaves[form.order[number]], read) for number in wanted}
     gone = tuple(number for number, found in data.items() if found is None)
     if gone:
         there = [n for n in wanted if n not in gone]
@@ -190,16 +191,21 @@ def host_data(array: Any) -> memoryview:
     Raises:
         ValueDeleted: when it was given to a call meanwhile.
     """
-    data = _numpy_view(array)
+    data = _numpy_view(array, _host_array)
     if data is None:
         raise ValueDeleted("an array on the server was donated to a call while it was fetched.")
     return _flat(data)
 
 
-def _numpy_view(array: Any) -> Any:
-    """numpy's view of an array; None when it was given to a call."""
+def _host_array(array: Any) -> Any:
+    """numpy's view of an array, perhaps of PRNG keys."""
+    return key_data(array) if is_key_array(array) else np.asarray(array)
+
+
+def _numpy_view(array: Any, read: Callable[[Any], Any]) -> Any:
+    """What `read` returns for an array; None when it was given to a call."""
     try:
-        return key_data(array) if is_key_array(array) else np.asarray(array)
+        return read(array)
     except RuntimeError:
         if not array.is_deleted():
             raise

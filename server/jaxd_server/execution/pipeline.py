@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from jaxd_protocol.errors import Cancelled
@@ -83,16 +84,12 @@ class Pipeline:
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
 
-    def plan(self, key: bytes, skeleton: bytes, device: int = 0) -> Plan | None:
-        """What is known about such calls of sessions there: with an executable, they are warm."""
-        return self.executables.plan(key, skeleton, device)
-
     def answer(self, call: Call, plan: Plan | None = None) -> Reply:
         """Runs a call to its end; never raises.
 
         Args:
             call: the request.
-            plan: what `plan` returned for it, to spare a second look.
+            plan: see `start`.
         """
         return self.start(call, plan)()
 
@@ -101,14 +98,15 @@ class Pipeline:
 
         Args:
             call: the request.
-            plan: what `plan` returned for it, to spare a second look.
+            plan: what is known about such calls, when a result is all that this one wants. What was
+                warm before may not do for one that is strict.
 
         Returns:
             What waits for the end; to be called once.
         """
         try:
             try:
-                if plan is not None and plan.executable is not None and _is_plain(call):
+                if plan is not None and plan.executable is not None:
                     return self._warm(call, plan, plan.executable)
                 return self._cold(call)
             except PlacementMismatch:
@@ -163,10 +161,8 @@ class Pipeline:
     def _count_hit(self, run: Run, seconds: float) -> None:
         if run.executable.serial not in run.call.session.used_executables:
             self._count_first_use(run.call.session, run.executable)
-        ran_s = (
-            seconds if run.call.cancel_token is NEVER_CANCELLED else 0.0
-        )  # else counted with others
-        self.counters.hit(ran_s, run.call.session.counts)
+        is_counted_elsewhere = run.call.cancel_token is not NEVER_CANCELLED
+        self.counters.hit(0.0 if is_counted_elsewhere else seconds, run.call.session.counts)
 
     def _cold(self, call: Call) -> Finish:
         if self._packages is not None:
@@ -241,7 +237,7 @@ class Pipeline:
         except BaseException:
             run.executable.release()
             raise
-        return lambda: self._finished(run, running, count)
+        return partial(self._finished, run, running, count)
 
     def _finished(
         self, run: Run, running: AdmittedCall, count: Callable[[Run, float], None]
@@ -300,11 +296,6 @@ class Pipeline:
         kept = self.program_cache is not None and bool(name) and self.program_cache.has(name)
         report = {"verdict": verdict, "seconds": round(seconds, 6), "kept": kept}
         return (OK, json.dumps(report), executable.form.skeleton), ()
-
-
-def _is_plain(call: Call) -> bool:
-    """Whether all it wants is a result: what was warm before may not do for one that is strict."""
-    return not (call.strict or call.warm_only or call.lost)
 
 
 def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:

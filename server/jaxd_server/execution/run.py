@@ -117,12 +117,14 @@ class Run:
                 self._keep(kept.kept, referenced_data)
 
     def _start(self) -> None:
-        self._link_producers()
+        if self.call.given:
+            self._link_producers()
         try:
             self.results = self.executable(self.leaves)
         finally:
             self.dispatched.set()
-        self.give_up()
+        if self.call.given:
+            self.give_up()
 
     def _link_producers(self) -> None:
         """Registers this run as consumer of results of runs that are not delivered."""
@@ -145,7 +147,7 @@ class Run:
         rows: Sequence[DataLocation] = ()
         if stay.above == KEEP_ALL and call.elsewhere:
             rows = call.known_rows()
-        taken = leaves_located_in(rows, (VALUE,))
+        taken = leaves_located_in(rows, (VALUE,)) if rows else ()
         key = (stay.above, stay.home, taken, call.skeleton)
         found = self.executable.retained.get(key)
         if found is None:

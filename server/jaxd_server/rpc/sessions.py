@@ -338,9 +338,8 @@ class SessionState:
 
     def drop(self, ids: bytes) -> None:
         """The client no longer holds some values; calls that came before may still need them."""
-        if ids:
-            gone, own = unpack_ids(ids), self._session.values
-            self._session.call_queue.then(lambda: self._values.drop(own, gone))
+        gone, own = unpack_ids(ids), self._session.values
+        self._session.call_queue.then(lambda: self._values.drop(own, gone))
 
     def share_block(self, descriptors: Descriptors, number: int, nbytes: int) -> tuple[Any, ...]:
         """Maps memory of the client's. Its first bytes show the client that it is the same."""

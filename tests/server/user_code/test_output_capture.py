@@ -74,7 +74,16 @@ def test_all_warnings_of_a_call_are_heard(call_output: CallOutput, events: Event
         warnings.simplefilter("ignore")
         capture_warnings()
         capture_warnings()
-        assert len([each for each in warnings.filters if "AnyOf" in type(each[1]).__name__]) == 1
+        assert (
+            len(
+                [
+                    each
+                    for each in warnings.filters
+                    if "_MatchInCallThreads" in type(each[1]).__name__
+                ]
+            )
+            == 1
+        )
         with output_to(call_output):
             for _ in range(2):
                 warnings.warn("old", DeprecationWarning, stacklevel=1)

@@ -41,11 +41,10 @@ from jaxd_server.processes.worker.abandoned_work import AbandonedWork
 from jaxd_server.processes.worker.gc_scheduler import GcScheduler
 from jaxd_server.processes.worker.retirement import IdleShutdown, PackageMonitor
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
-from jaxd_server.rpc.context import WorkerContext
+from jaxd_server.rpc.context import StallWatchdog, WorkerContext
 from jaxd_server.rpc.endpoint import Endpoint
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
-from jaxd_server.rpc.reader_handoff import StallWatchdog
 from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Sessions
