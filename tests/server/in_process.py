@@ -177,7 +177,7 @@ class PipelineHarness:
             self.program_cache.close()
 
     def answer(self, call: Call) -> Reply:
-        """As a connection does it: with the plan, when there is one and all is wanted is a result."""
+        """As a connection does it: with the plan, where a result is all that is wanted."""
         has_more = call.strict or call.warm_only or call.lost
         plan = None if has_more else self.executables.plan(call.key, call.skeleton)
         return self.pipeline.answer(call, plan)

@@ -99,7 +99,7 @@ class Admission:
         *,
         inside: bool = False,
     ) -> AdmittedCall:
-        """Admits a call; `leave` ends it.
+        """Admits a call; `release` ends it.
 
         Args:
             function: for the status page.
@@ -137,7 +137,7 @@ class Admission:
             self._refuse()
 
     def acquire_shared(self, what: str, *, leaves_values: bool = False) -> AdmittedCall:
-        """As `enter`, of what is no call: it waits only during a `pause`.
+        """As `acquire`, of what is no call: it waits only during a `pause`.
 
         Args:
             what: for the status page.
@@ -145,7 +145,7 @@ class Admission:
                 are then; what reads or ends something here is answered until the end.
 
         Raises:
-            ServerDraining, WorkerReplaced: as `enter`.
+            ServerDraining, WorkerReplaced: as `acquire`.
         """
         running = AdmittedCall(what)
         with self._changed:
@@ -182,7 +182,7 @@ class Admission:
         *,
         alone_s: float = 0.0,
     ) -> tuple[AdmittedCall, bool]:
-        """Admits a call that runs while no other does; `leave` ends it.
+        """Admits a call that runs while no other does; `release` ends it.
 
         One such call after the other. Others wait for it, but not for ever: after a few seconds
         they are let in.
@@ -198,7 +198,7 @@ class Admission:
             The call, and whether it is alone: not where an earlier call takes too long.
 
         Raises:
-            ServerDraining, WorkerReplaced, DeadlineExceeded: as `enter`.
+            ServerDraining, WorkerReplaced, DeadlineExceeded: as `acquire`.
         """
         mark = object()
         with self._changed:

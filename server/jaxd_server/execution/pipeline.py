@@ -42,7 +42,7 @@ class PackageWatch(Protocol):
     """Notices that packages have changed since they were imported."""
 
     def poll(self, emit: Emit) -> None:
-        """Looks whether they are current, and tells whose call notices that they are not."""
+        """Checks whether they are current; the call that finds a change gets a warning."""
 
     def record_imports(self) -> None:
         """Records what a call has imported."""
@@ -52,7 +52,7 @@ class Pipeline:
     """Answers calls; safe from any thread, as many at once as there are threads.
 
     Attributes:
-        decisions: what was built, and why.
+        build_log: what was built, and why.
         program_cache: what is kept on disk; None where nothing is.
         oom_handler: what is done when the device has no room.
         crash_guard: which calls are run alone, or not at all.
@@ -62,7 +62,7 @@ class Pipeline:
         self,
         functions: Functions,
         executables: Executables,
-        maker: ExecutableBuilder,
+        builder: ExecutableBuilder,
         admission: Admission,
         counters: Counters,
         oom_handler: OutOfMemoryHandler,
@@ -75,11 +75,11 @@ class Pipeline:
         self.counters = counters
         self.program_cache = program_cache
         self.build_log = BuildLog(program_cache)
-        self._builder = maker
+        self._builder = builder
         self.oom_handler = oom_handler
         self._packages = packages
         self.crash_guard = CrashGuard(admission)
-        self._executor = Executor(functions, executables, oom_handler, maker.discard)
+        self._executor = Executor(functions, executables, oom_handler, builder.discard)
         self._callback_lock = CallbackLock()
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
@@ -138,7 +138,7 @@ class Pipeline:
         return (FAILED, failure, pack_leaf_numbers(tuple(given))), ()
 
     def _too_late(self, run: Run) -> Reply:
-        """Of a call that is over when its client has been told that it was given up."""
+        """The reply to a call whose client was notified of its cancellation before it was over."""
         run.undo()
         return self.cancelled_reply(run.call)
 
@@ -215,7 +215,7 @@ class Pipeline:
             self.admission.release(running)
             report = self._report(executable, made)
             return lambda: report
-        # In this order: whoever cancels it sees that it runs, or the check sees that it is cancelled.
+        # In this order: whoever cancels it sees that it runs, or the check sees the cancellation.
         call.cancel_token.set_phase("running")
         call.cancel_token.check()
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
@@ -257,7 +257,7 @@ class Pipeline:
         except BrokenProgram:
             return self.start(run.call)()  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            reply = self._failed(run.call, error)  # first: who uses its values learns why not
+            reply = self._failed(run.call, error)  # first: calls that use its values learn why
             run.undo()
             return reply
 

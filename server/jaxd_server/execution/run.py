@@ -68,7 +68,7 @@ class Run:
     Attributes:
         leaves: its arguments, until it is delivered.
         results: what it returns, once it is dispatched.
-        taker: a later run that was given what this one returns, while this one was not done.
+        consumer: a later run that was given what this one returns, while this one was not done.
         dispatched: set once it is dispatched, of one that takes what others return.
     """
 

@@ -19,7 +19,7 @@ class Placed(Protocol):
     Attributes:
         device: the index of the one that they run on.
         connections: how many it has.
-        met: the executables that it has used.
+        used_executables: the executables that it has used.
     """
 
     device: int
@@ -177,11 +177,12 @@ def all_devices_bytes() -> int:
 
 def device_use() -> float:
     """Of the device that has the least memory left, how much is in use; 0 on a CPU."""
-    shares = [0.0]
-    for found in map(_statistics, jax.local_devices()):
-        if found.get("bytes_limit"):
-            shares.append(found.get("bytes_in_use", 0) / found["bytes_limit"])
-    return max(shares)
+    shares = (
+        found.get("bytes_in_use", 0) / found["bytes_limit"]
+        for found in map(_statistics, jax.local_devices())
+        if found.get("bytes_limit")
+    )
+    return max(shares, default=0.0)
 
 
 def arrays_in_use() -> list[int]:

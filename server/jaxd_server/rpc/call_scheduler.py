@@ -53,7 +53,7 @@ class CallScheduler:
         worker_context: what it shares with the others.
         session: whose connection it is.
         share: what the connection may have under way.
-        own: what it has of its session.
+        session_state: what it has of its session.
         send_queue: takes replies.
         client: answers questions about calls, and takes their events.
     """
@@ -63,14 +63,14 @@ class CallScheduler:
         worker_context: WorkerContext,
         session: Session,
         share: ConnectionShare,
-        own: SessionState,
+        session_state: SessionState,
         send_queue: SendQueue,
         client: ClientProxy,
     ) -> None:
         self._worker_context = worker_context
         self._session = session
         self._share = share
-        self._session_state = own
+        self._session_state = session_state
         self._send_queue = send_queue
         self._client = client
         self._open = InflightCalls(

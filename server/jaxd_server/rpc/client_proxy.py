@@ -89,7 +89,8 @@ class ClientProxy:
             number: of the call whose program calls back.
             callback_target: names the function.
             held: the arrays that it refers to.
-            args, kwargs: its arguments.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
             wants_result: whether there is a result to wait for.
 
         Raises:

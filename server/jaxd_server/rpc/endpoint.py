@@ -29,7 +29,7 @@ class Endpoint(Acceptor):
         authenticator: decides who comes in.
         sessions: where clients are entered.
         worker_context: what all connections share.
-        welcome: what a client is told of the server, beside its session.
+        welcome: what a client gets to know of the server, beside its session.
         connected_accounts: those who came in with an account; by default nobody looks at them.
     """
 

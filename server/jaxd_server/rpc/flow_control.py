@@ -137,7 +137,7 @@ class ConnectionShare:
     def begin(self) -> int:
         """A call was read; waits for a slot, and for a client that does not take its results.
 
-        Returns the bytes that `end` gives back.
+        Returns the bytes that `end_call` gives back.
         """
         with self._budget.changed:
             self._budget.changed.wait_for(self._may_begin)
@@ -241,7 +241,7 @@ class Backlog:
         return self._count
 
     def acquire(self, principal: str) -> None:
-        """Takes a call on; `leave` ends that.
+        """Takes a call on; `release` ends that.
 
         Raises:
             Busy: when there is no room for it now.

@@ -28,8 +28,8 @@ class CallPolicy:
 
     Attributes:
         max_s: seconds that a call may run; 0: any number.
-        gave_up: the reply to a call for which nobody waits any more.
-        ended: told of each call that was answered.
+        cancelled_reply: makes the reply to a call for which nobody waits any more.
+        ended: called with each call that was answered.
     """
 
     cancelled_reply: Callable[[Call], Reply]
@@ -47,7 +47,7 @@ class InflightCall:
         send: sends its reply.
         send_now: the same from a thread that works for its client alone.
         free: gives bytes back.
-        over: told once that no thread works on it any more.
+        over: called once, when no thread works on it any more.
 
     Attributes:
         reply_when_cancelled: what takes its reply when nobody waits for it any more.
@@ -145,7 +145,7 @@ class InflightCall:
         self.answer(reply)
 
     def cancel(self) -> None:
-        """Its client says that nobody waits for it."""
+        """Its client does not wait for it any more."""
         self.cancel_token.cancel(
             Cancelled("the call was cancelled by its caller. Call again if its result is wanted.")
         )
@@ -184,7 +184,7 @@ class InflightCall:
         if not self.has_begun:  # and its data need not wait for a thread to look at it
             self._call.blob, self._call.buffers = b"", ()
         if self.is_in_order and self.cancel_token.phase == "running" and not self._is_too_long:
-            return  # its client hears what it has done to values when it is over
+            return  # its client gets the real reply, with what it did to values, when it is over
         self.cancel_token.is_client_notified = True
         self.reply_when_cancelled(self._policy.cancelled_reply(self._call))
 

@@ -102,14 +102,14 @@ class Session(Client):
     Attributes:
         connections: how many are open.
         left_at: `time.monotonic()` when the last one ended.
-        is_over: whether its client has said that it ends.
+        is_over: whether its client has ended it.
         values: its arrays on the server.
         call_queue: its calls on them, in order.
-        remembered: what became of these.
+        reply_cache: the replies to these.
         skeletons: of arguments, by the numbers that the client has given them.
         unanswered: its calls that were under way when their connection ended.
-        in_order: its calls on values that are under way, by the numbers of these.
-        back_at: when its client came, or came back.
+        ordered_calls: its calls on values that are under way, by number.
+        resumed_at: when its client connected last while it had no connection.
     """
 
     connections: int = 0
@@ -134,7 +134,7 @@ class Sessions:
 
     Args:
         grace_s: seconds that a session outlives its last connection.
-        values: told when one ends, so that its values go.
+        values: where the values of a session that ended are dropped.
         clock: seconds that only grow.
         devices: choose one for each session; None: there is only one.
         counts: where is counted for a principal; None: nowhere but for all.

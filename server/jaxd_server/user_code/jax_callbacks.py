@@ -23,7 +23,7 @@ from jaxd_server.user_code.callback_targets import CallbackTarget, CallbackTarge
 from jaxd_server.user_code.output import output_to_sole_caller
 
 CallBack = Callable[..., Any]
-"""Calls a function in the process of a client, see `Asking.call_back`."""
+"""Calls a function in the process of a client, see `ClientProxy.call_back`."""
 
 _current: list[CallBack | None] = []
 """That of the client whose program runs. In tests there may be several servers in one process."""

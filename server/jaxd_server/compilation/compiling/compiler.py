@@ -104,7 +104,7 @@ class Compiler:
             options: how it is to be compiled.
             arguments: those of the call, static ones included.
             structure: jax's structure of the traced ones, as the program will be called.
-            emit: told of the stage.
+            emit: takes the event of the stage.
             captured: what the function reaches, and must not change.
 
         Raises:

@@ -42,7 +42,7 @@ class Environments:
     Args:
         store: the files.
         packages: what this process has imported.
-        spoilt: told of a record that is not what it should be.
+        spoilt: called with a record that is not what it should be.
     """
 
     def __init__(
