@@ -49,8 +49,8 @@ from jaxd_server.runtime.child_process import die_with_the_parent
 from jaxd_server.runtime.counters import Counters, Counts
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.threads.executors import ThreadPerTask, process_timers
-from jaxd_server.user_code.capture_output import capture_user_output
 from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
+from jaxd_server.user_code.output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
 _NICE = 5

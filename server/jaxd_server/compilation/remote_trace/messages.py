@@ -20,7 +20,7 @@ class TraceRequest(NamedTuple):
     Attributes:
         number: the worker's own for it, which replies carry.
         key: names function, options and configuration.
-        fingerprint, name, options, meaning: what the client said of it, as on the wire.
+        fingerprint, name, options, manifest: the client's description of it, as on the wire.
         code: the packed function; None when the tracer has it.
         skeleton: the structure of the arguments.
         scalars: the plain numbers in them, in order.

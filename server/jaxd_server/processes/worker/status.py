@@ -10,7 +10,7 @@ from jaxd_server.cache.usage import DiskUsage
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.jax_compat.device_memory import arrays_in_use, in_words, whole_device
+from jaxd_server.jax_compat.devices import arrays_in_use, in_words, whole_device
 from jaxd_server.processes.worker.retirement import AbandonedWork
 from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.sessions import Sessions

@@ -16,15 +16,14 @@ from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatorFactory
 from jaxd_server.auth.handover import HandoverReceiver
 from jaxd_server.cache.usage import DiskUsage
-from jaxd_server.compilation.build_quota import BuildQuota
-from jaxd_server.compilation.builder import ExecutableBuilder
+from jaxd_server.compilation.builder import BuildQuota, ExecutableBuilder
 from jaxd_server.compilation.compiling.builds import Build, Builds
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.table import Functions
-from jaxd_server.compilation.history.visibility import KnownFunctions, belongs_to
+from jaxd_server.compilation.history.build_history import KnownFunctions, belongs_to
 from jaxd_server.compilation.remote_trace.policy import TracePolicy
 from jaxd_server.compilation.remote_trace.process import TracerProcess
 from jaxd_server.config.options import ServerOptions
@@ -35,18 +34,16 @@ from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.config import set_default_settings
-from jaxd_server.jax_compat.device_memory import device_bytes_limit, device_use
-from jaxd_server.jax_compat.devices import Devices
+from jaxd_server.jax_compat.devices import Devices, device_bytes_limit, device_use
 from jaxd_server.jax_compat.lowered_transfer import can_unpack
 from jaxd_server.processes.worker import sizing
 from jaxd_server.processes.worker.gc_scheduler import GcScheduler
 from jaxd_server.processes.worker.retirement import AbandonedWork, IdleShutdown, PackageMonitor
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
-from jaxd_server.rpc.context import WorkerContext
+from jaxd_server.rpc.context import StallWatchdog, WorkerContext
 from jaxd_server.rpc.endpoint import Endpoint
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
-from jaxd_server.rpc.reader_handoff import StallWatchdog
 from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Sessions
@@ -56,8 +53,7 @@ from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.memory import machine_bytes
 from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer, host_spare
 from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
-from jaxd_server.values.content_store import ContentStore
-from jaxd_server.values.store import ValueStore
+from jaxd_server.values.store import ContentStore, ValueStore
 
 _BUILDER_THREADS = 1024
 """Calls that may wait at once for a build, or for a client's description of its function.

@@ -29,7 +29,7 @@ from jaxd_server.runtime.json_lines import HostChannel
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import allow_files
 from jaxd_server.runtime.threads.executors import process_timers
-from jaxd_server.user_code.capture_output import capture_user_output
+from jaxd_server.user_code.output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
 if TYPE_CHECKING:

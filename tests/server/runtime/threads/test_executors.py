@@ -170,7 +170,7 @@ def test_a_thread_that_has_lingered_long_enough_ends() -> None:
         until(lambda count=count: len(threads) == count)  # type: ignore[misc]
         threads[-1].join(PATIENCE_S)
         assert not threads[-1].is_alive()
-        assert line.is_idle
+        assert not line.is_working
 
 
 def test_threads_that_come_and_go_lose_nothing_and_never_work_at_once() -> None:
@@ -195,7 +195,7 @@ def test_threads_that_come_and_go_lose_nothing_and_never_work_at_once() -> None:
     until(lambda: len(done) == 2000)
     for index in range(4):
         assert [turn for who, turn in done if who == index] == list(range(500))
-    until(lambda: line.is_idle)
+    until(lambda: not line.is_working)
 
 
 def test_a_job_that_fails_is_logged_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:

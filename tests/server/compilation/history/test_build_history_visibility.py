@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_server.compilation.history import visibility as module
-from jaxd_server.compilation.history.visibility import KnownFunctions, belongs_to
+from jaxd_server.compilation.history import build_history as module
+from jaxd_server.compilation.history.build_history import KnownFunctions, belongs_to
 
 ALICE, BOB, OWNER = "account:alice", "account:bob", "uid:7"
 KEYS = [bytes([n]) * 16 for n in range(4)]

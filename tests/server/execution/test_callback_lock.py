@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import CallbackError, DeadlineExceeded
-from jaxd_server.execution import callback_turns as module
-from jaxd_server.execution.callback_turns import CallbackLock
+from jaxd_server.execution import callback_lock as module
+from jaxd_server.execution.callback_lock import CallbackLock
 from jaxd_server.execution.run import Run
 from jaxd_server.rpc.sessions import Session
 from jaxd_server.user_code.output import current_output, output_to_sole_caller

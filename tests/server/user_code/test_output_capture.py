@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from jaxd_server.user_code import capture_output
-from jaxd_server.user_code.output import CallOutput, output_to
+from jaxd_server.user_code.output import (
+    CallOutput,
+    capture_user_output,
+    capture_warnings,
+    output_to,
+)
 
 Events = list[tuple[str, Any]]
 
@@ -27,7 +31,7 @@ def output_printer() -> Iterator[tuple[io.StringIO, io.StringIO]]:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda *_: out.write("shown as ever\n")  # type: ignore[assignment]
-            capture_output.capture_user_output()
+            capture_user_output()
             yield out, err
     finally:
         sys.stdout, sys.stderr = streams
@@ -68,8 +72,8 @@ def test_all_warnings_of_a_call_are_heard(call_output: CallOutput, events: Event
     """Whatever filters there are, and however often; the client has filters of its own."""
     with output_printer() as (out, _):
         warnings.simplefilter("ignore")
-        capture_output.capture_warnings()
-        capture_output.capture_warnings()
+        capture_warnings()
+        capture_warnings()
         assert (
             len(
                 [

@@ -14,8 +14,7 @@ from jaxd_protocol.pickling.unpack.object_tokens import find_kept_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal, parse_skeleton
 from jaxd_protocol.pytree.references import Reference, load_reference
 from jaxd_server.codec.object_references import object_numbers
-from jaxd_server.codec.rebind_results import rebind_form
-from jaxd_server.codec.results import ResultLayout
+from jaxd_server.codec.results import ResultLayout, rebind_form
 
 THERE = bytes(range(16))
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jaxd_server.rpc import reader_handoff as module
-from jaxd_server.rpc.reader_handoff import STALL_S, ReaderHandoff, StallWatchdog
+from jaxd_server.rpc import context as module
+from jaxd_server.rpc.connection import ReaderHandoff
+from jaxd_server.rpc.context import STALL_S, StallWatchdog
 from tests.server import staging
 from tests.server.staging import join, start, until
 
@@ -51,7 +52,7 @@ class Stuck:
     def __call__(self) -> None:
         assert self.line is not None
         turn = self.line.reader_handoff.begin_inline()
-        if self.watchdog is not None:
+        if self.watchdog is not None and self.watchdog.is_idle:
             self.watchdog.wake()
         self.entered.set()
         assert self.release.wait(staging.PATIENCE_S)

@@ -5,7 +5,7 @@ import sys
 import weakref
 
 from jaxd_protocol.pytree import Leaf
-from jaxd_server.values.content_store import ContentStore
+from jaxd_server.values.store import ContentStore
 from jaxd_server.values.value import Value
 
 LEAF = Leaf("A", "uint8", (40,))

@@ -10,7 +10,7 @@ import pytest
 
 from jaxd_protocol.packages.distributions import changed_since_first_seen
 from jaxd_server.cache import open_store
-from jaxd_server.compilation.disk_cache.environments import Environments
+from jaxd_server.compilation.disk_cache.programs import Environments
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from tests.fake_packages import FakeSite
 from tests.server.compilation.disk_cache.test_programs import Open, X, function_in, kept_one, step

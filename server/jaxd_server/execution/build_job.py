@@ -19,9 +19,9 @@ class BuildJob:
     """The build callbacks of one call for `Executables.obtain`; to be used once.
 
     Args:
-        maker: makes executables.
+        builder: makes executables.
         oom_handler: makes room on the device.
-        decisions: told of what was built, and why.
+        build_log: records what was built, and why.
         function: what is called.
         call: who calls it.
         arguments: with what.
@@ -33,17 +33,17 @@ class BuildJob:
 
     def __init__(
         self,
-        maker: ExecutableBuilder,
+        builder: ExecutableBuilder,
         oom_handler: OutOfMemoryHandler,
-        decisions: BuildLog,
+        build_log: BuildLog,
         function: Function,
         call: Call,
         arguments: Arguments,
         layout: Layout,
     ) -> None:
-        self._builder = maker
+        self._builder = builder
         self._oom_handler = oom_handler
-        self._decisions = decisions
+        self._build_log = build_log
         self._function = function
         self._call = call
         self._arguments = arguments
@@ -63,7 +63,7 @@ class BuildJob:
         function, call = self._function, self._call
         request = self._request()
         self.made = self._oom_handler.retried_on_oom(lambda: self._builder.make(request))
-        self._decisions.made(function, call.skeleton, self.made, call.emit)
+        self._build_log.made(function, call.skeleton, self.made, call.emit)
         return self.made.executable
 
     def move(self, one: Executable) -> Executable | None:

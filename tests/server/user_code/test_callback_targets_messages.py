@@ -13,7 +13,7 @@ from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.pytree import load_literal
 from jaxd_server.codec.result_encoder import ResultEncoder
-from jaxd_server.user_code.callback_messages import pack_callback, read_callback
+from jaxd_server.user_code.callback_targets import pack_callback, read_callback
 
 CALLBACK_TARGET = ("partial", ("given", 0), (("held", 0),), ())
 

@@ -16,8 +16,7 @@ from jaxd_protocol.messages.data_locations import BLOCK_PROBE_BYTES, ResultPolic
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.wire.frames import Descriptors
 from jaxd_server.execution.call import Finish, Reply
-from jaxd_server.rpc.session_state import SessionState
-from jaxd_server.rpc.sessions import Session
+from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import Value
 from tests.server.staging import until

@@ -32,9 +32,8 @@ class CallbackLock:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held by the call whose turn it is
         self._running: tuple[Call, ...] = ()  # that call
-        self._call_outputs: dict[
-            int, CallOutput
-        ] = {}  # of runs that take no turns; each step is atomic
+        # Of runs that take no turns, by id; each step is atomic.
+        self._call_outputs: dict[int, CallOutput] = {}
 
     def start(self, run: Run, dispatch: Callable[[Run], None]) -> None:
         """Starts a run that calls Python; one that calls back is over when this returns.
