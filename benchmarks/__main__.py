@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.benchmark_run import BenchmarkRun, Sizes
 from benchmarks.chart import as_svg
 from benchmarks.facts import machine_facts
 from benchmarks.harness import Row, RowResult, measure
 from benchmarks.report import as_json, as_markdown
 from benchmarks.rows import ROWS
-from benchmarks.stage import BenchmarkRun, Sizes
 
 _EXAMPLE = "example: python -m benchmarks --rows small,in-flight --rounds 9"
 
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = frozenset(name for name in ("ray", "dask") if getattr(chosen, name))
     without = frozenset({"jaxd"} if chosen.peers else ())
     sizes = Sizes.quick() if chosen.quick else Sizes()
-    with BenchmarkRun.open(sizes, flags, without) as stage:
-        results = _measure_all(rows, stage, rounds)
+    with BenchmarkRun.open(sizes, flags, without) as run:
+        results = _measure_all(rows, run, rounds)
     whole = not (wanted or chosen.quick or chosen.peers)
     output = chosen.output or (Path("docs") if whole else None)
     print(as_markdown(results, machine_facts(), rounds))
@@ -75,14 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure_all(rows: Sequence[Row], stage: BenchmarkRun, rounds: int) -> list[RowResult]:
+def _measure_all(rows: Sequence[Row], run: BenchmarkRun, rounds: int) -> list[RowResult]:
     live = sys.stderr.isatty()
 
     def report(step: str) -> None:
         if live:
             print(f"\r\x1b[K{step}", end="", file=sys.stderr, flush=True)
 
-    results = [measure(row, stage, rounds, report) for row in rows]
+    results = [measure(row, run, rounds, report) for row in rows]
     report("")
     return results
 

@@ -66,7 +66,7 @@ def report_skipped(why: str) -> NoReturn:
 
 
 def serve_until_input_closes(serve: Callable[[], object], **greeting: Any) -> None:
-    """Runs `serve` in the background, says `greeting`, and exits when input closes.
+    """Runs `serve` in the background, prints `greeting`, and exits when input closes.
 
     So a peer never outlives the benchmark that started it, however that ended.
     """

@@ -21,7 +21,7 @@ class Echo(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
 def main() -> None:
     """Serves until the input closes."""
     server = ThreadedServer(Echo, socket_path=sys.argv[1])
-    server.listener.listen()  # before anybody is told: start() does it again, later
+    server.listener.listen()  # before the port is printed: start() listens again, later
     serve_until_input_closes(server.start, path=sys.argv[1])
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from benchmarks.benchmark_run import BenchmarkRun
 from benchmarks.processes import NotMeasurable
-from benchmarks.stage import BenchmarkRun
 
 Sampler = Callable[[], float]
 """Measures one round and returns its figure: a p50, or a mean per call, in the unit of its row."""
 
 Report = Callable[[str], None]
-"""Told what is about to be measured."""
+"""Called with what is about to be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Variant:
     flag: str | None = None
     is_restless: bool = False
 
-    def missing(self, stage: BenchmarkRun) -> str | None:
+    def missing(self, run: BenchmarkRun) -> str | None:
         """Why this variant cannot be measured here, or None when it can."""
-        if self.flag and self.flag not in stage.flags:
+        if self.flag and self.flag not in run.flags:
             return f"asked for by --{self.flag}"
         for module in self.needs:
-            if module in stage.without or importlib.util.find_spec(module) is None:
-                return f"{module} is left out" if module in stage.without else f"no {module} here"
+            if module in run.without or importlib.util.find_spec(module) is None:
+                return f"{module} is left out" if module in run.without else f"no {module} here"
         return None
 
 
@@ -79,7 +79,7 @@ class Comparison:
         text: the ratio in words, `a / b`.
         over: names of variants.
         under: names of variants.
-        target: what to reach; None for a ratio that is only told.
+        target: what to reach; None for a ratio that is only reported.
         allowance: seconds, or bytes, that are added below the line.
     """
 
@@ -166,17 +166,15 @@ class RowResult:
         return Outcome(comparison, comparison.ratio(self.medians), min(single), max(single))
 
 
-def measure(
-    row: Row, stage: BenchmarkRun, rounds: int, report: Report = lambda _: None
-) -> RowResult:
+def measure(row: Row, run: BenchmarkRun, rounds: int, report: Report = lambda _: None) -> RowResult:
     """What every variant that can run here takes, sampled in turn: A B C A B C.
 
     One warm-up round comes first and is thrown away. Whatever the variants started is ended
     before this returns.
     """
-    left_out = {v.name: why for v in row.variants if (why := v.missing(stage)) is not None}
+    left_out = {v.name: why for v in row.variants if (why := v.missing(run)) is not None}
     present = [variant for variant in row.variants if variant.name not in left_out]
-    with stage.fresh() as own:
+    with run.fresh() as own:
         report(f"{row.name}: starting")
         samplers = {}
         for variant in present:
@@ -188,13 +186,13 @@ def measure(
     return RowResult(row, figures, left_out)
 
 
-def _start_variant(variant: Variant, stage: BenchmarkRun) -> Sampler:
+def _start_variant(variant: Variant, run: BenchmarkRun) -> Sampler:
     if not variant.is_restless:
-        return variant.start(stage)
+        return variant.start(run)
 
     def sample() -> float:
-        with stage.fresh() as visit:
-            sampler = variant.start(visit)
+        with run.fresh() as own:
+            sampler = variant.start(own)
             sampler()  # a warm-up, as the others have had
             return statistics.median(sampler() for _ in range(_SAMPLES_OF_A_START))
 

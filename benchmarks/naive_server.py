@@ -40,7 +40,7 @@ class NaiveFunctions(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
 def main() -> None:
     """Serves a free loopback port until the input closes."""
     server = ThreadedServer(NaiveFunctions, hostname="127.0.0.1", port=0)
-    server.listener.listen()  # before anybody is told: start() does it again, later
+    server.listener.listen()  # before the port is printed: start() listens again, later
     serve_until_input_closes(server.start, port=server.port)
 
 

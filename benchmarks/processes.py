@@ -20,15 +20,15 @@ class ChildFailed(RuntimeError):
 
 
 class NotMeasurable(Exception):
-    """What was to be measured is not there to be measured; says why."""
+    """What was to be measured is not available; the message says why."""
 
 
 @dataclass(slots=True)
 class Service:
-    """A child that says one JSON line when it is ready and ends when its input closes.
+    """A child that prints one JSON line when it is ready and ends when its input closes.
 
     Attributes:
-        greeting: what the child said when it was ready.
+        greeting: what the child printed when it was ready.
     """
 
     process: subprocess.Popen[str]

@@ -1,5 +1,7 @@
 """`make house`: the figures of the source tree, and the rules that they have to keep.
 
+`python -m tests.house --map` prints the map of the folders that ARCHITECTURE.md holds.
+
 Size is counted by Python's tokenizer: a line counts when it holds code, so neither blank lines nor
 comments nor docstrings do. Imports are read by grimp, on which import-linter stands: those inside
 of functions and those for annotations count like all others. The layers are import-linter's
@@ -16,7 +18,7 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -182,8 +184,42 @@ def contracts() -> list[dict[str, object]]:
     return found
 
 
+def architecture_map() -> str:
+    """The layers of the packages from top to bottom, one block of text each, for ARCHITECTURE.md.
+
+    Layers are numbered; those that stand in one line of a contract share a number. Behind each
+    folder is the first sentence of its docstring.
+    """
+    layers = {str(one["name"]): one["layers"] for one in contracts() if one.get("exhaustive")}
+    names = {"jaxd": "client", "jaxd_protocol": "protocol", "jaxd_server": "server"}
+    return "\n\n".join(
+        "\n".join(["```text", *_package_map(package, layers[name]), "```"])
+        for package, name in names.items()
+    )
+
+
+def _package_map(package: str, layers: object) -> Iterator[str]:
+    assert isinstance(layers, list)
+    root = PACKAGES[package]
+    yield f"{root.relative_to(ROOT).as_posix()}/"
+    for number, layer in enumerate(layers, 1):
+        for name in layer.split(" | "):
+            yield from _folder_map(root / name, f"{number:>3}  ", 0)
+
+
+def _folder_map(folder: Path, prefix: str, depth: int) -> Iterator[str]:
+    """The line of a folder, or of a module, and those of the folders in it."""
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    head = f"{prefix}{'  ' * depth}{folder.name}{'/' if folder.is_dir() else '.py'}"
+    described = (ast.get_docstring(sources()[file]) or "").partition("\n\n")[0]
+    sentence = " ".join(described.split()).split(". ")[0].rstrip(".")
+    yield f"{head:<25} {sentence}"
+    for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
+        yield from _folder_map(inner, " " * len(prefix), depth + 1)
+
+
 def broken_layers() -> str:
-    """What `lint-imports` says, empty when every contract is kept."""
+    """The report of `lint-imports`, empty when every contract is kept."""
     done = subprocess.run(
         [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"],
         capture_output=True,
@@ -248,8 +284,8 @@ def violations() -> Iterator[str]:
         yield f"{name} has an __all__; only what is public needs one"
     if len(terms()) > MOST_TERMS:
         yield f"{len(terms())} terms in the glossary, more than {MOST_TERMS}"
-    if said := broken_layers():
-        yield said
+    if report := broken_layers():
+        yield report
 
 
 def _folders_that_are_too_full() -> Iterator[str]:
@@ -262,11 +298,14 @@ def _folders_that_are_too_full() -> Iterator[str]:
             yield f"{where} has {count} files, more than {MOST_IN_A_FOLDER}"
         init = sources().get(folder / "__init__.py")
         if init is None or not ast.get_docstring(init):
-            yield f"{where}/__init__.py does not say what the folder is for"
+            yield f"{where}/__init__.py has no docstring about what the folder is for"
 
 
-def main() -> int:
-    """Prints the figures, then what breaks a rule; 1 when something does."""
+def main(words: Sequence[str]) -> int:
+    """Prints the figures and what breaks a rule, 1 when something does; or only the map."""
+    if list(words) == ["--map"]:
+        print(architecture_map())
+        return 0
     for name, figure in figures():
         print(f"{name:24}{figure}")
     found = list(violations())
@@ -275,4 +314,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

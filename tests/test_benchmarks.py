@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks a
 
 from benchmarks.__main__ import main, write_reports
 from benchmarks.answering import measure_throughput, median_seconds
+from benchmarks.benchmark_run import BenchmarkRun, Sizes
 from benchmarks.chart import as_svg
 from benchmarks.facts import machine_facts
 from benchmarks.harness import (
@@ -33,14 +34,13 @@ from benchmarks.processes import ChildFailed
 from benchmarks.report import as_json, as_markdown, format_seconds
 from benchmarks.rows import ROWS, training
 from benchmarks.rows.key import KEY
-from benchmarks.stage import BenchmarkRun, Sizes
 
 TINY = Sizes(calls=20, slow_calls=2, round_bytes=2**21, most_bytes=2**20, steps=2, blocks=1)
 
 
 @pytest.fixture
-def stage() -> Iterator[BenchmarkRun]:
-    """A stage on which neither jaxd nor jax is there to be measured."""
+def run() -> Iterator[BenchmarkRun]:
+    """A run in which neither jaxd nor jax is there to be measured."""
     with BenchmarkRun.open(TINY, without=frozenset({"jaxd", "jax"})) as opened:
         yield opened
 
@@ -113,14 +113,14 @@ def test_outcomes_are_medians_with_the_range_of_single_rounds() -> None:
     assert outcome.verdict == "miss"
 
 
-def test_what_is_not_installed_is_left_out_and_said(stage: BenchmarkRun) -> None:
+def test_what_is_not_installed_is_left_out_and_said(run: BenchmarkRun) -> None:
     """The other variants of the row are measured all the same."""
-    result = measure(row_of(FASTER, CLOSE, UNKNOWN), stage, rounds=2)
+    result = measure(row_of(FASTER, CLOSE, UNKNOWN), run, rounds=2)
     assert [o.verdict for o in result.outcomes] == ["pass", "miss", "not measured"]
     assert result.left_out == {"absent": "no nosuchmodule here"}
 
 
-def test_what_never_rests_is_there_only_while_it_is_measured(stage: BenchmarkRun) -> None:
+def test_what_never_rests_is_there_only_while_it_is_measured(run: BenchmarkRun) -> None:
     """Its processes would take time from what is measured beside it. Some samples are for one."""
     told: list[str] = []
 
@@ -140,45 +140,47 @@ def test_what_never_rests_is_there_only_while_it_is_measured(stage: BenchmarkRun
 
     quiet = Variant("quiet", lambda _: sampler("quiet"))
     variants = (quiet, Variant("restless", restless, is_restless=True))
-    result = measure(Row("made-up", "A made-up row", variants, ()), stage, rounds=1)
+    result = measure(Row("made-up", "A made-up row", variants, ()), run, rounds=1)
     visit = ["restless starts", *["restless"] * 6, "restless ends"]
     assert told == ["quiet starts", *(["quiet", *visit] * 2)]
     assert result.medians == {"quiet": 7, "restless": 7}
 
 
-def test_what_finds_nothing_to_measure_is_left_out_and_says_why(stage: BenchmarkRun) -> None:
+def test_what_finds_nothing_to_measure_is_left_out_and_says_why(run: BenchmarkRun) -> None:
     """As a driver does whose data does not go the way that it is about."""
 
-    def start(stage: BenchmarkRun) -> Sampler:
-        program = "from benchmarks.answering import leave_out; leave_out('no such way here')"
-        (stage.directory / "declines.py").write_text(program)
-        driver = stage.driver("declines")
+    def start(run: BenchmarkRun) -> Sampler:
+        program = (
+            "from benchmarks.answering import report_skipped; report_skipped('no such way here')"
+        )
+        (run.directory / "declines.py").write_text(program)
+        driver = run.driver("declines")
         return lambda: driver.seconds("anything", 1)
 
     row = Row("made-up", "A made-up row", (Variant("fast", constant(1.0)), Variant("x", start)), ())
-    result = measure(row, stage, rounds=1)
+    result = measure(row, run, rounds=1)
     assert (result.medians, result.left_out) == ({"fast": 1.0}, {"x": "no such way here"})
 
 
-def test_an_optional_peer_waits_for_its_flag(stage: BenchmarkRun) -> None:
+def test_an_optional_peer_waits_for_its_flag(run: BenchmarkRun) -> None:
     """Ray and Dask are measured only when they are asked for."""
     optional = Variant("peer", constant(1.0), flag="ray")
-    assert optional.missing(stage) == "asked for by --ray"
+    assert optional.missing(run) == "asked for by --ray"
 
 
-def test_variants_must_compute_the_same(stage: BenchmarkRun) -> None:
+def test_variants_must_compute_the_same(run: BenchmarkRun) -> None:
     """A variant that is fast because it computes something else breaks the run."""
-    stage.agree("loss", 2.0)
-    stage.agree("loss", 2.00001)
+    run.agree("loss", 2.0)
+    run.agree("loss", 2.00001)
     with pytest.raises(AssertionError, match="loss is 3"):
-        stage.agree("loss", 3.0)
+        run.agree("loss", 3.0)
 
 
 @pytest.mark.parametrize("name", ["scalar", "small", "transfer-1MB", "fetch-64MB"])
-def test_the_peers_that_need_no_jax_run(stage: BenchmarkRun, name: str) -> None:
+def test_the_peers_that_need_no_jax_run(run: BenchmarkRun, name: str) -> None:
     """Stock rpyc, raw sockets and bare interpreters give positive times."""
     (row,) = (row for row in ROWS if row.name == name)
-    result = measure(row, stage, rounds=1)
+    result = measure(row, run, rounds=1)
     assert result.medians
     assert all(seconds > 0 for seconds in result.medians.values())
     assert "jaxd is left out" in result.left_out.values()
@@ -186,8 +188,8 @@ def test_the_peers_that_need_no_jax_run(stage: BenchmarkRun, name: str) -> None:
 
 def test_the_key_is_measured_without_a_server_and_without_flax() -> None:
     """What needs flax is left out and said; all else gives positive times."""
-    with BenchmarkRun.open(TINY, without=frozenset({"flax"})) as stage:
-        result = measure(KEY, stage, rounds=1)
+    with BenchmarkRun.open(TINY, without=frozenset({"flax"})) as run:
+        result = measure(KEY, run, rounds=1)
     left_out = {name for name in result.left_out if name.startswith("flax train step")}
     assert set(result.left_out) == left_out
     assert set(result.left_out.values()) == {"flax is left out"}
@@ -205,22 +207,22 @@ def test_the_row_of_the_key_runs_alone(capsys: pytest.CaptureFixture[str]) -> No
     assert "| fetch-64MB |" not in printed
 
 
-def test_children_end_with_their_row(stage: BenchmarkRun) -> None:
-    """Nothing that a row started is left when its stage closes."""
-    with stage.fresh() as row_stage:
-        path = row_stage.socket_path("echo")
-        row_stage.service("benchmarks.echo_server", path)
-        driver = row_stage.driver("benchmarks.drivers.rpyc_echo", path)
+def test_children_end_with_their_row(run: BenchmarkRun) -> None:
+    """Nothing that a row started is left when its run closes."""
+    with run.fresh() as row_run:
+        path = row_run.socket_path("echo")
+        row_run.service("benchmarks.echo_server", path)
+        driver = row_run.driver("benchmarks.drivers.rpyc_echo", path)
         assert driver.service.process.poll() is None
     assert driver.service.process.poll() is not None
 
 
-def test_a_child_that_fails_is_quoted(stage: BenchmarkRun) -> None:
+def test_a_child_that_fails_is_quoted(run: BenchmarkRun) -> None:
     """Its last words are in the error, whether it was to serve or to run to its end."""
     with pytest.raises(ChildFailed, match="No module named"):
-        stage.service("benchmarks.no_such_peer")
+        run.service("benchmarks.no_such_peer")
     with pytest.raises(ChildFailed, match=r"exited with 1:\n(?s:.*)ZeroDivisionError"):
-        stage.process_seconds("-c", "1 / 0")
+        run.process_seconds("-c", "1 / 0")
 
 
 def test_calls_are_timed_one_by_one_and_together() -> None:
@@ -232,10 +234,10 @@ def test_calls_are_timed_one_by_one_and_together() -> None:
 
 
 def test_reports_hold_every_verdict_and_nothing_that_names_the_machine(
-    stage: BenchmarkRun, tmp_path: Path
+    run: BenchmarkRun, tmp_path: Path
 ) -> None:
     """The Markdown, the data and the plot are written, free of host names and paths."""
-    results = [measure(row_of(FASTER, UNKNOWN), stage, rounds=2)]
+    results = [measure(row_of(FASTER, UNKNOWN), run, rounds=2)]
     write_reports(results, machine_facts(), 2, tmp_path / "docs")
     written = {file.suffix: file.read_text() for file in (tmp_path / "docs").iterdir()}
     assert "| slow / fast | **4** | 4 to 4 | ≥ 3 | pass |" in written[".md"]
@@ -246,7 +248,7 @@ def test_reports_hold_every_verdict_and_nothing_that_names_the_machine(
     named = {"processor", "cores", "system", "Python", "TCP congestion control"}
     packages = {"jax", "jaxlib", "rpyc", "numpy", "cloudpickle", "flax", "optax", "ray", "dask"}
     assert set(machine_facts()) <= named | packages
-    for secret in (str(tmp_path), str(stage.directory), sys.prefix):
+    for secret in (str(tmp_path), str(run.directory), sys.prefix):
         assert not any(secret in text for text in written.values())
 
 
@@ -264,9 +266,9 @@ def test_the_plot_has_a_bar_for_every_measured_target() -> None:
     ]
 
 
-def test_reports_of_nothing_measured_have_no_plot(stage: BenchmarkRun) -> None:
+def test_reports_of_nothing_measured_have_no_plot(run: BenchmarkRun) -> None:
     """A page without ratios does not show an empty picture."""
-    results = [measure(row_of(UNKNOWN), stage, rounds=1)]
+    results = [measure(row_of(UNKNOWN), run, rounds=1)]
     assert ".svg" not in as_markdown(results, {}, 1)
     assert as_json(results, {}, 1)["rows"][0]["left_out"]
 

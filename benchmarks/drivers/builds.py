@@ -53,7 +53,7 @@ def _new(count: int) -> Any:
 
 
 def main() -> None:
-    """Begins and ends as it is told."""
+    """Starts and stops builds on request."""
     builds = Builds(connect(sys.argv[1]))
     answer_requests({"begin": builds.begin, "end": builds.end})
 

@@ -2,7 +2,7 @@
 
 ROUTE is how the data is to go: by `socket`, through `shared` memory, or `any` way. Which way it
 went is known from the bytes that the server has received; where that is another one, the driver
-leaves itself out and says so.
+is left out and reports that.
 """
 
 from __future__ import annotations

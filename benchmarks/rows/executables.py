@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.benchmark_run import BenchmarkRun
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 from benchmarks.rows.fresh import CACHE_EVERYTHING
-from benchmarks.stage import BenchmarkRun
 
 _FIRST_CALL = "benchmarks.drivers.first_call"
 
 
 def _first_call(*arguments: str, **extra: str) -> Callable[[BenchmarkRun], float]:
-    def seconds(stage: BenchmarkRun) -> float:
-        blocks = str(stage.sizes.blocks)
+    def seconds(run: BenchmarkRun) -> float:
+        blocks = str(run.sizes.blocks)
         how, *more = arguments
-        return stage.driver(_FIRST_CALL, how, blocks, *more, **extra).seconds("first", 1)
+        return run.driver(_FIRST_CALL, how, blocks, *more, **extra).seconds("first", 1)
 
     return seconds
 
 
-def _after_restart(stage: BenchmarkRun) -> Sampler:
+def _after_restart(run: BenchmarkRun) -> Sampler:
     """A new server each time, over the folder that the first one has filled."""
 
     def sample() -> float:
-        with stage.fresh() as own:
+        with run.fresh() as own:
             return _first_call("jaxd", own.own_server().unix)(own)
 
     return sample
 
 
-def _with_disk_cache(stage: BenchmarkRun) -> Sampler:
+def _with_disk_cache(run: BenchmarkRun) -> Sampler:
     def sample() -> float:
-        with stage.fresh() as own:
-            folder = str(stage.directory / "jax-cache")
+        with run.fresh() as own:
+            folder = str(run.directory / "jax-cache")
             call = _first_call("jax", JAX_COMPILATION_CACHE_DIR=folder, **CACHE_EVERYTHING)
             return call(own)
 
@@ -59,9 +59,9 @@ RESTART = Row(
 
 
 def _dispatch(what: str) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        driver = stage.driver("benchmarks.drivers.dispatch")
-        return lambda: driver.seconds(what, stage.sizes.calls)
+    def start(run: BenchmarkRun) -> Sampler:
+        driver = run.driver("benchmarks.drivers.dispatch")
+        return lambda: driver.seconds(what, run.sizes.calls)
 
     return start
 
@@ -90,20 +90,20 @@ DISPATCH = Row(
 )
 
 
-def _alone(stage: BenchmarkRun) -> Sampler:
-    driver = stage.driver("benchmarks.drivers.jaxd_calls", stage.own_server().unix)
-    return lambda: driver.seconds("small, p99", stage.sizes.many_calls)
+def _alone(run: BenchmarkRun) -> Sampler:
+    driver = run.driver("benchmarks.drivers.jaxd_calls", run.own_server().unix)
+    return lambda: driver.seconds("small, p99", run.sizes.many_calls)
 
 
-def _beside_builds(stage: BenchmarkRun) -> Sampler:
-    address = stage.own_server().unix
-    calls = stage.driver("benchmarks.drivers.jaxd_calls", address)
-    builds = stage.driver("benchmarks.drivers.builds", address, str(stage.sizes.blocks))
+def _beside_builds(run: BenchmarkRun) -> Sampler:
+    address = run.own_server().unix
+    calls = run.driver("benchmarks.drivers.jaxd_calls", address)
+    builds = run.driver("benchmarks.drivers.builds", address, str(run.sizes.blocks))
 
     def sample() -> float:
         builds.seconds("begin", 1)
         try:
-            return calls.seconds("small, p99", stage.sizes.many_calls)
+            return calls.seconds("small, p99", run.sizes.many_calls)
         finally:
             builds.seconds("end", 1)
 

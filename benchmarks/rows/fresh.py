@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.benchmark_run import BenchmarkRun
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
-from benchmarks.stage import BenchmarkRun
 
 _PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 
@@ -16,38 +16,38 @@ CACHE_EVERYTHING = {
 }
 
 
-def _program(stage: BenchmarkRun, *command: str, **extra: str) -> Sampler:
+def _program(run: BenchmarkRun, *command: str, **extra: str) -> Sampler:
     """Times one whole process a round; a fact that it prints must agree with the others'."""
 
     def sample() -> float:
-        seconds, output = stage.process_seconds(*command, **extra)
+        seconds, output = run.process_seconds(*command, **extra)
         if output:
             fact, value = output.split()
-            stage.agree(fact, float(value))
+            run.agree(fact, float(value))
         return seconds
 
     return sample
 
 
 def _train(mode: str, **extra: str) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        blocks = str(stage.sizes.blocks)
-        return _program(stage, str(_PROGRAMS / "train.py"), mode, blocks, **extra)
+    def start(run: BenchmarkRun) -> Sampler:
+        blocks = str(run.sizes.blocks)
+        return _program(run, str(_PROGRAMS / "train.py"), mode, blocks, **extra)
 
     return start
 
 
 def _train_with_jaxd(mode: str) -> Callable[[BenchmarkRun], Sampler]:
-    return lambda stage: _train(mode, JAXD_SERVER=stage.own_server().unix)(stage)
+    return lambda run: _train(mode, JAXD_SERVER=run.own_server().unix)(run)
 
 
-def _train_with_disk_cache(stage: BenchmarkRun) -> Sampler:
-    folder = str(stage.directory / "jax-cache")
-    return _train("jax", JAX_COMPILATION_CACHE_DIR=folder, **CACHE_EVERYTHING)(stage)
+def _train_with_disk_cache(run: BenchmarkRun) -> Sampler:
+    folder = str(run.directory / "jax-cache")
+    return _train("jax", JAX_COMPILATION_CACHE_DIR=folder, **CACHE_EVERYTHING)(run)
 
 
-def _scalar_with_jaxd(stage: BenchmarkRun) -> Sampler:
-    return _program(stage, str(_PROGRAMS / "scalar.py"), JAXD_SERVER=stage.own_server().unix)
+def _scalar_with_jaxd(run: BenchmarkRun) -> Sampler:
+    return _program(run, str(_PROGRAMS / "scalar.py"), JAXD_SERVER=run.own_server().unix)
 
 
 FRESH_PROCESS = Row(
@@ -89,9 +89,9 @@ FRESH_SCALAR = Row(
     name="scalar",
     title="Fresh process without arrays: start, reply, exit",
     variants=(
-        Variant("imports", lambda stage: _program(stage, "-c", "import rpyc, cloudpickle")),
+        Variant("imports", lambda run: _program(run, "-c", "import rpyc, cloudpickle")),
         Variant("jaxd", _scalar_with_jaxd, needs=("jaxd", "jax")),
-        Variant("interpreter", lambda stage: _program(stage, "-c", "pass")),
+        Variant("interpreter", lambda run: _program(run, "-c", "pass")),
     ),
     comparisons=(
         Comparison(

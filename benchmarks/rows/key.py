@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from benchmarks.benchmark_run import BenchmarkRun
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
-from benchmarks.stage import BenchmarkRun
 
 _DRIVER = "benchmarks.drivers.key_cost"
 
@@ -17,17 +17,17 @@ _FUNCTIONS = {
 
 
 def _again_and_again(function: str, what: str, calls: str) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        driver = stage.driver(_DRIVER, function)
-        return lambda: driver.seconds(what, getattr(stage.sizes, calls))
+    def start(run: BenchmarkRun) -> Sampler:
+        driver = run.driver(_DRIVER, function)
+        return lambda: driver.seconds(what, getattr(run.sizes, calls))
 
     return start
 
 
 def _once_in_a_process(function: str, what: str) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
+    def start(run: BenchmarkRun) -> Sampler:
         def sample() -> float:
-            with stage.fresh() as own:
+            with run.fresh() as own:
                 return own.driver(_DRIVER, function).seconds(what, 1)
 
         return sample

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.benchmark_run import BenchmarkRun
 from benchmarks.harness import Sampler, Variant
 from benchmarks.isolation import loopback_only
 from benchmarks.processes import Driver
-from benchmarks.stage import BenchmarkRun
 
 SAMPLES_PER_ROUND = 64
 """Bytes of a large array that nobody sends."""
 
 
-def naive(stage: BenchmarkRun, nbytes: int = SAMPLES_PER_ROUND) -> Driver:
+def naive(run: BenchmarkRun, nbytes: int = SAMPLES_PER_ROUND) -> Driver:
     """A client of the naive server."""
-    port = stage.service("benchmarks.naive_server")["port"]
-    return stage.driver("benchmarks.drivers.naive_calls", str(port), str(nbytes))
+    port = run.service("benchmarks.naive_server")["port"]
+    return run.driver("benchmarks.drivers.naive_calls", str(port), str(nbytes))
 
 
-def ray(stage: BenchmarkRun, nbytes: int = SAMPLES_PER_ROUND) -> Driver:
+def ray(run: BenchmarkRun, nbytes: int = SAMPLES_PER_ROUND) -> Driver:
     """The driver of a Ray actor."""
-    return stage.driver(
+    return run.driver(
         "benchmarks.drivers.ray_actor",
-        str(stage.directory / "ray"),
+        str(run.directory / "ray"),
         str(nbytes),
-        prefix=stage.enter(loopback_only()),
+        prefix=run.enter(loopback_only()),
         RAY_USAGE_STATS_ENABLED="0",
     )
 
 
-def dask(stage: BenchmarkRun, nbytes: int = SAMPLES_PER_ROUND) -> Driver:
+def dask(run: BenchmarkRun, nbytes: int = SAMPLES_PER_ROUND) -> Driver:
     """A client of a Dask worker."""
-    prefix = stage.enter(loopback_only())
-    return stage.driver("benchmarks.drivers.dask_submit", str(nbytes), prefix=prefix)
+    prefix = run.enter(loopback_only())
+    return run.driver("benchmarks.drivers.dask_submit", str(nbytes), prefix=prefix)
 
 
 def ray_variant(start: Callable[[BenchmarkRun], Sampler]) -> Variant:

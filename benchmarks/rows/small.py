@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.benchmark_run import BenchmarkRun
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 from benchmarks.processes import Driver
 from benchmarks.rows import peers
-from benchmarks.stage import BenchmarkRun
 
 
 def _sampler(driver: Driver, what: str, calls: int) -> Sampler:
@@ -15,29 +15,29 @@ def _sampler(driver: Driver, what: str, calls: int) -> Sampler:
 
 
 def _jaxd(what: str) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        driver = stage.driver("benchmarks.drivers.jaxd_calls", stage.own_server().unix)
-        return _sampler(driver, what, stage.sizes.calls)
+    def start(run: BenchmarkRun) -> Sampler:
+        driver = run.driver("benchmarks.drivers.jaxd_calls", run.own_server().unix)
+        return _sampler(driver, what, run.sizes.calls)
 
     return start
 
 
-def _echo(stage: BenchmarkRun) -> Sampler:
-    path = stage.socket_path("echo")
-    stage.service("benchmarks.echo_server", path)
-    driver = stage.driver("benchmarks.drivers.rpyc_echo", path)
-    return _sampler(driver, "small", stage.sizes.calls)
+def _echo(run: BenchmarkRun) -> Sampler:
+    path = run.socket_path("echo")
+    run.service("benchmarks.echo_server", path)
+    driver = run.driver("benchmarks.drivers.rpyc_echo", path)
+    return _sampler(driver, "small", run.sizes.calls)
 
 
-def _local_jit(stage: BenchmarkRun) -> Sampler:
-    driver = stage.driver("benchmarks.drivers.local_jit")
-    return _sampler(driver, "small", stage.sizes.calls)
+def _local_jit(run: BenchmarkRun) -> Sampler:
+    driver = run.driver("benchmarks.drivers.local_jit")
+    return _sampler(driver, "small", run.sizes.calls)
 
 
 def _peer(
     start: Callable[[BenchmarkRun], Driver], calls: str = "calls"
 ) -> Callable[[BenchmarkRun], Sampler]:
-    return lambda stage: _sampler(start(stage), "small", getattr(stage.sizes, calls))
+    return lambda run: _sampler(start(run), "small", getattr(run.sizes, calls))
 
 
 _JAXD = ("jaxd", "jax")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal
 
+from benchmarks.benchmark_run import BenchmarkRun
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 from benchmarks.processes import Driver
-from benchmarks.stage import BenchmarkRun
 
 _NEEDS: Final = ("jax", "flax", "optax")
 _JAXD: Final = ("jaxd", *_NEEDS)
@@ -21,33 +21,33 @@ _ONE_THREAD: Final = {"NPROC": "1"}
 """Has XLA compute in one thread, so that a core is left for Python, as beside an accelerator."""
 
 
-def _driver(stage: BenchmarkRun, where: str, **extra: str) -> Driver:
+def _driver(run: BenchmarkRun, where: str, **extra: str) -> Driver:
     """One that has trained for a while, and computes what the others do."""
-    token = stage.own_server(**extra).token_file if "://" in where else ""
-    driver = stage.driver("benchmarks.drivers.training_loop", where, JAXD_TOKEN_FILE=token, **extra)
-    stage.agree("loss of the tenth step", driver.figure("loss", 1))
+    token = run.own_server(**extra).token_file if "://" in where else ""
+    driver = run.driver("benchmarks.drivers.training_loop", where, JAXD_TOKEN_FILE=token, **extra)
+    run.agree("loss of the tenth step", driver.figure("loss", 1))
     return driver
 
 
-def _jit(stage: BenchmarkRun) -> Sampler:
-    driver = _driver(stage, "jit")
-    return lambda: driver.seconds("step", stage.sizes.steps)
+def _jit(run: BenchmarkRun) -> Sampler:
+    driver = _driver(run, "jit")
+    return lambda: driver.seconds("step", run.sizes.steps)
 
 
 def _jaxd(link: Link, what: str) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        driver = _driver(stage, _address(stage, link))
-        steps = stage.sizes.steps // 4 if link == "slow" else stage.sizes.steps
+    def start(run: BenchmarkRun) -> Sampler:
+        driver = _driver(run, _address(run, link))
+        steps = run.sizes.steps // 4 if link == "slow" else run.sizes.steps
         return lambda: driver.figure(what, max(1, steps))
 
     return start
 
 
-def _address(stage: BenchmarkRun, link: Link) -> str:
-    server = stage.own_server()
+def _address(run: BenchmarkRun, link: Link) -> str:
+    server = run.own_server()
     if link == "slow":
         port = server.tcp.rpartition(":")[2]
-        return f"tcp://127.0.0.1:{stage.service('benchmarks.slow_link', port)['port']}"
+        return f"tcp://127.0.0.1:{run.service('benchmarks.slow_link', port)['port']}"
     return server.unix if link == "unix" else server.tcp
 
 
@@ -76,10 +76,10 @@ TRAINING: Final = Row(
 
 
 def _one_thread(where: Literal["jit", "unix"]) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        address = where if where == "jit" else stage.own_server(**_ONE_THREAD).unix
-        driver = _driver(stage, address, **_ONE_THREAD)
-        return lambda: driver.figure("step", stage.sizes.steps)
+    def start(run: BenchmarkRun) -> Sampler:
+        address = where if where == "jit" else run.own_server(**_ONE_THREAD).unix
+        driver = _driver(run, address, **_ONE_THREAD)
+        return lambda: driver.figure("step", run.sizes.steps)
 
     return start
 

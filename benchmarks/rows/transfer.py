@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
+from benchmarks.benchmark_run import BenchmarkRun
 from benchmarks.harness import Comparison, Row, Sampler, Target, Variant
 from benchmarks.processes import Driver, NotMeasurable
 from benchmarks.rows import peers
-from benchmarks.stage import BenchmarkRun
 
 Kind = Literal["tcp", "unix"]
 Route = Literal["socket", "shared", "any"]
@@ -21,56 +21,56 @@ _SLOW: Final = 16 * _MB
 """From this size on, rpyc's own frames take seconds, and soon minutes."""
 
 
-def _size(stage: BenchmarkRun, nbytes: int) -> int:
-    return min(nbytes, stage.sizes.most_bytes)
+def _size(run: BenchmarkRun, nbytes: int) -> int:
+    return min(nbytes, run.sizes.most_bytes)
 
 
-def _sampler(stage: BenchmarkRun, driver: Driver, what: str, nbytes: int) -> Sampler:
-    return lambda: driver.seconds(what, stage.sizes.large_calls(nbytes))
+def _sampler(run: BenchmarkRun, driver: Driver, what: str, nbytes: int) -> Sampler:
+    return lambda: driver.seconds(what, run.sizes.large_calls(nbytes))
 
 
 def _jaxd(kind: Kind, route: Route, what: str, nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        server, size = stage.own_server(), _size(stage, nbytes)
-        driver = stage.driver(
+    def start(run: BenchmarkRun) -> Sampler:
+        server, size = run.own_server(), _size(run, nbytes)
+        driver = run.driver(
             "benchmarks.drivers.transfer",
             server.tcp if kind == "tcp" else server.unix,
             str(size),
             route,
             JAXD_TOKEN_FILE=server.token_file,
         )
-        return _sampler(stage, driver, what, size)
+        return _sampler(run, driver, what, size)
 
     return start
 
 
 def _raw(kind: Kind, nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        size = _size(stage, nbytes)
-        where = "127.0.0.1" if kind == "tcp" else stage.socket_path("raw")
-        greeting = stage.service("benchmarks.raw_server", kind, where, str(size))
+    def start(run: BenchmarkRun) -> Sampler:
+        size = _size(run, nbytes)
+        where = "127.0.0.1" if kind == "tcp" else run.socket_path("raw")
+        greeting = run.service("benchmarks.raw_server", kind, where, str(size))
         target = str(greeting["port"]) if kind == "tcp" else where
-        driver = stage.driver("benchmarks.drivers.raw_socket", kind, target, str(size))
-        return _sampler(stage, driver, "large", size)
+        driver = run.driver("benchmarks.drivers.raw_socket", kind, target, str(size))
+        return _sampler(run, driver, "large", size)
 
     return start
 
 
 def _copy(nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        size = _size(stage, nbytes)
-        driver = stage.driver("benchmarks.drivers.memory_copy", str(size))
-        return _sampler(stage, driver, "copy", size)
+    def start(run: BenchmarkRun) -> Sampler:
+        size = _size(run, nbytes)
+        driver = run.driver("benchmarks.drivers.memory_copy", str(size))
+        return _sampler(run, driver, "copy", size)
 
     return start
 
 
 def _naive(nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
-    def start(stage: BenchmarkRun) -> Sampler:
-        size = _size(stage, nbytes)
+    def start(run: BenchmarkRun) -> Sampler:
+        size = _size(run, nbytes)
         if size > _WITH_TARGETS:
             raise NotMeasurable("takes minutes for one call")
-        driver = peers.naive(stage, size)
+        driver = peers.naive(run, size)
         return lambda: driver.seconds("large", 1 if size >= _SLOW else 11)
 
     return start
@@ -79,7 +79,7 @@ def _naive(nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
 def _peer(
     start: Callable[[BenchmarkRun, int], Driver], nbytes: int
 ) -> Callable[[BenchmarkRun], Sampler]:
-    return lambda stage: _sampler(stage, start(stage, _size(stage, nbytes)), "large", nbytes)
+    return lambda run: _sampler(run, start(run, _size(run, nbytes)), "large", nbytes)
 
 
 def _ways(what: str, nbytes: int) -> Iterator[Variant]:

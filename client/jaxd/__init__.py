@@ -8,7 +8,7 @@
 
 The function runs on a server that keeps it compiled; a fresh process gets its first result at
 once. Importing this package loads neither jax nor numpy, and what a call of a persistent function
-does not need is loaded when somebody first asks for it.
+does not need is loaded at its first use.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from jaxd.dispatch.devices import Device
     from jaxd.interop.lazy_array import LazyArray
     from jaxd.interop.remote_array import RemoteArray
-    from jaxd.tracing.last_error import last_error
+    from jaxd.tracing.derived_call import last_error
 
 __all__ = [
     "Address",
@@ -85,19 +85,19 @@ _LAZY_EXPORTS: Final = {
     "LazyArray": "interop.lazy_array",
     "RemoteArray": "interop.remote_array",
     "Statistics": "api.server_statistics",
-    "last_error": "tracing.last_error",
+    "last_error": "tracing.derived_call",
 }
-"""Public names, each with the module that has it. No module is called as one of the names."""
+"""Public names, each with its module. No module has the name of one of them."""
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, at the first time that somebody asks for it."""
+    """A public name, loaded at its first use."""
     from importlib import import_module
 
-    home = _LAZY_EXPORTS.get(name)
-    if home is None:
+    module = _LAZY_EXPORTS.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"jaxd.{home}"), name)
+    found = globals()[name] = getattr(import_module(f"jaxd.{module}"), name)
     return found
 
 

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from jaxd_protocol.errors import *  # noqa: F403  one tree, two names
-from jaxd_protocol.errors import __all__ as __all__  # noqa: PLC0414  says that it is public
+from jaxd_protocol.errors import *  # noqa: F403  the same classes under two names
+from jaxd_protocol.errors import __all__ as __all__  # noqa: PLC0414  marks it as public

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_server.auth.tls_setup import ready_for_tls
-from jaxd_server.config.command_line import parse_arguments
-from jaxd_server.processes.host.host import WORKER_COMMAND, Host
+from jaxd_server.config.options import parse_arguments
+from jaxd_server.processes.host import WORKER_COMMAND, Host
 from jaxd_server.runtime import logs
 
 

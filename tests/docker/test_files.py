@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.config.command_line import parse_arguments
+from jaxd_server.config.options import parse_arguments
 from tests.docker.engine import ROOT
 
 DOCKER = ROOT / "docker"

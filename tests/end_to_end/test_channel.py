@@ -24,7 +24,7 @@ from jaxd.connection.connect import probe
 from jaxd.connection.settings import Settings
 from jaxd_protocol.network import tcp_owners
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.versions import local_peer
+from jaxd_protocol.network.handshake import local_peer
 from jaxd_server.auth.listeners import open_listeners
 from tests.end_to_end.squatter import Squatter
 from tests.end_to_end.test_trust import refused

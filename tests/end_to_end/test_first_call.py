@@ -52,7 +52,7 @@ NOT_NEEDED = (
     "jaxd.interop.remote_array",
     "jaxd.transfer.dedup",
     "jaxd_protocol.messages.failures",
-    "jaxd_protocol.fingerprint.archives.local",
+    "jaxd_protocol.fingerprint.local_archives",
     "jaxd_protocol.fingerprint.values.instances",
     "jaxd_protocol.jax_objects",
     "jaxd_protocol.fingerprint.client_object",

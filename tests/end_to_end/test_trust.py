@@ -21,7 +21,7 @@ from jaxd import Client, connect, errors
 from jaxd_protocol.network import handshake
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.certificates import client_context
-from jaxd_protocol.network.versions import Peer, local_peer
+from jaxd_protocol.network.handshake import Peer, local_peer
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.end_to_end.gates import advice, wait_until
 from tests.live_server import TOKEN, LiveServer, live_server, source_environment

@@ -96,7 +96,7 @@ def test_what_a_hostile_server_draws_from_bytes_is_harmless(reverts: list[str]) 
     said = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True
     ).stdout
-    assert ("jaxd/hearing.py" in said) if reverts else said == "nothing\n"
+    assert ("jaxd/events/output.py" in said) if reverts else said == "nothing\n"
 
 
 def test_changes_are_the_same_each_time() -> None:

@@ -180,23 +180,23 @@ def objects_of(function: Any) -> dict[str, Any]:
     from jaxd_protocol.fingerprint import content_id
     from jaxd_protocol.pytree.references import function_mark
 
-    identity = function._binding.snapshots.spec({}).identity
-    reach = identity._walk_result.reach
-    objects, live = reach.numbered, getattr(reach, "live", ())
+    snapshot = function._binding.snapshots.spec({}).snapshot
+    reach = snapshot._walk_result.reach
+    objects, live = reach.numbered, reach.callback_only
     classes = []
-    for value in [*objects, *identity.reader._own._classes.values()]:
+    for value in [*objects, *snapshot.reader._local_objects._classes.values()]:
         for cls in value if isinstance(value, tuple) else (value,):
             if isinstance(cls, type):
                 content = _or_empty(lambda cls=cls: content_id(cls))
                 classes.append([cls.__module__, cls.__qualname__, content.hex()])
     return {
-        "mark": function_mark(identity.fingerprint).hex(),
-        "fingerprint": identity.fingerprint.hex(),
+        "mark": function_mark(snapshot.fingerprint).hex(),
+        "fingerprint": snapshot.fingerprint.hex(),
         "objects": [_object(value) for value in objects],
         "live": [_object(value) for value in live],
-        "calls_back": bool(live) or bool(getattr(identity, "calls_back", False)),
+        "calls_back": bool(live) or bool(snapshot.takes_arguments),
         "classes": classes,
-        "contents": [each.hex() for each in identity.reader._own._contents],
+        "contents": [each.hex() for each in snapshot.reader._local_objects._contents],
     }
 
 

@@ -93,7 +93,7 @@ def _warnings() -> None:
     from jaxd.events import output
 
     changed: Any = output
-    changed.shown_file = lambda file: file
+    changed.display_file = lambda file: file
 
 
 REVERTS: Final[Mapping[str, Callable[[], None]]] = {

@@ -64,7 +64,9 @@ def allowed_to_clients(server: str) -> Mapping[str, Rule]:
         return args[0] in sources and args[1] in ("r", "rb")
 
     rules: dict[str, tuple[Rule, ...]] = {
-        "socket.__new__": (lambda args, frame: _stands(frame.f_back, "jaxd/connecting.py"),),
+        "socket.__new__": (
+            lambda args, frame: _stands(frame.f_back, "jaxd/connection/connect.py"),
+        ),
         "socket.connect": (lambda args, frame: args[1] == server,),
         "socket.sendmsg": (lambda args, frame: _stands(frame, "jaxd_protocol/wire/stream.py"),),
         "exec": (_of_a_frame, _of_a_named_tuple),
@@ -88,13 +90,16 @@ def _stands(frame: FrameType | None, *ends: str) -> bool:
 def _of_a_frame(args: tuple[Any, ...], frame: FrameType) -> bool:
     """The code that stands for a frame of a traceback: one constant line that raises."""
     return (
-        _stands(frame, "jaxd_protocol/remote_frames.py") and frame.f_code.co_name == "_make_frame"
+        _stands(frame, "jaxd_protocol/messages/tracebacks.py")
+        and frame.f_code.co_name == "_make_frame"
     )
 
 
 def _of_a_named_tuple(args: tuple[Any, ...], frame: FrameType) -> bool:
     """Python's `namedtuple` writes its `__new__` as source: of names that it has checked."""
-    return _stands(frame, "collections/__init__.py") and _stands(frame.f_back, "jaxd/results.py")
+    return _stands(frame, "collections/__init__.py") and _stands(
+        frame.f_back, "jaxd/results/reader.py"
+    )
 
 
 def _of_a_shown_line(args: tuple[Any, ...], frame: FrameType) -> bool:
@@ -111,7 +116,7 @@ def _of_packing(args: tuple[Any, ...], frame: FrameType) -> bool:
     """A function of a library's is packed by its place in the code of its own module."""
     at: FrameType | None = frame
     for _ in range(4):
-        if _stands(at, "jaxd_protocol/packing/codes.py"):
+        if _stands(at, "jaxd_protocol/pickling/code_objects.py"):
             return True
         at = at.f_back if at is not None else None
     return False
@@ -119,7 +124,7 @@ def _of_packing(args: tuple[Any, ...], frame: FrameType) -> bool:
 
 def _is_callback_target(args: tuple[Any, ...], frame: FrameType) -> bool:
     """A function is called back that another one makes: of code of the client's own."""
-    return _stands(frame, "jaxd/aims.py")
+    return _stands(frame, "jaxd/events/callbacks.py")
 
 
 def _of_own_code(args: tuple[Any, ...], frame: FrameType) -> bool:
@@ -133,7 +138,7 @@ def _of_own_code(args: tuple[Any, ...], frame: FrameType) -> bool:
         files.append(at.f_code.co_filename)
         at = at.f_back
     is_own = own.__file__ in files
-    return is_own and not any(name.endswith("jaxd/callbacks.py") for name in files)
+    return is_own and not any(name.endswith("jaxd/events/callbacks.py") for name in files)
 
 
 def _any_of(rules: tuple[Rule, ...], args: tuple[Any, ...], frame: FrameType) -> bool:

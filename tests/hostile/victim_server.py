@@ -34,11 +34,11 @@ FINDS: Final = "finds"
 _SOURCE: Final = os.path.join(os.path.dirname(__file__), "client.py")
 
 _CODE: Final = (
-    "jaxd_protocol/packing/unpickler.py",
-    "jaxd_server/tracing.py",
-    "jaxd_server/compiler.py",
-    "jaxd_server/user_code.py",
-    "jaxd_server/marshal.py",  # classes of installed packages by name: a line of code could do it
+    "jaxd_protocol/pickling/unpack/unpickler.py",
+    "jaxd_server/compilation/remote_trace/policy.py",
+    "jaxd_server/compilation/compiling/compiler.py",
+    "jaxd_server/user_code/sandbox.py",
+    "jaxd_server/codec/arguments.py",  # classes of installed packages by name, as in a line of code
 )
 """What a client sends as code is made and run below these."""
 
@@ -105,7 +105,7 @@ def _is_source(args: tuple[Any, ...], frame: FrameType) -> bool:
 
 def _is_installed(args: tuple[Any, ...], frame: FrameType) -> bool:
     """Now and then a server looks at which versions of which packages are installed."""
-    return frame.f_code.co_filename.endswith("jaxd_protocol/distributions.py")
+    return frame.f_code.co_filename.endswith("jaxd_protocol/packages/distributions.py")
 
 
 _Rule = Callable[[tuple[Any, ...], FrameType], bool]

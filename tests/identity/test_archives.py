@@ -37,7 +37,7 @@ def plain(x): return x
 DIGEST_PROGRAM = """
 import json
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.fingerprint.archives.local import LocalArchives
+from jaxd_protocol.fingerprint.local_archives import LocalArchives
 found = {}
 for name in ("step", "other", "computed", "lazy", "plain"):
     archives = LocalArchives()
@@ -118,7 +118,7 @@ def test_a_setting_that_is_read_counts_as_it_is_now(tmp_path: Path) -> None:
     program = """
 import json
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.fingerprint.archives.local import LocalArchives
+from jaxd_protocol.fingerprint.local_archives import LocalArchives
 def digest(): return walk(f, "f", archives=LocalArchives()).fingerprint.digest.hex()
 before = digest()
 shop.RATE = 2
@@ -136,7 +136,7 @@ def test_a_compiled_extension_in_the_package_is_refused(tmp_path: Path) -> None:
 import json, shop
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.fingerprint.archives.local import LocalArchives
+from jaxd_protocol.fingerprint.local_archives import LocalArchives
 def f(x): return shop
 try: walk(f, "f", archives=LocalArchives())
 except PackingError as error: print(json.dumps(str(error)))

@@ -221,7 +221,7 @@ if __name__ == "__main__":
     import json, sys
     sys.path.append({str(Path(__file__).parent)!r})
     import prober
-    print(json.dumps(prober.look(sys.modules["__main__"], {NAMES!r})))
+    print(json.dumps(prober.inspect_values(sys.modules["__main__"], {NAMES!r})))
 """
     place = write(
         folder / "program", GALLERY.replace("# bottom\n--- helpers", look + "--- helpers")

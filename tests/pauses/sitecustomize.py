@@ -27,7 +27,7 @@ OF_JAXD: Final = tuple(
     map(os.path.normpath, ("client/jaxd", "server/jaxd_server", "shared/jaxd_protocol"))
 )
 
-OF_ONE_THREAD: Final = ("fingerprint", "packing", "identity", "commands")
+OF_ONE_THREAD: Final = ("fingerprint", "pickling", "function_snapshot", "commands")
 """Much work, and nobody else to be slower than."""
 
 _random: Final = random.Random()

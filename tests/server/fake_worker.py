@@ -1,8 +1,8 @@
 """A worker without jax: it keeps the host channel's protocol and greets whoever connects.
 
 Started as the real one is, with one JSON argument. Each connection gets one line of JSON with the
-epoch, and is then held open; one that a gateway hands over gets the same as its welcome. What it shall
-do wrong is told in `FAKE_WORKER`:
+epoch, and is then held open; one that a gateway hands over gets the same as its welcome.
+`FAKE_WORKER` says what it does wrong:
 
     fail    write two lines and exit with 3 before it is ready
     outdated  say to the first caller that packages have changed, and end, in epoch 1

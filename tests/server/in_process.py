@@ -178,8 +178,10 @@ class PipelineHarness:
             self.program_cache.close()
 
     def answer(self, call: Call) -> Reply:
-        """As a connection does it: with the plan, when there is one."""
-        return self.pipeline.answer(call, self.pipeline.plan(call.key, call.skeleton))
+        """As a connection does it: with the plan, where a result is all that is wanted."""
+        has_more = call.strict or call.warm_only or call.lost
+        plan = None if has_more else self.executables.plan(call.key, call.skeleton)
+        return self.pipeline.answer(call, plan)
 
     def value(self, source: Source, *args: Any, results: ResultsAs = "numpy") -> Any:
         """The result of a call, or its exception."""

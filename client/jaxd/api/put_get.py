@@ -74,7 +74,7 @@ def name_array(array: RemoteArray, ttl_s: float) -> tuple[str, str]:
     values: Any = array.fetcher
     name = f"pickled-{secrets.token_hex(16)}"
     _name_on_server(values, array, name, ttl_s)
-    return values.where, name
+    return values.address, name
 
 
 def _is_on_server(leaf: Any, values: RemoteStore) -> bool:

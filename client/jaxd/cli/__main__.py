@@ -6,16 +6,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from jaxd.cli.commands import (
-    cache,
     demo,
     devices,
     doctor,
     functions,
     relay,
     restart,
-    serve,
     start,
     status,
     stop,
@@ -24,6 +23,7 @@ from jaxd.cli.commands import (
     warm,
     why,
 )
+from jaxd.connection.discovery import require_server_extra
 from jaxd_protocol import __version__
 from jaxd_protocol.base.terminal import Parser
 from jaxd_protocol.errors import JaxdError
@@ -44,13 +44,20 @@ _COMMANDS = {
     "demo": demo,
 }
 
-_FORWARDED_COMMANDS = {"serve": serve, "cache": cache}
+_FORWARDED_COMMANDS = {
+    "serve": ("run a server in the foreground", "jaxd_server"),
+    "cache": (
+        "look at the programs that are kept on disk; check or remove them",
+        "jaxd_server.cache",
+    ),
+}
+"""What each is for, and the program of the server package that reads its words itself."""
 
 _FAILED, _INTERRUPTED = 1, 130
 
 _EXAMPLES = """\
 examples:
-  jaxd doctor           see whether all is well
+  jaxd doctor           check whether all is well
   jaxd status --json    what the server has compiled and answered
   jaxd why --recent     what was compiled last, and why
   jaxd warm warm.lock   build ahead what was recorded
@@ -64,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 done, 1 failed, 3 no server runs (`status`, `restart`, `why`, `functions`, `values`,
         `devices`),
-        130 after Ctrl-C; `warm --record` and `cache`: that of the program they run.
+        130 after Ctrl-C; `warm --record`: that of the program that it runs.
 
     Raises:
         SystemExit: with 2 after a usage error, with 0 after `--help` and `--version`.
@@ -85,14 +92,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     if words and words[0] in _FORWARDED_COMMANDS:
-        status: int = _FORWARDED_COMMANDS[words[0]].run(words[1:])
-        return status
+        _become(words[0], words[1:])
     words, program = _split_program(words)
     arguments = _parser().parse_args(words)
     arguments.program = program
     code: int = arguments.run(arguments)
     sys.stdout.flush()  # a closed pipe shows here, and not after we have returned
     return code
+
+
+def _become(command: str, words: Sequence[str]) -> NoReturn:
+    """Replaces this process by a program of the server, which the client never imports.
+
+    Raises:
+        ConfigurationError: when a server cannot run because jax is not installed here.
+    """
+    if command == "serve" and {"-h", "--help"}.isdisjoint(words):
+        require_server_extra()
+    _, module = _FORWARDED_COMMANDS[command]
+    program = [sys.executable, "-P", "-m", module, *words]
+    os.execv(sys.executable, program)  # noqa: S606  no shell is wanted
 
 
 def _split_program(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -113,8 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxd {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for name, own_parser in _FORWARDED_COMMANDS.items():
-        commands.add_parser(name, help=own_parser.SUMMARY)  # for the list only
+    for name, (summary, _) in _FORWARDED_COMMANDS.items():
+        commands.add_parser(name, help=summary)  # for the list only
     for name, command in _COMMANDS.items():
         own = commands.add_parser(
             name,

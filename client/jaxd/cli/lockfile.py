@@ -46,7 +46,7 @@ def write_lockfile(path: str, recipes: Sequence[Recipe]) -> None:
 
 
 def check_writable(path: str) -> None:
-    """Returns when a lockfile can be written there: said before, and not after, a long run.
+    """Returns when a lockfile can be written there: checked before, and not after, a long run.
 
     Raises:
         ConfigurationError: when it cannot.

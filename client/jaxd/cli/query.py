@@ -19,7 +19,7 @@ from jaxd_protocol.network.local_server import LocalServerFiles, control_path
 ServerReport = Mapping[str, Any]
 
 NO_SERVER: Final = 3
-"""How a command ends that found no server to ask."""
+"""The exit code of a command that found no server."""
 
 
 def add_server_option(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def control_socket_of(address: Address) -> str:
 
 
 def ask_server(server: str | None, verb: str, *args: Any) -> ServerReport:
-    """What a server says, with its address under `server`.
+    """The report of a server, with its address under `server`.
 
     Args:
         server: its address; None: the one that this environment uses.
@@ -72,7 +72,7 @@ def ask_server(server: str | None, verb: str, *args: Any) -> ServerReport:
 
     Raises:
         NoServer: when none runs.
-        JaxdError: when it does not tell us.
+        JaxdError: when it does not answer.
     """
     with Client(running_server(Caller(Settings.resolve(server=server)))) as client:
         report = client.caller.session.ask(verb, *args)
@@ -80,7 +80,7 @@ def ask_server(server: str | None, verb: str, *args: Any) -> ServerReport:
 
 
 def report_no_server(error: NoServer) -> int:
-    """Says on stderr why there is none to ask; the exit status."""
+    """Prints on stderr why no server can be asked; the exit status."""
     print(f"jaxd: {error}", file=sys.stderr)
     return NO_SERVER
 
@@ -91,16 +91,16 @@ def print_report(
     in_words: Callable[[ServerReport], str],
     seen: Callable[[ServerReport], ServerReport] = lambda report: report,
 ) -> int:
-    """Prints what a server says, for people or with `--json`; the exit status.
+    """Prints the report of a server, as text or with `--json`; the exit status.
 
     Args:
         arguments: with `server` and `json`.
         verb: what to ask; see `jaxd_protocol.messages.calls`.
-        in_words: the same for people.
+        in_words: makes text of the report.
         seen: what of it is shown, and in which order.
 
     Raises:
-        JaxdError: when a server runs but does not tell us.
+        JaxdError: when a server runs but does not answer.
     """
     try:
         report = seen(ask_server(arguments.server, verb))

@@ -34,7 +34,7 @@ class BuildBar(Progress):
 
     Args:
         total: how many builds there are.
-        shown: whether stderr is a terminal; else only failures are said.
+        shown: whether stderr is a terminal; else only failures are printed.
     """
 
     def __init__(self, total: int, shown: bool) -> None:
@@ -44,7 +44,7 @@ class BuildBar(Progress):
         self._done = 0
 
     def advance(self, failure: str | None = None) -> None:
-        """One more is done; a failure is said in a line of its own."""
+        """One more is done; a failure is printed in a line of its own."""
         if not self._is_shown:
             if failure is not None:
                 print(failure, file=sys.stderr)
@@ -69,7 +69,7 @@ class BuildBar(Progress):
             super().event(connection, number, kind, content)
 
     def finish(self, connection: object, number: int, *, ready: bool = True) -> None:
-        """A call is over; `advance` says so."""
+        """A call is over; `advance` shows it."""
         with self._lock:
             self._finished[connection, number] = None
             self._calls.pop((connection, number), None)

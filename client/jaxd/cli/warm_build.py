@@ -16,7 +16,7 @@ from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 
 _MAX_CONCURRENT: Final = 8
-"""Builds that are asked for at the same time; how many run at once is for the server to say."""
+"""Builds that are asked for at the same time; how many run at once is decided by the server."""
 
 
 class BuildOutcome(NamedTuple):
@@ -27,7 +27,7 @@ class BuildOutcome(NamedTuple):
         verdict: how its program was come by, or would be; None when it cannot be.
         seconds: how long that took.
         error: why it cannot be, in one line.
-        kept: whether it is on disk now; None: nobody says.
+        kept: whether it is on disk now; None: unknown.
     """
 
     function: str

@@ -19,8 +19,7 @@ from jaxd_protocol.errors import (
     ProtocolError,
 )
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import UNIX, ChannelBinding, handshake_with_server
-from jaxd_protocol.network.versions import peer_uid
+from jaxd_protocol.network.handshake import UNIX, ChannelBinding, handshake_with_server, peer_uid
 from jaxd_protocol.wire import stream_over
 
 if TYPE_CHECKING:

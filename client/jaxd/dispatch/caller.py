@@ -29,11 +29,12 @@ from jaxd_protocol.errors import (
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, is_failure
-from jaxd_protocol.messages.data_locations import KEEP_ALL
+from jaxd_protocol.messages.data_locations import KEEP_ALL, DataLocation
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from jaxd.connection.connection import ClientConnection
     from jaxd.connection.shared_reader import PendingReply
     from jaxd.dispatch.retry import RetryLimits
     from jaxd.remote_values.store import OpenSession
@@ -126,7 +127,7 @@ class Caller:
         return self.decode_reply(call, value, frame.buffers, opened)
 
     def reply(self, call: CallRequest) -> tuple[Any, Frame]:
-        """What the server says to a call, which is repeated when its worker ends; see `RetryLimits`.
+        """The reply to a call, which is repeated when its worker ends; see `RetryLimits`.
 
         Raises:
             JaxdError: when there is no reply.
@@ -177,38 +178,33 @@ class Caller:
             opened = session.current(deadline=deadline)
             connection, values = opened
             number = connection.number()
-            heard = session.output_printer.made
-            if heard is not None and heard.replay_filter.has_lost_calls:
-                heard.replay_filter.retried_as(call, connection, number)
+            printer = session.output_printer.made
+            if printer is not None and printer.replay_filter.has_lost_calls:
+                printer.replay_filter.retried_as(call, connection, number)
             ready = False
             transfer: CallTransfer | None = None
+            locations: Sequence[DataLocation] = ()
+            buffers: Sequence[memoryview] = ()
             if call.buffers:
-                transfer = session.transfer_router().prepare(
-                    call, connection, values.deduplicator, deadline=deadline
-                )
+                router = session.transfer_router()
+                transfer = router.prepare(call, connection, values.deduplicator, deadline=deadline)
+                locations, buffers = transfer.data_locations, transfer.buffers
             queue = values.release_queue
             drops = queue.take_all() if queue.pending else b""
-            late = partial(self._discard_reply, call, transfer, opened)
             sent.append(opened)
             try:
                 value, frame = connection.request(
                     "call",
-                    call.message(() if transfer is None else transfer.data_locations, 0, drops),
-                    () if transfer is None else transfer.buffers,
+                    call.message(locations, 0, drops),
+                    buffers,
                     None if deadline is None else deadline + REPLY_GRACE_S,
                     number,
-                    late=late,
+                    late=partial(self._discard_reply, call, transfer, opened),
                     about=call,
                 )
                 ready = check_reply(value)[0] != FAILED
             except BaseException as error:
-                connection.cancel(number)
-                if drops:
-                    queue.requeue(drops)  # to tell of them twice does no harm
-                if isinstance(error, ConnectionLost):
-                    name = call.spec.snapshot.name
-                    session.callbacks().check_repeatable(connection, number, name)
-                    session.output_printer().replay_filter.call_lost(call, connection, number)
+                self._give_up(call, opened, number, drops, error)
                 raise
             finally:
                 if transfer is not None:
@@ -216,18 +212,46 @@ class Caller:
                 progress = session.progress.made
                 if not ready or (progress is not None and progress.is_active):
                     session.progress().finish(connection, number, ready=ready)
-            if not ready:
-                session.callbacks().raise_failure(
-                    connection, number, call.spec.snapshot, value[1], connection.address
-                )
-            replaced = not ready and is_failure(value[1], WorkerReplaced)
-            if replaced:
-                session.drain(connection)
+            replaced = not ready and self._is_replaced(call, connection, number, value)
             if session.warning_queue.has_pending:
                 session.warning_queue.issue(connection, number)
             if not replaced:
                 break
         return value, frame, opened
+
+    def _give_up(
+        self,
+        call: CallRequest,
+        opened: OpenSession,
+        number: int,
+        drops: bytes,
+        error: BaseException,
+    ) -> None:
+        """The request of a call ended without a reply.
+
+        Raises:
+            CalledBack: when the connection was lost and the call may not be repeated.
+        """
+        connection, session = opened.connection, self.session
+        connection.cancel(number)
+        if drops:
+            opened.values.release_queue.requeue(drops)  # to release them twice does no harm
+        if isinstance(error, ConnectionLost):
+            session.callbacks().check_repeatable(connection, number, call.spec.snapshot.name)
+            session.output_printer().replay_filter.call_lost(call, connection, number)
+
+    def _is_replaced(
+        self, call: CallRequest, connection: ClientConnection, number: int, value: tuple[Any, ...]
+    ) -> bool:
+        """Whether a call failed because its worker is replaced: another one makes it then."""
+        session, snapshot = self.session, call.spec.snapshot
+        session.callbacks().raise_failure(
+            connection, number, snapshot, value[1], connection.address
+        )
+        replaced = is_failure(value[1], WorkerReplaced)
+        if replaced:
+            session.drain(connection)
+        return replaced
 
     def _discard_reply(
         self,
@@ -290,7 +314,7 @@ class Caller:
         with snapshot.pickling_context():
             return snapshot.reader.read(value[1], value[2], buffers, call.results)
 
-    # what the server asks (see transport.Answers) ----------------------------------------------
+    # what the server asks (see `ServerRequestHandler`) -----------------------------------------
 
     def answer_request(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:
         """Says what a key stands for, or sends the code behind a fingerprint."""

@@ -21,12 +21,12 @@ from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import CompileAdvice, SkewWarning, TracedReadWarning, UnsharedWarning
 from jaxd_protocol.jit.options import Options, Ship, function_key, normal_config
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
-from jaxd_protocol.packages.packages import Package, changed_since_first_seen, describe_change
+from jaxd_protocol.packages.distributions import Package, changed_since_first_seen, describe_change
 from jaxd_protocol.pytree.references import function_mark
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint import Fingerprint, WalkResult
-    from jaxd_protocol.fingerprint.archives.local import LocalArchives
+    from jaxd_protocol.fingerprint.local_archives import LocalArchives
     from jaxd_protocol.fingerprint.model import CallbackCandidates
 
 
@@ -75,8 +75,8 @@ class RedecorationCounter:
 def _advice(code: Any) -> str:
     file = code.co_filename.replace("\\", "/").rpartition("/")[2]
     return (
-        f"{code.co_name} ({file}:{code.co_firstlineno}) was made persistent {WARN_AFTER} times and is "
-        "the same each time. Nothing is compiled again, but each time it is taken apart again. Use "
+        f"{code.co_name} ({file}:{code.co_firstlineno}) was made persistent {WARN_AFTER} times "
+        "and is the same each time. Nothing is compiled again, but each time it is taken apart again. Use "
         "persistent_call once, where the function is defined at the level of its module, and call "
         "what it returns."
     )
@@ -126,7 +126,7 @@ def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
     This process goes on with what was there before.
 
     Args:
-        changes: what `jaxd_protocol.packages.packages.changed_since_first_seen` returned.
+        changes: what `jaxd_protocol.packages.distributions.changed_since_first_seen` returned.
 
     Raises:
         SkewWarning: where the user's filters turn it into an error.
@@ -135,8 +135,8 @@ def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
 
     for old, new in changes:
         text = (
-            f"{describe_change(old, new)} while this process runs what was there before. Functions are "
-            "built anew with what is there now; restart this process to have the same in it."
+            f"{describe_change(old, new)} while this process runs what was there before. Functions "
+            "are built anew with what is there now; restart this process to have the same in it."
         )
         warnings.warn(text, SkewWarning, user_stacklevel())
 
@@ -250,7 +250,7 @@ class FunctionSnapshot:
         Raises:
             PackingError: when something that it reaches cannot travel.
         """
-        from jaxd_protocol.fingerprint.archives.current import using_archives
+        from jaxd_protocol.fingerprint import using_archives
         from jaxd_protocol.pickling.pack.functions import pack_function
 
         with self._packing:
@@ -275,7 +275,7 @@ class FunctionSnapshot:
         """Around the packing of its arguments and the reading of its results."""
         if self.archives is None:
             return _BY_VALUE
-        from jaxd_protocol.fingerprint.archives.current import using_archives
+        from jaxd_protocol.fingerprint import using_archives
 
         return using_archives(self.archives)
 
@@ -306,7 +306,7 @@ class FunctionSnapshot:
 
 
 def _archives() -> LocalArchives:
-    from jaxd_protocol.fingerprint.archives.local import LocalArchives  # few functions travel so
+    from jaxd_protocol.fingerprint.local_archives import LocalArchives  # few functions travel so
 
     return LocalArchives()
 

@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import Guards, walk
-from jaxd_protocol.fingerprint.archives.current import current_archives
+from jaxd_protocol.fingerprint import Guards, current_archives, walk
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed

@@ -20,8 +20,7 @@ from typing import Any, Final
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd.request.packing_cache import guard_content, is_implemented_in_c
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.fingerprint import Guards
-from jaxd_protocol.fingerprint.archives.current import current_archives
+from jaxd_protocol.fingerprint import Guards, current_archives
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed

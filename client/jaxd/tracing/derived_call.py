@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.function_snapshot import FunctionSpec
-from jaxd.tracing.last_error import record_last_error
 from jaxd.tracing.primitive import Aval
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
@@ -241,3 +240,25 @@ def _key_data(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return leaf
+
+
+# the error that jax wraps ------------------------------------------------------------------------
+
+_last_error: Final[list[BaseException]] = []
+
+
+def last_error() -> BaseException | None:
+    """What the last persistent call raised that failed inside of a client's own `jax.jit`.
+
+    jax raises an error of its own there, with the text of this one in it. The remote traceback is
+    in its notes. None when no such call has failed in this process. Safe from any thread.
+    """
+    if not _last_error:
+        return None
+    # its frames hold arrays of a program that has ended, whose memory may be gone
+    return _last_error[-1].with_traceback(None)
+
+
+def record_last_error(error: BaseException) -> None:
+    """Keeps an exception for `last_error`, in place of the one before."""
+    _last_error[:] = [error]

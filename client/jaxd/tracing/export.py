@@ -42,8 +42,8 @@ class ExportedFunction:
 
     Attributes:
         key, identity, options, statics: as those of a `FunctionSpec`.
-        name, meaning, fingerprint, code, reader, forms, pinned, archives, calls_back,
-            takes_arguments: as of an `Identity`; nothing of this process can be called back.
+        name, manifest, fingerprint, code, reader, forms, pinned, archives, calls_back,
+            takes_arguments: as of a `FunctionSnapshot`; nothing of this process is called back.
     """
 
     def __init__(self, name: str, code: bytes, structure: Any, options: Options) -> None:
@@ -72,7 +72,8 @@ class ExportedFunction:
 class _TreeReader(ResultReader):
     """Puts the leaves that a program returns into the tree that the function returned.
 
-    The server has no say in that tree: it sends a list of arrays and numbers, as many as there are.
+    The server does not decide about that tree: it sends a list of arrays and numbers, as many as
+    there are.
     """
 
     def __init__(self, structure: Any) -> None:

@@ -21,8 +21,8 @@ from rpyc.utils.server import ThreadedServer
 
 from jaxd_protocol.errors import Busy, JaxdError
 from jaxd_protocol.network.addresses import Address
+from jaxd_server.auth.accounts import ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer
-from jaxd_server.auth.connected_accounts import ConnectedAccounts
 from jaxd_server.auth.handshake_slots import MAX_HANDSHAKES, refuse_busy
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key

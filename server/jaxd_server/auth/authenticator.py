@@ -22,11 +22,11 @@ from jaxd_protocol.network.handshake import (
     ClientIdentity,
     Transcript,
     handshake_with_client,
+    peer_uid,
     receive_message,
     refuse_client,
     server_proof,
 )
-from jaxd_protocol.network.versions import peer_uid
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.accounts import Accounts
 from jaxd_server.auth.handshake_slots import FIRST_BYTES_S, HandshakeSlots, UnauthenticatedPeer

@@ -14,8 +14,7 @@ import struct
 from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.network.handshake import ClientIdentity
-from jaxd_protocol.network.versions import Peer, peer_uid
+from jaxd_protocol.network.handshake import ClientIdentity, Peer, peer_uid
 from jaxd_server.auth.authenticator import GREETING_S, AuthenticatedPeer
 
 _LENGTH: Final = struct.Struct("!I")

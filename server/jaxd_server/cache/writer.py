@@ -11,8 +11,7 @@ from jaxd_protocol.base.timers import Timer
 from jaxd_server.cache.directory import Kind
 from jaxd_server.cache.record_file import Record
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.threads.executors import SerialExecutor
-from jaxd_server.runtime.timers import process_timers
+from jaxd_server.runtime.threads.executors import SerialExecutor, process_timers
 
 Made = bytes | Callable[[], bytes]
 """A payload, or what makes it when its turn comes."""

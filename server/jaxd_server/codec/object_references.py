@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.instances import installed_name
-from jaxd_protocol.pickling.unpack.content_ids import content_id_of
+from jaxd_protocol.pickling.unpack.archives import content_id_of
 from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import is_literal
 from jaxd_protocol.pytree.references import Reference, function_mark

@@ -5,9 +5,10 @@ And what of a result stays on the server, and what of it comes home as well.
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +22,12 @@ from jaxd_protocol.messages.data_locations import (
     pack_leaf_numbers,
     shape_hash,
 )
+from jaxd_protocol.pickling.unpack.object_tokens import keep_lookup
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
-from jaxd_protocol.pytree.references import Reference
+from jaxd_protocol.pytree.decoder import parameter_default
+from jaxd_protocol.pytree.leaves import dtype_of
+from jaxd_protocol.pytree.references import Reference, load_reference, replace_tokens
+from jaxd_server.codec.object_references import object_numbers
 from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
 from jaxd_server.jax_compat.arrays import is_key_array, key_data
 
@@ -132,7 +137,8 @@ def pack_result(
         Exception: what jax raises when the computation failed.
     """
     wanted = range(len(form.order)) if home is None else home
-    data = {number: _numpy_view(leaves[form.order[number]]) for number in wanted}
+    read = _host_array if form.keys else np.asarray
+    data = {number: _numpy_view(leaves[form.order[number]], read) for number in wanted}
     gone = tuple(number for number, found in data.items() if found is None)
     if gone:
         there = [n for n in wanted if n not in gone]
@@ -185,16 +191,21 @@ def host_data(array: Any) -> memoryview:
     Raises:
         ValueDeleted: when it was given to a call meanwhile.
     """
-    data = _numpy_view(array)
+    data = _numpy_view(array, _host_array)
     if data is None:
         raise ValueDeleted("an array on the server was donated to a call while it was fetched.")
     return _flat(data)
 
 
-def _numpy_view(array: Any) -> Any:
-    """numpy's view of an array; None when it was given to a call."""
+def _host_array(array: Any) -> Any:
+    """numpy's view of an array, perhaps of PRNG keys."""
+    return key_data(array) if is_key_array(array) else np.asarray(array)
+
+
+def _numpy_view(array: Any, read: Callable[[Any], Any]) -> Any:
+    """What `read` returns for an array; None when it was given to a call."""
     try:
-        return key_data(array) if is_key_array(array) else np.asarray(array)
+        return read(array)
     except RuntimeError:
         if not array.is_deleted():
             raise
@@ -256,3 +267,72 @@ def retained_leaves(layout: Layout, stay: ResultPolicy, taken: Sequence[Leaf]) -
     placement = layout.without(tuple(away))
     nbytes = sum(size for _, size in kept)
     return RetainedLeaves(kept, home, tuple(away), pack_leaf_numbers(away), placement, nbytes)
+
+
+def rebind_form(form: ResultLayout) -> ResultLayout:
+    """The same form with tokens of this process.
+
+    Raises:
+        ProtocolError: when its skeleton is none.
+    """
+    if b"R" not in form.skeleton:
+        return form
+    own = _References()
+    parse_skeleton(form.skeleton, lambda *_: object, None, own)
+    skeleton = replace_tokens(form.skeleton, own.found, _token_of)
+    return replace(form, skeleton=skeleton)
+
+
+class _References:
+    """Takes down the references of a skeleton; nothing is built from it."""
+
+    def __init__(self) -> None:
+        self.found: list[Reference] = []
+
+    def getter(
+        self, reference: Reference, holders: tuple[type, ...], field: str
+    ) -> Callable[[], Any]:
+        self.found.append(reference)
+        return lambda: None
+
+    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
+        return lambda aux, children: None
+
+    def structure(self, tree: Any) -> Any:
+        return None
+
+
+def _token_of(reference: Reference) -> bytes:
+    name = (reference.kind, repr(reference.detail))
+    if reference.kind == "m":  # a detail with a token in it, which is another one each time
+        owner, member = reference.detail
+        name = ("m", repr((_token_of(load_reference(owner)), member)))
+    return keep_lookup(name, lambda: _find(reference))
+
+
+def _find(reference: Reference) -> Any:
+    """The object here; LookupError, ImportError or AttributeError when there is none."""
+    kind, detail = reference.kind, reference.detail
+    if kind == "i":
+        return _imported(*detail)
+    if kind in "ke" and not detail[2]:
+        cls = _imported(*detail[:2])
+        return cls[detail[3]] if kind == "e" else cls
+    if kind == "d":
+        return dtype_of(detail[0])
+    if kind == "s":
+        return {"set": set, "frozenset": frozenset}[detail[0]](detail[1])
+    if kind == "m":
+        return getattr(_find(load_reference(detail[0])), detail[1])
+    if kind == "p":
+        return parameter_default(_imported(*detail[:2]), detail[2], None)
+    if kind == "n":
+        return object_numbers.at(detail[0])
+    raise LookupError(f"a {reference.about} that only the process had that made it")
+
+
+def _imported(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in filter(None, name.split(".")):
+        found = getattr(found, part)
+    return found

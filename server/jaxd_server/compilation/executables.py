@@ -12,8 +12,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -30,13 +30,60 @@ from jaxd_server.codec.arguments import (
 from jaxd_server.codec.signature import signature_of
 from jaxd_server.compilation.compiling.builds import Builds
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.eviction import Limits, victims
-from jaxd_server.compilation.eviction_costs import EvictionCosts, are_within
+from jaxd_server.compilation.eviction import EvictionCosts, Limits, are_within, victims
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.compilation.plan import ANY_DEVICE, DeviceChoice, Plan
-from jaxd_server.jax_compat.placement import are_several, places_of
+from jaxd_server.jax_compat.placement import ArrayPlaces, are_several, places_of
 from jaxd_server.runtime.memory import resident_bytes
 from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
+
+
+class PlacementMismatch(Exception):
+    """The arrays of a call are on other devices than those of its plan."""
+
+
+class DeviceChoice(NamedTuple):
+    """Where a call runs, by the indexes of devices, and who waits for it.
+
+    Attributes:
+        device: the one that the call runs on.
+        session: the one that its session's calls run on, unless their function says another.
+        cancel_token: whether anybody still waits for it.
+        owner: whose turn a build for it takes.
+    """
+
+    device: int = 0
+    session: int = 0
+    cancel_token: CancelToken = NEVER_CANCELLED
+    owner: Hashable = None
+
+
+ANY_DEVICE: Final = DeviceChoice()
+"""Where there is nothing to choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known about calls with one skeleton.
+
+    Attributes:
+        layout: how to read their arguments.
+        executable: what answers them; None when pickled arguments have to be looked at each time.
+        order: for each array that the executable takes, its number among the leaves of the call.
+        donated: numbers of the leaves that such a call gives up.
+        places: where its arrays have to lie that were put somewhere; see `places_of`.
+    """
+
+    layout: Layout
+    executable: Executable | None
+    order: tuple[int, ...] = ()
+    donated: frozenset[int] = frozenset()
+    places: ArrayPlaces = ()
+
+    def arrange(self, leaves: list[Any]) -> list[Any]:
+        """The leaves of a call as its executable takes them."""
+        return [leaves[index] for index in self.order]
+
 
 _MOST: Final = 10_000
 

@@ -59,6 +59,9 @@ class Admission:
 
     Args:
         patience_s, alone_s: see `PATIENCE_S` and `ALONE_S`.
+
+    Attributes:
+        is_barred: whether a new call may have to wait.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S, alone_s: float = ALONE_S) -> None:
@@ -73,17 +76,12 @@ class Admission:
         self._suspects: list[object] = []  # the first one runs, or is next
         self._bar_until = 0.0
         self._on_concurrent: Callable[[], None] | None = None  # of the one that runs alone
-        self._barred = False  # whether anything of this concerns others
+        self.is_barred = False
 
     @property
     def draining(self) -> bool:
         """Whether new calls are refused."""
         return self._draining
-
-    @property
-    def is_barred(self) -> bool:
-        """Whether a new call may have to wait."""
-        return self._barred
 
     @property
     def is_busy(self) -> bool:
@@ -101,7 +99,7 @@ class Admission:
         *,
         inside: bool = False,
     ) -> AdmittedCall:
-        """Admits a call; `leave` ends it.
+        """Admits a call; `release` ends it.
 
         Args:
             function: for the status page.
@@ -119,7 +117,7 @@ class Admission:
         if deadline is not None and running.started > deadline:
             raise _too_late()
         with self._changed:
-            if self._barred:
+            if self.is_barred:
                 self._wait(deadline, inside=inside)
             self._running.add(running)
         return running
@@ -139,7 +137,7 @@ class Admission:
             self._refuse()
 
     def acquire_shared(self, what: str, *, leaves_values: bool = False) -> AdmittedCall:
-        """As `enter`, of what is no call: it waits only during a `pause`.
+        """As `acquire`, of what is no call: it waits only during a `pause`.
 
         Args:
             what: for the status page.
@@ -147,7 +145,7 @@ class Admission:
                 are then; what reads or ends something here is answered until the end.
 
         Raises:
-            ServerDraining, WorkerReplaced: as `enter`.
+            ServerDraining, WorkerReplaced: as `acquire`.
         """
         running = AdmittedCall(what)
         with self._changed:
@@ -168,7 +166,9 @@ class Admission:
 
     def _has_concurrent(self) -> None:
         """Others run beside a call that was to be alone. The lock is held."""
-        self._barred = self._draining or bool(self._paused)  # unless another one wants to be alone
+        self.is_barred = self._draining or bool(
+            self._paused
+        )  # unless another one wants to be alone
         if self._on_concurrent is not None:
             self._on_concurrent()
             self._on_concurrent = None
@@ -182,7 +182,7 @@ class Admission:
         *,
         alone_s: float = 0.0,
     ) -> tuple[AdmittedCall, bool]:
-        """Admits a call that runs while no other does; `leave` ends it.
+        """Admits a call that runs while no other does; `release` ends it.
 
         One such call after the other. Others wait for it, but not for ever: after a few seconds
         they are let in.
@@ -198,14 +198,14 @@ class Admission:
             The call, and whether it is alone: not where an earlier call takes too long.
 
         Raises:
-            ServerDraining, WorkerReplaced, DeadlineExceeded: as `enter`.
+            ServerDraining, WorkerReplaced, DeadlineExceeded: as `acquire`.
         """
         mark = object()
         with self._changed:
             if not self._suspects:
                 self._bar_until = time.monotonic() + self._max_wait_s
             self._suspects.append(mark)
-            self._barred = True
+            self.is_barred = True
             try:
                 is_alone = self._wait_alone(mark, deadline)
             except BaseException:
@@ -246,7 +246,7 @@ class Admission:
 
     def _notify_waiters(self) -> None:
         """Something changed that others may wait for. The lock is held."""
-        self._barred = self._draining or bool(self._paused or self._suspects)
+        self.is_barred = self._draining or bool(self._paused or self._suspects)
         self._changed.notify_all()
 
     def _refuse(self) -> NoReturn:
@@ -270,7 +270,7 @@ class Admission:
                 leaves, running.leaves = running.leaves, None
                 for leave in leaves:
                     leave()
-            if self._barred:
+            if self.is_barred:
                 self._changed.notify_all()
 
     def poll(self) -> None:
@@ -287,7 +287,7 @@ class Admission:
         """
         with self._changed:
             self._paused += 1
-            self._barred = True
+            self.is_barred = True
             if self._changed.wait_for(lambda: not self._has_waiting(), patience_s):
                 return True
         self.resume()

@@ -52,7 +52,7 @@ class Client:
         id: names its session, and is hard to guess: who knows it may resume it.
         principal: who it is allowed to be, such as `uid:1000`.
         device: the index of the one that its calls run on, unless their function says another.
-        met: serial numbers of the executables that its calls have used.
+        used_executables: serial numbers of the executables that its calls have used.
         counts: what is counted for its principal; None: only for all.
     """
 
@@ -83,7 +83,7 @@ class Call:
         warm_only: whether the executable is wanted, and no result.
         lost: how many workers have died during it; 2: or more.
         inside: whether it is made by something that a program has called back.
-        call_back: calls a function in the process of its client, see `Asking.call_back`.
+        call_back: calls a function in the process of its client, see `ClientProxy.call_back`.
         session: whose call it is.
         elsewhere: where the data of its arguments lies that is not in the message, as rows.
         stay: what of its result is to stay; None: nothing.

@@ -152,7 +152,7 @@ class CrashGuard:
 
         Raises:
             Quarantined, WorkerLost: see `CrashSuspects.judge`.
-            JaxdError: as `Admission.enter`.
+            JaxdError: as `Admission.acquire`.
         """
         if self.suspects.judge(call.key, name="", lost=call.lost):
             return self.admit_alone(call)
@@ -166,7 +166,7 @@ class CrashGuard:
         """Admits a call that runs beside no other, if that is possible without a long wait.
 
         Raises:
-            JaxdError: as `Admission.enter`.
+            JaxdError: as `Admission.acquire`.
         """
         company: list[None] = []
         place = -1

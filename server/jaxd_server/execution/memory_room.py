@@ -12,17 +12,25 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from jaxd_protocol.errors import OutOfMemory
 from jaxd_server.codec.results import wait_for
-from jaxd_server.execution.run import Run
-from jaxd_server.jax_compat.device_memory import in_words
+from jaxd_server.jax_compat.devices import in_words
 from jaxd_server.jax_compat.programs import is_out_of_memory
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.reclaimer import Reclaimer
 
 T = TypeVar("T")
+
+
+class DispatchedRun(Protocol):
+    """What takes memory of the machine while it runs."""
+
+    @property
+    def results(self) -> Sequence[Any]:
+        """The arrays that it returns, once it is dispatched."""
+
 
 _WANTED = re.compile(r"allocat\w* (\d+(?:\.\d+)?) ?(bytes|B|[KMGTP]iB)\b")
 _UNITS = {"bytes": 1, "B": 1, **{f"{u}iB": 1024**n for n, u in enumerate("KMGTP", 1)}}
@@ -160,14 +168,17 @@ class MemoryReservations:
         self._lock = threading.Lock()  # guards the list
 
     @contextmanager
-    def beside(self, run: Run, nbytes: int) -> Iterator[None]:
+    def beside(
+        self, run: DispatchedRun, nbytes: int, *, calls_python: bool = False
+    ) -> Iterator[None]:
         """Within it, `run` is dispatched; before that, who leaves it no room is waited for.
 
         Args:
             run: what will take the memory.
             nbytes: how much.
+            calls_python: whether it calls Python while it runs.
         """
-        this = _Reservation(run, nbytes)
+        this = _Reservation(run, nbytes, calls_python=calls_python)
         while (other := self._in_the_way(this)) is not None:
             other.wait()
             self._remove(other)
@@ -200,10 +211,10 @@ class _Reservation:
 
     __slots__ = ("calls_python", "dispatched", "nbytes", "run")
 
-    def __init__(self, run: Run, nbytes: int) -> None:
+    def __init__(self, run: DispatchedRun, nbytes: int, *, calls_python: bool) -> None:
         self.run = weakref.ref(run)
         self.nbytes = nbytes
-        self.calls_python = run.executable.program.calls_python
+        self.calls_python = calls_python
         self.dispatched = threading.Event()
 
     def wait(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from jaxd_protocol.errors import Cancelled
@@ -18,20 +19,18 @@ from jaxd_server.codec.arguments import build_arguments, donated_leaves, dynamic
 from jaxd_server.compilation.builder import BuildResult, ExecutableBuilder
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.compilation.executables import Executables
+from jaxd_server.compilation.executables import DeviceChoice, Executables, PlacementMismatch, Plan
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.package_skew import refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from jaxd_server.compilation.history.build_log import BuildLog
-from jaxd_server.compilation.plan import DeviceChoice, PlacementMismatch, Plan
 from jaxd_server.execution.admission import Admission, AdmittedCall
-from jaxd_server.execution.build_order import BuildJob
+from jaxd_server.execution.build_job import BuildJob
 from jaxd_server.execution.call import Call, Client, Finish, Reply
-from jaxd_server.execution.callback_turns import CallbackLock
+from jaxd_server.execution.callback_lock import CallbackLock
 from jaxd_server.execution.crash_guard import CrashGuard, MustRunAlone
-from jaxd_server.execution.executor import BrokenProgram, Executor
 from jaxd_server.execution.memory_room import OutOfMemoryHandler
-from jaxd_server.execution.run import Run
+from jaxd_server.execution.run import BrokenProgram, Executor, Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters
@@ -43,7 +42,7 @@ class PackageWatch(Protocol):
     """Notices that packages have changed since they were imported."""
 
     def poll(self, emit: Emit) -> None:
-        """Looks whether they are current, and tells whose call notices that they are not."""
+        """Checks whether they are current; the call that finds a change gets a warning."""
 
     def record_imports(self) -> None:
         """Records what a call has imported."""
@@ -53,7 +52,7 @@ class Pipeline:
     """Answers calls; safe from any thread, as many at once as there are threads.
 
     Attributes:
-        decisions: what was built, and why.
+        build_log: what was built, and why.
         program_cache: what is kept on disk; None where nothing is.
         oom_handler: what is done when the device has no room.
         crash_guard: which calls are run alone, or not at all.
@@ -63,7 +62,7 @@ class Pipeline:
         self,
         functions: Functions,
         executables: Executables,
-        maker: ExecutableBuilder,
+        builder: ExecutableBuilder,
         admission: Admission,
         counters: Counters,
         oom_handler: OutOfMemoryHandler,
@@ -76,25 +75,21 @@ class Pipeline:
         self.counters = counters
         self.program_cache = program_cache
         self.build_log = BuildLog(program_cache)
-        self._builder = maker
+        self._builder = builder
         self.oom_handler = oom_handler
         self._packages = packages
         self.crash_guard = CrashGuard(admission)
-        self._executor = Executor(functions, executables, oom_handler, maker.discard)
+        self._executor = Executor(functions, executables, oom_handler, builder.discard)
         self._callback_lock = CallbackLock()
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
-
-    def plan(self, key: bytes, skeleton: bytes, device: int = 0) -> Plan | None:
-        """What is known about such calls of sessions there: with an executable, they are warm."""
-        return self.executables.plan(key, skeleton, device)
 
     def answer(self, call: Call, plan: Plan | None = None) -> Reply:
         """Runs a call to its end; never raises.
 
         Args:
             call: the request.
-            plan: what `plan` returned for it, to spare a second look.
+            plan: see `start`.
         """
         return self.start(call, plan)()
 
@@ -103,14 +98,15 @@ class Pipeline:
 
         Args:
             call: the request.
-            plan: what `plan` returned for it, to spare a second look.
+            plan: what is known about such calls, when a result is all that this one wants. What was
+                warm before may not do for one that is strict.
 
         Returns:
             What waits for the end; to be called once.
         """
         try:
             try:
-                if plan is not None and plan.executable is not None and _is_plain(call):
+                if plan is not None and plan.executable is not None:
                     return self._warm(call, plan, plan.executable)
                 return self._cold(call)
             except PlacementMismatch:
@@ -142,7 +138,7 @@ class Pipeline:
         return (FAILED, failure, pack_leaf_numbers(tuple(given))), ()
 
     def _too_late(self, run: Run) -> Reply:
-        """Of a call that is over when its client has been told that it was given up."""
+        """The reply to a call whose client was notified of its cancellation before it was over."""
         run.undo()
         return self.cancelled_reply(run.call)
 
@@ -165,10 +161,8 @@ class Pipeline:
     def _count_hit(self, run: Run, seconds: float) -> None:
         if run.executable.serial not in run.call.session.used_executables:
             self._count_first_use(run.call.session, run.executable)
-        ran_s = (
-            seconds if run.call.cancel_token is NEVER_CANCELLED else 0.0
-        )  # else counted with others
-        self.counters.hit(ran_s, run.call.session.counts)
+        is_counted_elsewhere = run.call.cancel_token is not NEVER_CANCELLED
+        self.counters.hit(0.0 if is_counted_elsewhere else seconds, run.call.session.counts)
 
     def _cold(self, call: Call) -> Finish:
         if self._packages is not None:
@@ -221,8 +215,9 @@ class Pipeline:
             self.admission.release(running)
             report = self._report(executable, made)
             return lambda: report
+        # In this order: whoever cancels it sees that it runs, or the check sees the cancellation.
         call.cancel_token.set_phase("running")
-        call.cancel_token.check()  # in this order: who gives it up sees that it runs, or we see that
+        call.cancel_token.check()
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
         own, hits = call.session.counts, 0 if made else 1
         return self._started(
@@ -242,7 +237,7 @@ class Pipeline:
         except BaseException:
             run.executable.release()
             raise
-        return lambda: self._finished(run, running, count)
+        return partial(self._finished, run, running, count)
 
     def _finished(
         self, run: Run, running: AdmittedCall, count: Callable[[Run, float], None]
@@ -262,7 +257,7 @@ class Pipeline:
         except BrokenProgram:
             return self.start(run.call)()  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            reply = self._failed(run.call, error)  # first: who uses its values learns why not
+            reply = self._failed(run.call, error)  # first: calls that use its values learn why
             run.undo()
             return reply
 
@@ -301,11 +296,6 @@ class Pipeline:
         kept = self.program_cache is not None and bool(name) and self.program_cache.has(name)
         report = {"verdict": verdict, "seconds": round(seconds, 6), "kept": kept}
         return (OK, json.dumps(report), executable.form.skeleton), ()
-
-
-def _is_plain(call: Call) -> bool:
-    """Whether all it wants is a result: what was warm before may not do for one that is strict."""
-    return not (call.strict or call.warm_only or call.lost)
 
 
 def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:

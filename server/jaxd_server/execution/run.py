@@ -1,17 +1,21 @@
 """One call on one executable: dispatched, so that the device works, and delivered when it is done.
 
+And what is done about it when that fails.
+
 In between the next call can be dispatched; jax's arrays are there before their content is.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from jaxd_protocol.errors import CallbackError
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
@@ -25,6 +29,7 @@ from jaxd_protocol.messages.data_locations import (
     pack_leaf_numbers,
 )
 from jaxd_protocol.pytree import Leaf
+from jaxd_server.codec.arguments import build_arguments, jax_arrays
 from jaxd_server.codec.results import (
     ResultLayout,
     RetainedLeaves,
@@ -33,7 +38,16 @@ from jaxd_server.codec.results import (
     wait_for,
 )
 from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.executables import Executables
+from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from jaxd_server.execution.call import Call, Reply
+from jaxd_server.execution.memory_room import MemoryReservations, OutOfMemoryHandler
+from jaxd_server.jax_compat.config import configured
+from jaxd_server.jax_compat.programs import is_nan_error, is_out_of_memory, is_runtime_error
+from jaxd_server.runtime.events import SILENT
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.user_code.jax_callbacks import callbacks_disabled
+from jaxd_server.user_code.output import CallOutput, output_to
 from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.value import Value
 
@@ -54,7 +68,7 @@ class Run:
     Attributes:
         leaves: its arguments, until it is delivered.
         results: what it returns, once it is dispatched.
-        taker: a later run that was given what this one returns, while this one was not done.
+        consumer: a later run that was given what this one returns, while this one was not done.
         dispatched: set once it is dispatched, of one that takes what others return.
     """
 
@@ -103,12 +117,14 @@ class Run:
                 self._keep(kept.kept, referenced_data)
 
     def _start(self) -> None:
-        self._link_producers()
+        if self.call.given:
+            self._link_producers()
         try:
             self.results = self.executable(self.leaves)
         finally:
             self.dispatched.set()
-        self.give_up()
+        if self.call.given:
+            self.give_up()
 
     def _link_producers(self) -> None:
         """Registers this run as consumer of results of runs that are not delivered."""
@@ -131,7 +147,7 @@ class Run:
         rows: Sequence[DataLocation] = ()
         if stay.above == KEEP_ALL and call.elsewhere:
             rows = call.known_rows()
-        taken = leaves_located_in(rows, (VALUE,))
+        taken = leaves_located_in(rows, (VALUE,)) if rows else ()
         key = (stay.above, stay.home, taken, call.skeleton)
         found = self.executable.retained.get(key)
         if found is None:
@@ -232,3 +248,136 @@ class Run:
         if self._ids and self.call.referenced_data is not None:
             self.call.referenced_data.values.drop(self.call.referenced_data.own, self._ids)
         self.results = ()
+
+
+def find_nan(call: Call, functions: Functions, executables: Executables) -> FloatingPointError:
+    """Runs the function step by step, so that the line is seen that makes the first NaN.
+
+    What it prints is not heard twice, and nothing of the client's is called twice.
+
+    Returns:
+        What there is to say when there is none that way.
+
+    Raises:
+        FloatingPointError: at that line.
+    """
+    function = functions.obtain(call.key, call.source)
+    try:
+        functions.unpack(function, call.source)
+    except FunctionReplaced:
+        function = functions.obtain(call.key, call.source)
+    layout = executables.layout(call.key, call.skeleton)
+    arguments = build_arguments(layout, call.leaves(layout), function.statics)
+    why_not = (
+        "but not when it is run step by step: the compiler has put steps together. Look at values "
+        "that are nearly too large."
+    )
+    with configured(function.options.config), output_to(CallOutput(SILENT)), callbacks_disabled():
+        args, kwargs = jax_arrays(arguments, function.statics)
+        try:
+            function.traceable(*args, **kwargs)
+        except CallbackError:
+            why_not = (
+                "and it cannot be run step by step to find the line, because its io_callback must "
+                "not run twice. Leave that out, or look with JAXD_INLINE=1."
+            )
+    return FloatingPointError(
+        f"invalid value (nan or inf) in the result of {function.name}, {why_not}"
+    )
+
+
+class BrokenProgram(Exception):
+    """A program that was read from disk does not run; it was dropped."""
+
+
+class Executor:
+    """Runs programs on the device, once more where memory could be freed. Thread-safe.
+
+    Args:
+        functions: where a function is found whose result is not a number.
+        executables: where a broken program is dropped.
+        oom_handler: makes room on the device.
+        discard: drops a broken program from disk.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        executables: Executables,
+        oom_handler: OutOfMemoryHandler,
+        discard: Callable[[Executable], None],
+    ) -> None:
+        self._functions = functions
+        self._executables = executables
+        self._oom_handler = oom_handler
+        self._discard = discard
+        self._memory_reservations = MemoryReservations(lambda: oom_handler.spare)
+
+    def dispatch(self, run: Run) -> None:
+        """Hands a run to the device.
+
+        Raises:
+            BrokenProgram: when the call is to be answered anew.
+            Exception: what jax raises.
+        """
+        program = run.executable.program
+        if program.run_bytes:
+            with self._memory_reservations.beside(
+                run, program.run_bytes, calls_python=program.calls_python
+            ):
+                self._oom_handler.make_room_for(program.run_bytes)
+                return self._dispatch(run)
+        return self._dispatch(run)
+
+    def _dispatch(self, run: Run) -> None:
+        try:
+            return run.dispatch()
+        except Exception as error:  # noqa: BLE001  raised again but for one
+            # and not the error itself, whose frames hold arrays
+            failure = self._out_of_memory(run, error)
+        return self._oom_handler.retry(run.dispatch, failure)
+
+    def deliver(self, run: Run) -> Reply:
+        """The reply, once the device is done.
+
+        Raises:
+            BrokenProgram: when the call is to be answered anew.
+            Exception: what jax raises.
+        """
+        try:
+            return run.deliver()
+        except Exception as error:  # noqa: BLE001  as above
+            failure = self._out_of_memory(run, error)
+
+        def once_more() -> Reply:
+            run.dispatch()
+            return run.deliver()
+
+        return self._oom_handler.retry(once_more, failure)
+
+    def _out_of_memory(self, run: Run, error: Exception) -> str:
+        """What jax says when there is no room, and making some may help; else raises."""
+        if self._oom_handler.are_gone(run.leaves):
+            run.give_up()
+            raise error
+        if is_nan_error(error):
+            raise find_nan(run.call, self._functions, self._executables) from error
+        if run.executable.program.calls_back:
+            raise error  # what it has called must not be called once more
+        if not is_out_of_memory(error):
+            self._discard_if_broken(run.executable, error)
+            raise error
+        return str(error)
+
+    def _discard_if_broken(self, executable: Executable, error: Exception) -> None:
+        """Drops a program that was read from disk and does not run; nothing in one is the user's.
+
+        Raises:
+            BrokenProgram: when it was one.
+        """
+        if executable.program.is_original or not is_runtime_error(error):
+            return
+        log_event("program_broken", level=logging.WARNING, name=executable.name, reason=str(error))
+        self._executables.discard(executable)
+        self._discard(executable)
+        raise BrokenProgram from error

@@ -79,7 +79,7 @@ def bypassed() -> Iterator[None]:
 def hits_in_thread() -> int:
     """How many programs this thread has found in the cache until now.
 
-    Such a one cannot be kept as `jax_programs.serialize` does it: XLA writes an executable that it
+    Such a one cannot be kept as `programs.serialize` does it: XLA writes an executable that it
     has read itself without its code, and says so to nobody but who calls it after a restart.
     """
     return _thread_state.hits

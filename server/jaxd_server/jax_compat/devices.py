@@ -1,4 +1,4 @@
-"""Which device a call runs on: that of its function, else that of its session."""
+"""Which device a call runs on, that of its function or else of its session; and device memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Placed(Protocol):
     Attributes:
         device: the index of the one that they run on.
         connections: how many it has.
-        met: the executables that it has used.
+        used_executables: the executables that it has used.
     """
 
     device: int
@@ -160,5 +160,61 @@ def _kind(device: Any) -> str:
 
 
 def _statistics(device: Any) -> Mapping[str, int]:
-    """What the device says of its memory; empty on a CPU."""
+    """The memory statistics of a device; empty on a CPU."""
     return device.memory_stats() or {}
+
+
+def device_bytes_limit() -> int:
+    """How much memory one device has for arrays and programs; on a CPU, that of the machine."""
+    return int(_statistics(jax.local_devices()[0]).get("bytes_limit", 0)) or machine_bytes()
+
+
+def all_devices_bytes() -> int:
+    """How much all of them have together; CPU devices have the machine's in common."""
+    count = len(jax.local_devices()) if "bytes_limit" in _statistics(jax.local_devices()[0]) else 1
+    return count * device_bytes_limit()
+
+
+def device_use() -> float:
+    """Of the device that has the least memory left, how much is in use; 0 on a CPU."""
+    shares = (
+        found.get("bytes_in_use", 0) / found["bytes_limit"]
+        for found in map(_statistics, jax.local_devices())
+        if found.get("bytes_limit")
+    )
+    return max(shares, default=0.0)
+
+
+def arrays_in_use() -> list[int]:
+    """How many bytes each array has that there is."""
+    return [array.nbytes for array in jax.live_arrays()]
+
+
+def whole_device() -> str:
+    """How much of the device's memory is in use, in a sentence."""
+    statistics = _statistics(jax.local_devices()[0])
+    if "bytes_in_use" not in statistics:
+        return f"The machine has {in_words(machine_bytes())}."
+    devices = jax.local_devices()
+    if len(devices) > 1:
+        each = (_usage_text(number, _statistics(one)) for number, one in enumerate(devices))
+        return f"In use are {', '.join(each)}."
+    return (
+        f"Of the device's {in_words(device_bytes_limit())}, "
+        f"{in_words(int(statistics['bytes_in_use']))} are in use."
+    )
+
+
+def _usage_text(number: int, statistics: Mapping[str, int]) -> str:
+    used, limit = (int(statistics.get(name, 0)) for name in ("bytes_in_use", "bytes_limit"))
+    return f"{in_words(used)} of {in_words(limit)} on device {number}"
+
+
+def in_words(size: int) -> str:
+    """A number of bytes as people write it, such as `1.5 GiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

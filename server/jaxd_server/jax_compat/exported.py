@@ -3,7 +3,7 @@
 A program is data, but it can call native code of the process by name, wait for the host, and hold
 pointers. So each of its operations is looked at before any of it is given to the compiler, and
 what is not known to be harmless is refused by name. Native code is called in just the ways in which
-jax calls it, see `jax_native_calls`.
+jax calls it, see `native_calls`.
 
 Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_exported.py.
 """

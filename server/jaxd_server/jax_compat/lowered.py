@@ -46,7 +46,7 @@ _POINTERS: Final = frozenset({"CustomSPMDPartitioning", "tf.call_tf_function"})
 
 _own_targets: Final[set[str]] = set(_COMPILERS_TARGETS)
 _own_keys: Final = {"threefry2x32", "rbg", "unsafe_rbg"}
-"""Native code, and PRNG implementations. `register_own_targets` adds, before any client's code runs."""
+"""Native code, and PRNG implementations; `register_own_targets` adds to them at the start."""
 
 
 class OutLeaf(NamedTuple):

@@ -116,7 +116,7 @@ def move_lowered(lowered: jax.stages.Lowered, device: int) -> jax.stages.Lowered
 def read_program(
     data: bytes, inputs: int, outputs: int, devices: tuple[int, ...], device: int | None
 ) -> tuple[Flat, tuple[int, ...]]:
-    """A program, as `jax_programs.load` reads it, and the ids of the devices that it runs on.
+    """A program, as `programs.load` reads it, and the ids of the devices that it runs on.
 
     Args:
         data: what `jax_programs.serialize` wrote.

@@ -1,6 +1,6 @@
 """Schedules the calls of one connection: which thread runs each of them, and when.
 
-The thread that has read it, when that takes no time; the call queue of its session, when it works on
+The reading thread, when that takes no time; the call queue of its session, when it works on
 values; else one of the threads for calls that run, or a thread of its own while it is built.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from jaxd_protocol.errors import Busy, JaxdError, LimitExceeded, ProtocolError
 from jaxd_protocol.messages.calls import (
@@ -26,7 +27,7 @@ from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import Frame, Value
 from jaxd_protocol.wire.frames import too_large
 from jaxd_server.compilation.compiling.executable import Executable
-from jaxd_server.compilation.plan import Plan
+from jaxd_server.compilation.executables import Plan
 from jaxd_server.execution.call import Call, Finish, Reply
 from jaxd_server.rpc.client_proxy import ClientProxy
 from jaxd_server.rpc.context import WorkerContext
@@ -38,9 +39,11 @@ from jaxd_server.rpc.inflight_calls import (
     start_ordered,
 )
 from jaxd_server.rpc.send_queue import SendQueue
-from jaxd_server.rpc.session_state import SessionState
-from jaxd_server.rpc.sessions import Session
+from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.runtime.threads.cancellation import CallPhase
+
+_RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK
+"""Flags of calls that want a result and nothing else: what was warm before answers them."""
 
 
 class CallScheduler:
@@ -50,10 +53,9 @@ class CallScheduler:
         worker_context: what it shares with the others.
         session: whose connection it is.
         share: what the connection may have under way.
-        own: what it has of its session.
+        session_state: what it has of its session.
         send_queue: takes replies.
-        asking: what asks the client about a call, by its number.
-        here: runs a job in the reading thread, which may be relieved meanwhile.
+        client: answers questions about calls, and takes their events.
     """
 
     def __init__(
@@ -61,18 +63,16 @@ class CallScheduler:
         worker_context: WorkerContext,
         session: Session,
         share: ConnectionShare,
-        own: SessionState,
+        session_state: SessionState,
         send_queue: SendQueue,
-        asking: Callable[[int], ClientProxy],
-        here: Callable[[Callable[[], object]], None],
+        client: ClientProxy,
     ) -> None:
         self._worker_context = worker_context
         self._session = session
         self._share = share
-        self._session_state = own
+        self._session_state = session_state
         self._send_queue = send_queue
-        self._client = asking
-        self._run_inline = here
+        self._client = client
         self._open = InflightCalls(
             worker_context.policy, send_queue.later, send_queue.now, share.free
         )
@@ -85,8 +85,14 @@ class CallScheduler:
         """The client is gone: what has not begun is dropped; it may come back for the rest."""
         self._session.unanswered.add(self._open.close(), time.monotonic())
 
-    def schedule(self, seq: int, args: tuple[Value, ...], frame: Frame) -> None:
-        """Has a call answered; its reading thread does so itself when it takes no time.
+    def schedule(
+        self, seq: int, args: tuple[Value, ...], frame: Frame
+    ) -> Callable[[], object] | None:
+        """Has a call answered.
+
+        Returns:
+            What the reading thread is to run itself, because it takes no time; None when another
+            thread answers the call.
 
         Raises:
             ProtocolError: when it cannot be read.
@@ -99,37 +105,39 @@ class CallScheduler:
         nbytes = self._share.begin()
         try:
             skeleton = self._session_state.skeleton(skeleton)
-            source = self._client(seq)
+            client, session = self._client, self._session
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            repeatable = bool(flags & MAY_REPEAT)
-            call = Call(
-                key, skeleton, blob, frame.buffers, source, deadline, repeatable, seq, source.emit
-            )
+            repeatable, emit = bool(flags & MAY_REPEAT), partial(client.emit, seq)
+            call = Call(key, skeleton, blob, frame.buffers, client, deadline, repeatable, seq, emit)
             call.strict = bool(flags & STRICT)
             call.warm_only = bool(flags & WARM)
-            call.call_back = source.call_back
+            call.call_back = partial(client.call_back, seq)
             call.inside = bool(flags & FROM_CALLBACK)
             call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
-            call.session = self._session
+            call.session = session
             call.referenced_data = self._session_state.referenced_data
             if stay:
                 call.stay = ResultPolicy.from_bytes(stay)
-            self._session_state.drop(drops)
-            plan = self._worker_context.pipeline.plan(key, skeleton, self._session.device)
-            warm = self._warm(plan)
-            is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
+            if drops:
+                self._session_state.drop(drops)
             if elsewhere:
                 call.elsewhere = elsewhere
                 call.inflated = inflated
-                if flags & ON_VALUES:
-                    return self._enqueue_ordered(call, plan, warm, nbytes, is_quick)
-            if not is_quick:
-                self._submit(call, plan, warm, nbytes)
+            pipeline = self._worker_context.pipeline
+            plan = pipeline.executables.plan(key, skeleton, session.device)
+            # What runs the call, when there is nothing that it would have to wait for.
+            warm = None if plan is None or pipeline.admission.is_barred else plan.executable
+            is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
+            if flags & ~_RESULT_ONLY:
+                plan = None
+            if elsewhere and flags & ON_VALUES:
+                return self._enqueue_ordered(call, plan, warm, nbytes, is_quick)
+            if is_quick:
+                return partial(self._answer, call, plan, nbytes)
+            self._submit(call, plan, warm, nbytes)
         except BaseException:
             self._share.end_call(nbytes)
             raise
-        if is_quick:
-            self._run_inline(partial(self._answer, call, plan, nbytes))
         return None
 
     def _reserve(self, nbytes: int) -> int | JaxdError:
@@ -154,8 +162,12 @@ class CallScheduler:
         warm: Executable | None,
         nbytes: int,
         is_quick: bool,
-    ) -> None:
-        """A call on values: in order with the others of its session, and never twice."""
+    ) -> Callable[[], object] | None:
+        """A call on values: in order with the others of its session, and never twice.
+
+        Returns:
+            As `schedule`.
+        """
         if call.stay is None:
             raise ProtocolError("a call on values does not say what is to stay.")
         start: Callable[[], Finish] = partial(self._worker_context.pipeline.start, call, plan)
@@ -169,7 +181,7 @@ class CallScheduler:
             _, go_on = self._session_state.enqueue(
                 call.stay, start, send, here=here, is_short=is_short
             )
-            return self._run_inline(go_on) if here or is_short else go_on()
+            return go_on if here or is_short else go_on()
         phase: CallPhase = "waiting" if plan is None or plan.executable is None else "running"
         with self._open.opened(call, nbytes) as one:
             one.is_in_order = True
@@ -182,18 +194,12 @@ class CallScheduler:
                 self._session.ordered_calls[call.stay.number] = one
             else:
                 one.reply_when_cancelled = (
-                    _discard_reply  # what it does to values is up to the first
+                    _discard_reply  # the first decides what happens to values
                 )
                 first = self._session.ordered_calls.get(call.stay.number)
                 if first is not None:
                     one.cancel_token.notify(first.cancel)
-            return self._run_inline(go_on) if is_short else go_on()
-
-    def _warm(self, plan: Plan | None) -> Executable | None:
-        """What runs a call, when there is nothing that it would have to wait for."""
-        if plan is None or self._worker_context.pipeline.admission.is_barred:
-            return None
-        return plan.executable
+            return go_on if is_short else go_on()
 
     def _submit(self, call: Call, plan: Plan | None, warm: Executable | None, nbytes: int) -> None:
         """Has a call answered by another thread, unless too many wait for one already."""

@@ -16,8 +16,7 @@ from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.wire import Frame, Value
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.runtime.events import OUTPUT
-from jaxd_server.user_code.callback_messages import pack_callback, read_callback
-from jaxd_server.user_code.callback_targets import CallbackTarget
+from jaxd_server.user_code.callback_targets import CallbackTarget, pack_callback, read_callback
 
 
 class _ClientConnection(Protocol):
@@ -44,21 +43,17 @@ class _ClientConnection(Protocol):
 
 
 class ClientProxy:
-    """A source of functions, and a listener to events of one call.
+    """A source of functions, a listener to the events of calls, and what calls back.
 
     Args:
         connection: where the client is.
-        number: its number for the call.
 
     Attributes:
         owner: names the connection; see `FunctionSource`.
     """
 
-    __slots__ = ("_connection", "_number", "owner")
-
-    def __init__(self, connection: _ClientConnection, number: int) -> None:
+    def __init__(self, connection: _ClientConnection) -> None:
         self._connection = connection
-        self._number = number
         self.owner = connection.owner
 
     def describe(self, key: bytes) -> Described:
@@ -80,6 +75,7 @@ class ClientProxy:
 
     def call_back(
         self,
+        number: int,
         callback_target: CallbackTarget,
         held: Sequence[Any],
         args: tuple[Any, ...],
@@ -89,12 +85,20 @@ class ClientProxy:
     ) -> Any:
         """Has the client call a function of its own; its result, arrays as numpy's.
 
+        Args:
+            number: of the call whose program calls back.
+            callback_target: names the function.
+            held: the arrays that it refers to.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            wants_result: whether there is a result to wait for.
+
         Raises:
             ConnectionLost: when the client goes away first.
             Exception: what the function raises.
         """
         asked, buffers = pack_callback(callback_target, held, args, kwargs)
-        question = (self._number, *asked, int(wants_result))
+        question = (number, *asked, int(wants_result))
         with self._connection.parked():
             value, frame = self._connection.ask_patiently("callback", question, buffers)
         return read_callback(value, frame.buffers) if wants_result else None
@@ -103,10 +107,10 @@ class ClientProxy:
         """Within it the call waits for its client, or for another call's."""
         return self._connection.parked()
 
-    def emit(self, kind: str, content: dict[str, Any]) -> None:
-        """Tells the client what becomes of its call, or what the call says."""
+    def emit(self, number: int, kind: str, content: dict[str, Any]) -> None:
+        """Sends the client an event of the call with that number: its progress, or its output."""
         send = self._connection.send if kind in _ORDERED_EVENTS else self._connection.notify
-        send("event", self._number, kind, json.dumps(content))
+        send("event", number, kind, json.dumps(content))
 
 
 _ORDERED_EVENTS: Final = OUTPUT | {"compiled"}

@@ -1,4 +1,9 @@
-"""One client's connection: reads messages, schedules calls, sends questions to the client."""
+"""One client's connection: reads messages, schedules calls, sends questions to the client.
+
+The thread that reads a warm call runs it itself: handing it to another thread would cost more than
+everything else together. Nobody reads meanwhile. For a call that takes longer than it used to, the
+watchdog starts another reading thread, and the first one ends when its call is done.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 import logging
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +25,68 @@ from jaxd_protocol.wire.stream import AdaptiveWait
 from jaxd_server.execution.call import Reply
 from jaxd_server.rpc.call_scheduler import CallScheduler
 from jaxd_server.rpc.client_proxy import ClientProxy, PendingQuestions
-from jaxd_server.rpc.context import WorkerContext
+from jaxd_server.rpc.context import STALL_S, WorkerContext
 from jaxd_server.rpc.flow_control import ConnectionShare
-from jaxd_server.rpc.reader_handoff import ReaderHandoff
 from jaxd_server.rpc.send_queue import SendQueue
 from jaxd_server.rpc.services.admin import INQUIRIES, OPERATIONS
 from jaxd_server.rpc.services.values import VALUE_VERBS, ValueService
-from jaxd_server.rpc.session_state import SessionState
-from jaxd_server.rpc.sessions import Session
+from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.runtime.logs import log_event
+
+
+class ReaderHandoff:
+    """The right to read one connection; exactly one thread has it.
+
+    Args:
+        read_one: reads and handles one message; raises EOFError at the end.
+        on_end: called once, when the connection ended.
+    """
+
+    def __init__(self, read_one: Callable[[], None], on_end: Callable[[Exception], None]) -> None:
+        self._read_one = read_one
+        self._on_end = on_end
+        self._lock = threading.Lock()  # guards _turn, _ended and busy_since
+        self._turn = 0
+        self._ended = False
+        self.busy_since: float | None = None
+
+    def run(self) -> None:
+        """Reads until the connection ends or another thread was put in charge."""
+        turn = self._turn
+        try:
+            while turn == self._turn:
+                self._read_one()
+        except Exception as error:  # noqa: BLE001  handed to on_end
+            with self._lock:
+                first, self._ended = not self._ended, True
+                self._turn += 1
+            if first:  # a thread that was replaced may see it before the one in charge
+                self._on_end(error)
+
+    def begin_inline(self) -> int:
+        """The reading thread is about to run a call itself; returns what `end_inline` needs."""
+        turn = self._turn  # first: once we are busy, another thread may be put in charge
+        self.busy_since = time.monotonic()
+        return turn
+
+    def end_inline(self, turn: int) -> None:
+        """It is done with that, perhaps long after another thread was put in charge."""
+        with self._lock:
+            if turn == self._turn:
+                self.busy_since = None
+
+    def replace_if_stuck(self, now: float) -> None:
+        """Puts a new thread in charge when the present one has been running a call for too long."""
+        with self._lock:
+            if self.busy_since is None or now - self.busy_since < STALL_S:
+                return
+            since, self.busy_since = self.busy_since, None
+            self._turn += 1
+            try:
+                threading.Thread(target=self.run, name="jaxd-reader", daemon=True).start()
+            except RuntimeError:  # the system has no more threads: the present one reads on later
+                self._turn -= 1
+                self.busy_since = since
 
 
 class ServerConnection(BulkConnection):
@@ -44,6 +103,7 @@ class ServerConnection(BulkConnection):
         channel = BulkChannel(stream, worker_context.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
         self.owner = os.urandom(16)
+        self._client = ClientProxy(self)
         self._questions = PendingQuestions()
         self._send_queue = SendQueue(self, self._share, worker_context.max_result_bytes)
         self._session_state = SessionState(
@@ -61,8 +121,7 @@ class ServerConnection(BulkConnection):
             self._share,
             self._session_state,
             self._send_queue,
-            partial(ClientProxy, self),
-            self._run_inline,
+            self._client,
         )
         self._told: dict[str, Callable[..., None]] = {
             "cancel": self._calls.cancel,
@@ -114,17 +173,17 @@ class ServerConnection(BulkConnection):
     def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """Starts a call, or answers a question about the server at once."""
         if verb == "call":
-            return self._calls.schedule(seq, args, frame)
+            job = self._calls.schedule(seq, args, frame)
+            return None if job is None else self._run_inline(job)
         who = self._session.principal
         if verb in OPERATIONS or verb in INQUIRIES:
             return self._on_operation(
                 seq, partial(self._worker_context.operations.answer, verb, args, who)
             )
         if verb == "stages":
-            source = ClientProxy(self, seq)
             show = self._worker_context.stages.answer
             own = self._session.counts
-            return self._on_operation(seq, partial(show, source, args, frame.buffers, own))
+            return self._on_operation(seq, partial(show, self._client, args, frame.buffers, own))
         if verb in VALUE_VERBS:
             return self._on_operation(seq, partial(self._on_values, verb, args, frame.buffers))
         self._share.release_message()
@@ -167,7 +226,9 @@ class ServerConnection(BulkConnection):
     def _run_inline(self, run: Callable[[], object]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""
         turn = self._reader_handoff.begin_inline()
-        self._worker_context.watchdog.wake()
+        watchdog = self._worker_context.watchdog
+        if watchdog.is_idle:
+            watchdog.wake()
         run()
         self._reader_handoff.end_inline(turn)
         if not self._channel.reader.has_input():

@@ -11,8 +11,8 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import finish_handshake, refuse_client
 from jaxd_protocol.wire import BulkChannel, stream_over
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
+from jaxd_server.auth.accounts import ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer
-from jaxd_server.auth.connected_accounts import ConnectedAccounts
 from jaxd_server.rpc.connection import ServerConnection
 from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.flow_control import ConnectionShare
@@ -29,7 +29,7 @@ class Endpoint(Acceptor):
         authenticator: decides who comes in.
         sessions: where clients are entered.
         worker_context: what all connections share.
-        welcome: what a client is told of the server, beside its session.
+        welcome: what a client gets to know of the server, beside its session.
         connected_accounts: those who came in with an account; by default nobody looks at them.
     """
 
@@ -78,8 +78,8 @@ class Endpoint(Acceptor):
         """Raises `Busy` when as many clients are connected as may be."""
         if self._sessions.connections >= self._worker_context.max_connections:
             raise Busy(
-                f"{self._worker_context.max_connections} clients are connected, which is as many as this "
-                "server takes (--max-connections). Close some, or connect later."
+                f"{self._worker_context.max_connections} clients are connected, which is as many "
+                "as this server takes (--max-connections). Close some, or connect later."
             )
 
     def _serve_stock_client(self, admitted: AuthenticatedPeer) -> None:

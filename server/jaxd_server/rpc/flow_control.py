@@ -137,15 +137,10 @@ class ConnectionShare:
     def begin(self) -> int:
         """A call was read; waits for a slot, and for a client that does not take its results.
 
-        Returns the bytes that `end` gives back.
+        Returns the bytes that `end_call` gives back.
         """
         with self._budget.changed:
-            self._budget.changed.wait_for(
-                lambda: (
-                    self._idle()
-                    or (self._active() < self._slots and self.unsent <= self._budget.most_unsent)
-                )
-            )
+            self._budget.changed.wait_for(self._may_begin)
             self._calls += 1
             self._budget.calls += 1
             self._budget.idle.clear()
@@ -206,11 +201,13 @@ class ConnectionShare:
             self._arriving = 0
             self._budget.changed.notify_all()
 
-    def _active(self) -> int:
-        return self._calls - self._parked
-
     def _idle(self) -> bool:
-        return self._closed or self._active() == 0
+        return self._closed or self._calls == self._parked
+
+    def _may_begin(self) -> bool:
+        active = self._calls - self._parked
+        has_slot = active < self._slots and self.unsent <= self._budget.most_unsent
+        return has_slot or not active or self._closed
 
 
 _MIN_RETRY_S: Final = 0.05
@@ -244,7 +241,7 @@ class Backlog:
         return self._count
 
     def acquire(self, principal: str) -> None:
-        """Takes a call on; `leave` ends that.
+        """Takes a call on; `release` ends that.
 
         Raises:
             Busy: when there is no room for it now.

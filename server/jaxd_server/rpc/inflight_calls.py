@@ -16,7 +16,7 @@ from jaxd_protocol.base.timers import Timer
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_server.execution.call import Call, Finish, Reply
 from jaxd_server.runtime.threads.cancellation import CallPhase, CancelToken
-from jaxd_server.runtime.timers import process_timers
+from jaxd_server.runtime.threads.executors import process_timers
 
 Send = Callable[[Reply, int], None]
 """Sends a reply, and gives back the call's slot and so many bytes."""
@@ -28,8 +28,8 @@ class CallPolicy:
 
     Attributes:
         max_s: seconds that a call may run; 0: any number.
-        gave_up: the reply to a call for which nobody waits any more.
-        ended: told of each call that was answered.
+        cancelled_reply: makes the reply to a call for which nobody waits any more.
+        ended: called with each call that was answered.
     """
 
     cancelled_reply: Callable[[Call], Reply]
@@ -47,7 +47,7 @@ class InflightCall:
         send: sends its reply.
         send_now: the same from a thread that works for its client alone.
         free: gives bytes back.
-        over: told once that no thread works on it any more.
+        over: called once, when no thread works on it any more.
 
     Attributes:
         reply_when_cancelled: what takes its reply when nobody waits for it any more.
@@ -93,9 +93,8 @@ class InflightCall:
     def begin(self, phase: CallPhase) -> Reply | None:
         """A thread is about to work on it; the reply when there is nothing to do any more."""
         self.has_begun = True  # first: who gives it up sees this, or we see that somebody has
-        self.withdraw = (
-            _not_withdrawn  # which refers to us: what the call holds is freed when it is over
-        )
+        # The present one refers to this object: what the call holds is freed when it is over.
+        self.withdraw = _not_withdrawn
         self.cancel_token.set_phase(phase)
         if self.cancel_token.error is not None:
             return self._policy.cancelled_reply(self._call)
@@ -121,10 +120,8 @@ class InflightCall:
                 return
             self._is_answered = True
             nbytes = self._nbytes if self._is_done else 0
-        self.reply_when_cancelled, self.withdraw = (
-            _discard_reply,
-            _not_withdrawn,
-        )  # which may refer to us
+        # The present ones may refer to this object.
+        self.reply_when_cancelled, self.withdraw = _discard_reply, _not_withdrawn
         self.cancel_token.end()
         for timer in self._timers:
             timer.cancel()
@@ -148,7 +145,7 @@ class InflightCall:
         self.answer(reply)
 
     def cancel(self) -> None:
-        """Its client says that nobody waits for it."""
+        """Its client does not wait for it any more."""
         self.cancel_token.cancel(
             Cancelled("the call was cancelled by its caller. Call again if its result is wanted.")
         )
@@ -162,8 +159,8 @@ class InflightCall:
     def _on_deadline(self) -> None:
         self.cancel_token.cancel(
             DeadlineExceeded(
-                f"the call's timeout_s passed: {self.cancel_token.account()}. Give the call more time, "
-                "or wait and repeat it."
+                f"the call's timeout_s passed: {self.cancel_token.account()}. Give the call more "
+                "time, or wait and repeat it."
             )
         )
 
@@ -176,8 +173,8 @@ class InflightCall:
         self.cancel_token.cancel(
             DeadlineExceeded(
                 f"the call ran longer than the {self._policy.max_s:g} s that this server gives one "
-                f"(--max-call-s): {self.cancel_token.account()}. Split it into shorter calls, or use a "
-                "server with another limit."
+                f"(--max-call-s): {self.cancel_token.account()}. Split it into shorter calls, or "
+                "use a server with another limit."
             )
         )
 
@@ -187,7 +184,7 @@ class InflightCall:
         if not self.has_begun:  # and its data need not wait for a thread to look at it
             self._call.blob, self._call.buffers = b"", ()
         if self.is_in_order and self.cancel_token.phase == "running" and not self._is_too_long:
-            return  # its client hears what it has done to values when it is over
+            return  # its client gets the real reply, with what it did to values, when it is over
         self.cancel_token.is_client_notified = True
         self.reply_when_cancelled(self._policy.cancelled_reply(self._call))
 

@@ -193,7 +193,7 @@ class OrderedCallQueue:
         return self._go_on
 
     def put(self, start: Start, send: Send, *, is_short: bool = False) -> None:
-        """Has a call started when its turn comes; see `enter`."""
+        """Has a call started when its turn comes; see `enqueue`."""
         self.enqueue(start, send, is_short=is_short)()
 
     def then(self, job: Callable[[], None]) -> None:

@@ -63,10 +63,10 @@ class SendQueue:
 
     def now(self, seq: int, answer: Reply, nbytes: int) -> None:
         """From a thread that works for this client alone, so that it may wait for it."""
-        if self._waiting.is_idle:
-            self._send_answer(seq, answer, nbytes)
-        else:  # behind what the call has said
+        if self._waiting.is_working:  # behind the output of the call
             self.later(seq, answer, nbytes)
+        else:
+            self._send_answer(seq, answer, nbytes)
 
     def later(self, seq: int, answer: Reply, nbytes: int) -> None:
         """From any thread, which does not wait for a client that does not read."""

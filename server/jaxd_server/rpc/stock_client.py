@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
+import cloudpickle
 import numpy as np
 import rpyc
 from rpyc.core import brine, consts
@@ -20,7 +21,6 @@ from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.failures import decode_failure
-from jaxd_protocol.pickling.cloudpickle import dumps
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.wire import BulkChannel
 from jaxd_protocol.wire.connection import PLAIN_CONFIG
@@ -126,7 +126,7 @@ class StockService(rpyc.Service):  # type: ignore[misc]
 
 def _deliver_pickled(leaves: Sequence[Any], executable: Executable) -> Reply:
     arrays = executable.structure.unflatten(map(np.asarray, leaves))  # it is never from disk
-    return (OK, dumps(arrays)), ()
+    return (OK, cloudpickle.dumps(arrays)), ()
 
 
 def serve_stock(

@@ -67,7 +67,7 @@ _SIGNAL: Final = signal.SIGUSR2
 
 
 def dump_stacks_on_signal() -> None:
-    """Has this process write the stacks of its threads to stderr, when `request_stack_dump` says so.
+    """Has this process write its threads' stacks to stderr on `request_stack_dump`.
 
     In C, in a handler of a signal: it needs no interpreter, which somebody may be holding.
     """

@@ -6,8 +6,7 @@ import sys
 import threading
 from collections.abc import Iterable
 
-from jaxd_protocol.packages.installed import OWN_PACKAGES
-from jaxd_protocol.packages.packages import (
+from jaxd_protocol.packages.distributions import (
     Package,
     changed_since_first_seen,
     describe_change,
@@ -15,6 +14,7 @@ from jaxd_protocol.packages.packages import (
     package_of,
     still_current,
 )
+from jaxd_protocol.packages.installed import OWN_PACKAGES
 
 
 class Change:

@@ -1,4 +1,4 @@
-"""JSON objects, one a line: what is spoken on the host channel to a worker and on the control socket."""
+"""JSON objects, one a line: the protocol of the host channel and of the control socket."""
 
 from __future__ import annotations
 

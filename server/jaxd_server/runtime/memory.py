@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from jaxd_server.runtime.timers import process_timers
+from jaxd_server.runtime.threads.executors import process_timers
 
 _DEFAULT_MAX_MAPS = 65530
 _MAPS_PER_PROGRAM = 1000

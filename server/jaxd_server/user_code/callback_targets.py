@@ -1,9 +1,11 @@
 """Describes the client's function that a program calls back, so that the client can find it.
 
 An executable is shared by all clients whose function has the same key. So it does not hold what
-it calls, but an *callback target*: a literal that says which entry it is of the table that both ends make when
-they walk over the function (`CallbackCandidates`), or of what `callbacks=` lists. The client that runs the
-program looks it up, in its own process, each time, and has nothing else called.
+it calls, but a *callback target*: a literal that says which entry it is of the table that both ends
+make when they walk over the function (`CallbackCandidates`), or of what `callbacks=` lists. The
+client that runs the program looks it up, in its own process, each time, and nothing else is called.
+
+Also the messages of callbacks: what a program sends is a result, what comes back are arguments.
 
     ("given", number)                   what the code gives to be called back
     ("listed", number)                  what `callbacks=` lists
@@ -34,8 +36,11 @@ from contextvars import ContextVar
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from jaxd_protocol.errors import CallbackError
-from jaxd_protocol.fingerprint.client_object import ClientObject
+import jax
+import numpy as np
+
+from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
+from jaxd_protocol.fingerprint.client_object import ClientObject, holds_function
 from jaxd_protocol.fingerprint.code.callbacks import CellOrigin, cell_origin, code_at
 from jaxd_protocol.fingerprint.model import (
     CallbackCandidate,
@@ -46,7 +51,10 @@ from jaxd_protocol.fingerprint.model import (
 )
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
-from jaxd_protocol.pytree import is_literal
+from jaxd_protocol.pytree import dump_literal, is_literal
+from jaxd_server.codec.arguments import parse_arguments, read_leaves
+from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
+from jaxd_server.codec.results import ResultLayout, pack_result
 
 CallbackTarget = tuple[Any, ...]
 
@@ -82,7 +90,7 @@ def runs_on_server(function: Callable[..., Any]) -> bool:
 def recording_arguments(
     function: Callable[..., Any], targets: CallbackCandidates
 ) -> Callable[..., Any]:
-    """The function; what it is called with is known to `CallbackTargets` where it may be called back."""
+    """The function; `CallbackTargets` knows its arguments where they may be called back."""
     if not targets.takes_arguments:
         return function
 
@@ -347,3 +355,69 @@ def _is_made_by(owner: FunctionType, path: CodePath, function: FunctionType) -> 
         for name, cell in pairs
         if (known := cell_origin(codes, name)).kind == "own" and not known.names
     )
+
+
+def pack_callback(
+    callback_target: CallbackTarget,
+    held: Sequence[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[bytes, bytes], list[memoryview]]:
+    """Skeleton and blob of ``(callback_target, held, args, kwargs)``, and the buffers beside them.
+
+    Args:
+        callback_target: which function.
+        held: the arrays that it speaks of.
+        args: what it is called with.
+        kwargs: the same by name.
+
+    Raises:
+        CallbackError: when something of it cannot travel.
+    """
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    arrays = [*held]
+    slots = []
+    for leaf in leaves:
+        is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        slots.append(LeafSlot(len(arrays), leaf) if is_array else leaf)
+        arrays += [leaf] if is_array else []
+    places = tuple(LeafSlot(index, array) for index, array in enumerate(held))
+    rebuilt = jax.tree.unflatten(structure, slots)
+    if holds_function(rebuilt):
+        raise CallbackError(
+            "a function that is to be called back is given a function as an argument. Have it "
+            "use that one by itself."
+        )
+    encoder = ResultEncoder([_type(array) for array in arrays])
+    try:
+        encoder.node((dump_literal(callback_target), places, *rebuilt))
+    except ResultError as error:
+        raise CallbackError(
+            f"a function that is to be called back is given something that cannot travel: {error}"
+        ) from error
+    form = ResultLayout.of(encoder.skeleton, encoder.order)
+    blob, buffers, _ = pack_result(arrays, form)
+    return (form.skeleton, blob), buffers
+
+
+def _type(array: Any) -> Any:
+    """What an array looks like; of numpy's, which are never weak, without what jax would make."""
+    if isinstance(array, jax.Array):
+        return array
+    return jax.core.ShapedArray(array.shape, array.dtype)
+
+
+def read_callback(value: Any, buffers: Sequence[memoryview]) -> Any:
+    """What the function returned.
+
+    Raises:
+        ProtocolError: when that cannot be read.
+    """
+    if tuple(map(type, value)) != (bytes, bytes):
+        raise ProtocolError(
+            "a callback's result cannot be read. Install the same jaxd on both sides."
+        )
+    skeleton, blob = value
+    layout = parse_arguments(skeleton)
+    (result,), _ = layout.build(read_leaves(layout.whole, blob, buffers))
+    return result

@@ -111,8 +111,8 @@ class Interruptible:
     def interrupt(self) -> bool:
         """Raises `Interrupted` in it if it runs; whether it does.
 
-        Not while it is where an exception out of nowhere does harm, see `_is_uninterruptible`: then it is
-        to be interrupted again later.
+        Not while it is where an exception out of nowhere does harm, see `_is_uninterruptible`: then
+        it is to be interrupted again later.
         """
         with self._lock:
             self._is_acting = True  # before looking: either the thread sees this or we see its end

@@ -23,7 +23,7 @@ from jaxd_server.user_code.callback_targets import CallbackTarget, CallbackTarge
 from jaxd_server.user_code.output import output_to_sole_caller
 
 CallBack = Callable[..., Any]
-"""Calls a function in the process of a client, see `Asking.call_back`."""
+"""Calls a function in the process of a client, see `ClientProxy.call_back`."""
 
 _current: list[CallBack | None] = []
 """That of the client whose program runs. In tests there may be several servers in one process."""
@@ -93,7 +93,7 @@ def call_client(
 
 
 def install_callback_redirection() -> None:
-    """Exchanges what programs call back, from now on and where `redirecting_callbacks` is in force."""
+    """Exchanges what programs call back, from now on, within `redirecting_callbacks`."""
     for primitive, exchange in _EXCHANGES.items():
         if "bind" not in vars(primitive):
             primitive.bind = _Bind(primitive.bind, exchange)

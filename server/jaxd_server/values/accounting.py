@@ -148,8 +148,9 @@ class ValueAccounting:
         return ValuesFull(
             f"{nbytes / _MIB:,.1f} MiB more have no room on the server: its values take "
             f"{self.nbytes / _MIB:,.1f} of {self.limit / _MIB:,.1f} MiB, yours "
-            f"{self.used.get(principal, 0) / _MIB:,.1f} of {self._max_per_principal / _MIB:,.1f} MiB"
-            f"{others}. The largest: {largest(rows)}. Let go of arrays that you do not need (del, "
+            f"{self.used.get(principal, 0) / _MIB:,.1f} of "
+            f"{self._max_per_principal / _MIB:,.1f} MiB{others}. The largest: "
+            f"{largest(rows)}. Let go of arrays that you do not need (del, "
             ".delete(), jaxd.forget), or start the server with a larger --value-bytes."
         )
 

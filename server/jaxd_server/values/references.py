@@ -26,8 +26,7 @@ from jaxd_protocol.pytree import Layout, Leaf, LeafOffset
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_server.codec.arguments import read_leaf
 from jaxd_server.jax_compat.arrays import exact_array
-from jaxd_server.values.content_store import ContentId
-from jaxd_server.values.store import ValueStore
+from jaxd_server.values.store import ContentId, ValueStore
 from jaxd_server.values.value import SessionValues, Value
 
 _IN_BUFFER = LeafOffset(buffer=0)

@@ -98,8 +98,8 @@ def option_differences(before: Options, after: Options) -> tuple[Difference, ...
 
 def _transformations(before: str, after: str) -> Difference:
     """Those that jax asks for may differ in nothing that is shown."""
-    told = after if before != after else f"{after}, for other arguments"
-    return Difference.of_values("option", "transformations", before, told)
+    described = after if before != after else f"{after}, for other arguments"
+    return Difference.of_values("option", "transformations", before, described)
 
 
 def similarity(one: Sequence[Part], other: Sequence[Part]) -> float:

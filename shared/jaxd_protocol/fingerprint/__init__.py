@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.archives.current import current_archives
 from jaxd_protocol.fingerprint.guards import Guards as Guards
 from jaxd_protocol.fingerprint.model import Archives
 from jaxd_protocol.fingerprint.model import CallbackList as CallbackList
@@ -73,7 +74,7 @@ def walk(
     Args:
         value: where to begin.
         name: what to call it in messages.
-        process_view: whom to ask about modules; by default this process.
+        process_view: what is known of modules; by default that of this process.
         ignore: what not to count, as code would write it: ``CONFIG['stream']``.
         archives: the user's packages that count as files; by default all counts by value.
         listed: what `callbacks=` lists.
@@ -111,3 +112,21 @@ def content_id(value: Any) -> bytes:
     walked = walk(value, name, archives=archives)
     _content_ids[id(value), content] = (value, walked.guards, walked.fingerprint.digest)
     return walked.fingerprint.digest
+
+
+_current: ContextVar[Archives | None] = ContextVar("jaxd_archives", default=None)
+
+
+def current_archives() -> Archives | None:
+    """The archives of the function whose arguments, code or result are processed."""
+    return _current.get()
+
+
+@contextmanager
+def using_archives(archives: Archives | None) -> Iterator[None]:
+    """Around the packing of arguments and code, and the reading of results."""
+    token = _current.set(archives)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -18,8 +18,8 @@ class ClientObject:
     """An object of the client's, or an attribute of one. Holds only its number and names.
 
     Attributes:
-        number: among those that are live in the walk over their function, or of an owner among
-            those that `callbacks=` lists.
+        number: among those that the walk over their function found to be called back only, or of
+            an owner among those that `callbacks=` lists.
         names: of attributes that lead from there.
         listed: whether `callbacks=` lists it, or a method of it.
     """

@@ -1,9 +1,4 @@
-"""Which function takes apart which kind of object.
-
-What is neither code nor a plain container: objects of jax, arrays, instances of any class.
-
-Imported when a walk meets the first of them: many functions reach none.
-"""
+"""Which function takes apart which kind of object, and how those of Python's own types are."""
 
 from __future__ import annotations
 
@@ -11,18 +6,14 @@ import functools
 import types
 import weakref
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-from jaxd_protocol.fingerprint import functions
-from jaxd_protocol.fingerprint.access import attributes, follow
-from jaxd_protocol.fingerprint.archives import members
+from jaxd_protocol.fingerprint import access_paths, archive_members, functions
 from jaxd_protocol.fingerprint.canonical import constant
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
-from jaxd_protocol.fingerprint.values import classes, containers, modules
-from jaxd_protocol.fingerprint.values.arrays import emit_array
-from jaxd_protocol.fingerprint.values.instances import emit_instance
-from jaxd_protocol.fingerprint.values.jax_values import emit_jax
-from jaxd_protocol.fingerprint.walk import Handlers, Walk
+from jaxd_protocol.fingerprint.values import classes, modules
+from jaxd_protocol.fingerprint.walk import Handlers, Walk, short_repr
 
 Emit = Callable[[Walk, Any], None]
 
@@ -30,11 +21,11 @@ Emit = Callable[[Walk, Any], None]
 def _emit_root(walk: Walk, value: Any) -> None:
     """Appends what a walk starts from; of an instance only what its `__call__` reads."""
     value = _unbound_wrapper(value)
-    if members.emit_archived(walk, value):
+    if archive_members.emit_archived(walk, value):
         return
     if type(value) not in _EMITTERS and not isinstance(value, type):
         walk.label = f"self {type(value).__name__}"
-        if attributes.emit_callable_object(walk, value):
+        if access_paths.emit_callable_object(walk, value):
             return
         walk.label = f"self {type(value).__name__}"
     walk.emit(value)
@@ -49,7 +40,7 @@ def _emit_object(walk: Walk, value: Any) -> None:
     emit = _EMITTERS.get(type(value))
     if isinstance(value, FunctionWrapper):
         _function_wrapper(walk, value)
-    elif walk.archives is not None and members.emit_archived(walk, value):
+    elif walk.archives is not None and archive_members.emit_archived(walk, value):
         return
     elif emit is not None:
         emit(walk, value)
@@ -58,6 +49,8 @@ def _emit_object(walk: Walk, value: Any) -> None:
     elif isinstance(value, types.ModuleType):
         modules.emit_module(walk, value)
     else:
+        from jaxd_protocol.fingerprint.values.instances import emit_other  # many reach none
+
         emit_other(walk, value)
 
 
@@ -70,7 +63,7 @@ def _unbound_wrapper(value: Any) -> Any:
 
 def _function_wrapper(walk: Walk, value: FunctionWrapper) -> None:
     """The function, and how it is jitted where it is called; one of an archive is plain there."""
-    if value.jit_options is None or members.is_named(walk, value.__wrapped__):
+    if value.jit_options is None or archive_members.is_named(walk, value.__wrapped__):
         walk.emit(value.__wrapped__)
     else:
         walk.numbered(value, _jitted)
@@ -84,6 +77,59 @@ def _jitted(walk: Walk, value: FunctionWrapper) -> None:
 
 def _code(walk: Walk, value: types.CodeType) -> None:
     walk.write(constant(value, functions.code_digest))
+
+
+def _list(walk: Walk, value: list[Any]) -> None:
+    """Appends a list: it can be changed, so it has an identity."""
+    walk.reach.whole.add(id(value))
+    walk.numbered(value, _list_content)
+
+
+def _list_content(walk: Walk, value: list[Any]) -> None:
+    walk.guards.sequence(value)
+    _items(walk, value)
+
+
+def _tuple(walk: Walk, value: tuple[Any, ...]) -> None:
+    """Appends a tuple: equal ones are the same."""
+    walk.nested(value, _items)
+
+
+def _items(walk: Walk, value: list[Any] | tuple[Any, ...]) -> None:
+    walk.tag(type(value).__name__)
+    walk.text(len(value))
+    for index, item in enumerate(value):
+        walk.emit_child(f"[{index}]", item)
+
+
+def _dict(walk: Walk, value: dict[Any, Any]) -> None:
+    """Appends a dict, in its order."""
+    walk.reach.whole.add(id(value))
+    walk.numbered(value, _dict_content)
+
+
+def _dict_content(walk: Walk, value: dict[Any, Any]) -> None:
+    walk.tag("dict")
+    walk.text(len(value))
+    walk.guards.mapping(value)
+    for key, item in list(value.items()):
+        walk.emit_labelled("", key)
+        walk.emit_child(f"[{short_repr(key)}]", item)
+
+
+def _set(walk: Walk, value: AbstractSet[Any]) -> None:
+    """Appends a set or frozenset."""
+    if type(value) is frozenset:
+        walk.nested(value, _set_content)
+    else:
+        walk.numbered(value, _set_content)
+
+
+def _set_content(walk: Walk, value: Any) -> None:
+    walk.tag(type(value).__name__)
+    if type(value) is set:
+        walk.guards.elements(value)
+    walk.unordered(value)
 
 
 def _slice(walk: Walk, value: slice) -> None:
@@ -151,11 +197,11 @@ _DESCRIPTORS: Final = (
 )
 
 _EMITTERS: Final[dict[type, Emit]] = {
-    list: containers.emit_list,
-    tuple: containers.emit_tuple,
-    dict: containers.emit_dict,
-    set: containers.emit_set,
-    frozenset: containers.emit_set,
+    list: _list,
+    tuple: _tuple,
+    dict: _dict,
+    set: _set,
+    frozenset: _set,
     types.FunctionType: functions.emit_function,
     types.MethodType: functions.emit_method,
     types.BuiltinFunctionType: functions.emit_builtin,
@@ -174,11 +220,7 @@ _EMITTERS: Final[dict[type, Emit]] = {
     **dict.fromkeys(_DESCRIPTORS, _descriptor),
 }
 
-HANDLERS: Final = Handlers(_emit_root, _emit_object, follow.follow, members.emit_archive)
+HANDLERS: Final = Handlers(
+    _emit_root, _emit_object, access_paths.follow, archive_members.emit_archive
+)
 """What a walk is constructed with."""
-
-
-def emit_other(walk: Walk, value: Any) -> None:
-    """Appends an object by what it is made of."""
-    if not (emit_jax(walk, value) or emit_array(walk, value)):
-        emit_instance(walk, value)

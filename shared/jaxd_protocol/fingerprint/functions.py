@@ -9,15 +9,15 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.access import attributes, follow, imports
-from jaxd_protocol.fingerprint.archives import members
+from jaxd_protocol.fingerprint import access_paths, archive_members
 from jaxd_protocol.fingerprint.code.reads import CodeFacts, facts_of
+from jaxd_protocol.fingerprint.import_statements import emit_import
 from jaxd_protocol.fingerprint.unpatched import (
     globals_module,
     refuse_patched_function,
     source_location,
 )
-from jaxd_protocol.fingerprint.values import environment, modules
+from jaxd_protocol.fingerprint.values import modules, settings
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.packages.importable import importable_name
 
@@ -38,8 +38,8 @@ def emit_function(walk: Walk, function: FunctionType) -> None:
     if walk.is_local(home):
         walk.numbered(function, _local_function, function.__qualname__)
         return
-    if environment.is_environment(function):
-        environment.refuse_whole(walk)
+    if settings.is_environment(function):
+        settings.refuse_whole_environment(walk)
     name = importable_name(function)
     if name is not None and not walk.is_local(name[0]):
         refuse_patched_function(function, walk.path)
@@ -63,13 +63,13 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     _defaults(walk, function)
     _attributes(walk, function)
     _closure(walk, function, facts)
-    members.add_computed_imports(walk, function)
-    if members.emit_defining_module(walk, function):
+    archive_members.add_computed_imports(walk, function)
+    if archive_members.emit_defining_module(walk, function):
         return
     for read in facts.reads:
-        follow.emit_global(walk, function, read)
+        access_paths.emit_global(walk, function, read)
     for statement in facts.imports:
-        imports.emit_import(walk, function.__globals__, statement, facts)
+        emit_import(walk, function.__globals__, statement, facts)
 
 
 def _defaults(walk: Walk, function: FunctionType) -> None:
@@ -88,7 +88,7 @@ def _defaults(walk: Walk, function: FunctionType) -> None:
 
 def _attributes(walk: Walk, function: FunctionType) -> None:
     attributes = vars(function)
-    names = sorted(attributes.keys() - {"__signature__"})  # what inspect is to say of it
+    names = sorted(attributes.keys() - {"__signature__"})  # what inspect shows of it
     walk.text(len(names))
     for name in names:
         walk.text(name)
@@ -142,8 +142,8 @@ def emit_method(walk: Walk, method: MethodType) -> None:
     function, instance = method.__func__, method.__self__
     walk.emit(function)
     walk.label = f"self {type(instance).__name__}"
-    uses = attributes.uses_of_first_parameter(walk, function)
-    attributes.record_method(walk, function, instance)
+    uses = access_paths.uses_of_first_parameter(walk, function)
+    access_paths.record_method(walk, function, instance)
     if uses is not None and not isinstance(instance, type):
         walk.reach.partial_read_of(type(instance))
         walk.reach.partial_read_of(instance)

@@ -17,7 +17,7 @@ from types import (
 )
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 
 
 class Part(NamedTuple):
@@ -197,7 +197,7 @@ class CallbackCandidate(NamedTuple):
         root: the object with which it begins; None where that is a module.
         names: of the attributes that lead from there.
         module: the name of that module.
-        number: of the root among what is live in the walk; -1 when it is not.
+        number: of the root among what the walk found to be called back only; -1 when it is not.
     """
 
     root: Any
@@ -363,20 +363,21 @@ class ReachedObjects:
     """All that a walk reached, as the packing needs it.
 
     Attributes:
-        slices: by `id`, the local modules, plain objects and dicts that are read only in part.
-        whole: `id` of those that can be read as a whole, whatever `partial_reads` says.
+        partial_reads: by `id`, the local modules, plain objects and dicts that are only partly
+            read.
+        whole: `id` of those that can be read as a whole, whatever `partial_reads` has.
         imports: local modules that import statements in reached code name, and their parents.
         sources: those of them that are not imported yet.
         carried: for installed modules by name, values of attributes that the server's own copy of
             the module need not have: a patched function, a constant, the environment's variables.
-        stand_ins: `id` of what has another form on a server (the environment, absl's flags), with
-            what is shipped instead.
+        replacements: `id` of what has another form on a server (the environment, absl's flags),
+            with what is shipped instead.
         unpicklable: `id` of what can neither be hashed nor packed, with what is known of it.
         numbered: everything that has a number, by number.
         objects: whatever else was reached and has to be kept alive, because its `id` stands for it:
             classes, and what these lead to.
         archives: the user's packages that travel as files, when there are any.
-        live: what is only given to be called back: it stays where it is, whatever it holds.
+        callback_only: what is only given to be called back: it stays where it is, with its content.
         installed: modules and callables of installed packages, and Python's own types, that
             reached code names: of these alone a result may hold the process's own.
         targets: what may be called back.

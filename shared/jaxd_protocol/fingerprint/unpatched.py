@@ -110,7 +110,7 @@ def _unwrapped(value: Any) -> Iterator[Any]:
 def globals_module(function: FunctionType) -> str:
     """The module whose globals a function reads.
 
-    Its `__module__` may say something else: `functools.wraps` copies that.
+    Its `__module__` may differ: `functools.wraps` copies that.
     """
     return str(function.__globals__.get("__name__") or "?")
 
@@ -126,17 +126,18 @@ def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> 
 
     Args:
         function: the function.
-        path: says how it was reached.
+        path: gives how it was reached, for the message.
 
     Raises:
         PackingError: the server's function is as it was installed.
     """
-    file = function.__code__.co_filename
+    code = function.__code__
+    file = code.co_filename
     home = getattr(sys.modules.get(globals_module(function)), "__file__", None) or file
     if os.path.isabs(file) and is_local_file(file) and not is_local_file(home):
         raise PackingError(
             f"{path()} uses {function.__module__}.{function.__qualname__}, whose code was "
-            f"replaced by that of {function.__code__.co_qualname} ({source_location(function.__code__)}). "
+            f"replaced by that of {code.co_qualname} ({source_location(code)}). "
             "The server has the original. Call your own function instead."
         )
 
@@ -144,12 +145,12 @@ def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> 
 def refuse_patched_class(
     cls: type, is_local: Callable[[str], bool], path: Callable[[], str]
 ) -> None:
-    """Raises for an installed class that somebody gave a method of their own.
+    """Raises for an installed class that was given a method of the user's.
 
     Args:
         cls: the class.
         is_local: whether a module is the user's own.
-        path: says how the class was reached.
+        path: gives how the class was reached, for the message.
 
     Raises:
         PackingError: the server's class does not have it, and other clients must not get it.

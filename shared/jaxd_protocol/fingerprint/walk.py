@@ -26,7 +26,7 @@ from jaxd_protocol.fingerprint.model import (
     UnsharedObject,
 )
 from jaxd_protocol.fingerprint.process_view import ProcessView
-from jaxd_protocol.packages.packages import Package, import_root
+from jaxd_protocol.packages.distributions import Package, import_root
 
 MAX_PARTS: Final = 5000
 """So many parts of a fingerprint are named; a function that reaches more is still hashed whole."""
@@ -86,7 +86,7 @@ class Walk:
     """One walk; to be used once, in one thread.
 
     Attributes:
-        world: where modules and packages are asked for.
+        process_view: what is known of modules and packages.
         archives: the user's packages that count as files; None when all counts by value.
         listed: what `callbacks=` lists.
         reach, guards: as in `WalkResult`.
@@ -94,7 +94,7 @@ class Walk:
         where: file and line of the code that reads it.
         line: of the read at hand, where that is known.
         quiet: whether the code at hand runs after tracing as well, in a callback.
-        own_classes: classes that are part of this walk, by `id`; all others count by their digest.
+        classes_inside: classes that are part of this walk, by `id`; others count by their digest.
         open_classes: those of the walks that this one is a part of.
         read_by: objects and the methods by which they are read, by `id`.
         is_inner: whether it is a part of another walk.
@@ -211,7 +211,7 @@ class Walk:
             self._handlers.object(self, value)
 
     def _emit_ignored(self, value: Any) -> None:
-        """Something that the user told us to ignore: it travels, and does not count."""
+        """Something that the user excludes by `ignore`: it travels, and does not count."""
         self.tag("ignored")
         reach = self._sub_walk().run(value, self.label_as_code()).reach
         self.reach.absorb(reach)

@@ -89,11 +89,11 @@ def kind_of(value: Any) -> str | None:
 def name_of_jax_object(value: Any) -> tuple[str, str] | None:
     """Module and name of a jax object in an installed package; None when it has none.
 
-    First by what it says of itself, then among all that the packages hold which it may be from.
+    First by its own name and module, then among the content of the packages that it may be from.
     """
-    said = importable_name(value)
-    if said is not None or is_local_module(getattr(value, "__module__", None)):
-        return said
+    name = importable_name(value)
+    if name is not None or is_local_module(getattr(value, "__module__", None)):
+        return name
     for package in dict.fromkeys(_packages(value)):
         found = name_within(package, value)
         if found is not None:

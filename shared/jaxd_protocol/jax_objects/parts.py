@@ -1,13 +1,13 @@
-"""How a jax object is taken apart, so that its content can be hashed."""
+"""How a jax object is taken apart, so that its content can be hashed; and what an array holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from jaxd_protocol.jax_objects.jaxprs import closed_jaxpr_parts, jaxpr_parts
+from jaxd_protocol.errors import PackingError, TracerError
 from jaxd_protocol.jax_objects.jit_objects import jit_parts
-from jaxd_protocol.jax_objects.names import kind_of, name_of_jax_object
+from jaxd_protocol.jax_objects.names import attribute, is_of_jax, kind_of, name_of_jax_object
 
 
 class ObjectParts(NamedTuple):
@@ -165,6 +165,68 @@ def _exported_parts(exported: Any) -> dict[str, Any]:
     return parts | {"has_vjp": exported._get_vjp is not None}
 
 
+# traced programs: the text of a jaxpr leaves parameters out and shows addresses of functions
+
+_CONTEXT = (
+    "compute_type",
+    "threefry_partitionable",
+    "xla_metadata",
+    "cur_abstract_mesh",
+    "cur_layout_mode",
+    "remove_size_one_mesh_axis",
+)
+
+
+def closed_jaxpr_parts(closed: Any) -> dict[str, Any]:
+    """The program and its constants."""
+    return {"jaxpr": closed.jaxpr, "consts": tuple(closed.consts)}
+
+
+def jaxpr_parts(jaxpr: Any) -> dict[str, Any]:
+    """The equations of a program; each variable has the number of its first appearance."""
+    numbering = _Numbering()
+    parts: dict[str, Any] = {
+        "constvars": numbering.all(jaxpr.constvars),
+        "invars": numbering.all(jaxpr.invars),
+    }
+    for i, eqn in enumerate(jaxpr.eqns):
+        parts[f"primitive {i}"] = eqn.primitive
+        parts[f"inputs {i}"] = numbering.all(eqn.invars)
+        parts[f"outputs {i}"] = numbering.all(eqn.outvars)
+        parts[f"params {i}"] = dict(eqn.params)
+        parts[f"context {i}"] = tuple(getattr(eqn.ctx, name, None) for name in _CONTEXT)
+    parts["outvars"] = numbering.all(jaxpr.outvars)
+    parts["effects"] = tuple(sorted(str(effect) for effect in jaxpr.effects))
+    parts |= {f"type {i}": aval for i, aval in enumerate(numbering.types)}
+    parts |= {f"literal {i}": value for i, value in enumerate(numbering.literals)}
+    # Where constants travel inside the program (jax 0.11), they are part of it.
+    if getattr(jaxpr, "consts", None):
+        parts["consts"] = tuple(jaxpr.consts)
+    return parts
+
+
+class _Numbering:
+    """Numbers for variables, in order of appearance; literals count down from -1."""
+
+    def __init__(self) -> None:
+        self.types: list[Any] = []
+        self.literals: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def all(self, atoms: Any) -> tuple[int, ...]:
+        return tuple(self._number(atom) for atom in atoms)
+
+    def _number(self, atom: Any) -> int:
+        if hasattr(atom, "val"):
+            self.literals.append((atom.val, atom.aval))
+            return -len(self.literals)
+        number = self._numbers.get(id(atom))
+        if number is None:
+            number = self._numbers[id(atom)] = len(self.types)
+            self.types.append(atom.aval)
+        return number
+
+
 _SHOWN_AS_TEXT = (
     "in_shardings_hlo",
     "out_shardings_hlo",
@@ -204,3 +266,65 @@ _PARTS_OF_KIND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "jaxpr": jaxpr_parts,
     "literal array": _literal_array_parts,
 }
+
+
+class ArrayContent(NamedTuple):
+    """The content of a jax array.
+
+    Attributes:
+        dtype: name of the element type of `data`.
+        shape: shape of `data`; for keys, it is one axis longer than the array's.
+        weak: whether the type gives way to others in promotion.
+        implementation: of a typed random key, the name of its generator; else None.
+        data: a numpy array.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    weak: bool
+    implementation: str | None
+    data: Any
+
+
+def array_content(value: Any) -> ArrayContent | None:
+    """The content of a jax array; None when the value is none.
+
+    Raises:
+        TracerError: when the value is a tracer, which has no content.
+        PackingError: when the array was donated or deleted, or lies in part on other machines.
+    """
+    if not is_of_jax(type(value)):
+        return None
+    if kind_of(value) == "tracer":
+        raise TracerError(
+            "a jax tracer cannot be sent: it stands for a value inside of jax.jit, jax.grad or the "
+            "like, and a function captures it, or an object holds it that jax does not take apart. "
+            "Pass the value as an argument of its own, or make the function or the object outside "
+            "of what is traced"
+        )
+    if not isinstance(value, attribute("jax", "Array")):
+        return None
+    _check_readable(value)
+    weak = bool(getattr(value.aval, "weak_type", False))
+    implementation = None
+    if kind_of(value.dtype) == "key type":
+        implementation = value.dtype._impl.name
+        with attribute("jax", "ensure_compile_time_eval")():  # jax may be tracing whoever asks
+            value = attribute("jax", "random").key_data(value)
+    import numpy
+
+    data = numpy.asarray(value)
+    return ArrayContent(data.dtype.name, data.shape, weak, implementation, data)
+
+
+def _check_readable(array: Any) -> None:
+    if array.is_deleted():
+        raise PackingError(
+            "a function captures a jax array that has been deleted or donated: "
+            "capture one that still holds its values"
+        )
+    if not array.is_fully_addressable:
+        raise PackingError(
+            "a function captures a jax array that lies in part on other machines: "
+            "pass it as an argument, or capture a local copy"
+        )

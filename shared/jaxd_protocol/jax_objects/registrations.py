@@ -1,25 +1,102 @@
-"""Classes that are registered as nodes of trees: how, and how to register them again.
+"""Classes of the user's own: made again from their parts, and registered as they were.
+
+What a class statement sets in motion (a metaclass's `__new__`, the `__init_subclass__` of a base,
+a library's decorator) has run where the class was defined, and its effects are in the class's
+namespace. Running it again over a namespace that is still empty would do something else: flax
+would register a dataclass without fields, a registry of the user's would hold the class twice, a
+hook with arguments would fail. So the class is made without it; `finish_class` then repeats what
+a library keeps outside of the class.
 
 Private to jax: `jax._src.tree_util._registry` with the fields `to_iter` and `from_iter` of its
-entries, and the names of the functions that jax's own ways of registering put there.
+entries, and the names of the functions that jax's own ways of registering put there. Private to
+the libraries: `equinox._module._module` with `_module_info`, `_ModuleInfo`, `_has_dataclass_init`
+and `_abstract_module_registry`; `equinox._module._flatten.generate_flatten_functions`;
+`flax.serialization._STATE_DICT_REGISTRY`; the classes of `flax.nnx` that register their
+subclasses. tests/shared/jax_objects/test_registrations_libraries.py fails when they move.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import importlib
 import operator
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from jaxd_protocol.jax_objects.libraries import (
-    library_registration,
-    register_serialization,
-    register_with_library,
-    state_dict_of,
-)
 from jaxd_protocol.jax_objects.names import attribute
+
+# Held while hooks of base classes are replaced. Other threads may define subclasses meanwhile:
+# the replacement looks at the thread.
+_hooks_lock = threading.RLock()
+
+
+def build_class(
+    meta: type, name: str, bases: tuple[type, ...], namespace: Mapping[str, Any]
+) -> type:
+    """A new class without running any code of its metaclass, its bases or their libraries.
+
+    Args:
+        meta: the metaclass.
+        name: the class's name.
+        bases: what the class has as `__bases__`.
+        namespace: what cannot be set later: `__slots__` and its like.
+    """
+    # Python 3.12's `Generic` has its hook in C. An empty `__orig_bases__` keeps it content.
+    whole = {"__orig_bases__": ()} | dict(namespace)
+    with _hooks_lock, _disabled_hooks(bases):
+        cls: type = _new(meta)(meta, name, bases, whole)
+    if "__orig_bases__" not in namespace:
+        type.__delattr__(cls, "__orig_bases__")
+    return cls
+
+
+def _new(meta: type) -> Any:
+    if issubclass(meta, abc.ABCMeta):
+        return abc.ABCMeta.__new__
+    # The nearest one in C: a metaclass may be an extension's.
+    for base in meta.__mro__:
+        found = vars(base).get("__new__")
+        if found is not None and not isinstance(found, staticmethod):
+            return found
+    return type.__new__
+
+
+def _hook_owners(bases: tuple[type, ...]) -> list[type]:
+    owners = dict.fromkeys(owner for base in bases for owner in base.__mro__)
+    return [owner for owner in owners if isinstance(_hook_of(owner), classmethod)]
+
+
+def _hook_of(owner: type) -> Any:
+    return vars(owner).get("__init_subclass__")
+
+
+@contextmanager
+def _disabled_hooks(bases: tuple[type, ...]) -> Iterator[None]:
+    kept = {owner: _hook_of(owner) for owner in _hook_owners(bases)}
+    for owner, hook in kept.items():
+        type.__setattr__(owner, "__init_subclass__", _in_other_threads(hook))
+    try:
+        yield
+    finally:
+        for owner, hook in kept.items():
+            type.__setattr__(owner, "__init_subclass__", hook)
+
+
+def _in_other_threads(hook: Any) -> Any:
+    builder = threading.get_ident()
+
+    def instead(cls: type, /, **arguments: Any) -> None:
+        if threading.get_ident() != builder:
+            hook.__get__(None, cls)(**arguments)
+
+    return classmethod(instead)
+
 
 GENERATED_ATTRIBUTES = frozenset(
     {
@@ -32,7 +109,7 @@ GENERATED_ATTRIBUTES = frozenset(
 """Attributes of a class that follow from the rest, for whoever hashes a class."""
 
 
-class Registration(NamedTuple):
+class Registration(NamedTuple):  # keys name it and its module
     """How a class was registered, in parts that can be hashed and packed.
 
     Attributes:
@@ -54,7 +131,7 @@ def class_registration(cls: type) -> Registration | None:
     """How the class is registered in this process; None when it is not at all.
 
     For a class that was registered with `register_pytree_with_keys` and a `flatten_func` of its
-    own, jax does not tell the function with keys; such a class arrives without its key names.
+    own, jax does not keep the function with keys; such a class arrives without its key names.
     """
     registry = attribute("jax._src.tree_util", "_registry")
     if registry is None:
@@ -153,3 +230,88 @@ _REGISTER: dict[str, Callable[..., None]] = {
     "dataclass": _register_dataclass,
     "static": _register_static,
 }
+
+
+_EQUINOX = "equinox._module._module"
+_SERIALIZATION = "flax.serialization"
+
+FLAX_HOOKS = {
+    "flax.nnx.pytreelib": "Pytree",
+    "flax.nnx.variablelib": "Variable",
+    "flax.nnx.statelib": "State",
+}
+"""The classes of `flax.nnx`, by module, that register each subclass with flax and jax."""
+
+
+def library_registration(cls: type) -> tuple[str, tuple[Any, ...]] | None:
+    """Which library registers the class, and with which settings; None when none does."""
+    equinox = sys.modules.get(_EQUINOX)
+    if equinox is not None and cls in equinox._module_info:
+        is_abstract = cls in equinox._abstract_module_registry
+        return "equinox", (equinox._has_dataclass_init[cls], is_abstract)
+    if _flax_hook(cls) is not None:
+        return "flax.nnx", (getattr(cls, "_pytree__is_pytree", None),)
+    return None
+
+
+def register_with_library(cls: type, library: str, settings: tuple[Any, ...]) -> None:
+    """Registers a class that has arrived as its library does when the class is defined."""
+    if library == "equinox":
+        _register_with_equinox(cls, *settings)
+    else:
+        _register_with_flax(cls, *settings)
+
+
+def state_dict_of(cls: type) -> tuple[Any, Any] | None:
+    """The functions with which flax saves and restores instances; None when it does not."""
+    serialization = sys.modules.get(_SERIALIZATION)
+    return None if serialization is None else serialization._STATE_DICT_REGISTRY.get(cls)
+
+
+def register_serialization(cls: type, functions: tuple[Any, Any]) -> None:
+    """Registers with flax how to save and restore instances of a class that has arrived."""
+    serialization = importlib.import_module(_SERIALIZATION)
+    serialization.register_serialization_state(cls, *functions, override=True)
+
+
+def _register_with_equinox(cls: type, has_dataclass_init: bool, is_abstract: bool) -> None:
+    import jax
+
+    equinox = importlib.import_module(_EQUINOX)
+    fields = dataclasses.fields(cls)
+    names = tuple(field.name for field in fields)
+    equinox._module_info[cls] = equinox._ModuleInfo(names_tuple=names, names_set=frozenset(names))
+    equinox._has_dataclass_init[cls] = has_dataclass_init
+    if is_abstract:
+        equinox._abstract_module_registry.add(cls)
+    flatten, with_keys, unflatten = importlib.import_module(
+        "equinox._module._flatten"
+    ).generate_flatten_functions(cls, fields)
+    jax.tree_util.register_pytree_with_keys(
+        cls,
+        flatten_with_keys=with_keys,
+        flatten_func=flatten,
+        unflatten_func=partial(unflatten, cls),
+    )
+
+
+def _flax_hook(cls: type) -> Any:
+    for base in cls.__mro__[1:]:
+        name = FLAX_HOOKS.get(base.__module__)
+        if name is not None and base.__name__ == name:
+            return vars(base).get("__init_subclass__")
+    return None
+
+
+def _register_with_flax(cls: type, is_pytree: bool | None) -> None:
+    """Runs flax's hook over the finished class, and undoes what it does to the class itself."""
+    before = dict(vars(cls))
+    # The hook reads annotations, which may name things that this process does not have.
+    cls.__annotations__ = {}
+    arguments = {} if is_pytree is None else {"pytree": is_pytree}
+    _flax_hook(cls).__func__(cls, **arguments)
+    for name in set(vars(cls)) - set(before):
+        delattr(cls, name)
+    for name, value in before.items():
+        if vars(cls)[name] is not value:
+            setattr(cls, name, value)

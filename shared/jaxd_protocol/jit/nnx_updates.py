@@ -1,7 +1,7 @@
 """What a function changes in the flax nnx objects that it is given.
 
 jax takes such an object apart, and on the server the function changes one that was put together
-anew. `Updating` says which variables it changed, so that the caller's own can be changed, too.
+anew. `Updating` returns which variables it changed, so that the caller's own can be changed, too.
 It reaches the server inside of the functions that are sent; nothing here is private to flax.
 """
 
@@ -156,7 +156,7 @@ class Updating:
 
 
 def refusing_lost_updates(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is traced for a caller who is told nothing but its result.
+    """A function that is traced for a caller who gets nothing but its result.
 
     Changes of nnx objects in its arguments would be lost, and are an error.
     """

@@ -26,7 +26,7 @@ class StaticLeaf:
         content: bytes that are the same in every process.
 
     Raises:
-        ArgumentError: when nothing tells what is in the value.
+        ArgumentError: when the content of the value cannot be read.
     """
 
     __slots__ = ("content", "value")
@@ -64,7 +64,7 @@ def content_of(value: Any) -> bytes:
     """Bytes for a value, the same in every process, equal exactly for equal types and contents.
 
     Raises:
-        ValueError: when nothing tells what is in it.
+        ValueError: when its content cannot be read.
     """
     if is_literal(value):
         return b"L" + dump_literal(value)

@@ -14,7 +14,7 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
             → (OK, JSON {verdict, seconds, kept}, skeleton)  or  (FAILED, failure)
               builds or loads, runs nothing; kept: it is on disk; the skeleton is the result's
       put(number, skeleton, blob, elsewhere, config) [arrays] → (OK, skeleton)
-              a flat tuple of arrays becomes values; the skeleton says what they are now
+              a flat tuple of arrays becomes values; the skeleton has what they are now
       fetch(ids, places) → (OK,) [arrays]     or into the client's blocks at `places`
       part(id, index, above, number) → (OK, skeleton) [array]
               `[array]` unless it has more bytes than `above`: then it becomes a value
@@ -50,7 +50,7 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
               jaxd_server.user_code.callback_targets; back as in arguments:
               (result,)
 
-Who cannot answer says (FAILED, failure) instead. `[pickles]` are the buffers of the
+An end that cannot answer sends (FAILED, failure) instead. `[pickles]` are the buffers of the
 skeleton's `P` leaves alone: of each its pickle, then what travels beside that.
 
 A call names its function by `key`, sixteen bytes that stand for code, options and configuration.

@@ -1,6 +1,6 @@
 """Where the data of a call's leaves lies when it is not in the message, and what stays.
 
-The skeleton says nothing of this: a leaf has the same bytes there wherever its data lies.
+The skeleton does not have this: a leaf has the same bytes there wherever its data lies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ INLINE_RESULT_BYTES: Final = 1 << 16
 
 KEEP_ALL: Final = -1
 KEEP_NONE: Final = (1 << 63) - 1
-"""Bounds for `ResultPolicy.above`: a leaf of 0 bytes is above the first, and none is above the second."""
+"""Bounds for `ResultPolicy.above`: each leaf is above the first, and none is above the second."""
 
 BLOCK_PROBE_BYTES: Final = 16
 """What the server reads at the beginning of a block to show that it sees the client's memory."""
@@ -187,7 +187,7 @@ def unpack_locations(data: bytes, leaves: int) -> list[DataLocation]:
 
 
 def decompressed_bytes(data: bytes) -> int:
-    """How many bytes a call says that its compressed data has without that, before more is read.
+    """The declared size of a call's compressed data once decompressed, before more is read.
 
     Args:
         data: what `pack_locations` wrote, or anything else.

@@ -93,7 +93,7 @@ def _encoded(error: BaseException, links: int) -> Failure:
 def _user_type(error: BaseException) -> tuple[Any, ...]:
     """What stands for a type of the user's own, and the attributes that are data."""
     table = sys.modules.get(
-        "jaxd_protocol.pickling.unpack.content_ids"
+        "jaxd_protocol.pickling.unpack.archives"
     )  # else no class has arrived in this process
     content = table.content_id_of(type(error)) if table is not None else None
     if content is None:

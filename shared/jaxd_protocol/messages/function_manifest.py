@@ -15,10 +15,10 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint.model import CallbackList, Fingerprint, ListedCallback, Part, Source
 from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 
 if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.client_view import ClientProcess
+    from jaxd_protocol.fingerprint.process_view import ClientProcess
 
 
 class FunctionManifest(NamedTuple):
@@ -28,7 +28,7 @@ class FunctionManifest(NamedTuple):
         fingerprint: the digest; sixteen bytes.
         salt: `SALT` of the client.
         parts, packages, local, carried: see `Fingerprint`.
-        ignored: what the user told the walk to leave out.
+        ignored: what the user excludes from the walk.
         shared: whether all of it has a content; else it can be only its own client's.
         callbacks: what `callbacks=` lists.
     """
@@ -50,7 +50,7 @@ class FunctionManifest(NamedTuple):
         ignored: tuple[str, ...] = (),
         callbacks: tuple[ListedCallback, ...] = (),
     ) -> FunctionManifest:
-        """What this process says of a fingerprint that it found."""
+        """What this process reports of a fingerprint."""
         return cls(
             found.digest,
             SALT,
@@ -77,7 +77,7 @@ class FunctionManifest(NamedTuple):
             modules: the client's local modules, as they arrived.
             sources: those of them that are not imported yet.
         """
-        from jaxd_protocol.fingerprint.client_view import (
+        from jaxd_protocol.fingerprint.process_view import (
             ClientProcess,  # clients have no use for it
         )
 

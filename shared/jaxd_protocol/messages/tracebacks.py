@@ -24,7 +24,7 @@ _HIDDEN_PACKAGES: Final = _OWN_PACKAGES | {"concurrent", "threading"}
 _JAX_PACKAGES: Final = frozenset({"jax", "jaxlib"})
 _MAX_FRAMES: Final = 200
 _MAX_LINES: Final = 1000
-"""Of one statement. Python 3.13 shows each, as many as the other end says."""
+"""Of one statement. Python 3.13 shows each, as many as the other end reports."""
 
 
 class RemoteFrame(NamedTuple):
@@ -161,7 +161,7 @@ _PROTOTYPE: Final = compile("raise _Here", "<jaxd>", "exec")
 
 
 def _make_frame(place: RemoteFrame) -> FrameType:
-    """A frame of code that says that it stands there. It has run, and does nothing."""
+    """A frame of code with that place. It has run, and does nothing."""
     line = max(1, place.line)
     code = _PROTOTYPE.replace(
         co_filename=display_file(place.file),

@@ -81,7 +81,7 @@ def file_state(status: os.stat_result) -> tuple[int, ...]:
 
 
 def default_token_dir() -> str:
-    """Where `jaxd token --name` writes, and where servers look when nothing else is said."""
+    """Where `jaxd token --name` writes, and where servers look by default."""
     return os.path.join(config_dir(), "tokens")
 
 

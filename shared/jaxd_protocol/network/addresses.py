@@ -81,7 +81,8 @@ class Address(NamedTuple):
         if separator and scheme == "tcp" and rest:
             if mark and more != "insecure=1":
                 raise ConfigurationError(
-                    f"{text!r} has something behind the ? that is not insecure=1; use {ADDRESS_FORMATS}."
+                    f"{text!r} has something behind the ? that is not insecure=1; "
+                    f"use {ADDRESS_FORMATS}."
                 )
             host, port = _host_and_port(text, rest, DEFAULT_TCP_PORT)
             return cls("tcp", host, port, insecure=bool(mark))
@@ -165,8 +166,8 @@ def _uid(text: str, more: str) -> int:
     name, _, number = more.partition("=")
     if name != "uid" or not (number.isascii() and number.isdigit() and int(number) < 1 << 32):
         raise ConfigurationError(
-            f"{text!r} has something else behind the ? than the number of a user; use {ADDRESS_FORMATS}, "
-            "with ?uid=999 where user 999 is the server's."
+            f"{text!r} has something else behind the ? than the number of a user; "
+            f"use {ADDRESS_FORMATS}, with ?uid=999 where user 999 is the server's."
         )
     return int(number)
 

@@ -1,26 +1,26 @@
 """The handshake: authentication and versions, checked before a single byte is unpickled.
 
-Each message is a length and a JSON object of at most 4 KiB. The client speaks first; its first
-four bytes cannot begin a frame of rpyc, so that a server can tell our clients from stock ones.
+Each message is a length and a JSON object of at most 4 KiB. The client sends first; its first
+four bytes cannot begin a frame of rpyc, which is how a server recognizes stock rpyc clients.
 
     client  JAXD !H {protocol, python, magic, channel, nonce}
     server       !H {protocol, python, magic, channel, nonce, auth: token}   or {error}
     client       !H {versions, session, device}  !H {proof}                  in one piece
     server       !H {proof, versions, session, slots, …}                     or {error}
 
-Over a Unix socket, where the kernel tells each end who the other is, nothing is proved: the client
-says all in its first message, and the server answers with its last.
+Over a Unix socket, where the kernel reports each end's user to the other, nothing is proved: the
+client sends all of it in its first message, and the server answers with its last.
 
-A proof is an HMAC, under the token, of a role and of everything said before: neither end can
-replay the other's, and nothing of the conversation can be altered on the way. The client proves
+A proof is an HMAC, under the token, of a role and of all messages before it: neither end can
+replay the other's, and no message can be altered on the way. The client proves
 first; a server without the token learns nothing that would let it answer. Versions of packages are
 for those who have proved it.
 
-A proof covers the `ChannelBinding` as well, so that it is worth nothing on another connection: who relays
-the whole conversation, and would speak in the middle once it is over, is found out by both ends.
+A proof covers the `ChannelBinding` as well, so that it is worth nothing on another connection:
+both ends detect a relay that would send messages of its own once the handshake is over.
 
-Nobody says a name. A server with several accounts holds the proof against the token of each, so
-that a stranger learns nothing of which there are, and whoever listens does not see who comes.
+No name is sent. A server with several accounts compares the proof with the token of each, so that
+a stranger does not learn which accounts there are, and an eavesdropper not whose connection it is.
 
 Python's minor version and bytecode magic must be equal: code travels as bytecode, and the wrong
 one does not raise, it ends the process.
@@ -29,13 +29,17 @@ one does not raise, it ends the process.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
+import socket
 import struct
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol
 
+from jaxd_protocol import PROTOCOL_VERSION, __version__
 from jaxd_protocol.errors import (
     AuthenticationFailed,
     Busy,
@@ -45,11 +49,8 @@ from jaxd_protocol.errors import (
     ProtocolError,
     VersionMismatch,
 )
-from jaxd_protocol.network.versions import Peer, check_versions, local_peer
 
 if TYPE_CHECKING:
-    import socket
-
     from jaxd_protocol.network.accounts import Account
 
 
@@ -57,13 +58,15 @@ MAGIC: Final = b"JAXD"
 """As the length of an rpyc frame these bytes would announce 1.2 GB, above any body limit."""
 
 _IGNORE_CLOSED: Final = suppress(BrokenPipeError, ConnectionResetError)
-"""Around a message to a peer that may refuse it unread: its words are there to be read."""
+"""Around a message to a peer that may refuse it unread: the refusal can still be received."""
 
 _LENGTH: Final = struct.Struct("!H")
 _MAX_MESSAGE: Final = 4096
 _MAX_RETRY_S: Final = 3600.0
 
 Message = dict[str, Any]
+
+_UCRED: Final = struct.Struct("3i")
 
 
 class ByteStream(Protocol):
@@ -79,16 +82,16 @@ class ByteStream(Protocol):
 class ChannelBinding(NamedTuple):
     """The connection under a handshake, as one end knows it.
 
-    Each end says what it knows in a message that the proofs cover, and compares what the other
-    has said. Host, port and code are not in it: a tunnel or a published port changes them
-    honestly. What is compared of TLS is as in RFC 5929, tls-server-end-point.
+    Each end describes it in a message that the proofs cover, and compares the description of the
+    other end. Host, port and code are not in it: a tunnel or a published port changes them
+    legitimately. What is compared of TLS is as in RFC 5929, tls-server-end-point.
 
     Attributes:
-        kind: what is spoken over; an ssh:// address counts as the Unix socket at its far end.
+        kind: of the transport; an ssh:// address counts as the Unix socket at its far end.
         certificate: over TLS, the SHA-256 of the server's certificate.
-        sock: over plain TCP, this end, of which the kernel tells who owns the other one.
-        insecure: whether this end takes plain TCP also where the kernel does not tell that, or
-            tells another user than the other end says it is.
+        sock: over plain TCP, this end, of which the kernel reports the owner of the other one.
+        insecure: whether this end accepts plain TCP also where the kernel does not report that, or
+            reports another user than the other end does.
     """
 
     kind: Literal["unix", "tcp", "tls"]
@@ -96,73 +99,73 @@ class ChannelBinding(NamedTuple):
     sock: socket.socket | None = None
     insecure: bool = False
 
-    def said(self) -> Message:
-        """What this end tells the other one of it."""
+    def to_message(self) -> Message:
+        """The description that this end sends."""
         if self.kind == "tls":
             return {"kind": "tls", "certificate": self.certificate}
         if self.sock is None:
             return {"kind": self.kind}
-        # of the socket, not of the process: so the kernel tells it to the other end
+        # of the socket, not of the process: which is what the kernel reports to the other end
         uid = os.fstat(self.sock.fileno()).st_uid
         return {"kind": self.kind, "uid": uid, "insecure": self.insecure}
 
-    def mismatch(self, said: object) -> str | None:
+    def mismatch(self, received: object) -> str | None:
         """Why the other end may not be on the same connection; None: it is.
 
         Args:
-            said: what it has told of it.
+            received: the description that the other end has sent.
         """
-        told = said if isinstance(said, dict) else {}
-        if told.get("kind") != self.kind:
+        theirs = received if isinstance(received, dict) else {}
+        if theirs.get("kind") != self.kind:
             return (
-                f"one end of the connection speaks {self.kind}, the other {told.get('kind')!r}: "
+                f"one end of the connection speaks {self.kind}, the other {theirs.get('kind')!r}: "
                 "somebody passes it on and may change it. Use the address that the server printed."
             )
-        if self.kind == "tls" and told.get("certificate") != self.certificate:
+        if self.kind == "tls" and theirs.get("certificate") != self.certificate:
             return (
                 "the client was shown another certificate than the server's: somebody ends TLS in "
                 "between, and may read and change everything. Pass the port on as it is (TCP), or "
                 "use ssh://."
             )
-        return None if self.sock is None else self._wrong_owner(self.sock, told)
+        return None if self.sock is None else self._wrong_owner(self.sock, theirs)
 
-    def _wrong_owner(self, sock: socket.socket, told: Message) -> str | None:
+    def _wrong_owner(self, sock: socket.socket, theirs: Message) -> str | None:
         from jaxd_protocol.network.tcp_owners import owner_of_peer  # few connections need it
 
         owner = owner_of_peer(sock)
-        if owner is not None and owner == told.get("uid"):
+        if owner is not None and owner == theirs.get("uid"):
             return None
-        if self.insecure and told.get("insecure") is True:
+        if self.insecure and theirs.get("insecure") is True:
             return None
         found = "cannot be known here" if owner is None else f"is user {owner}"
         return (
             f"who owns the other end of this TCP connection {found}, and the peer says that it is "
-            f"user {told.get('uid')!r}: somebody may pass the connection on and change it. Use "
+            f"user {theirs.get('uid')!r}: somebody may pass the connection on and change it. Use "
             "tls:// or ssh://. For a tunnel or network that you trust, both ends can accept it: "
             "tcp://…?insecure=1 in the client's address, --insecure-plaintext at the server."
         )
 
 
 UNIX: Final = ChannelBinding("unix")
-"""Where the kernel has told each end who the other is."""
+"""Where the kernel reports each end's user to the other."""
 
 
 class Transcript:
     """All messages of one handshake, so that a proof can cover them."""
 
     def __init__(self) -> None:
-        self._said = hashlib.sha256()
+        self._digest = hashlib.sha256()
 
     def add(self, data: bytes) -> None:
         """Appends one message as it stood on the wire."""
-        self._said.update(_LENGTH.pack(len(data)) + data)
+        self._digest.update(_LENGTH.pack(len(data)) + data)
 
     def proof(self, token: str, role: str) -> str:
         """The hex HMAC-SHA256 by which `role` (`client` or `server`) proves the token."""
         import hmac  # a Unix socket needs no token, and its client starts faster without this
 
-        said = role.encode() + b"\0" + self._said.digest()
-        return hmac.new(token.encode(), said, "sha256").hexdigest()
+        content = role.encode() + b"\0" + self._digest.digest()
+        return hmac.new(token.encode(), content, "sha256").hexdigest()
 
 
 def _same(expected: str, proof: object) -> bool:
@@ -224,6 +227,92 @@ def _receive_exactly(sock: ByteStream, count: int) -> bytes:
     return data
 
 
+def peer_uid(sock: socket.socket) -> int | None:
+    """The user at the other end of a Unix socket; None where the system does not tell (Linux does).
+
+    Of a client, it is who connected; of a server, who listens.
+    """
+    option: Any = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))
+    return int(uid)
+
+
+class Peer(NamedTuple):
+    """One end of a connection, as it describes itself.
+
+    Attributes:
+        protocol: version of this protocol.
+        python: major and minor version.
+        magic: bytecode magic number in hex.
+        versions: distribution name to version, for reports and warnings only; none before the
+            receiving end has proved its identity.
+    """
+
+    protocol: int
+    python: tuple[int, int]
+    magic: str
+    versions: Mapping[str, str]
+
+    def to_message(self) -> Message:
+        """The fields as JSON values."""
+        return {
+            "protocol": self.protocol,
+            "python": list(self.python),
+            "magic": self.magic,
+            "versions": dict(self.versions),
+        }
+
+    def without_versions(self) -> Peer:
+        """As much as a stranger may know, and needs to be refused with a reason."""
+        return self._replace(versions={})
+
+    @classmethod
+    def from_message(cls, message: Message) -> Peer:
+        """Reads what `to_message` wrote; raises `ProtocolError` for anything else."""
+        try:
+            major, minor = message["python"]
+            versions = {str(k): str(v) for k, v in message["versions"].items()}
+            return cls(
+                int(message["protocol"]), (int(major), int(minor)), str(message["magic"]), versions
+            )
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise ProtocolError("the peer's greeting is not one of jaxd's.") from error
+
+
+def local_peer(versions: Mapping[str, str]) -> Peer:
+    """This process, with the given package `versions` beside jaxd's own."""
+    return Peer(
+        PROTOCOL_VERSION,
+        (sys.version_info.major, sys.version_info.minor),
+        importlib.util.MAGIC_NUMBER.hex(),
+        {"jaxd": __version__, **versions},
+    )
+
+
+def check_versions(client: Peer, server: Peer) -> None:
+    """Refuses two ends that cannot exchange code.
+
+    Raises:
+        VersionMismatch: with the text that says what to start instead.
+    """
+    if client.protocol != server.protocol:
+        raise VersionMismatch(
+            f"the client speaks protocol {client.protocol}, the server {server.protocol}. "
+            "Install the same jaxd on both sides."
+        )
+    if (client.python, client.magic) != (server.python, server.magic):
+        ours, theirs = (".".join(map(str, peer.python)) for peer in (client, server))
+        raise VersionMismatch(
+            f"the client runs Python {ours} and the server Python {theirs}; functions travel as "
+            f"bytecode, so both need the same minor version. Start a server with Python {ours} "
+            f"(python{ours} -m pip install 'jaxd[server]' && python{ours} -m jaxd.cli serve, or in "
+            f"a container: docker run --publish 18861:18861 --volume jaxd:/var/lib/jaxd "
+            f"jaxd:py{ours}), or run the client with Python {theirs}."
+        )
+
+
 def handshake_with_server(
     sock: ByteStream,
     channel: ChannelBinding,
@@ -250,49 +339,76 @@ def handshake_with_server(
         NoServer: the server refused for another reason, or is no jaxd server.
         ProtocolError: it sent something that is not a greeting.
     """
-    said = Transcript()
     me = local_peer(versions)
     wanted = {} if device is None else {"device": device}
     about = {"versions": dict(me.versions), "session": session, **wanted}
     may_be_open = token is None and (channel.kind == "unix" or channel.insecure)
-    hello = {**me.without_versions().to_message(), "channel": channel.said()}
-    hello |= {"nonce": _new_nonce(), **(about if may_be_open else {})}
-    with _IGNORE_CLOSED:  # it may have said why, before it closed
-        send_message(sock, hello, said, before=MAGIC)
-    welcome = _checked(receive_message(sock, said))
-    check_versions(me, Peer.from_message(welcome))
+    transcript = Transcript()
+    welcome = _exchange_hellos(sock, channel, me, about if may_be_open else {}, transcript)
     if welcome.get("auth") == "token":
-        if token is None:
-            raise AuthenticationFailed(
-                "the server asks for a token. Set JAXD_TOKEN or JAXD_TOKEN_FILE to the one it "
-                "was started with (see `jaxd token`)."
-            )
-        mismatch = channel.mismatch(welcome.get("channel"))
-        if mismatch is not None:
-            raise AuthenticationFailed(mismatch)
-        written = _encoded(about, said)
-        with _IGNORE_CLOSED:
-            send_message(sock, {"proof": said.proof(token, "client")}, said, before=written)
-        expected = said.proof(token, "server")
-        welcome = _checked(receive_message(sock, said))
-        if not _same(expected, welcome.get("proof")):
-            raise AuthenticationFailed(
-                "the server could not prove that it holds the token: it may be an impostor. "
-                "Nothing was sent. Check the address."
-            )
-    elif token is not None:
+        welcome = _exchange_proofs(sock, channel, token, about, welcome, transcript)
+    elif not may_be_open:
+        _refuse_open_server(token)
+    return {**welcome, "peer": Peer.from_message(welcome)}
+
+
+def _exchange_hellos(
+    sock: ByteStream, channel: ChannelBinding, me: Peer, about: Message, transcript: Transcript
+) -> Message:
+    """The server's answer to the client's first message, from a server of a usable version."""
+    hello = {**me.without_versions().to_message(), "channel": channel.to_message()}
+    hello |= {"nonce": _new_nonce(), **about}
+    with _IGNORE_CLOSED:  # the server may have sent a reason before it closed the connection
+        send_message(sock, hello, transcript, before=MAGIC)
+    welcome = _checked(receive_message(sock, transcript))
+    check_versions(me, Peer.from_message(welcome))
+    return welcome
+
+
+def _exchange_proofs(
+    sock: ByteStream,
+    channel: ChannelBinding,
+    token: str | None,
+    about: Message,
+    welcome: Message,
+    transcript: Transcript,
+) -> Message:
+    """The server's last message, after each end has proved to the other that it holds the token."""
+    if token is None:
+        raise AuthenticationFailed(
+            "the server asks for a token. Set JAXD_TOKEN or JAXD_TOKEN_FILE to the one it "
+            "was started with (see `jaxd token`)."
+        )
+    mismatch = channel.mismatch(welcome.get("channel"))
+    if mismatch is not None:
+        raise AuthenticationFailed(mismatch)
+    encoded = _encoded(about, transcript)
+    with _IGNORE_CLOSED:
+        proof = transcript.proof(token, "client")
+        send_message(sock, {"proof": proof}, transcript, before=encoded)
+    expected = transcript.proof(token, "server")
+    welcome = _checked(receive_message(sock, transcript))
+    if not _same(expected, welcome.get("proof")):
+        raise AuthenticationFailed(
+            "the server could not prove that it holds the token: it may be an impostor. "
+            "Nothing was sent. Check the address."
+        )
+    return welcome
+
+
+def _refuse_open_server(token: str | None) -> NoReturn:
+    """For a server that asks for no proof although the client has a token or needs a proof."""
+    if token is not None:
         raise AuthenticationFailed(
             "the server did not ask for the token: it may be an impostor. Nothing was sent. Check "
             "the address; for a server that is open on purpose, unset JAXD_TOKEN and "
             "JAXD_TOKEN_FILE or move the token file away."
         )
-    elif not may_be_open:
-        raise AuthenticationFailed(
-            "the server asks for no proof, so that it may be anybody's who took the port. Nothing "
-            "was sent. Give it a token (`jaxd token`), or use its Unix socket, tls:// or ssh://; "
-            "for a server that is open on purpose, say so in its address: tcp://…?insecure=1."
-        )
-    return {**welcome, "peer": Peer.from_message(welcome)}
+    raise AuthenticationFailed(
+        "the server asks for no proof, so that it may be anybody's who took the port. Nothing "
+        "was sent. Give it a token (`jaxd token`), or use its Unix socket, tls:// or ssh://; "
+        "for a server that is open on purpose, say so in its address: tcp://…?insecure=1."
+    )
 
 
 def _checked(message: Message) -> Message:
@@ -307,19 +423,19 @@ def _checked(message: Message) -> Message:
     raise kinds.get(str(error), NoServer)(text)
 
 
-def _checked_retry_s(said: object) -> float:
-    is_number = isinstance(said, int | float) and 0 <= said <= _MAX_RETRY_S
-    return float(said) if is_number else 1.0  # type: ignore[arg-type]
+def _checked_retry_s(value: object) -> float:
+    is_number = isinstance(value, int | float) and 0 <= value <= _MAX_RETRY_S
+    return float(value) if is_number else 1.0  # type: ignore[arg-type]
 
 
 class ClientIdentity(NamedTuple):
     """A client that passed the handshake.
 
     Attributes:
-        peer: what it said of itself.
-        session: the session that it wants to resume, or None.
+        peer: its description of itself.
+        session: the session that it asks to resume, or None.
         principal: who it is allowed to be.
-        device: the index of the one that it wants its calls to run on, or None.
+        device: the index of the one that it asks for, or None.
         account: whose token it has proved; None where none was asked for.
     """
 
@@ -348,39 +464,41 @@ def handshake_with_client(
         AuthenticationFailed: wrong token.
         VersionMismatch: the ends cannot exchange code.
         ProtocolError: it sent something that is not a greeting, or somebody may stand in between.
-        EOFError: it left. In all cases the client was told why, where that is safe, and is to be
-            dropped.
+        EOFError: it closed the connection. In all cases the reason was sent to the client, where
+            that is safe, and the connection is to be closed.
     """
-    said = Transcript()
-    hello = receive_message(sock, said)
+    transcript = Transcript()
+    hello = receive_message(sock, transcript)
     client = Peer.from_message(hello)
     me = local_peer({}).without_versions()
     try:
         check_versions(client, me)
     except VersionMismatch as error:
-        send_message(sock, {"error": "VersionMismatch", "text": str(error)}, said)
+        send_message(sock, {"error": "VersionMismatch", "text": str(error)}, transcript)
         raise
     if not accounts:
-        return _client_identity(client, hello, principal), said
+        return _client_identity(client, hello, principal), transcript
     mismatch = channel.mismatch(hello.get("channel"))
     if mismatch is not None:
-        send_message(sock, {"error": "AuthenticationFailed", "text": mismatch}, said)
+        send_message(sock, {"error": "AuthenticationFailed", "text": mismatch}, transcript)
         raise ProtocolError(mismatch)  # no token was tried
-    welcome = {**me.to_message(), "auth": "token", "channel": channel.said()}
-    send_message(sock, {**welcome, "nonce": _new_nonce()}, said)
-    about = receive_message(sock, said)
-    expected = [(said.proof(account.token, "client"), account) for account in accounts]
-    proof = receive_message(sock, said).get("proof")
+    welcome = {**me.to_message(), "auth": "token", "channel": channel.to_message()}
+    send_message(sock, {**welcome, "nonce": _new_nonce()}, transcript)
+    about = receive_message(sock, transcript)
+    expected = [(transcript.proof(account.token, "client"), account) for account in accounts]
+    proof = receive_message(sock, transcript).get("proof")
     proved = [account for expected, account in expected if _same(expected, proof)]  # against all
     if not proved:
         text = (
             "wrong token. Use the one that the server was started with, or that was made for you "
             "there and not taken away since (see `jaxd token`)."
         )
-        send_message(sock, {"error": "AuthenticationFailed", "text": text}, said)
+        send_message(sock, {"error": "AuthenticationFailed", "text": text}, transcript)
         raise AuthenticationFailed(text)
     client = Peer.from_message({**hello, "versions": about.get("versions")})
-    return _client_identity(client, about, proved[0].principal)._replace(account=proved[0]), said
+    return _client_identity(client, about, proved[0].principal)._replace(
+        account=proved[0]
+    ), transcript
 
 
 def _client_identity(client: Peer, about: Message, principal: str) -> ClientIdentity:
@@ -394,9 +512,9 @@ def _client_identity(client: Peer, about: Message, principal: str) -> ClientIden
     )
 
 
-def server_proof(account: Account | None, said: Transcript) -> str | None:
+def server_proof(account: Account | None, transcript: Transcript) -> str | None:
     """What the server's last message proves, once the client's proof was read; None: nothing."""
-    return None if account is None else said.proof(account.token, "server")
+    return None if account is None else transcript.proof(account.token, "server")
 
 
 def finish_handshake(
@@ -408,7 +526,7 @@ def finish_handshake(
 
 
 def refuse_client(sock: ByteStream, error: Exception) -> None:
-    """Tells a client, in place of a welcome, why it is dropped."""
+    """Sends a client, in place of a welcome, why its connection is closed."""
     message: Message = {"error": type(error).__name__, "text": str(error)}
     if isinstance(error, Busy):
         message["retry_after_s"] = round(error.retry_after_s, 3)

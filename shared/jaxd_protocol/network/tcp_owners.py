@@ -19,7 +19,7 @@ _MAPPED: Final = bytes(10) + b"\xff\xff"
 
 _ESTABLISHED: Final = 1
 _UNKNOWN_UID: Final = 65534
-"""What the kernel says of users who have no number in this process's user namespace."""
+"""What the kernel reports for users who have no number in this process's user namespace."""
 
 _SOCK_DIAG_BY_FAMILY: Final = 20  # SOCK_DIAG_BY_FAMILY
 _REQUEST_FLAG: Final = 1  # NLM_F_REQUEST

@@ -42,7 +42,7 @@ def config_dir() -> str:
 
 
 def default_token_file() -> str:
-    """Where `jaxd token` writes, and where both ends look when nothing else is said."""
+    """Where `jaxd token` writes, and where both ends look by default."""
     return os.path.join(config_dir(), "token")
 
 
@@ -63,7 +63,7 @@ def read_token_file(path: str) -> str:
             f"Make one with: jaxd token --file {path}"
         ) from error
     too_much = 0o037 if status.st_uid == 0 else 0o077
-    if os.name == "posix" and mode & too_much:  # elsewhere the mode says nothing
+    if os.name == "posix" and mode & too_much:  # elsewhere the mode has no meaning
         raise ConfigurationError(
             f"others can read the token file {path} (mode {mode:04o}), so it is no secret. "
             f"Run: chmod 600 {path}   (and make a new one with --force if it was ever shared)."
@@ -79,8 +79,8 @@ def read_token_file(path: str) -> str:
 def checked_token(token: str, what: str) -> str:
     """The token, if it can be as hard to guess as 128 random bits.
 
-    Who listens to one handshake on plain TCP, or answers one, may try any number of tokens at
-    home against the proof that he has heard.
+    Whoever records or answers one handshake on plain TCP can compare any number of tokens with
+    the recorded proof offline.
 
     Args:
         token: from wherever it came.

@@ -22,8 +22,8 @@ def _same(*names: str) -> dict[str, str]:
 _MODULES: Final = {
     "jaxd.interop.lazy_array": {"lazy_array": "_restore"},
     "jaxd_protocol.fingerprint.model": _same("Source"),
+    "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment", "ReadFlags"),
     "jaxd_protocol.packages.importable": _same("find_object"),
-    "jaxd_protocol.jit.batching": _same("Batched"),
     "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "make_jit"},
     "jaxd_protocol.jit.nnx_updates": _same("Updating"),
     "jaxd_protocol.jax_objects.reducers": {
@@ -43,34 +43,32 @@ _MODULES: Final = {
         "fill_object_array": "_fill_objects",
         **_same("make_array", "make_jax_array", "make_object_array", "make_scalar"),
     },
-    "jaxd_protocol.pickling.unpack.classes": {
-        "fill_part": "set_attributes",
-        "make_part": "make_partial_class",
-        **_same("fill_class", "fill_enum", "make_class", "make_enum"),
-    },
-    "jaxd_protocol.pickling.unpack.patched_modules": {
-        "patched_module": "patched_module",
-        **_same("installed_module"),
-    },
-    "jaxd_protocol.pickling.unpack.placeholders": _same("make_placeholder"),
     "jaxd_protocol.pickling.unpack.private_modules": {
         "blob": "make_private_modules",
-        **_same("add_sources"),
+        **_same("add_sources", "installed_module", "patched_module"),
     },
-    "jaxd_protocol.pickling.unpack.rebuild": _same(
-        *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
-        *("fill_function", "fill_instance", "fill_later", "fill_module", "fill_set"),
-        *("make_cached", "make_cell", "make_code", "make_context_variable", "make_event"),
-        *("make_function", "make_function_in", "make_instance", "make_library_function"),
-        *("make_module", "make_reference", "make_type_variable", "make_view", "namespace_of"),
-        *("same", "standard_stream"),
-    ),
+    "jaxd_protocol.pickling.unpack.rebuild": {
+        "fill_part": "set_attributes",
+        "make_part": "make_partial_class",
+        **_same(
+            *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
+            *("fill_class", "fill_enum", "fill_function", "fill_instance", "fill_later"),
+            *("fill_module", "fill_set", "make_cached", "make_cell", "make_class", "make_code"),
+            *("make_context_variable", "make_enum", "make_event", "make_function"),
+            *("make_function_in", "make_instance", "make_library_function", "make_module"),
+            *("make_placeholder", "make_reference", "make_type_variable", "make_view"),
+            *("namespace_of", "same", "standard_stream"),
+        ),
+    },
     "jaxd_protocol.pickling.unpack.pytest_asserts": {"pytest_asserts": ""},
     "jaxd_protocol.pickling.unpack.unpickler": {
         "interned": "intern_callable",
         "interned_class": "intern_class",
     },
-    "jaxd_protocol.jit.transforms.apply": {"Transformed": "TransformedFunction"},
+    "jaxd_protocol.jit.transforms.apply": {
+        "Transformed": "TransformedFunction",
+        **_same("Batched"),
+    },
 }
 """For each module as it is called now: names in packed bytes, and what they are there.
 

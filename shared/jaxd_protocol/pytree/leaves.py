@@ -19,8 +19,10 @@ from jaxd_protocol.errors import ArgumentError, ProtocolError
 INLINE_BYTES: Final = 4096
 """Arrays up to this size travel inside the message: a buffer of their own would cost more."""
 
-SCALAR_FORMATS: Final = {b"F": struct.Struct("<d"), b"I": struct.Struct("<q"), b"B": struct.Struct("<?"),
-                  b"C": struct.Struct("<dd")}  # fmt: skip
+SCALAR_FORMATS: Final = {
+    tag: struct.Struct(form)
+    for tag, form in ((b"F", "<d"), (b"I", "<q"), (b"B", "<?"), (b"C", "<dd"))
+}
 _SCALAR_TAGS: Final = {tag[0]: codec for tag, codec in SCALAR_FORMATS.items()}
 _MAX_RANK: Final = 64  # numpy's own limit
 _MAX_ELEMENTS: Final = 1 << 59  # of 16 bytes each: what numpy can address

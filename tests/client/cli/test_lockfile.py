@@ -112,7 +112,7 @@ def test_what_fits_its_checksum_but_is_no_recipe_is_refused(
         3,
     ]
     for each in odd:
-        monkeypatch.setattr(lockfile, "_by_content", lambda _, each=each: each)
+        monkeypatch.setattr(lockfile, "_content", lambda _, each=each: each)
         write_lockfile(file, [])
         with pytest.raises(ConfigurationError, match="is damaged"):
             read_lockfile(file)

@@ -68,11 +68,11 @@ def test_many_processes_at_once_start_exactly_one(files: LocalServerFiles) -> No
     """The others wait for it, and find it ready."""
     program = f"""
 from jaxd.connection.local_server import start_background
-from jaxd.connection.control_client import ask
-from jaxd_protocol.network.local_server import LocalServerFiles, private_directory
+from jaxd.connection.control_client import send_request
+from jaxd_protocol.network.local_server import LocalServerFiles, make_private_directory
 files = LocalServerFiles.of_this_environment()
 start_background(files, server_command={FAKE_SERVER!r})
-print(ask(files.control, {{"ask": "status"}})["host"]["pid"])
+print(send_request(files.control, {{"send_request": "status"}})["host"]["pid"])
 """
     racers = [
         subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True)

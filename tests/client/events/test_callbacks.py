@@ -162,7 +162,7 @@ CALLBACK_TARGETS: list[Any] = [
 
 
 @pytest.mark.parametrize("callback_target", CALLBACK_TARGETS, ids=str)
-def test_a_server_cannot_aim_at_anything_else(callback_target: Any) -> None:
+def test_a_server_cannot_name_anything_else(callback_target: Any) -> None:
     """It names what is in the table, and nothing that lies behind."""
     with pytest.raises(ProtocolError, match="does not give to be called back"):
         table().function_at(callback_target, ())

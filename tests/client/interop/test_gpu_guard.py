@@ -22,7 +22,7 @@ UNTOLD = {"JAX_PLATFORMS": "", "JAX_PLATFORM_NAME": ""}
 
 PRELUDE = f"""
 import json, os, sys
-from jaxd.interop.gpu_guard import keep_off
+from jaxd.interop.gpu_guard import keep_jax_off_gpu
 GPU_HERE = {GPU_HERE!r}
 """
 

@@ -112,14 +112,14 @@ class Server:
         self.gone: Exception | None = None
         self.drops = b""
         routes: Any = SimpleNamespace(
-            load=lambda call, *_, **__: CallTransfer(call.rows, call.buffers),
+            prepare=lambda call, *_, **__: CallTransfer(call.data_locations, call.buffers),
             announce=lambda *_: True,
         )
         connect: Any = self.connect
         self.requeue: list[bytes] = []
         self.retried = 0
         drops: Any = SimpleNamespace(
-            take=lambda: self.drops, requeue=self.requeue.append, retry=self.retry
+            take_all=lambda: self.drops, requeue=self.requeue.append, retry=self.retry
         )
         self.routes = routes
         sent_before: Any = None

@@ -21,8 +21,7 @@ from jaxd_protocol.messages.data_locations import (
     MIN_INDEXED_BYTES,
     unpack_ids,
 )
-from jaxd_server.rpc.session_state import SessionState
-from jaxd_server.rpc.sessions import Session
+from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.values.store import ValueStore
 from tests.end_to_end.gates import wait_until
 

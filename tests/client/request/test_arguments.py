@@ -394,7 +394,7 @@ def test_no_numpy_is_imported_for_arguments_without_arrays() -> None:
     """A light client stays light."""
     program = (
         "import json, sys; from jaxd.request.arguments import encode_arguments\n"
-        "from jaxd_protocol.jit.static_args import NO_STATICS\n"
+        "from jaxd_protocol.jit.static_args import NO_STATIC_ARGS\n"
         "encode_arguments((1.0, [2, {'a': None}], 'text'), {}, NO_STATIC_ARGS, {})\n"
         "print(json.dumps('numpy' in sys.modules))"
     )

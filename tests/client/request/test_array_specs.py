@@ -201,7 +201,7 @@ def test_neither_numpy_nor_jax_is_imported() -> None:
     """Where dtypes are names."""
     program = (
         "import json, sys; from jaxd.request.array_specs import encode_specs\n"
-        "from jaxd_protocol.jit.static_args import NO_STATICS\n"
+        "from jaxd_protocol.jit.static_args import NO_STATIC_ARGS\n"
         "class Spec:\n"
         "    shape, dtype = (2, 3), 'bfloat16'\n"
         "skeleton, _ = encode_specs((1.0, [Spec()]), {}, NO_STATIC_ARGS, {})\n"

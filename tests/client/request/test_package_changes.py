@@ -11,7 +11,7 @@ from jaxd.request import function_snapshot as module
 from jaxd.request.function_snapshot import PackageChanges
 from jaxd_protocol.base import process
 from jaxd_protocol.errors import SkewWarning
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 from tests.server.staging import at_once
 
 OLD, NEW = (Package("optax", version, version.encode()) for version in ("1.0", "1.1"))

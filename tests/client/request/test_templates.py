@@ -173,7 +173,7 @@ def test_a_process_without_jax_pickles() -> None:
         "import json, sys\n"
         "from typing import NamedTuple\n"
         "from jaxd.request.arguments import encode_arguments\n"
-        "from jaxd_protocol.jit.static_args import NO_STATICS\n"
+        "from jaxd_protocol.jit.static_args import NO_STATIC_ARGS\n"
         "class Point(NamedTuple):\n    x: float\n"
         "buffers = encode_arguments((Point(1.0),), {}, NO_STATIC_ARGS, {})[2]\n"
         "print(json.dumps([len(buffers), 'jax' in sys.modules]))"

@@ -12,8 +12,7 @@ from jaxd.dispatch.caller import Caller
 from jaxd.interop.jax_runtime import PRNGKeys
 from jaxd.request.call_request import CallSettings
 from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
-from jaxd.tracing.derived_call import CallOutline, TracedCall
-from jaxd.tracing.last_error import last_error
+from jaxd.tracing.derived_call import CallOutline, TracedCall, last_error, record_last_error
 from jaxd.tracing.primitive import Aval
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import decode_transformation
@@ -168,3 +167,23 @@ def test_what_fails_in_a_program_is_kept() -> None:
     with pytest.raises(LookupError):
         call_of(caller).callback([X, X], [False, False])
     assert last_error() is caller.reply
+
+
+def test_the_last_error_is_that_of_the_call_that_failed_last() -> None:
+    """Itself, whatever thread asks."""
+    first, second = ValueError("a"), LookupError("b")
+    record_last_error(first)
+    assert last_error() is first
+    record_last_error(second)
+    assert last_error() is second
+
+
+def test_the_last_error_holds_nothing_of_the_program() -> None:
+    """Frames hold arrays, whose memory was the program's."""
+    with pytest.raises(ValueError, match="c") as caught:
+        int("c")
+    assert caught.value.__traceback__ is not None
+    record_last_error(caught.value)
+    found = last_error()
+    assert found is not None
+    assert found.__traceback__ is None

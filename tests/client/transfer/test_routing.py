@@ -50,7 +50,9 @@ def data(*arrays: Any, rows: tuple[DataLocation, ...] = ()) -> Any:
     """A call with these arrays beside it, as leaves 1, 2 and so on."""
     views = [memoryview(array.reshape(-1).view("u1")) for array in arrays]
     owners = list(range(1, len(views) + 1))
-    return SimpleNamespace(rows=rows, buffers=views, owners=owners, sources={}, leaf_headers={})
+    return SimpleNamespace(
+        data_locations=rows, buffers=views, buffer_leaves=owners, sources={}, leaf_headers={}
+    )
 
 
 LARGE = np.arange(MIN_SHARED_BYTES, dtype=np.uint8)
@@ -187,7 +189,7 @@ def test_the_server_is_asked_as_long_as_the_caller_waits(pool: BlockPool, connec
         raise ConnectionLost("gone")
 
     def sent_before() -> Any:
-        return SimpleNamespace(spare=spare)
+        return SimpleNamespace(plan=spare)
 
     with pytest.raises(ConnectionLost):
         TransferRouter(pool).prepare(data(LARGE), connection, sent_before, deadline=17.0)

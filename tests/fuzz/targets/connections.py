@@ -17,7 +17,7 @@ from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.network import handshake
 from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.certificates import client_context, server_context
-from jaxd_protocol.network.versions import local_peer
+from jaxd_protocol.network.handshake import local_peer
 from jaxd_protocol.wire.frames import Frame, FrameReader
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.certificates import authority
@@ -44,7 +44,7 @@ def _encoded_messages(*said: dict[str, Any]) -> bytes:
 
 
 CLIENT_FIELDS = {"versions": {"jax": "1"}, "session": "s", "device": 1}
-CHANNEL = {"channel": handshake.UNIX.said()}
+CHANNEL = {"channel": handshake.UNIX.to_message()}
 HELLO = {**local_peer({"jax": "1"}).to_message(), **CHANNEL, **CLIENT_FIELDS, "nonce": "0" * 32}
 ACCOUNTS = [Account.named("alice", "a" * 43), Account.unnamed("b" * 43)]
 

@@ -25,7 +25,7 @@ from jaxd_protocol.messages.data_locations import (
 )
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.network import handshake
-from jaxd_server.processes.host.control_socket import _reply
+from jaxd_server.processes.host import _reply
 from jaxd_server.runtime.json_lines import messages
 from tests.fuzz.examples import RESULT, SKELETON
 from tests.fuzz.target import Target
@@ -78,7 +78,7 @@ def _requests(data: bytes) -> None:
         while sock.recv(1 << 16):
             pass
     until = time.monotonic() + 20.0
-    budget = in_process_server.parts._budget
+    budget = in_process_server.parts._worker_context.budget
     while in_process_server.parts.status.now()["connections"] or budget.calls or budget.used:
         assert time.monotonic() < until, (
             in_process_server.parts.status.now(),

@@ -104,7 +104,7 @@ def _is_of_an_end(args: tuple[Any, ...], frame: Any) -> bool:
     at = frame.f_back
     if at is not None and at.f_code.co_name == "accept":
         at = at.f_back
-    ends = ("jaxd/connecting.py", "tests/client/fake_server.py")
+    ends = ("jaxd/connection/connect.py", "tests/client/fake_server.py")
     return at is not None and at.f_code.co_filename.endswith(ends)
 
 

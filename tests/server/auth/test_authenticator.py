@@ -25,10 +25,11 @@ from jaxd_protocol.network.handshake import (
     Transcript,
     finish_handshake,
     handshake_with_server,
+    local_peer,
+    peer_uid,
     receive_message,
     send_message,
 )
-from jaxd_protocol.network.versions import local_peer, peer_uid
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth import authenticator as module
 from jaxd_server.auth import handshake_slots
@@ -582,7 +583,7 @@ def test_a_client_comes_over_tls(tcp: Pair) -> None:
             return admitted
 
     meeting = Handshake(tcp, Finishing(TLS, list, 0, False), over_tls(client))
-    assert isinstance(meeting.server.line, TlsSocket)
+    assert isinstance(meeting.server.stream, TlsSocket)
     assert meeting.server.principal == "token"
     assert meeting.client["session"] == "s"
 

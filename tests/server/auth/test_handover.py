@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.network.handshake import ClientIdentity
-from jaxd_protocol.network.versions import local_peer
+from jaxd_protocol.network.handshake import ClientIdentity, local_peer
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth import handover
 from jaxd_server.auth.authenticator import AuthenticatedPeer

@@ -283,10 +283,10 @@ def test_a_lasting_signature_is_the_same_in_every_process() -> None:
     """Whatever the seed of its hashes is."""
     program = (
         "import numpy as np, jax\n"
-        "from jaxd_protocol.jit.static_args import Statics\n"
+        "from jaxd_protocol.jit.static_args import StaticArgs\n"
         "from jaxd_server.codec.signature import lasting_signature\n"
         "tree = {'b': np.ones(3), 'a': [1.0, None, {'x': True}], 'k': jax.random.key(0)}\n"
-        "statics = Statics(frozenset({1}), frozenset({'s'}))\n"
+        "statics = StaticArgs(frozenset({1}), frozenset({'s'}))\n"
         "kwargs = {'s': frozenset({'a', 'b', 'c'}), 'y': 1}\n"
         "print(lasting_signature((tree, ('relu', 3)), kwargs, statics).hex())\n"
     )

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from jaxd_server.compilation.compiling.executable import Costs, Executable
-from jaxd_server.compilation.eviction import Limits
-from jaxd_server.compilation.eviction_costs import EvictionCosts, are_within
+from jaxd_server.compilation.eviction import EvictionCosts, Limits, are_within
 from tests.server.builds import executable
 
 MIB = 1 << 20

@@ -82,7 +82,7 @@ def test_rows_that_do_not_fit_the_call_are_refused() -> None:
     rig = ValueServiceRig()
     call = rig.call(Source(add), X, X)
     call.elsewhere = pack_locations([DataLocation(2, VALUE, 1)])
-    with pytest.raises(ProtocolError, match="none can be"):
+    with pytest.raises(ProtocolError, match="impossible data location"):
         given(call)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,21 +28,14 @@ class Array:
 class Large:
     """A run, as far as is looked at."""
 
-    def __init__(self, *, calls_python: bool = False) -> None:
+    def __init__(self) -> None:
         self.array = Array()
         self.results: Any = ()
-        program = SimpleNamespace(calls_python=calls_python)
-        self.executable = SimpleNamespace(program=program)
-
-
-def large(**options: bool) -> Any:
-    """One that is not dispatched."""
-    return Large(**options)
 
 
 def test_what_fits_beside_others_does_not_wait() -> None:
     """Nor does the first one, however large it is: whether it fits is somebody else's question."""
-    runs, first, second = MemoryReservations(lambda: 4 * GB), large(), large()
+    runs, first, second = MemoryReservations(lambda: 4 * GB), Large(), Large()
     with runs.beside(first, 2 * GB):
         first.results = [first.array]
     with runs.beside(second, 2 * GB):
@@ -56,7 +48,7 @@ def test_what_fits_beside_others_does_not_wait() -> None:
 
 def test_what_does_not_fit_waits_for_the_device() -> None:
     """It is dispatched when the one before it is done, not before."""
-    runs, first, second = MemoryReservations(lambda: 3 * GB), large(), large()
+    runs, first, second = MemoryReservations(lambda: 3 * GB), Large(), Large()
     order = []
 
     def follow() -> None:
@@ -75,7 +67,7 @@ def test_what_does_not_fit_waits_for_the_device() -> None:
 
 def test_one_that_failed_is_not_waited_for() -> None:
     """Neither where it could not be dispatched nor where its result says so."""
-    runs, first, second = MemoryReservations(lambda: 3 * GB), large(), large()
+    runs, first, second = MemoryReservations(lambda: 3 * GB), Large(), Large()
     with pytest.raises(ValueError, match="mine"), runs.beside(first, 2 * GB):
         raise ValueError("mine")
     with runs.beside(second, 2 * GB):
@@ -86,18 +78,18 @@ def test_one_that_failed_is_not_waited_for() -> None:
 
 def test_one_that_nobody_has_any_more_is_done() -> None:
     """Its arrays are gone with it."""
-    runs, first = MemoryReservations(lambda: 3 * GB), large()
+    runs, first = MemoryReservations(lambda: 3 * GB), Large()
     with runs.beside(first, 2 * GB):
         first.results = [first.array]
     del first
-    with runs.beside(large(), 2 * GB):
+    with runs.beside(Large(), 2 * GB):
         pass
 
 
 def test_nobody_waits_for_one_that_calls_back() -> None:
     """It may wait for what its client calls meanwhile."""
-    runs, outer, inner = MemoryReservations(lambda: 3 * GB), large(calls_python=True), large()
-    with runs.beside(outer, 2 * GB):
+    runs, outer, inner = MemoryReservations(lambda: 3 * GB), Large(), Large()
+    with runs.beside(outer, 2 * GB, calls_python=True):
         outer.results = [outer.array]
     with runs.beside(inner, 2 * GB):
         inner.results = [inner.array]

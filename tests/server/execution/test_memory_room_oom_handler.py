@@ -10,7 +10,7 @@ import pytest
 from jaxd_protocol.errors import OutOfMemory
 from jaxd_server.execution.memory_room import OutOfMemoryHandler, wanted_bytes
 from jaxd_server.runtime.reclaimer import Reclaimer
-from tests.server.runtime.test_reclaimer_reclaimer import Pool
+from tests.server.runtime.test_reclaimer import Pool
 
 FULL = "RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes."
 

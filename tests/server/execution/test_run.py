@@ -340,7 +340,7 @@ def test_a_call_whose_results_were_all_taken_is_done_when_the_taker_is(
     for _ in range(3):
         call = rig.call(source, rig.ref(numbers[-1]), batch)
         finishes.append(
-            harness.pipeline.start(call, harness.pipeline.plan(call.key, call.skeleton))
+            harness.pipeline.start(call, harness.executables.plan(call.key, call.skeleton))
         )
         numbers.append(first_value_id(rig.number))
     last = rig.own.get(numbers[-1]).array

@@ -346,8 +346,8 @@ import pickle, sys
 from pathlib import Path
 import jax, numpy as np
 from jaxd_server.jax_compat.compilation_cache import Compilations, install
-from tests.server.jax_compat.test_compilation_cache import Shelf
-shelf, file, compiled, found = Shelf(), Path(sys.argv[1]), [], []
+from tests.server.jax_compat.test_compilation_cache import MemoryStore
+shelf, file, compiled, found = MemoryStore(), Path(sys.argv[1]), [], []
 if file.exists():
     shelf.entries = pickle.loads(file.read_bytes())
 assert install(shelf, "/nowhere")

@@ -69,8 +69,8 @@ def test_another_process_gives_the_same_name() -> None:
     program = (
         "import jax, numpy as np\n"
         "from jaxd_protocol.jit.options import Options\n"
-        "from jaxd_server.jax_compat.lowered import note_own, program_id\n"
-        "note_own()\n"
+        "from jaxd_server.jax_compat.lowered import register_own_targets, program_id\n"
+        "register_own_targets()\n"
         "ones = np.ones((3, 3), np.float32)\n"
         "f = lambda x, k: (jax.numpy.linalg.inv(x), jax.random.split(k))\n"
         "print(program_id(jax.jit(f).lower(ones, jax.random.key(0)), Options())[0].hex())\n"

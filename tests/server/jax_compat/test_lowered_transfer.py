@@ -184,11 +184,11 @@ def test_what_is_no_program_is_refused(data: bytes) -> None:
 
 ELSEWHERE = """
 import sys
-from jaxd_server.jax_compat import lowered_transfer as jax_handover, programs as jax_programs
-from jaxd_server.jax_compat.config import begin_with_defaults
-begin_with_defaults()
+from jaxd_server.jax_compat import lowered_transfer, programs as jax_programs
+from jaxd_server.jax_compat.config import set_default_settings
+set_default_settings()
 jax_programs.prepare()
-data, name = jax_handover.sample()
+data, name = lowered_transfer.sample_program()
 sys.stdout.write(f"{name.hex()} {data.hex()}")
 """
 

@@ -50,27 +50,27 @@ def test_a_client_describes_its_function() -> None:
     """Name, options and meaning; the fingerprint is part of the meaning."""
     source = Source(lambda x: x)
     connection = Connection(("f", source.options.to_bytes(), source.manifest.to_message()))
-    described = ClientProxy(connection, 7).describe(b"key")
+    described = ClientProxy(connection).describe(b"key")
     assert described == (source.fingerprint, "f", source.options, source.manifest)
     assert connection.asked == [("describe", b"key")]
 
 
 def test_code_is_one_buffer() -> None:
     """Anything else is no answer."""
-    assert bytes(ClientProxy(Connection(buffers=(b"code",)), 7).code(b"fingerprint")) == b"code"
+    assert bytes(ClientProxy(Connection(buffers=(b"code",))).code(b"fingerprint")) == b"code"
     with pytest.raises(ProtocolError, match="no code"):
-        ClientProxy(Connection(), 7).code(b"fingerprint")
+        ClientProxy(Connection()).code(b"fingerprint")
 
 
 def test_events_name_their_call() -> None:
     """And carry JSON."""
     connection = Connection()
-    ClientProxy(connection, 7).emit("stage", {"stage": "trace"})
+    ClientProxy(connection).emit(7, "stage", {"stage": "trace"})
     assert connection.asked == [("event", 7, "stage", json.dumps({"stage": "trace"}))]
 
 
 def test_what_the_user_has_said_is_never_left_out() -> None:
     """Progress may be; a line that was printed may not."""
     connection = Connection()
-    ClientProxy(connection, 7).emit("print", {"text": "a line"})
+    ClientProxy(connection).emit(7, "print", {"text": "a line"})
     assert connection.asked == [("said", "event", 7, "print", json.dumps({"text": "a line"}))]

@@ -15,6 +15,7 @@ import pytest
 from jaxd import Client
 from jaxd_protocol.errors import DeadlineExceeded, LimitExceeded, ServerDraining
 from jaxd_server.compilation.compiling import executable
+from jaxd_server.rpc.connection import ReaderHandoff
 from tests.server.in_process import InProcessServer, Peer, Source, read_reply
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
@@ -102,20 +103,21 @@ def test_calls_on_values_stay_in_order_when_who_read_one_is_held_up(
 ) -> None:
     """The next one is read by another thread, and takes what the first has yet to make."""
     monkeypatch.setattr(executable, "QUICK_S", PATIENCE_S)  # who reads a warm call begins it
-    client, watchdog = in_process_server.client(), in_process_server.parts._worker_context.watchdog
+    client = in_process_server.client()
     step = client.persistent_call(lambda x: x + 1)
     x = client.put(np.zeros(1 << 15, np.float32))
     for _ in range(20):
         jax.block_until_ready(step(x))
-    held, goes_on, rouse = threading.Event(), threading.Event(), watchdog.wake
+    held, goes_on, begin = threading.Event(), threading.Event(), ReaderHandoff.begin_inline
 
-    def hold_up_the_first() -> None:
-        rouse()
+    def hold_up_the_first(reader: ReaderHandoff) -> int:
+        turn = begin(reader)
         if not held.is_set():
             held.set()
             goes_on.wait(PATIENCE_S)
+        return turn
 
-    monkeypatch.setattr(watchdog, "wake", hold_up_the_first)
+    monkeypatch.setattr(ReaderHandoff, "begin_inline", hold_up_the_first)
     first = step(x)
     second = step(first)
     assert held.wait(PATIENCE_S)

@@ -151,7 +151,7 @@ class _Watched(CallBudget):
         if name == "used" and value > getattr(self, "used", 0):
             share: ConnectionShare | None = getattr(self.thread, "share", None)
             self.peak = max(self.peak, value)
-            if value > self.limit and share is not None and share._active():
+            if value > self.limit and share is not None and share._calls > share._parked:
                 self.violations.append(value)
         super().__setattr__(name, value)
 

@@ -52,7 +52,7 @@ class Held:
         self.ended: list[int] = []
         self.held = 0
 
-    def end(self, nbytes: int) -> None:
+    def end_call(self, nbytes: int) -> None:
         self.ended.append(nbytes)
 
     def hold(self, nbytes: int) -> None:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from jaxd_protocol.packages.packages import package_of
+from jaxd_protocol.packages.distributions import package_of
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from tests.fake_packages import FakeSite
 

@@ -20,7 +20,7 @@ from jaxd_server.runtime.memory import (
     resident_bytes,
     trim,
 )
-from jaxd_server.runtime.timers import process_timers
+from jaxd_server.runtime.threads.executors import process_timers
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

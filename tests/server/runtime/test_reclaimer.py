@@ -1,152 +1,151 @@
 from __future__ import annotations
 
+import gc
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jaxd_server.runtime import reclaimer as module
-from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer, host_spare, host_use
-
-GIB = 1 << 30
+from jaxd_server.runtime.memory import MapGauge, Trimmer
+from jaxd_server.runtime.reclaimer import Reclaimer
 
 
 class Pool:
-    """Things that can be made again."""
+    """Holds as many entries as it is told to."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, held: int, limit: int) -> None:
+        self.held = held
+        self.limit = limit
+        self.asked: list[int] = []
 
     def __len__(self) -> int:
-        return self.count
+        """How many there are."""
+        return self.held
 
     def shrink(self) -> int:
-        """It has no limit of its own."""
-        return 0
+        """Drops what is above the limit."""
+        return self.reclaim(max(0, self.held - self.limit))
 
     def reclaim(self, count: int) -> int:
-        """As many as there are."""
-        gone = min(count, self.count)
-        self.count -= gone
-        return gone
+        """Drops that many, as far as there are any."""
+        self.asked.append(count)
+        dropped = min(count, self.held)
+        self.held -= dropped
+        return dropped
 
 
-class Scenario:
-    """A machine whose memory the test decides about."""
+class Trims(Trimmer):
+    """Counts how often it is told."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, limit: float = 0.9) -> None:
-        self.now = self.host = self.device = 0.0
-        self.own = 0.5
-        self.pool = Pool(80)
-        self.logged: list[tuple[str, Any]] = []
-        reclaimer = Reclaimer()
-        reclaimer.register(self.pool)
-        self.pressure = MemoryPressure(
-            reclaimer,
-            limit,
-            lambda: self.host,
-            lambda: self.device,
-            lambda: self.own,
-            lambda: self.now,
-        )
-        monkeypatch.setattr(
-            module, "log_event", lambda event, **f: self.logged.append((event, f["dropped"]))
-        )
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = 0
 
-    def poll(self, host: float = 0.0, device: float = 0.0) -> int:
-        """A second later; how much is left."""
-        self.now += 1.0
-        self.host, self.device = host, device
-        self.pressure.poll()
-        return self.pool.count
+    def freed(self) -> None:
+        """Something was."""
+        self.told += 1
 
 
-def test_what_is_idle_goes_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until there is room again, with some to spare; it is logged at the start and at the end."""
-    scenario = Scenario(monkeypatch)
-    assert [scenario.poll(0.89), scenario.poll(0.91), scenario.poll(0.88), scenario.poll(0.86)] == [
-        *(80, 70, 62, 62)
-    ]
-    assert scenario.logged == [("memory_short", 10), ("memory_relieved", 18)]
+def test_each_pool_is_brought_within_its_own_limit() -> None:
+    """Those that are within it lose nothing."""
+    reclaimer = Reclaimer(trimmer=Trims())
+    pools = [Pool(5, 3), Pool(2, 3)]
+    for pool in pools:
+        reclaimer.register(pool)
+    assert reclaimer.relieve() == 2
+    assert [pool.held for pool in pools] == [3, 2]
 
 
-def test_the_device_is_watched_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever has less room."""
-    scenario = Scenario(monkeypatch)
-    assert scenario.poll(0.1, device=0.95) == 70
+def test_nothing_is_dropped_without_need() -> None:
+    """And nobody is told that memory was freed."""
+    trims = Trims()
+    reclaimer = Reclaimer(trimmer=trims)
+    reclaimer.register(Pool(3, 3))
+    assert reclaimer.relieve() == 0
+    assert trims.told == 0
 
 
-def test_a_small_process_does_not_suffer_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has next to nothing to give."""
-    scenario = Scenario(monkeypatch)
-    scenario.own = 0.05
-    assert scenario.poll(0.99) == 80
+def test_the_garbage_collector_is_not_run_for_what_is_dropped() -> None:
+    """It would hold up every call; who returns the memory is told once for all of it."""
+    trims = Trims()
+    reclaimer = Reclaimer(trimmer=trims)
+    reclaimer.register(Pool(9, 3))
+    runs = gc.get_stats()[2]["collections"]
+    assert reclaimer.relieve() == 6
+    assert gc.get_stats()[2]["collections"] == runs
+    assert trims.told == 1
 
 
-def test_it_looks_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is called."""
-    scenario = Scenario(monkeypatch)
-    scenario.poll(0.95)
-    for _ in range(5):
-        scenario.pressure.poll()
-    assert scenario.pool.count == 70
+def test_a_process_short_of_memory_maps_drops_until_it_is_not() -> None:
+    """Some of each pool, although each is within its limit: at the end of the maps it would die."""
+    pool = Pool(1000, 2000)
+    reclaimer = Reclaimer(gauge=MapGauge(0.5, lambda: pool.held / 1600), trimmer=Trims())
+    reclaimer.register(pool)
+    assert reclaimer.relieve() == 1000 - pool.held
+    assert 740 < pool.held <= 800
+    assert min(pool.asked[1:]) >= 8
 
 
-def test_nothing_is_dropped_where_nobody_wants_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `--memory-share 0`."""
-    assert Scenario(monkeypatch, limit=0.0).poll(1.0, device=1.0) == 80
+def test_where_nothing_can_be_dropped_the_maps_stay_as_they_are() -> None:
+    """What is in use is all that there is, and the build goes on."""
+    reclaimer = Reclaimer(gauge=MapGauge(0.5, lambda: 0.9), trimmer=Trims())
+    pool = Pool(0, 5)
+    reclaimer.register(pool)
+    assert reclaimer.relieve() == 0
+    assert pool.asked == [0, 8]
 
 
-def write(folder: Path, **files: str) -> None:
-    for name, text in files.items():
-        path = folder / name.replace("__", "/").replace("_DOT_", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def test_the_share_of_maps_is_the_one_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--map-share` reaches the one who looks."""
+    shares: list[float] = []
+    monkeypatch.setattr(module, "MapGauge", shares.append)
+    Reclaimer(0.25)
+    assert shares == [0.25]
 
 
-@pytest.mark.parametrize(
-    ("files", "use"),
-    [
-        ({}, 0.25),
-        ({"memory_DOT_max": "max\n"}, 0.25),
-        (
-            {
-                "memory_DOT_max": f"{4 * GIB}\n",
-                "memory_DOT_current": f"{3 * GIB}\n",
-                "memory_DOT_stat": f"anon 5\ninactive_file {GIB}\n",
-            },
-            0.5,
-        ),
-        (
-            {
-                "memory__memory_DOT_limit_in_bytes": f"{4 * GIB}\n",
-                "memory__memory_DOT_usage_in_bytes": f"{3 * GIB}\n",
-                "memory__memory_DOT_stat": "total_inactive_file 0\n",
-            },
-            0.75,
-        ),
-    ],
-    ids=["machine", "container without a limit", "container", "container of the first kind"],
-)
-def test_what_is_in_use_of_the_machine_or_its_container(
-    files: dict[str, str], use: float, tmp_path: Path
-) -> None:
-    """Whichever has less room; without what the system drops by itself."""
-    write(tmp_path, meminfo="MemTotal: 400 kB\nMemFree: 1 kB\nMemAvailable: 300 kB\n", **files)
-    assert host_use(str(tmp_path), str(tmp_path / "meminfo")) == use
-    total = 4 * GIB if len(files) == 3 else 0
-    assert host_spare(str(tmp_path), str(tmp_path / "meminfo")) == min(
-        300 << 10, int(total * (1 - use)) or sys.maxsize
-    )
+def test_everything_idle_goes_in_an_emergency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the memory goes back at once, cycles and all: a call waits for it."""
+    returned: list[None] = []
+    monkeypatch.setattr(module, "release_memory", lambda: returned.append(None))
+    reclaimer = Reclaimer()
+    pool = Pool(5, 9)
+    reclaimer.register(pool)
+    assert reclaimer.reclaim_all() == 5
+    assert pool.asked == [sys.maxsize]
+    assert returned == [None]
 
 
-def test_nobody_says(tmp_path: Path) -> None:
-    """On another system."""
-    assert host_use(str(tmp_path), str(tmp_path / "meminfo")) == 0.0
-    assert host_spare(str(tmp_path), str(tmp_path / "meminfo")) == sys.maxsize
+def test_who_comes_during_a_relief_does_not_wait_and_is_not_forgotten() -> None:
+    """The one that is at it looks once more."""
+    reclaimer = Reclaimer(trimmer=Trims())
+
+    class Growing(Pool):
+        def reclaim(self, count: int) -> int:
+            dropped = super().reclaim(count)
+            if len(self.asked) == 1:
+                self.held += 3  # another thread builds and comes to be relieved
+                assert reclaimer.relieve() == 0
+            return dropped
+
+    pool = Growing(5, 3)
+    reclaimer.register(pool)
+    assert reclaimer.relieve() == 5
+    assert pool.held == 3
+    assert reclaimer.relieve() == 0
 
 
-def test_this_machine_has_some_left() -> None:
-    """The real files are read."""
-    assert 0.0 < host_use() < 1.0
+def test_a_relief_that_fails_does_not_prevent_the_next() -> None:
+    """The error is its own."""
+    reclaimer = Reclaimer(trimmer=Trims())
+
+    class Failing(Pool):
+        def shrink(self) -> int:
+            if self.held == 5:
+                self.held += 1
+                raise RuntimeError
+            return super().shrink()
+
+    reclaimer.register(Failing(5, 3))
+    with pytest.raises(RuntimeError):
+        reclaimer.relieve()
+    assert reclaimer.relieve() == 3

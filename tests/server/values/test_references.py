@@ -24,9 +24,8 @@ from jaxd_protocol.pytree import Layout, Leaf
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_server.jax_compat.arrays import key_data
 from jaxd_server.rpc.services.values import spec_of
-from jaxd_server.values.content_store import ContentStore
 from jaxd_server.values.references import ReferencedData, copy_of
-from jaxd_server.values.store import ValueStore
+from jaxd_server.values.store import ContentStore, ValueStore
 from jaxd_server.values.value import SessionValues, Value
 from tests.server.value_desks import Blocks
 

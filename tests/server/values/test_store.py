@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from jaxd_protocol.errors import ValueDeleted, ValuesFull
 from jaxd_protocol.pytree import Leaf
-from jaxd_server.values.content_store import ContentStore
-from jaxd_server.values.store import ValueStore
+from jaxd_server.values.store import ContentStore, ValueStore
 from jaxd_server.values.value import SessionValues, Value
 from tests.server.staging import at_once
 
@@ -276,7 +275,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What `ValueStore` should hold, in dicts; and the `ValueStore`. Two sessions share a principal."""
+    """A `ValueStore`, and what it should hold in dicts. Two sessions share a principal."""
 
     def __init__(self) -> None:
         self.clock = Clock()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.fingerprint.process_view import SALT, LocalProcess, is_extension
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 
 PACKAGE = Package("optax", "1.0", b"d" * 16)
 

@@ -13,10 +13,10 @@ from jaxd_protocol.fingerprint import Part, walk
 from jaxd_protocol.fingerprint.model import ListedCallback, Source
 from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.messages.function_manifest import FunctionManifest
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 
 PART = Part("value", "global LR", b"d" * 8, "0.1", "train.py:7")
-MEANING = FunctionManifest(
+MANIFEST = FunctionManifest(
     fingerprint=b"f" * 16,
     salt=b"salt",
     parts=(PART, Part("function", "function f", b"e" * 8)),
@@ -35,7 +35,7 @@ def function(x: Any) -> Any:
     return sys.maxsize, x
 
 
-@pytest.mark.parametrize("meaning", [MEANING, FunctionManifest(b"f" * 16)], ids=["full", "empty"])
+@pytest.mark.parametrize("manifest", [MANIFEST, FunctionManifest(b"f" * 16)], ids=["full", "empty"])
 def test_it_arrives_as_it_was(manifest: FunctionManifest) -> None:
     """In plain tuples, text and bytes."""
     message = manifest.to_message()
@@ -52,7 +52,7 @@ def plain(value: Any) -> bool:
 
 def test_one_that_was_kept_before_callbacks_could_be_listed_is_read() -> None:
     """It lists none."""
-    assert FunctionManifest.from_message(MEANING.to_message()[:-1]) == MEANING._replace(
+    assert FunctionManifest.from_message(MANIFEST.to_message()[:-1]) == MANIFEST._replace(
         callbacks=()
     )
 
@@ -76,19 +76,19 @@ def test_a_function_with_something_that_has_no_content_is_not_shared() -> None:
 def test_a_walk_on_the_server_asks_what_the_client_said() -> None:
     """With the modules that came along."""
     mine, late = ModuleType("mine"), Source(compile("1", "late.py", "exec"), False)
-    there = MEANING.there({"mine": mine}, {"late": late})
+    there = MANIFEST.there({"mine": mine}, {"late": late})
     assert (there.salt, there.packages, there.local) == (
-        MEANING.salt,
-        MEANING.packages,
-        MEANING.local,
+        MANIFEST.salt,
+        MANIFEST.packages,
+        MANIFEST.local,
     )
-    assert there.carried == MEANING.carried
+    assert there.carried == MANIFEST.carried
     assert (there.module("mine"), there.source("late")) == (mine, late)
 
 
 def with_field(name: str, value: Any) -> tuple[Any, ...]:
     """The message with something else in one place."""
-    message = list(MEANING.to_message())
+    message = list(MANIFEST.to_message())
     message[FIELDS.index(name)] = value
     return tuple(message)
 
@@ -147,7 +147,7 @@ def test_what_has_another_form_is_refused(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [None, 1, b"", "text", (), (b"f" * 16,), MEANING.to_message()[:-2], {"fingerprint": b""}],
+    [None, 1, b"", "text", (), (b"f" * 16,), MANIFEST.to_message()[:-2], {"fingerprint": b""}],
     ids=repr,
 )
 def test_what_is_no_such_message_is_refused(message: Any) -> None:

@@ -224,9 +224,9 @@ def test_a_module_that_is_loaded_lazily_is_not_loaded_to_look(tmp_path: Path) ->
         "spec.loader = importlib.util.LazyLoader(spec.loader)\n"
         "sys.modules['springs'] = module = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
-        "from jaxd.events.output import _category, _module_of\n"
+        "from jaxd.events.output import _module_of, _warning_category\n"
         "from jaxd_protocol.messages.tracebacks import display_file\n"
-        "print(shown_file('x.py'), _module_of('x.py'))\n"
+        "print(display_file('x.py'), _module_of('x.py'))\n"
         "print(_warning_category({'category': ['springs', 'W'], 'bases': []}))\n"
     )
     done = subprocess.run(

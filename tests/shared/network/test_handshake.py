@@ -30,16 +30,17 @@ from jaxd_protocol.network.handshake import (
     ByteStream,
     ChannelBinding,
     ClientIdentity,
+    Peer,
     Transcript,
     finish_handshake,
     handshake_with_client,
     handshake_with_server,
+    local_peer,
     receive_message,
     refuse_client,
     send_message,
     server_proof,
 )
-from jaxd_protocol.network.versions import Peer, local_peer
 from jaxd_protocol.wire.frames import HEADER, MAX_BODY_BYTES
 
 TOKEN = "a token that is long enough to be one"
@@ -136,7 +137,7 @@ def test_a_wrong_token_is_refused_and_says_so(pair: Pair) -> None:
         assert "wrong token. Use the one that the server was started with" in str(error)
 
 
-GREETING = {**local_peer({}).to_message(), "channel": UNIX.said()}
+GREETING = {**local_peer({}).to_message(), "channel": UNIX.to_message()}
 ALICE, BOB = Account.named("alice", "a" * 43), Account.named("bob", "b" * 43)
 
 

@@ -28,13 +28,13 @@ from jaxd.results.local_objects import RemoteObject
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.client_object import ClientObject
-from jaxd_protocol.jit.batching import Batched
 from jaxd_protocol.jit.nnx_updates import Updating
 from jaxd_protocol.jit.transforms import apply_transformations, encode_transformation
+from jaxd_protocol.jit.transforms.apply import Batched
 from jaxd_protocol.pickling import names
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
-from jaxd_protocol.pickling.unpack.placeholders import make_placeholder
+from jaxd_protocol.pickling.unpack.rebuild import make_placeholder
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 
 OURS = re.compile(r"(jaxd|jaxd_protocol|jaxd_server)(\.\w+)+")

@@ -2,5 +2,3 @@
 
 `SUMMARY`, `EXAMPLE`, `configure(parser)`, `run(args)`.
 """
-
-from __future__ import annotations

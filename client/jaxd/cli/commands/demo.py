@@ -29,7 +29,16 @@ TEST_IMAGES: Final = 360
 LEAST_ACCURACY: Final = 0.9
 
 _HIDDEN = ("JAXD_", "JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE")
-_HEADS = ("", "imports done", "first result", "end", "traced", "compiled", "accuracy", "jax here")
+_HEADS = (
+    "",
+    "imports done",
+    "first result",
+    "end",
+    "traced",
+    "compiled",
+    "accuracy",
+    "imports jax",
+)
 _NOTE = """
 The times are seconds from the start of a process. The first result is the first loss as a number:
 what the user waits for. Traced and compiled: how often the server did so for the process."""
@@ -39,7 +48,7 @@ def train_epoch(params: Any, velocity: Any, batches: Any, test: Any) -> tuple[An
     """One pass over all minibatches: images (steps, batch, 64), labels (steps, batch).
 
     Returns:
-        The weights, their velocity, the mean loss, and the share of test images read rightly.
+        The weights, their velocity, the mean loss, and the accuracy on the test images.
     """
     import jax
     import jax.numpy as jnp
@@ -67,7 +76,7 @@ def train_epoch(params: Any, velocity: Any, batches: Any, test: Any) -> tuple[An
 
 
 def train(mode: str, epochs: int) -> dict[str, float]:
-    """Trains on handwritten digits, and reports what the time was when, and what was learned."""
+    """Trains on handwritten digits, and reports the times of its steps and the accuracy."""
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -99,8 +108,8 @@ def train(mode: str, epochs: int) -> dict[str, float]:
         )
         float(loss)
         first_at = first_at or time.time()
-    told = {"ready_at": ready_at, "first_at": first_at, "accuracy": float(accuracy)}
-    return {**told, "jax_here": "jax" in sys.modules}
+    report = {"ready_at": ready_at, "first_at": first_at, "accuracy": float(accuracy)}
+    return {**report, "imports_jax": "jax" in sys.modules}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -140,12 +149,12 @@ def complaints(runs: list[dict[str, Any]]) -> list[str]:
         if (n := runs[1][what])
     ]
     found += [
-        f"{each['label']}: {each['accuracy']:.1%} of the test digits were read rightly, less than "
+        f"{each['label']}: {each['accuracy']:.1%} of the test digits were recognised, less than "
         f"{LEAST_ACCURACY:.0%}. Train for more epochs (--epochs)."
         for each in runs
         if each["accuracy"] < LEAST_ACCURACY
     ]
-    if any(each["jax_here"] for each in runs[:2]):
+    if any(each["imports_jax"] for each in runs[:2]):
         found.append("A client process imported jax; it should have no need of it.")
     return found
 
@@ -160,7 +169,7 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
         *times,
         *counts,
         f"{run['accuracy']:.1%}",
-        "yes" if run["jax_here"] else "no",
+        "yes" if run["imports_jax"] else "no",
     )
 
 
@@ -226,7 +235,7 @@ def _server(directory: str) -> Iterator[str]:
 
 
 def run_script(label: str, mode: str, epochs: int, **variables: str) -> dict[str, Any]:
-    """What `train` tells in a fresh process, and when that began and ended.
+    """The report of `train` from a fresh process, and when that began and ended.
 
     Raises:
         JaxdError: when the process failed; what it printed has gone to standard error.
@@ -239,8 +248,8 @@ def run_script(label: str, mode: str, epochs: int, **variables: str) -> dict[str
     )
     if process.returncode:
         raise JaxdError(f"{label} ended with code {process.returncode}; why stands above.")
-    told = json.loads(process.stdout.splitlines()[-1])
-    return {"label": label, "started_at": started_at, "ended_at": time.time(), **told}
+    report = json.loads(process.stdout.splitlines()[-1])
+    return {"label": label, "started_at": started_at, "ended_at": time.time(), **report}
 
 
 def environment(**variables: str) -> dict[str, str]:

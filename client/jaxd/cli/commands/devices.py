@@ -28,10 +28,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the list: 0 when a server gave it, 3 when none runs. Starts no server.
 
     Raises:
-        JaxdError: when a server runs but does not tell us.
+        JaxdError: when a server runs but does not answer.
     """
     return print_report(
-        arguments, "devices", lambda said: _table_text(said["devices"]), _without_own_session
+        arguments, "devices", lambda report: _table_text(report["devices"]), _without_own_session
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,7 @@ from jaxd.cli.query import add_json_option, add_server_option, print_json
 from jaxd.connection.settings import Settings
 
 if TYPE_CHECKING:
-    from jaxd.cli.doctor.context import Check
-
+    from jaxd.cli.doctor.context import Check, DoctorContext
 
 SUMMARY = "look for the usual causes of trouble"
 EXAMPLE = "jaxd doctor --server tls://gpu-host:18861#sha256=…"
@@ -27,17 +27,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what was found; 0 when nothing is bad, 1 when something is. Starts no server."""
-    # Slow to import, and the other commands do not need them.
-    from jaxd.cli.doctor import checks as every
     from jaxd.cli.doctor.context import DoctorContext
 
-    checks = every.examine(DoctorContext(Settings.resolve(server=arguments.server)))
+    checks = examine(DoctorContext(Settings.resolve(server=arguments.server)))
     bad = [check for check in checks if check.state == "bad"]
     if arguments.json:
         print_json({"healthy": not bad, "checks": [asdict(check) for check in checks]})
     else:
         print("\n".join(_line(check) for check in checks))
     return 1 if bad else 0
+
+
+def all_checks() -> tuple[Callable[[DoctorContext], Check | None], ...]:
+    """The checks in the order in which one thing depends on another."""
+    # Slow to import, and the other commands do not need them.
+    from jaxd.cli.doctor import connection, gpu, installation
+
+    return (
+        installation.python,
+        installation.packages,
+        installation.server_extra,
+        installation.configuration,
+        installation.runtime_directory,
+        installation.disk,
+        installation.shared_memory_files,
+        installation.token,
+        gpu.driver,
+        gpu.plugin,
+        gpu.jax_sees_gpu,
+        gpu.other_processes,
+        gpu.preallocation,
+        gpu.shared_memory,
+        connection.local_server,
+    )
+
+
+def examine(context: DoctorContext) -> list[Check]:
+    """What every check found, and how far the server was reached; without what does not apply."""
+    from jaxd.cli.doctor.connection import steps
+
+    found = [check(context) for check in all_checks()]
+    return [each for each in found if each is not None] + steps(context)
 
 
 def _line(check: Check) -> str:

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         With `--release`, 1 when there is no such function in quarantine.
 
     Raises:
-        JaxdError: when a server runs but does not tell us.
+        JaxdError: when a server runs but does not answer.
     """
     if arguments.quarantined or arguments.release is not None:
         return _run_quarantine(arguments)
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     return print_report(
         arguments,
         "functions",
-        lambda said: _table_text(said["functions"], said["totals"]),
+        lambda report: _table_text(report["functions"], report["totals"]),
         in_order,
     )
 

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     With `--ready`, 1 when it runs and would answer no call.
 
     Raises:
-        JaxdError: when one runs but does not tell us, such as for a wrong token.
+        JaxdError: when one runs but does not answer, such as for a wrong token.
     """
     address = server_address(Settings.resolve(server=arguments.server))
     report = _query_host(address) or _query_worker(address)
@@ -62,14 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _query_host(address: Address) -> Report | None:
-    """What the host says, which answers also when its worker hangs; None: not reachable so."""
+    """The report of the host, which answers also when its worker hangs; None: not reachable."""
     if not address.is_loopback:
         return None
     return send_request(control_path(address), {"ask": "status"}, address.uid)
 
 
 def _query_worker(address: Address) -> Report | None:
-    """What a server says of itself on its own address, as from another machine or container."""
+    """The report of a server on its own address, as from another machine or container."""
     if address.kind == "unix" and not has_listener(address.path):
         return None
     import jaxd
@@ -129,13 +129,13 @@ def _tenant_lines(row: Report) -> str:
         return f"{name}: resting until the next call"
     user = f" as user {row['user']}" if row["user"] else ""
     seen = row["worker"]
-    told = [f"process {row['worker_pid']}{user}", f"{row['restarts']} restarts"]
-    told += [f"{seen.get(what, 0):,} {what}" for what in ("calls", "values", "connections")]
-    return f"{name}: {_state_line(row)}, {', '.join(told)}"
+    facts = [f"process {row['worker_pid']}{user}", f"{row['restarts']} restarts"]
+    facts += [f"{seen.get(what, 0):,} {what}" for what in ("calls", "values", "connections")]
+    return f"{name}: {_state_line(row)}, {', '.join(facts)}"
 
 
 def _owner_text(call: Report) -> str:
-    """Of whom it is, where several workers are told of."""
+    """Whose call it is, where the report covers several workers."""
     return f", of {call['principal'].removeprefix('account:')}" if "principal" in call else ""
 
 
@@ -156,16 +156,16 @@ def _counter_lines(seen: Report) -> list[str]:
 
 
 def _client_lines(seen: Report) -> list[str]:
-    """Who is here, where that is more than one: of most servers it is their own user."""
+    """The connected clients, where there are several principals."""
     rows = seen.get("principals", ())
     if len(rows) < 2 and not any(row["principal"].startswith("account:") for row in rows):
         return []
-    told = (f"{row['principal'].removeprefix('account:')} {row['connections']}" for row in rows)
-    return [f"{'clients':<9} {', '.join(told)}"]
+    texts = (f"{row['principal'].removeprefix('account:')} {row['connections']}" for row in rows)
+    return [f"{'clients':<9} {', '.join(texts)}"]
 
 
 def _cost_lines(seen: Report) -> str:
-    """What programs have cost, and what others were spared."""
+    """What programs have cost, and what was saved."""
     names = ("trace_s", "compile_s", "load_s", "saved_s")
     trace, compile_, load, saved = (duration(seen.get(name, 0.0)) for name in names)
     return f"{trace} tracing, {compile_} compiling, {load} loading; saved {saved}"

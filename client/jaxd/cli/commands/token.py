@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Does it and says what was done; 0.
+    """Does it and prints what was done; 0.
 
     Raises:
         ConfigurationError: when a file exists and is not to be replaced, cannot be written, or
@@ -62,16 +62,16 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.name is None:
         path = arguments.file or default_token_file()
-        said, token = f"wrote {path}", write_token_file(path, replace=arguments.force)
+        message, token = f"wrote {path}", write_token_file(path, replace=arguments.force)
     else:
         path, token = add_account(arguments.name, arguments.token_dir, replace=arguments.force)
-        said = (
+        message = (
             f"wrote {path}\nGive {arguments.name} a copy over a private way, to be put at "
             "~/.config/jaxd/token with mode 600. Servers that run take it from now on.\n"
             "People with tokens for one server can run code in each other's answers. Keep those "
             "apart who do not trust each other: jaxd serve --worker-per-principal"
         )
-    print(token if arguments.print else said)
+    print(token if arguments.print else message)
     return 0
 
 

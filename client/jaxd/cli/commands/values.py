@@ -28,10 +28,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the list: 0 when a server gave it, 3 when none runs. Starts no server.
 
     Raises:
-        JaxdError: when a server runs but does not tell us.
+        JaxdError: when a server runs but does not answer.
     """
     return print_report(
-        arguments, "values", lambda said: _table_text(said["holders"], said["totals"])
+        arguments, "values", lambda report: _table_text(report["holders"], report["totals"])
     )
 
 

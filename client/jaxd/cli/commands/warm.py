@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.api.client import Client
 from jaxd.cli.query import add_json_option, add_server_option, print_json
-from jaxd.cli.run_program import run_program, wait_for_interrupt
 from jaxd.cli.terminal import BuildBar, duration
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 SUMMARY = "build programs before they are called, as a lockfile says; or record one"
 EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"
 
+_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
 _OUTCOME_WORDS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
 _CHECK_WORDS: Final = {"hit": "ready", "load": "on disk", "compile": "to be compiled"}
 
@@ -109,11 +114,65 @@ def _record(arguments: argparse.Namespace, program: Sequence[str]) -> int:
     for each in left_out:
         _print_error(f"{each['name']} is not recorded: {each['reason']}")
     if arguments.json:
-        told = {"file": arguments.file, "functions": len(recipes), "programs": count}
-        print_json({**told, "left_out": left_out})
+        report = {"file": arguments.file, "functions": len(recipes), "programs": count}
+        print_json({**report, "left_out": left_out})
     else:
         _print_error(f"recorded {count} programs of {len(recipes)} functions in {arguments.file}")
     return code
+
+
+def run_program(words: Sequence[str], server: str | None) -> int:
+    """Runs a program to its end; returns its exit code, as a shell counts it.
+
+    Ctrl-C reaches the program by itself, which may want to end in its own way; this process waits
+    for it. SIGTERM is handed on.
+
+    Args:
+        words: the program and its arguments.
+        server: where its calls are to go; None: where they would go anyway.
+
+    Raises:
+        ConfigurationError: when it cannot be started.
+    """
+    environment = os.environ | ({} if server is None else {"JAXD_SERVER": server})
+    process: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGTERM and process:
+            process[0].send_signal(number)
+
+    with _handled(hand_on):
+        try:
+            process.append(subprocess.Popen(words, env=environment))  # noqa: S603  the user's own words behind --
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot run {words[0]}: {error.strerror}. Write the program behind --, such as: "
+                "jaxd warm --record warm.lock -- python train.py"
+            ) from error
+        code = process[0].wait()
+    return 128 - code if code < 0 else code
+
+
+def wait_for_interrupt(ready: Callable[[], None]) -> None:
+    """Returns after Ctrl-C or SIGTERM; calls `ready` once these are waited for."""
+    ended = threading.Event()
+    with _handled(lambda *_: ended.set()):
+        ready()
+        ended.wait()
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Handles both signals so; a handler, unlike SIG_IGN, is not inherited by a program.
+
+    Also where they were ignored, as in the background jobs of a shell script.
+    """
+    before = {number: signal.signal(number, handler) for number in _ENDINGS}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
 # building ---------------------------------------------------------------------------------------
@@ -125,7 +184,8 @@ def _build(arguments: argparse.Namespace) -> int:
 
     recipes = read_lockfile(arguments.file)
     is_terminal = sys.stderr.isatty()
-    told = not arguments.json and not (is_terminal and sys.stdout.isatty())  # else the bar does
+    has_bar = is_terminal and sys.stdout.isatty()
+    is_listed = not arguments.json and not has_bar
     bar = BuildBar(sum(len(recipe.calls) for recipe in recipes), is_terminal)
     started = time.monotonic()
     done = []
@@ -135,7 +195,7 @@ def _build(arguments: argparse.Namespace) -> int:
             for each in results:
                 done.append(each)
                 bar.advance(None if each.error is None else f"jaxd: {each.function}: {each.error}")
-                if told and each.verdict is not None:
+                if is_listed and each.verdict is not None:
                     print(_outcome_line(each, arguments.check), flush=True)
         bar.close()
     _summarise(arguments, done, time.monotonic() - started)
@@ -160,8 +220,8 @@ def _summarise(arguments: argparse.Namespace, done: Sequence[BuildOutcome], seco
     failed = [{"function": each.function, "error": each.error} for each in done if each.error]
     if arguments.json:
         unkept = [each.function for each in done if each.kept is False]
-        told = {"file": arguments.file, **counts, "failed": failed, "not_kept": unkept}
-        print_json({**told, "seconds": round(seconds, 3)})
+        report = {"file": arguments.file, **counts, "failed": failed, "not_kept": unkept}
+        print_json({**report, "seconds": round(seconds, 3)})
         return
     parts = [f"{counts[verdict]} {word}" for verdict, word in words.items()]
     if failed:

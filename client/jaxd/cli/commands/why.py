@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=_parse_count,
         const=_DEFAULT_RECENT,
-        help=f"the last N programs that were made (default: {_DEFAULT_RECENT}), each with the reason",
+        help=f"the last N programs made (default: {_DEFAULT_RECENT}), each with the reason",
     )
     add_server_option(parser)
     add_json_option(parser)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigurationError: when the function cannot be found.
-        JaxdError: when a server runs but does not tell us.
+        JaxdError: when a server runs but does not answer.
     """
     try:
         if arguments.function is None:

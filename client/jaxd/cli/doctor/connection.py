@@ -1,6 +1,6 @@
 """Checks of the connection to the server, step by step: name, port, handshake, devices.
 
-The first step that fails is the one that says so; those behind it are left out.
+The first step that fails is reported; those behind it are left out.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def host_name(address: Address) -> Check | None:
 
 
 def server_port(address: Address) -> Check | None:
-    """Whether anybody listens there; None where there is no port."""
+    """Whether something listens there; None where there is no port."""
     if not address.needs_token:
         return None
     where = f"{address.host}:{address.port}"

@@ -38,7 +38,7 @@ class DoctorContext:
     """This machine, this environment, and the server that a call would use.
 
     Attributes:
-        settings: what the client was told.
+        settings: of the client.
         files: the local server's.
         environment: the variables of this process.
         root: where `/dev`, `/proc` and `/sys` are.

@@ -1,6 +1,6 @@
 """Checks of the NVIDIA GPU: driver, plugin, visibility, and other processes on it.
 
-Looked at only where the server is, or would be. Without such a GPU all of it is left out.
+Made only where the server is, or would be; without such a GPU all of them are left out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _cuda_extra(context: DoctorContext) -> str:
 
 
 def driver(context: DoctorContext) -> Check | None:
-    """Whether the kernel has a driver for it, and whether a container was given the device."""
+    """Whether the kernel has a driver for it, and whether a container has the device."""
     if not has_gpu(context):
         return None
     version = _driver_version(context)
@@ -117,14 +117,14 @@ def jax_sees_gpu(context: DoctorContext) -> Check | None:
         name, _, value = hidden.partition("=")
         return Check("gpu for jax", "bad", f"hidden by {name}={value!r}", f"Run: unset {name}")
     if context.has_server:
-        return None  # it has the device; `reaching.devices` asks it
-    said = context.run(
+        return None  # it has the device; `connection.devices` asks it
+    output = context.run(
         [sys.executable, "-c", _JAX_PLATFORMS_SCRIPT], XLA_PYTHON_CLIENT_PREALLOCATE="false"
     )
-    platforms = json.loads(said.splitlines()[-1]) if said else []
+    platforms = json.loads(output.splitlines()[-1]) if output else []
     if "gpu" in platforms or "cuda" in platforms:
         return Check("gpu for jax", "ok", f"{len(platforms)} found")
-    advice = """See what it says: python -c 'import jax; jax.devices("cuda")'"""
+    advice = """See its output: python -c 'import jax; jax.devices("cuda")'"""
     return Check("gpu for jax", "bad", "jax finds no GPU", advice)
 
 
@@ -141,12 +141,12 @@ def _hiding_variable(context: DoctorContext) -> str:
 
 def _query_smi(context: DoctorContext, what: str) -> list[list[str]]:
     """Rows of nvidia-smi's answer; none when it cannot be asked."""
-    said = context.run(["nvidia-smi", what, "--format=csv,noheader,nounits"])
-    return [[cell.strip() for cell in row.split(",")] for row in (said or "").splitlines()]
+    output = context.run(["nvidia-smi", what, "--format=csv,noheader,nounits"])
+    return [[cell.strip() for cell in row.split(",")] for row in (output or "").splitlines()]
 
 
 def other_processes(context: DoctorContext) -> Check | None:
-    """Who else computes on it; not the server, and nobody whose share is known to be small."""
+    """Other processes that compute on it, without those of the server."""
     if not has_gpu(context):
         return None
     rows = _query_smi(context, "--query-compute-apps=pid,process_name,used_memory")

@@ -17,8 +17,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
+from jaxd_server.runtime.threads.executors import process_timers
 from jaxd_server.runtime.threads.fairness import FairSemaphore
-from jaxd_server.runtime.timers import process_timers
 from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
 
 
@@ -35,7 +35,7 @@ class Build:
         waiting: the cancel tokens of the calls that wait for it, each with what wakes its thread.
         begun: `time.monotonic()` when it had its turn; None before that.
         error: why nobody may wait for it any more; None as long as one may.
-        is_left: whether nobody waits for it.
+        is_abandoned: whether nobody waits for it.
         interruptible: its trace.
         end_by_force: ends what works on it where that harms nobody else; None: nothing does.
     """
@@ -166,16 +166,16 @@ class Builds(Generic[K, V]):
 
     Args:
         max_s: seconds that somebody waits for a build once it has its turn; 0: any number.
-        left: told of each build that nobody waits for any more and that is not over.
+        on_abandoned: called with each build that nobody waits for any more and that is not over.
     """
 
     def __init__(
         self,
         max_s: float = 0.0,
-        left: Callable[[Build], None] = lambda build: None,
+        on_abandoned: Callable[[Build], None] = lambda build: None,
     ) -> None:
         self._max_s = max_s
-        self._on_abandoned = left
+        self._on_abandoned = on_abandoned
         self._builds: dict[K, Build] = {}
         self._lock = threading.Lock()  # guards _builds, and who waits for each
 

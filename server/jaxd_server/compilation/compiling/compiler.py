@@ -36,10 +36,9 @@ from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.memory import resident_bytes
 from jaxd_server.runtime.threads.fairness import FairSemaphore
-from jaxd_server.user_code.capture_output import capture_warnings
 from jaxd_server.user_code.interrupt import run_interruptibly
 from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard
-from jaxd_server.user_code.output import CallOutput, output_to
+from jaxd_server.user_code.output import CallOutput, capture_warnings, output_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class Compiler:
             options: how it is to be compiled.
             arguments: those of the call, static ones included.
             structure: jax's structure of the traced ones, as the program will be called.
-            emit: told of the stage.
+            emit: takes the event of the stage.
             captured: what the function reaches, and must not change.
 
         Raises:

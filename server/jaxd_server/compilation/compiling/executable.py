@@ -62,7 +62,7 @@ class Executable:
         last_use: `time.monotonic()` of the last call.
         principal: who has it made.
         kept_as: what it is kept by on disk; empty when it is not.
-        stays: what of its result stays on the server, by what its calls want and take.
+        retained: what of its result stays on the server, by what its calls want and take.
         calls_python: whether it calls Python while it runs, which is rare.
         device: the index of the one that it was made for; a program that is bound has its own.
     """
@@ -182,11 +182,11 @@ class Executable:
         return self.start_s is not None and self.start_s <= QUICK_S and not self.calls_python
 
     def record_start_time(self, seconds: float) -> None:
-        """Notes how long a warm call took until it was dispatched."""
+        """Records how long a warm call took until it was dispatched."""
         self.start_s = seconds if self.start_s is None else 0.75 * self.start_s + 0.25 * seconds
 
     def record_run_time(self, seconds: float) -> None:
-        """Notes how long a call took, its result's way home included."""
+        """Records how long a call took, the delivery of its result included."""
         self.last_use = time.monotonic()
         self.calls += 1
         if self.program.calls_back:

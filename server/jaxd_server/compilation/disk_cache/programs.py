@@ -6,9 +6,10 @@ answer it: neither the function nor a class of its arguments or results is neede
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,12 +18,13 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionManifest
+from jaxd_protocol.packages.distributions import Package, package_of
+from jaxd_protocol.pytree import dump_literal
 from jaxd_server.cache import Store
 from jaxd_server.cache.writer import Troubles
 from jaxd_server.codec.arguments import Arguments, dynamic, leaves_of
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.compilation.disk_cache.environments import Environments
 from jaxd_server.compilation.disk_cache.records import CallRecord, call_name
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.jax_compat import programs
@@ -32,6 +34,48 @@ from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import resident_bytes
 from jaxd_server.runtime.threads.executors import SerialExecutor
+
+
+class Environments:
+    """What was imported when something was made: a record on disk, by its digest. Thread-safe.
+
+    Args:
+        store: the files.
+        packages: what this process has imported.
+        spoilt: called with a record that is not what it should be.
+    """
+
+    def __init__(
+        self, store: Store, packages: ImportedPackages, spoilt: Callable[[str, bytes], None]
+    ) -> None:
+        self._store = store
+        self._packages = packages
+        self._spoilt = spoilt
+        self._known: dict[bytes, tuple[tuple[str, Package], ...]] = {}
+
+    def is_current(self, name: bytes) -> bool:
+        """Whether the packages that were loaded then are the same now."""
+        rows = self._known.get(name)
+        if rows is None:
+            record = self._store.read("environments", name)
+            if record is None:
+                return False
+            try:
+                rows = tuple((root, Package(*package)) for root, *package in record.content)
+            except (TypeError, ValueError):
+                self._spoilt("environments", name)
+                return False
+            self._known[name] = rows
+        return all(package_of(root) == package for root, package in rows)
+
+    def keep(self) -> bytes:
+        """The name of the present one, which is written if it was not."""
+        self._packages.record()
+        rows = tuple((root, *package) for root, package in self._packages.imported())
+        name = hashlib.blake2b(dump_literal(rows), digest_size=16).digest()
+        if not self._store.has("environments", name):
+            self._store.write("environments", name, rows)
+        return name
 
 
 class ProgramCache:

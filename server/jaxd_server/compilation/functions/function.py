@@ -19,13 +19,13 @@ from jaxd_server.user_code.mutation_guard import MutationGuard
 
 
 class Described(NamedTuple):
-    """What a client says of a key.
+    """A client's description of a key.
 
     Attributes:
         fingerprint: what stands for the code.
         name: what people call the function.
         options: how it is to be compiled.
-        meaning: what the fingerprint was made of; None from a client that names functions by
+        manifest: what the fingerprint was made of; None from a client that names functions by
             their bytes.
     """
 
@@ -41,11 +41,11 @@ class Function:
 
     Attributes:
         key: the name on the wire; one of its own for a function whose fingerprint is in doubt.
-        described: what its client says of it.
+        described: its client's description of it.
         statics: which of its arguments are static.
         parameters: names of its parameters, see `parameter_names`.
         differences: packages of its client that are others here.
-        arrival: the unpacked callable; None as long as nobody needed it.
+        unpacked: the unpacked callable; None as long as nobody needed it.
     """
 
     key: bytes

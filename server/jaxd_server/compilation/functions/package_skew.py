@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jaxd_protocol.errors import MissingPackage, PackageMismatch
-from jaxd_protocol.packages.packages import Package, package_of
+from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_server.runtime.events import Emit
 
 Kind = Literal["missing", "version", "files"]

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError, ProtocolError
 from jaxd_protocol.fingerprint import ListedCallback, Part, WalkResult, walk
-from jaxd_protocol.fingerprint.client_view import ClientProcess
 from jaxd_protocol.fingerprint.model import CallbackCandidates
+from jaxd_protocol.fingerprint.process_view import ClientProcess
 from jaxd_protocol.jit.options import fingerprint_of
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table

@@ -18,9 +18,13 @@ from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.history.advice import Advice, AdviceHistory, advice_for
-from jaxd_server.compilation.history.build_history import BuildEntry, BuildHistory, Verdict
+from jaxd_server.compilation.history.build_history import (
+    BuildEntry,
+    BuildHistory,
+    KnownFunctions,
+    Verdict,
+)
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
-from jaxd_server.compilation.history.visibility import KnownFunctions
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.logs import log_event
 

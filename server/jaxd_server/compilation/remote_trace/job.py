@@ -7,8 +7,7 @@ from typing import Final, NamedTuple
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.messages.failures import ForwardedFailure
 from jaxd_server.codec.arguments import structure_of
-from jaxd_server.codec.rebind_results import rebind_form
-from jaxd_server.codec.results import ResultLayout
+from jaxd_server.codec.results import ResultLayout, rebind_form
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.builds import current_build
 from jaxd_server.compilation.compiling.compiler import LoweredFunction
@@ -24,8 +23,7 @@ from jaxd_server.compilation.remote_trace.messages import (
     TraceRequest,
     sent_data,
 )
-from jaxd_server.compilation.remote_trace.pool import TracerPool, trace_with
-from jaxd_server.compilation.remote_trace.process import TracerProcess
+from jaxd_server.compilation.remote_trace.process import TracerPool, TracerProcess, trace_with
 from jaxd_server.runtime.events import OutputOnce
 from jaxd_server.runtime.logs import log_event
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.failures import Failure
 from jaxd_protocol.messages.function_manifest import FunctionManifest
-from jaxd_protocol.packages.packages import Package
+from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pytree import BlobLayout, Layout, read_scalar
 from jaxd_server.codec.arguments import empty_leaves
 from jaxd_server.compilation.functions.function import Described
@@ -20,7 +20,7 @@ class TraceRequest(NamedTuple):
     Attributes:
         number: the worker's own for it, which replies carry.
         key: names function, options and configuration.
-        fingerprint, name, options, meaning: what the client said of it, as on the wire.
+        fingerprint, name, options, manifest: the client's description of it, as on the wire.
         code: the packed function; None when the tracer has it.
         skeleton: the structure of the arguments.
         scalars: the plain numbers in them, in order.

@@ -13,8 +13,7 @@ from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.remote_trace.job import RemoteTrace, trace_request_of
-from jaxd_server.compilation.remote_trace.pool import TracerPool
-from jaxd_server.compilation.remote_trace.process import TracerProcess
+from jaxd_server.compilation.remote_trace.process import TracerPool, TracerProcess
 from jaxd_server.jax_compat.lowered_transfer import can_unpack
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.imported_packages import ImportedPackages

@@ -12,12 +12,9 @@ from typing import Any
 from jaxd_protocol.errors import ServerStartFailed
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.draining import DrainingWorkers, log_exit, wait_first
 from jaxd_server.processes.supervision.quarantine import Quarantine
-from jaxd_server.processes.supervision.restart_policy import MAX_FAILED_STARTS, RestartPolicy
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.worker_channel import ANSWER_TIMEOUT_S
-from jaxd_server.processes.supervision.worker_process import WorkerProcess
+from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
 from jaxd_server.runtime.logs import log_event
 
 _POLL_S = 0.1
@@ -271,3 +268,116 @@ def _or_give_up(delay_s: float | None, last_lines: list[str]) -> float:
         f"the worker ended {MAX_FAILED_STARTS} times before it was ready; the last one wrote:\n"
         f"{said}\nCorrect that and start the server again; `jaxd doctor` looks for usual causes."
     )
+
+
+async def wait_first(*events: asyncio.Event, timeout_s: float | None = None) -> None:
+    """Returns when one of `events` is set, or after `timeout_s`."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+class DrainingWorkers:
+    """Workers that accept no more clients. Belongs to the thread of the event loop.
+
+    Args:
+        drain_timeout_s: how long one may still be there that runs no call.
+        is_forced: whether all are to be killed anyway.
+    """
+
+    def __init__(self, drain_timeout_s: float, is_forced: Callable[[], bool]) -> None:
+        self._drain_timeout_s = drain_timeout_s
+        self._is_forced = is_forced
+        self._tasks: dict[WorkerProcess, asyncio.Task[None]] = {}
+
+    def workers(self) -> list[WorkerProcess]:
+        """Those that are still there."""
+        return list(self._tasks)
+
+    def retire(self, worker: WorkerProcess) -> None:
+        """Lets one that another one has followed finish its calls."""
+        self._tasks[worker] = asyncio.create_task(self._retire(worker))
+
+    def dismiss(self, worker: WorkerProcess) -> None:
+        """Ends one that never let anybody in."""
+        worker.kill()
+        self._tasks[worker] = asyncio.create_task(self._collect(worker))
+
+    async def are_gone(self) -> None:
+        """Returns when none of those is left that there are now."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def until_drained(self, worker: WorkerProcess, give_up: Callable[[], None]) -> None:
+        """Running calls may take as long as they like; a worker that reports none may not.
+
+        Args:
+            worker: has been told to end.
+            give_up: kills it.
+        """
+        quiet_since = time.monotonic()
+        while not worker.exited.is_set():
+            if await worker.refresh(ANSWER_TIMEOUT_S) and worker.snapshot.get("running_calls"):
+                quiet_since = time.monotonic()
+            elif time.monotonic() - quiet_since >= self._drain_timeout_s and not self._is_forced():
+                log_event("drain_timed_out", pid=worker.pid)
+                give_up()
+            await wait_first(worker.exited, timeout_s=_POLL_S)
+
+    async def _retire(self, worker: WorkerProcess) -> None:
+        await self.until_drained(worker, worker.kill)
+        await self._collect(worker)
+
+    async def _collect(self, worker: WorkerProcess) -> None:
+        await worker.exited.wait()
+        await worker.read_remaining()
+        worker.close()
+        log_exit(worker)
+        self._tasks.pop(worker, None)
+
+
+def log_exit(worker: WorkerProcess, restart_in_s: float | None = None) -> None:
+    """Says how a worker ended, and when the next one begins if that is because of it."""
+    log_event(
+        f"{worker.what}_exited",
+        pid=worker.pid,
+        epoch=worker.epoch,
+        principal=worker.principal,
+        **worker.ending,
+        lived_s=round(worker.lived_s, 3),
+        restart_in_s=restart_in_s,
+    )
+
+
+MAX_FAILED_STARTS = 5
+"""A worker that was never ready this often in a row will not be the next time either."""
+
+_EARLY_DEATH_S = 10.0
+_FIRST_DELAY_S = 0.2
+_LONGEST_DELAY_S = 10.0
+
+
+class RestartPolicy:
+    """Counts the deaths of workers; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._early_deaths = 0
+        self._failed_starts = 0
+
+    def delay_s(self, lived_s: float, *, was_ready: bool) -> float | None:
+        """Seconds to wait before the next worker is started; None: give up.
+
+        The first early death costs no time, so that callers notice it least; the next ones in a
+        row wait ever longer, so that a broken machine is not kept busy with starts.
+        """
+        self._failed_starts = 0 if was_ready else self._failed_starts + 1
+        self._early_deaths = 0 if lived_s >= _EARLY_DEATH_S else self._early_deaths + 1
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            return None
+        if self._early_deaths <= 1:
+            return 0.0
+        exponent = min(self._early_deaths - 2, 16)  # 2 ** 1000 is no float
+        return float(min(_FIRST_DELAY_S * 2**exponent, _LONGEST_DELAY_S))

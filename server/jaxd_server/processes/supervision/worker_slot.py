@@ -13,8 +13,7 @@ from jaxd_server.processes.supervision.quarantine import Quarantine
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.processes.supervision.untrusted_report import is_number
-from jaxd_server.processes.supervision.worker_channel import ANSWER_TIMEOUT_S
-from jaxd_server.processes.supervision.worker_process import WorkerProcess
+from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
 
 
 class WorkerSlot:

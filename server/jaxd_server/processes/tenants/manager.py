@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_server.auth.listeners import Listener, check_length
@@ -29,9 +29,7 @@ from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.processes.supervision.untrusted_report import LISTS, printable, sanitize_report
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from jaxd_server.processes.supervision.worker_slot import WorkerSlot
-from jaxd_server.processes.tenants.cleanup import TenantCleanup
-from jaxd_server.processes.tenants.directory import TenantDirectory
-from jaxd_server.processes.tenants.rolling_restart import RollingRestart
+from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import allow_files
@@ -76,7 +74,7 @@ def _worker_row(said: Report, principal: str) -> dict[str, Any]:
     }
 
 
-GATEWAY_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.gateway.gateway")
+GATEWAY_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.gateway")
 
 _RETRY_AFTER_S: Final = 5.0
 _FAILURE_BACKOFF_S: Final = 10.0
@@ -227,7 +225,7 @@ class TenantManager:
         workers = (place.idle_s() for place in self._workers.values())
         return min(await asyncio.gather(self._gateway.idle_s(), *workers))
 
-    # what the gateway asks ---------------------------------------------------------------------------
+    # requests of the gateway ----------------------------------------------------------------------
 
     def _on_gateway_message(self, gateway: WorkerProcess, message: Mapping[str, Any]) -> None:
         match message:
@@ -355,3 +353,71 @@ def _rows(found: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, A
         for principal, rows in found
         for row in rows
     ]
+
+
+_MAX_CONCURRENT: Final = 4
+"""Each new worker imports jax, and is a second process of its principal for a while."""
+
+_MAX_WAIT_S: Final = 60.0
+"""So long one is waited for. It goes on: a worker may finish what it does, however long."""
+
+Outcome = dict[str, Any]
+
+
+class Restartable(Protocol):
+    """What keeps a worker; see `Post`."""
+
+    async def restart(self, *, force: bool = False) -> Outcome:
+        """Replaces it: `epoch` and `seconds`, or why not, under `refused`."""
+
+
+class RollingRestart:
+    """Replaces workers, a few at a time. Belongs to the thread of the event loop."""
+
+    def __init__(self) -> None:
+        self._unfinished: set[asyncio.Task[Outcome]] = set()
+
+    async def restart(self, posts: Mapping[str, Restartable], *, force: bool) -> Outcome:
+        """Replaces all workers, some at the same time; see `Supervisor.restart`.
+
+        Args:
+            posts: what keeps them, by principal.
+            force: also when arrays of clients are lost.
+
+        Returns:
+            `workers`: for each principal the `epoch` of the new one and `seconds`, or why not,
+            under `refused`, which is also said of all.
+        """
+        turns = asyncio.Semaphore(_MAX_CONCURRENT)
+        outcomes = await asyncio.gather(
+            *(self._restart(who, post, turns, force=force) for who, post in posts.items())
+        )
+        if not outcomes:
+            return {"refused": "there is no worker at work now. See jaxd status."}
+        refused = [f"{row['principal']}: {row['refused']}" for row in outcomes if "refused" in row]
+        return {"workers": outcomes, **({"refused": "; ".join(refused)} if refused else {})}
+
+    async def _restart(
+        self, principal: str, post: Restartable, turns: asyncio.Semaphore, *, force: bool
+    ) -> Outcome:
+        async with turns:
+            task = asyncio.create_task(post.restart(force=force))
+            self._unfinished.add(task)
+            task.add_done_callback(self._unfinished.discard)
+            await asyncio.wait([task], timeout=_MAX_WAIT_S)
+        return {"principal": principal, **_outcome(task, principal)}
+
+
+def _outcome(task: asyncio.Task[Outcome], principal: str) -> Outcome:
+    """As it can be shown: a worker says itself why it is needed, and may say anything."""
+    if not task.done():
+        return {
+            "refused": f"it has not made way after {_MAX_WAIT_S:.0f} s, and is replaced when it "
+            "has finished its calls. See jaxd status"
+        }
+    try:
+        outcome = task.result()
+    except Exception:  # noqa: BLE001  what went wrong for one is not for all
+        log_event("restart_failed", level=logging.ERROR, principal=principal)
+        return {"refused": "it failed; see the server's log"}
+    return {name: printable(value) for name, value in outcome.items()}

@@ -1,6 +1,6 @@
-"""Reports of a worker: to its host, to new connections, and to clients who ask.
+"""Reports of a worker: to its host, to new connections, and to clients that ask.
 
-Imports no jax: the host asks before there is any.
+Imports no jax: the host asks while the worker still starts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from jaxd_protocol.base.machine import machine_id
 
 if TYPE_CHECKING:
     from jaxd_server.config.options import ServerOptions
+    from jaxd_server.processes.worker.wiring import WorkerComponents
     from jaxd_server.runtime.counters import Counters
 
 
@@ -33,47 +34,49 @@ _NOTHING: Final = {
     "disk_bytes": 0,
     "disk_files": 0,
 }
-"""What a worker does before it has any part."""
+"""The state of a worker before it has any component."""
 
 
 class WorkerReport:
     """Answers for one worker. Safe from any thread.
 
     Args:
-        options: what the server was told at its start.
+        options: those of the server.
         counters: where everything is counted.
 
     Attributes:
         epoch: which worker of its host it is; 0 as long as that is not known.
-        parts: what it is made of, its `Parts`; None as long as they are not there.
+        components: None until they are built; clients connect later.
         listening: where it accepts clients.
     """
 
     def __init__(self, options: ServerOptions, counters: Counters) -> None:
         self.epoch = 0
-        self.parts: Any = None
+        self.components: WorkerComponents | None = None
         self.listening: list[str] = []
         self._options = options
         self._counters = counters
 
     def to_host(self) -> dict[str, Any]:
-        """The status, and what is nobody's business but the host's."""
-        if self.parts is None:
-            return self.status()
-        owners, on = self.parts.values.owners(), self.parts.devices.platform
-        return {**self.status(), "owners": owners, "platform": on}
+        """The status, and what only the host may know."""
+        status, components = self.status(), self.components
+        if components is None:
+            return status
+        owners, platform = components.values.owners(), components.devices.platform
+        return {**status, "owners": owners, "platform": platform}
 
     def welcome(self) -> dict[str, Any]:
-        """What a client is told of this worker when it connects."""
+        """The description of this worker that a client receives when it connects."""
+        components = self._built()
         return {
-            "versions": self.parts.versions,
+            "versions": components.versions,
             "epoch": self.epoch,
             "pid": os.getpid(),
             "slots": self._options.slots,
             "max_frame_bytes": self._options.max_frame_bytes,
             "accept": self._options.accept,
             "machine": machine_id(),
-            "platform": self.parts.devices.platform,
+            "platform": components.devices.platform,
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
 
@@ -81,23 +84,24 @@ class WorkerReport:
         """The answer to a client's `statistics` or `info`."""
         if what != "statistics":
             return self.info()
-        return self.parts.status.shown(self.status(), principal)  # type: ignore[no-any-return]
+        return self._built().status.shown(self.status(), principal)
 
     def status(self) -> dict[str, Any]:
         """Counters and the present state, as the host and `statistics` show them."""
         status = {**self._counters.snapshot(), "epoch": self.epoch, "values": 0}
-        if self.parts is None:
+        if self.components is None:
             return {**status, "phase": "starting", "connections": 0, "idle_s": 0.0, **_NOTHING}
-        return {**status, "phase": "ready", **self.parts.status.now()}
+        return {**status, "phase": "ready", **self.components.status.now()}
 
     def info(self) -> dict[str, Any]:
-        """What this worker is."""
+        """The description of this worker that `info` shows."""
+        components = self._built()
         return {
             "epoch": self.epoch,
             "pid": os.getpid(),
             "python": platform.python_version(),
-            "versions": self.parts.versions,
-            "devices": self.parts.devices.names(),
+            "versions": components.versions,
+            "devices": components.devices.names(),
             "listen": list(self.listening),
             "limits": {
                 "slots": self._options.slots,
@@ -106,3 +110,7 @@ class WorkerReport:
                 "max_result_bytes": self._options.max_result_bytes,
             },
         }
+
+    def _built(self) -> WorkerComponents:
+        assert self.components is not None  # no client can connect before
+        return self.components

@@ -8,7 +8,7 @@ from functools import partial
 
 import jax
 
-from jaxd_protocol.pickling.unpack.permission import unpickling_gate
+from jaxd_protocol.pickling.unpack.unpickler import unpickling_gate
 from jaxd_server.cache import open_store
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.target import target
@@ -18,7 +18,7 @@ from jaxd_server.compilation.functions.table import PermissionCheck, Receive, pe
 from jaxd_server.compilation.remote_trace.policy import TraceIn
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.jax_compat import compilation_cache
-from jaxd_server.jax_compat.device_memory import all_devices_bytes, device_bytes_limit
+from jaxd_server.jax_compat.devices import all_devices_bytes, device_bytes_limit
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
 

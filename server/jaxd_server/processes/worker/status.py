@@ -10,12 +10,11 @@ from jaxd_server.cache.usage import DiskUsage
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.compilation.executables import Executables
-from jaxd_server.jax_compat.device_memory import arrays_in_use, in_words, whole_device
-from jaxd_server.processes.worker.abandoned_work import AbandonedWork
+from jaxd_server.jax_compat.devices import arrays_in_use, in_words, whole_device
+from jaxd_server.processes.worker.retirement import AbandonedWork
 from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.sessions import Sessions
-from jaxd_server.runtime.counters import Counters, Counts
+from jaxd_server.runtime.counters import Counts
 from jaxd_server.values.store import ValueStore
 
 _OF_THE_SERVER: Final = ("epoch", "phase", "idle_s", "disk_bytes", "disk_files")
@@ -30,21 +29,17 @@ class WorkerStatus:
 
     Args:
         worker_context: what its connections share.
-        executables: what is ready to run.
-        sessions: who is here.
-        counters: where everything is counted.
+        sessions: those that are open.
         compiler: knows what waits to be built.
         abandoned_work: what runs on although nobody waits for it.
         disk: how much is kept there.
-        counts_of: where is counted what is shown to a principal; None: it is shown what all did.
+        counts_of: the counts that a principal is shown; None: those of everybody.
     """
 
     def __init__(
         self,
         worker_context: WorkerContext,
-        executables: Executables,
         sessions: Sessions,
-        counters: Counters,
         compiler: Compiler,
         abandoned_work: AbandonedWork,
         disk: DiskUsage,
@@ -52,9 +47,9 @@ class WorkerStatus:
     ) -> None:
         self._worker_context = worker_context
         self._pipeline = worker_context.pipeline
-        self._executables = executables
+        self._executables = worker_context.pipeline.executables
         self._sessions = sessions
-        self._counters = counters
+        self._counters = worker_context.pipeline.counters
         self._compiler = compiler
         self._abandoned_work = abandoned_work
         self._disk = disk

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.config.options import ServerOptions
@@ -28,9 +28,13 @@ from jaxd_server.runtime.flight_recorder import FlightRecorder
 from jaxd_server.runtime.json_lines import HostChannel
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import allow_files
-from jaxd_server.runtime.timers import process_timers
-from jaxd_server.user_code.capture_output import capture_user_output
+from jaxd_server.runtime.threads.executors import process_timers
+from jaxd_server.user_code.output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code
+
+if TYPE_CHECKING:
+    from jaxd_server.processes.worker.wiring import WorkerComponents
+    from jaxd_server.rpc.endpoint import Endpoint
 
 
 def main() -> None:
@@ -121,12 +125,12 @@ class Worker:
         self._options = options
         self._principal = principal
         self._suspects = CrashSuspects()
-        self._box = None if box is None else FlightRecorder(box)
+        self._recorder = None if box is None else FlightRecorder(box)
         self._counters = Counters()
         self.report = WorkerReport(options, self._counters)
-        self._components: Any = None
+        self._components: WorkerComponents  # set by `prepare`
         self._listeners: list[tuple[socket.socket, Address]] = []
-        self._endpoints: list[Any] = []
+        self._endpoints: list[Endpoint] = []
 
     def begin(self, order: Mapping[str, Any]) -> None:
         """Becomes the worker of an epoch, as the host says."""
@@ -137,19 +141,18 @@ class Worker:
 
     def prepare(self, listeners: list[dict[str, Any]]) -> None:
         """Imports jax and builds the parts: all but letting clients in."""
-        from jaxd_server.processes.worker.wiring import (
-            WorkerComponents,  # imports jax; the host must see our host channel before
-        )
+        # imports jax; the host has to see the host channel before
+        from jaxd_server.processes.worker.wiring import WorkerComponents
         from jaxd_server.user_code.jax_callbacks import install_callback_redirection
 
-        self._components = self.report.parts = WorkerComponents(
+        self._components = self.report.components = WorkerComponents(
             self._options,
             self._counters,
             self.report.answer,
             self.renew,
             self.end_idle,
             self._suspects,
-            self._box,
+            self._recorder,
             self.replace,
         )
         if self._principal is not None:
@@ -175,22 +178,22 @@ class Worker:
 
     def drain(self) -> None:
         """Finishes running calls and refuses new ones."""
-        if (
-            self._must_be_replaced
-        ):  # others may wait behind what does not end; their clients come again
+        if self._must_be_replaced:  # other calls may wait for what does not end; they are repeated
             process_timers.after(self._options.drain_timeout_s, self._end_at_once)
-        for endpoint in self._endpoints:
-            endpoint.close()
+        self._close_endpoints()
         self._components.drain()
         log_event("drained", calls=self._counters.snapshot()["calls"])
+
+    def _close_endpoints(self) -> None:
+        for endpoint in self._endpoints:
+            endpoint.close()
 
     def renew(self, changes: list[str]) -> None:
         """Ends this worker, so that the next one imports what has changed on disk.
 
         Whoever is told to come again, once this returns, comes to the next one.
         """
-        for endpoint in self._endpoints:
-            endpoint.close()
+        self._close_endpoints()
         self.outdated = changes
         self.stop.set()
 
@@ -206,8 +209,7 @@ class Worker:
 
     def end_idle(self) -> None:
         """Ends this worker until somebody needs one."""
-        for endpoint in self._endpoints:
-            endpoint.close()
+        self._close_endpoints()
         self.is_resting = True
         self.stop.set()
 
@@ -235,14 +237,13 @@ class Worker:
             is_followed: whether the next one is there already.
         """
         assert self.host_channel is not None
-        parts = self._components
-        obstacle = "" if force else still_needed(parts.pipeline.admission, parts.values)
+        admission = self._components.pipeline.admission
+        obstacle = "" if force else still_needed(admission, self._components.values)
         if obstacle:
             self.host_channel.notify({"event": "needed", "why": obstacle})
             return
-        for endpoint in self._endpoints:
-            endpoint.close()
-        parts.pipeline.admission.replace(is_followed=is_followed)
+        self._close_endpoints()
+        admission.replace(is_followed=is_followed)
         self.host_channel.notify({"event": "gave_way"})
         self.stop.set()
 

@@ -12,8 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
+from jaxd_protocol.base.timers import TimerThread
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.fairness import FairQueue
 
@@ -160,13 +161,16 @@ class SerialExecutor:
     Args:
         name: what its thread is called.
         linger_s: how long the thread waits for another job before it ends.
+
+    Attributes:
+        is_working: whether some thread is in charge of what waits.
     """
 
     def __init__(self, name: str, linger_s: float = 0.0) -> None:
         self._name = name
         self._linger_s = linger_s
         self._waiting: deque[Job] = deque()
-        self._works = False  # whether some thread is in charge of what waits
+        self.is_working = False
         self._lingers = False  # whether a thread that has nothing to do is still there
         self._handed = False  # whether that one is in charge again
         self._changed = threading.Condition()  # guards all of the above
@@ -175,16 +179,11 @@ class SerialExecutor:
         """How many wait behind the one that is being done."""
         return len(self._waiting)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is being done."""
-        return not self._works
-
     def put(self, job: Job) -> None:
         """Has `job` called when its turn comes; does not wait for that."""
         with self._changed:
             self._waiting.append(job)
-            if self._works:
+            if self.is_working:
                 return
             needs_thread = self._hand_on()
         if needs_thread:
@@ -192,7 +191,7 @@ class SerialExecutor:
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Returns when all that was put before is done; False: not in that time."""
-        if self.is_idle:
+        if not self.is_working:
             return True
         done = threading.Event()
         self.put(done.set)
@@ -200,7 +199,7 @@ class SerialExecutor:
 
     def _hand_on(self) -> bool:
         """Puts a thread in charge of what waits; whether that has to be a new one."""
-        self._works = True
+        self.is_working = True
         if self._lingers and not self._handed:
             self._handed = True
             self._changed.notify()
@@ -227,7 +226,7 @@ class SerialExecutor:
 
     def _linger(self) -> bool:
         """Waits for another job; whether there is one for this thread. The lock is held."""
-        self._works = False
+        self.is_working = False
         if not self._linger_s:
             return False
         self._lingers = True
@@ -235,3 +234,8 @@ class SerialExecutor:
         self._lingers = False
         was_handed, self._handed = self._handed, False
         return was_handed
+
+
+process_timers: Final = TimerThread(
+    "jaxd-clock", lambda: log_event("alarm_failed", level=logging.ERROR)
+)

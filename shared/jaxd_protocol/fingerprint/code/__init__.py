@@ -1,4 +1,4 @@
-"""What a code object says of itself.
+"""What can be read from a code object.
 
-Instructions, the names it reads, the callbacks it passes on.
+The names that it reads and how, the callbacks that it passes on.
 """

@@ -2,14 +2,14 @@
 
 What `jax.debug.callback` or `io_callback` is given runs in the client's process, on the objects
 that are there then: a list that fills, a progress bar. Two questions are answered here. *May it be
-called?* All that can stand as the first argument of such a call, as far as the code says it: a
+called?* All that can stand as the first argument of such a call, as far as the code shows it: a
 name with its attributes, a function made in place, either of them in `functools.partial` or in a
 branch of a conditional. A client lets a server call this and nothing else. *Does it count?* What
 stands there itself, and nothing else is done with it, is not in the key: it decides nothing about
 the program. Where that is not certain, it counts like everything else.
 
-Code of CPython 3.11 to 3.13 is read. An instruction that is not known makes a value that nobody
-knows, so that less may be called, and more counts.
+Code of CPython 3.11 to 3.13 is read. An instruction that is not known makes an unknown
+value, so that less may be called, and more counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AS_CALLBACK: Final = (("!", None),)
 
 
 class CellOrigin(NamedTuple):
-    """What a free variable of nested code holds, as far as the code around it says.
+    """What a free variable of nested code holds, as far as the code around it shows.
 
     Attributes:
         kind: `own`: a cell of the outermost function's closure. `static`: always the same, see

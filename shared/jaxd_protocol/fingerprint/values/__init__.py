@@ -1,4 +1,4 @@
 """How each kind of value is counted.
 
-Classes, modules, containers, instances, arrays, environment, flags.
+Classes, modules, instances, arrays, settings of the process.
 """

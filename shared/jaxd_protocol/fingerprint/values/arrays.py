@@ -78,7 +78,7 @@ def _masked(walk: Walk, numpy: Any, array: Any) -> None:
 
 
 def _universal_function(walk: Walk, numpy: Any, value: Any) -> bool:
-    """Appends a ufunc of a library; it does not say which library it is from."""
+    """Appends a ufunc of a library; which does not name its library."""
     own = getattr(numpy, value.__name__, None) is value
     name = ("numpy", value.__name__) if own else name_within("scipy", value)
     if name is not None:

@@ -69,7 +69,7 @@ def emit_class(walk: Walk, cls: type) -> None:
     name = None if walk.is_local(cls.__module__) else importable_name(cls)
     if name is None and not _is_made_in_python(cls):
         name = str(type.__getattribute__(cls, "__module__")), cls.__qualname__
-    if name is None:  # also one that a library has made, which only says that it is the library's
+    if name is None:  # also one that a library has made, which only has the library's module name
         _by_content(walk, cls)
         return
     refuse_patched_class(cls, walk.is_local, walk.path)

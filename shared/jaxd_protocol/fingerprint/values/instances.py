@@ -1,4 +1,4 @@
-"""Objects that count whole, of any class: by what pickling gives for them."""
+"""Objects of any other class: those of jax by their parts, arrays, and all others by pickle's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from contextvars import ContextVar
 from dataclasses import Field
 from typing import Any, Final
 
+from jaxd_protocol.fingerprint.canonical import constant
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.fingerprint.values import environment, flags, modules
+from jaxd_protocol.fingerprint.values import modules, settings
+from jaxd_protocol.fingerprint.values.arrays import emit_array
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
+from jaxd_protocol.jax_objects import ObjectParts, decompose
+from jaxd_protocol.jax_objects.names import name_of_jax_object
 
 _WITHOUT_CONTENT: Final = frozenset(
     [
@@ -49,13 +53,19 @@ _FIELD_ATTRIBUTES: Final = [
 ]
 
 
+def emit_other(walk: Walk, value: Any) -> None:
+    """Appends an object by what it is made of."""
+    if not (emit_jax(walk, value) or emit_array(walk, value)):
+        emit_instance(walk, value)
+
+
 def emit_instance(walk: Walk, value: Any) -> None:
     """Appends an object that counts whole."""
     kind = type(value)
-    if environment.is_environment(value):
-        environment.refuse_whole(walk)
-    if flags.is_flags(value):
-        flags.refuse_whole(walk)
+    if settings.is_environment(value):
+        settings.refuse_whole_environment(walk)
+    if settings.is_flags(value):
+        settings.refuse_all_flags(walk)
     walk.reach.whole.add(id(value))
     name = f"{kind.__module__}.{kind.__qualname__}"
     if type(value) is Field:
@@ -206,3 +216,35 @@ def _guard_content(walk: Walk, value: Any) -> None:
         guards.attribute(value, "__dict__", attributes)
     for name in slot_names(type(value)):
         guards.attribute(value, name, getattr(value, name, MISSING))
+
+
+def emit_jax(walk: Walk, value: Any) -> bool:
+    """Appends an object of jax; False when it is none that is known."""
+    object_parts = decompose(value)
+    if object_parts is None:
+        return False
+    name = name_of_jax_object(value)
+    if name is not None and not walk.is_local(name[0]):
+        walk.reach.installed.append(value)
+        modules.emit_reference(walk, *name)
+    elif object_parts.is_value:  # jax makes equal ones the same object whenever it likes
+        walk.nested(value, _emit_parts)
+    else:
+        walk.numbered(value, _emit_parts)
+    return True
+
+
+def _emit_parts(walk: Walk, value: Any) -> None:
+    object_parts = decompose(value)
+    assert isinstance(object_parts, ObjectParts)
+    walk.tag(object_parts.kind)
+    walk.guards.instance(value)
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict:
+        walk.guards.mapping(attributes)
+    settings = constant(object_parts.settings, None)
+    walk.write(settings)
+    walk.part("value", walk.label, settings, object_parts.kind)
+    for label, child in object_parts.children:
+        walk.text(label)
+        walk.emit_child(f".{label}", child)

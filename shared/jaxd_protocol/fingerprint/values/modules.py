@@ -1,4 +1,4 @@
-"""Modules, and references to what is installed."""
+"""Modules, and references to what is installed: by name, and with what it reads by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from types import ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical import DIGEST_SIZE
-from jaxd_protocol.fingerprint.impure import impurity
 from jaxd_protocol.fingerprint.process_view import is_extension
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -28,7 +27,7 @@ IGNORED_ATTRIBUTES: Final = frozenset(
         "__conditional_annotations__",
     ]
 )
-"""Names in a module that say where it is and not what it does."""
+"""Names in a module that describe its place and not what it does."""
 
 
 def emit_reference(walk: Walk, module: str, name: str) -> None:
@@ -80,3 +79,86 @@ def emit_extension(walk: Walk, module: Any, file: str) -> None:
     with open(file, "rb") as source:
         walk.write(blake2b(source.read(), digest_size=DIGEST_SIZE).digest())
     walk.unpicklable(module, "it is a compiled extension module")
+
+
+_CLOCKS: Final = frozenset(
+    [
+        "time",
+        "time_ns",
+        "monotonic",
+        "monotonic_ns",
+        "perf_counter",
+        "perf_counter_ns",
+        "process_time",
+        "localtime",
+        "gmtime",
+        "ctime",
+        "strftime",
+    ]
+)
+_NUMPY_RANDOM_OBJECTS: Final = frozenset(
+    [
+        "Generator",
+        "RandomState",
+        "SeedSequence",
+        "default_rng",
+        "PCG64",
+        "PCG64DXSM",
+        "MT19937",
+        "Philox",
+        "SFC64",
+        "BitGenerator",
+    ]
+)
+_NUMPY_FILES: Final = frozenset(["load", "fromfile", "loadtxt", "genfromtxt", "memmap"])
+_RANDOM_OBJECTS: Final = frozenset({"Random", "SystemRandom", "seed"})
+_OS_FILES: Final = frozenset(
+    [
+        "listdir",
+        "scandir",
+        "stat",
+        "walk",
+        "open",
+        "read",
+        "getcwd",
+        "access",
+        "readlink",
+        "urandom",
+        "getpid",
+    ]
+)
+
+
+def impurity(module: str, name: str) -> str | None:
+    """What an installed function reads besides its arguments, None for most.
+
+    Args:
+        module: the function's own.
+        name: its name there; empty for the module as a whole.
+    """
+    if module == "time" and name in _CLOCKS:
+        return f"the clock (time.{name})"
+    if module == "datetime" and name.rpartition(".")[2] in ("now", "today", "utcnow"):
+        return f"the clock ({name})"
+    if _is_numpy_state(module, name):
+        return f"numpy's global random state (numpy.random.{name})"
+    if module == "random" and name and name not in _RANDOM_OBJECTS:
+        return f"Python's global random state (random.{name})"
+    return _files(module, name)
+
+
+def _is_numpy_state(module: str, name: str) -> bool:
+    is_function = name[:1].islower() and name not in _NUMPY_RANDOM_OBJECTS
+    return is_function and (module + ".").startswith("numpy.random.")
+
+
+def _files(module: str, name: str) -> str | None:
+    if (module in ("builtins", "io", "_io") and name == "open") or (
+        module in ("os", "posix", "nt") and name in _OS_FILES
+    ):
+        return f"the file system ({name})"
+    if module.startswith("numpy") and name in _NUMPY_FILES:
+        return f"the file system (numpy.{name})"
+    if module in ("posixpath", "genericpath", "glob") and name in ("exists", "isfile", "glob"):
+        return f"the file system ({name})"
+    return None

@@ -68,7 +68,7 @@ def display_name(function: str, transformations: Sequence[Transformation]) -> st
 def describe_transformations(transformations: Sequence[Transformation]) -> str:
     """A list of transformations for people: `grad(argnums=1), vmap`.
 
-    Of those that jax asks for, the names: their options say nothing to anybody.
+    Of those that jax asks for, the names: their options are not shown.
     """
     return (
         ", ".join(_describe_one(one) for one in _each(transformations) if one[0] != "flat")
@@ -88,8 +88,8 @@ def _describe_one(literal: Transformation) -> str:
     name, options = decode_transformation(literal)
     if name.startswith(_FLAT):
         return str(name.removeprefix(_FLAT))
-    told = [f"{option}={value!r}" for option, value in options.items() if value]
-    return f"{name}({', '.join(told)})" if told else str(name)
+    shown = [f"{option}={value!r}" for option, value in options.items() if value]
+    return f"{name}({', '.join(shown)})" if shown else str(name)
 
 
 def _to_literal(value: Any) -> Literal:

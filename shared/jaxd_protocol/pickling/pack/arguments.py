@@ -17,17 +17,16 @@ from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
-from jaxd_protocol.fingerprint import content_id, walk
-from jaxd_protocol.fingerprint.archives.current import current_archives
+from jaxd_protocol.fingerprint import content_id, current_archives, walk
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
 from jaxd_protocol.fingerprint.model import ReachedObjects
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
-from jaxd_protocol.pickling.pack.archives import reduce_archived
 from jaxd_protocol.pickling.pack.classes import class_name
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.functions import Packed, dump, pack_function
+from jaxd_protocol.pickling.pack.modules import reduce_archived
 from jaxd_protocol.pickling.pack.pickler import PROTOCOL, Pickler
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.unpickler import intern_callable, intern_class
@@ -36,7 +35,7 @@ _MAX_CACHED: Final = 1024
 _MAX_ATTEMPTS: Final = 3
 
 _PICKLED_BY_NAME: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-"""What pickle writes by its name, when nobody else knows how."""
+"""What pickle writes by its name, when no other rule applies."""
 
 _CODE_TYPES: Final = frozenset({types.FunctionType, types.MethodType, partial})
 _JITTED_KINDS: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
@@ -90,7 +89,7 @@ def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packe
 
 
 class _ContentChanged(JaxdError):
-    """A class or callable is no longer what its content id says.
+    """A class or callable no longer matches its content id.
 
     The server would have it under that id, for everybody who names it.
     """

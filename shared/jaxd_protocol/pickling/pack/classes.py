@@ -17,7 +17,7 @@ from typing import Any, Final
 from jaxd_protocol.packages.importable import importable_name, name_within
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.interface import Packer
-from jaxd_protocol.pickling.unpack import classes
+from jaxd_protocol.pickling.unpack import rebuild
 
 _CREATION_NAMES: Final = frozenset({"__module__", "__orig_bases__", "__qualname__", "__slots__"})
 _NOT_SENT: Final = _CREATION_NAMES | {
@@ -44,15 +44,15 @@ def reduce_class(packer: Packer, cls: type) -> Any:
         return _partial_class(packer, cls, names)
     name = tuple(packer.class_id(cls))
     if issubclass(cls, enum.Enum) and cls.__members__:
-        made: tuple[Any, ...] = classes.make_enum, (name, *enum_description(cls))
+        made: tuple[Any, ...] = rebuild.make_enum, (name, *enum_description(cls))
         return packer.nested(
-            cls, made, classes.fill_enum, lambda: enum_state(cls, _attributes(cls))
+            cls, made, rebuild.fill_enum, lambda: enum_state(cls, _attributes(cls))
         )
     made = (
-        classes.make_class,
+        rebuild.make_class,
         (name, type(cls), cls.__name__, cls.__bases__, _creation_attributes(cls)),
     )
-    return packer.nested(cls, made, classes.fill_class, lambda: _state(cls))
+    return packer.nested(cls, made, rebuild.fill_class, lambda: _state(cls))
 
 
 def _creation_attributes(cls: type) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def _partial_class(packer: Packer, cls: type, names: set[str]) -> Any:
         given["__slots__"] = tuple(slots)
     found = {name: value for name in sorted(names) for value in _first_definition(local, name)}
     found = {name: value for name, value in found.items() if name not in slots}
-    made = classes.make_partial_class, (type(cls), cls.__name__, tuple(bases), given)
-    return packer.nested(cls, made, classes.set_attributes, lambda: found)
+    made = rebuild.make_partial_class, (type(cls), cls.__name__, tuple(bases), given)
+    return packer.nested(cls, made, rebuild.set_attributes, lambda: found)
 
 
 def _first_definition(bases: list[type], name: str) -> list[Any]:
@@ -164,7 +164,7 @@ _PLAIN_CONVERSIONS: Final[Mapping[type, Callable[[Any], Any]]] = {
     str: lambda member: str.__getitem__(member, slice(None)),
     bytes: lambda member: bytes.__getitem__(member, slice(None)),
 }
-"""How to get at what a member is besides being a member, whatever its class says."""
+"""How to get at what a member is besides being a member, whatever its class overrides."""
 
 
 def enum_description(cls: type[enum.Enum]) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ _PYTEST_PREFIX: Final = "@pytest_ar"
 
 
 def is_local_function(function: FunctionType) -> bool:
-    """Whether a function reads globals of the user's own; its `__module__` may say otherwise."""
+    """Whether a function reads globals of the user's own; its `__module__` may differ."""
     return is_local_module(function.__globals__.get("__name__"))
 
 

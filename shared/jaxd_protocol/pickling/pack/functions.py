@@ -15,10 +15,9 @@ from typing import Any, Final
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.model import ReachedObjects
-from jaxd_protocol.pickling.pack.archives import archive_arguments
-from jaxd_protocol.pickling.pack.boxes import PickleBox
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
-from jaxd_protocol.pickling.pack.pickler import Pickler
+from jaxd_protocol.pickling.pack.modules import archive_arguments
+from jaxd_protocol.pickling.pack.pickler import PickleBox, Pickler
 from jaxd_protocol.pickling.unpack.archives import add_archive
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.private_modules import add_sources
@@ -124,7 +123,7 @@ def _carrying_modules(reach: ReachedObjects) -> list[types.ModuleType]:
 
 
 def dump(pickler: Pickler, value: Any, root: Any, what: str) -> None:
-    """Writes a value, and says what is wrong where that fails.
+    """Writes a value; an error names the object that cannot be written.
 
     Args:
         pickler: writes.

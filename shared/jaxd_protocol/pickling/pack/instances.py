@@ -41,7 +41,7 @@ def is_plain(cls: type) -> bool:
 
 
 def reduce_singleton(value: Any) -> Any:
-    """An object of the user's own that pickle would name, by its content: nobody has its module.
+    """An object of the user's own that pickle would name, by its content: others lack its module.
 
     `NotImplemented` for any other.
     """

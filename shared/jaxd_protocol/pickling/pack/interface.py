@@ -17,8 +17,8 @@ class Packer(Protocol):
     """Writes one function and all that it reaches.
 
     Attributes:
-        blob: stands for the `Blob`.
-        carried, archives: as in `Reach`.
+        blob: stands for the `PrivateModules`.
+        carried, archives: as in `ReachedObjects`.
     """
 
     blob: Any

@@ -1,4 +1,4 @@
-"""Modules, taken apart: the user's own in parts, installed ones by name."""
+"""Modules: the user's own in parts, installed and archived ones by name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from types import ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
+from jaxd_protocol.fingerprint.model import Archive
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.names import find, name_of
 from jaxd_protocol.pickling.pack.interface import Packer
-from jaxd_protocol.pickling.unpack import patched_modules, rebuild
+from jaxd_protocol.pickling.unpack import private_modules, rebuild
+from jaxd_protocol.pickling.unpack.archives import find_archived
 
 _MODULE_ATTRIBUTES: Final = frozenset(
     {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__path__"}
@@ -44,7 +47,7 @@ def reduce_module(packer: Packer, module: ModuleType) -> Any:
 
 
 def reduce_unnamed_namespace(packer: Packer, stray: UnnamedNamespace) -> Any:
-    """As an empty module that nobody can import."""
+    """As an empty module that cannot be imported."""
     name = str(stray.namespace.get("__name__"))
     return rebuild.make_module, (packer.blob, *_module_arguments(stray.namespace, name), False)
 
@@ -93,8 +96,8 @@ def _installed(packer: Packer, module: ModuleType) -> Any:
         stable = name_of(module.__name__, "")  # for the asserts that pytest rewrites
         if stable is not None:
             return find, (stable,)
-        return patched_modules.installed_module, (module.__name__,)
-    return patched_modules.patched_module, (packer.blob, module.__name__, attributes)
+        return private_modules.installed_module, (module.__name__,)
+    return private_modules.patched_module, (packer.blob, module.__name__, attributes)
 
 
 def refuse_compiled(module: object) -> None:
@@ -123,3 +126,22 @@ def refuse_compiled_object(value: Any) -> None:
     for home in (getattr(value, "__module__", None), cls.__module__):
         if isinstance(home, str):
             refuse_compiled(sys.modules.get(home))
+
+
+def reduce_archived(packer: Packer, value: Any) -> Any:
+    """A reduce tuple that names an object of an archive; `NotImplemented` for any other."""
+    archives = packer.archives
+    if archives is None:
+        return NotImplemented
+    if isinstance(value, FunctionWrapper):
+        value = value.__wrapped__
+    name = archives.name_of(value)
+    if name is None:
+        return NotImplemented
+    return find_archived, (archives.archive.content, *name)
+
+
+def archive_arguments(archive: Archive) -> tuple[Any, ...]:
+    """What `add_archive` is called with beside the blob."""
+    sources = dict(sorted(archive.sources.items()))
+    return archive.content, sources, tuple(map(tuple, archive.packages))

@@ -10,6 +10,7 @@ import types
 import weakref
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Final
 
 from jaxd_protocol.fingerprint import content_id
@@ -20,8 +21,6 @@ from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
 from jaxd_protocol.pickling import names
 from jaxd_protocol.pickling.arrays import reduce_array
 from jaxd_protocol.pickling.code_objects import code_arguments
-from jaxd_protocol.pickling.pack.archives import reduce_archived
-from jaxd_protocol.pickling.pack.boxes import PickleBox, boxed_cell, boxed_dict, boxed_set
 from jaxd_protocol.pickling.pack.classes import class_name, reduce_class
 from jaxd_protocol.pickling.pack.function_parts import reduce_function
 from jaxd_protocol.pickling.pack.instances import (
@@ -33,6 +32,7 @@ from jaxd_protocol.pickling.pack.instances import (
 from jaxd_protocol.pickling.pack.interface import Filler
 from jaxd_protocol.pickling.pack.modules import (
     UnnamedNamespace,
+    reduce_archived,
     reduce_module,
     reduce_unnamed_namespace,
     refuse_compiled_object,
@@ -40,8 +40,8 @@ from jaxd_protocol.pickling.pack.modules import (
 from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_stream
 from jaxd_protocol.pickling.unpack import rebuild
 from jaxd_protocol.pickling.unpack.content_table import ClassId
-from jaxd_protocol.pickling.unpack.placeholders import make_placeholder
 from jaxd_protocol.pickling.unpack.private_modules import make_private_modules
+from jaxd_protocol.pickling.unpack.rebuild import make_placeholder
 
 PROTOCOL: Final = 5
 
@@ -63,9 +63,9 @@ class Pickler(pickle.Pickler):
     """Writes one function and all that it reaches.
 
     Attributes:
-        blob: stands for the `Blob`.
+        blob: stands for the `PrivateModules`.
         carried, archives: as in `ReachedObjects`.
-        last: the object that was looked at last: when an error comes up, the culprit.
+        last: the object that was processed last: the cause of an error.
         classes: classes by value that were met, by id.
     """
 
@@ -324,3 +324,58 @@ _SPECIAL: Final[dict[type, Callable[[Pickler, Any], Any]]] = {
     _PrivateModulesMark: lambda _, mark: (make_private_modules, ()),
     UnnamedNamespace: reduce_unnamed_namespace,
 }
+
+
+class PickleBox:
+    """Is pickled by a reduce tuple of its own; unpacked, it is the value again.
+
+    Attributes:
+        value: kept alive, so that its id stays its own while it is packed.
+        reduce: gives the tuple.
+    """
+
+    __slots__ = ("reduce", "value")
+
+    def __init__(self, value: Any, reduce: Callable[[], Any]) -> None:
+        self.value = value
+        self.reduce = reduce
+
+
+def boxed_set(value: AbstractSet[Any]) -> PickleBox:
+    """A set in an order that does not depend on the process's hash seed."""
+    deep = len(value) <= _MAX_SORTED
+    items = tuple(sorted(value, key=lambda item: (type(item).__qualname__, _sort_text(item, deep))))
+    if type(value) is frozenset:
+        return PickleBox(value, lambda: (frozenset, (items,)))
+    return PickleBox(value, lambda: (set, (), items, None, None, rebuild.fill_set))
+
+
+_MAX_SORTED: Final = 1000
+"""In larger sets, objects that have no name are left in the order of their process."""
+
+_REPR_TYPES: Final = frozenset({bool, bytes, complex, float, int, str, type(None)})
+
+
+def _sort_text(item: Any, deep: bool) -> str:
+    """What distinguishes an element from others of its type in every process."""
+    if type(item) in _REPR_TYPES:
+        return repr(item)
+    if type(item) is tuple:
+        return str([_sort_text(each, deep) for each in item])
+    if type(item) is frozenset:
+        return str(sorted(_sort_text(each, deep) for each in item))
+    name = getattr(item, "__qualname__", getattr(item, "_name_", None))
+    if isinstance(name, str):
+        return name
+    return content_id(item).hex() if deep else ""
+
+
+def boxed_dict(value: dict[Any, Any], keys: AbstractSet[Any]) -> PickleBox:
+    """A dict of which only some keys are read."""
+    part = [(key, item) for key, item in value.items() if key in keys]
+    return PickleBox(value, lambda: (dict, (), None, None, iter(part)))
+
+
+def boxed_cell(cell: Any) -> PickleBox:
+    """A cell that the function which has it fills by itself."""
+    return PickleBox(cell, lambda: (rebuild.make_cell, ()))

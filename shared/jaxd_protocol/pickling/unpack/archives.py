@@ -16,12 +16,12 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.archives.local import IMPORTLIB, archive_of, archived_id, look_up
 from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.local_archives import IMPORTLIB, archive_of, archived_id, look_up
 from jaxd_protocol.fingerprint.model import Archive, Name, Source
-from jaxd_protocol.packages.packages import Package
-from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule
-from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules
+from jaxd_protocol.packages.distributions import Package
+from jaxd_protocol.pickling.unpack.content_table import content_table
+from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PatchedModule, PrivateModules
 
 
 class UnpackedArchive(PrivateModules):
@@ -179,3 +179,8 @@ def archived_content_id(value: Any) -> bytes | None:
         if module is not None and look_up(module, inner) is value:
             return archived_id(each.archive.content, (home, inner))
     return None
+
+
+def content_id_of(value: Any) -> bytes | None:
+    """The content id of a class or callable that has arrived; None for others."""
+    return content_table.content_id_of(value) or archived_content_id(value)

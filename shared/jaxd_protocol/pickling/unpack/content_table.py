@@ -88,7 +88,7 @@ class ContentTable:
                     self._pending.clear()
 
     def discard_wrong(self, is_right: Callable[[ClassId, type], bool]) -> None:
-        """Lets go of classes that came in this unpacking and are not what their ids say."""
+        """Releases classes that came in this unpacking and do not match their ids."""
         for name, (cls, _) in list(self._pending.items()):
             if not is_right(name, cls):
                 del self._pending[name]

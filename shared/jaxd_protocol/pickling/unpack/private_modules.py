@@ -7,6 +7,7 @@ Its functions have builtins of their own, whose `__import__` looks here first.
 from __future__ import annotations
 
 import builtins
+import importlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ class PrivateModules:
     Attributes:
         modules: the user's modules that came as values, complete or in part, by name.
         sources: those that came as source, to be run at the first import.
-        overlays: installed modules of which some attributes came along, by name.
+        patched_modules: installed modules of which some attributes came along, by name.
         namespaces: those of `modules` that are namespace packages.
         builtins: what `__builtins__` is in these modules.
         kept: objects that only weak references lead to.
@@ -203,3 +204,49 @@ def _absolute(name: str, namespace: Mapping[str, Any], level: int) -> str:
 def add_sources(blob: PrivateModules, sources: Mapping[str, tuple[CodeType, bool]]) -> None:
     """Modules that are run when they are first imported."""
     blob.sources.update({name: Source(*source) for name, source in sources.items()})
+
+
+class PatchedModule(ModuleType):
+    """An installed module with some attributes of a client's; all others are the server's own."""
+
+    def __init__(self, real: ModuleType, attributes: Mapping[str, Any]) -> None:
+        super().__init__(real.__name__, real.__doc__)
+        for name in ("__package__", "__path__", "__spec__", "__file__"):
+            if hasattr(real, name):
+                vars(self)[name] = getattr(real, name)
+        vars(self)["_jaxd_real"] = real
+        vars(self).update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_jaxd_real"], name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *dir(vars(self)["_jaxd_real"])} - {"_jaxd_real"})
+
+
+def installed_module(name: str) -> ModuleType:
+    """A module of the server's own."""
+    importlib.import_module(name)
+    return sys.modules[name]
+
+
+def patched_module(blob: PrivateModules, name: str, attributes: Mapping[str, Any]) -> ModuleType:
+    """The installed module; with the client's attributes on top where the server's differ."""
+    real = installed_module(name)
+    if all(_same(vars(real).get(each, real), value) for each, value in attributes.items()):
+        return real
+    known = blob.patched_modules.get(name)
+    if known is None:
+        known = blob.patched_modules[name] = PatchedModule(real, attributes)
+    return known
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    if mine is theirs:
+        return True
+    if type(mine) is not type(theirs):
+        return False
+    try:
+        return bool(mine == theirs)
+    except Exception:  # noqa: BLE001  arrays have no truth value, a user's == may do anything
+        return False

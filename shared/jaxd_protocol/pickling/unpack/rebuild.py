@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import copyreg
 import functools
 import importlib
 import sys
@@ -10,9 +12,12 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.jax_objects import build_class, finish_class
 from jaxd_protocol.pickling.code_objects import CodeLocation, find_code
+from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 
 Filler = Callable[[Any, Any], None]
@@ -193,3 +198,167 @@ def make_type_variable(
     variable = kind(*positional, **keywords)
     variable.__module__ = module
     return variable
+
+
+def make_class(
+    name: tuple[bytes, str, str],
+    metaclass: type,
+    short_name: str,
+    bases: tuple[type, ...],
+    given: dict[str, Any],
+) -> type:
+    """The class of that id: the one that is here, or a new one without attributes."""
+    return content_table.class_of(
+        ClassId(*name), lambda: build_class(metaclass, short_name, bases, given)
+    )
+
+
+def make_partial_class(
+    metaclass: type, short_name: str, bases: tuple[type, ...], given: dict[str, Any]
+) -> type:
+    """A class that will have only the attributes that are read; each function has its own."""
+    return build_class(metaclass, short_name, bases, given)
+
+
+def fill_class(cls: type, state: dict[str, Any]) -> None:
+    """Completes a class that was made in this unpacking; any other stays as it is."""
+    content_table.fill_once(cls, lambda: _fill_class(cls, state))
+
+
+def _fill_class(cls: type, state: dict[str, Any]) -> None:
+    set_attributes(cls, state["attributes"])
+    for other in state.get("virtual", ()):
+        abc.ABCMeta.register(cls, other)  # type: ignore[arg-type]
+    if "reduced_by" in state:
+        copyreg.pickle(cls, state["reduced_by"])
+    finish_class(cls, state.get("registration"))
+
+
+def set_attributes(cls: type, attributes: dict[str, Any]) -> None:
+    """Sets them without asking the metaclass, which may have rules for users."""
+    setter: Callable[[type, str, Any], None] = type.__setattr__
+    for name, value in attributes.items():
+        setter(cls, name, value)
+
+
+def make_enum(
+    name: tuple[bytes, str, str],
+    metaclass: type,
+    short_name: str,
+    bases: tuple[type, ...],
+    members: dict[str, Any],
+    boundary: Any,
+) -> type:
+    """The enum of that id: the one that is here, or a new one with only its members."""
+    identity = ClassId(*name)
+
+    def make() -> type:
+        meta: Any = next(base for base in metaclass.__mro__ if base.__module__ == "enum")
+        content = meta.__prepare__(short_name, bases)
+        content["__module__"] = identity.module
+        content["__qualname__"] = identity.qualname
+        for label, value in members.items():
+            content[label] = value
+        more = {} if boundary is None else {"boundary": boundary}
+        made: type = meta.__new__(metaclass, short_name, bases, content, **more)
+        return made
+
+    return content_table.class_of(identity, make)
+
+
+def fill_enum(cls: Any, state: dict[str, Any]) -> None:
+    """Completes an enum that was made in this unpacking; any other stays as it is."""
+    content_table.fill_once(cls, lambda: _fill_enum(cls, state))
+
+
+def _fill_enum(cls: Any, state: dict[str, Any]) -> None:
+    set_attributes(cls, state["attributes"])
+    for label, attributes in state["members"].items():
+        member = cls._member_map_[label]
+        if member._value_ != attributes["_value_"]:
+            _change_value(cls, member, attributes["_value_"])
+        vars(member).update(attributes)
+
+
+def _change_value(cls: Any, member: Any, value: Any) -> None:
+    """For an enum whose `__new__` gives its members another value than they are made from."""
+    known = cls._value2member_map_
+    for old, found in list(known.items()):
+        if found is member:
+            del known[old]
+    known[value] = member
+
+
+class Placeholder:
+    """Raises, whatever is done with it."""
+
+    __slots__ = ("_jaxd_message",)
+
+    def __init__(self, message: str) -> None:
+        object.__setattr__(self, "_jaxd_message", message)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # hasattr() and copy look for names like __array__: they are answered with "no"
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        _refuse(self)
+
+
+def _refuse(self: Placeholder, *_: Any, **__: Any) -> NoReturn:
+    raise PackingError(object.__getattribute__(self, "_jaxd_message"))
+
+
+_OPERATIONS = [
+    "__call__",
+    "__iter__",
+    "__next__",
+    "__len__",
+    "__bool__",
+    "__getitem__",
+    "__setitem__",
+    "__delitem__",
+    "__contains__",
+    "__setattr__",
+    "__delattr__",
+    "__enter__",
+    "__exit__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__add__",
+    "__radd__",
+    "__sub__",
+    "__rsub__",
+    "__mul__",
+    "__rmul__",
+    "__truediv__",
+    "__rtruediv__",
+    "__floordiv__",
+    "__rfloordiv__",
+    "__mod__",
+    "__rmod__",
+    "__pow__",
+    "__rpow__",
+    "__matmul__",
+    "__rmatmul__",
+    "__neg__",
+    "__pos__",
+    "__abs__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__await__",
+    "__array__",
+    "__jax_array__",
+]
+for _name in _OPERATIONS:
+    setattr(Placeholder, _name, _refuse)
+
+
+def make_placeholder(path: str, type_name: str, reason: str) -> Placeholder:
+    """Stands for an object that was reached by `path`."""
+    return Placeholder(
+        f"{path} is a {type_name}, which cannot travel to the server: {reason}. Make it inside the "
+        "function, or pass what it yields as an argument."
+    )

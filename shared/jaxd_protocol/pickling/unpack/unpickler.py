@@ -8,12 +8,45 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from jaxd_protocol.errors import MissingPackage
+from jaxd_protocol.errors import MissingPackage, NotPermitted
 from jaxd_protocol.fingerprint.model import Source
 from jaxd_protocol.pickling.unpack.archives import UnpackedArchive
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
-from jaxd_protocol.pickling.unpack.permission import unpickling_gate
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
+
+
+class UnpicklingGate:
+    """Whether this process may unpickle: for all clients, or for none.
+
+    A server that takes exported programs only never does.
+    """
+
+    def __init__(self) -> None:
+        self._is_shut = False
+
+    def shut(self) -> None:
+        """From now on nothing is unpacked, and nothing is imported because a client names it."""
+        self._is_shut = True
+
+    def require_open(self, what: str) -> None:
+        """Returns when code of others may run here.
+
+        Args:
+            what: what is to be opened, for people.
+
+        Raises:
+            NotPermitted: when it may not.
+        """
+        if self._is_shut:
+            raise NotPermitted(
+                f"this server takes exported programs and data (--accept exported), and opens no "
+                f"{what}. Pass arrays and numbers in dicts, lists and tuples, from a client of the "
+                "same jaxd, or use a server that takes code."
+            )
+
+
+unpickling_gate = UnpicklingGate()
+"""The gate of this process."""
 
 
 class Unpacked(NamedTuple):
@@ -24,8 +57,8 @@ class Unpacked(NamedTuple):
         modules: the user's modules that came with it, complete or in part, by name, and those
             installed ones of which some attributes came.
         sources: the user's modules that are run when code first imports them.
-        overlays: installed modules of which some attributes came along, by name; the user's code
-            gets these where it imports them.
+        patched_modules: installed modules of which some attributes came along, by name; the
+            user's code gets these where it imports them.
         archives: the user's packages that came as source.
     """
 

@@ -13,7 +13,7 @@ from jaxd.cli.__main__ import main
 from jaxd.cli.commands import demo
 from jaxd_protocol.errors import JaxdError
 
-RUN: dict[str, Any] = {"label": "a run", "accuracy": 0.98, "jax_here": False}
+RUN: dict[str, Any] = {"label": "a run", "accuracy": 0.98, "imports_jax": False}
 JAXD = RUN | {"traces": 0, "compiles": 0}
 
 
@@ -53,7 +53,7 @@ def test_a_second_process_without_trace_and_compile_is_a_success() -> None:
         (1, {"traces": 1}, "The second process caused 1 traces"),
         (1, {"compiles": 2}, "The second process caused 2 compiles"),
         (2, {"accuracy": 0.5}, "50.0% of the test digits"),
-        (0, {"jax_here": True}, "imported jax"),
+        (0, {"imports_jax": True}, "imported jax"),
     ],
 )
 def test_what_is_not_as_promised_is_complained_about(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxd.cli.__main__ import main
-from jaxd.cli.doctor import checks
+from jaxd.cli.commands import doctor
 from jaxd.cli.doctor.context import Check
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def test_without_anything_bad_it_exits_with_0(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line for each thing that was looked at."""
-    monkeypatch.setattr(checks, "examine", lambda context: [GOOD])
+    monkeypatch.setattr(doctor, "examine", lambda context: [GOOD])
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out == "ok   disk               room\n"
 
@@ -28,7 +28,7 @@ def test_something_bad_exits_with_1_and_says_what_to_do(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The advice stands below what it is about."""
-    monkeypatch.setattr(checks, "examine", lambda context: [GOOD, BAD])
+    monkeypatch.setattr(doctor, "examine", lambda context: [GOOD, BAD])
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out.endswith(f"{'':<24}Run: chmod 600 token\n")
 
@@ -37,7 +37,7 @@ def test_json_has_every_check(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And one word on all of them."""
-    monkeypatch.setattr(checks, "examine", lambda context: [BAD])
+    monkeypatch.setattr(doctor, "examine", lambda context: [BAD])
     assert main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
         "healthy": False,

@@ -5,8 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jaxd.cli import __main__
-from jaxd_protocol.network.handshake import MAGIC, Transcript, send_message
-from jaxd_protocol.network.versions import local_peer
+from jaxd_protocol.network.handshake import MAGIC, Transcript, local_peer, send_message
 from tests.live_server import LiveServer
 
 if TYPE_CHECKING:

@@ -4,22 +4,26 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from jaxd.cli.__main__ import main
 from jaxd.connection import discovery
 from jaxd_protocol.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    import pytest
-
 
 def test_this_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signals and the terminal are the server's, with no process in between."""
     became: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(os, "execv", lambda path, words: became.append((path, words)))
+
+    def become(program: str, words: list[str]) -> None:
+        became.append((program, words))
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", become)
     monkeypatch.setattr(discovery, "has_server_extra", lambda: True)
-    main(["serve", "--slots", "3"])
+    with pytest.raises(SystemExit):
+        main(["serve", "--slots", "3"])
     expected = [sys.executable, "-P", "-m", "jaxd_server", "--slots", "3"]
     assert became == [(sys.executable, expected)]
 

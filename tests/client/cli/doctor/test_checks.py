@@ -4,8 +4,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
 
+from jaxd.cli.commands.doctor import all_checks, examine
 from jaxd.cli.doctor import connection, gpu, installation
-from jaxd.cli.doctor.checks import CHECKS, examine
 from jaxd.cli.doctor.context import DoctorContext
 from jaxd.connection.settings import Settings
 
@@ -32,7 +32,7 @@ def test_every_check_is_in_the_list(runtime: Path) -> None:
         and name != "has_gpu"
         and not name.startswith("_")
     }
-    assert written | {connection.local_server} == set(CHECKS)
+    assert written | {connection.local_server} == set(all_checks())
 
 
 def test_nothing_is_changed(runtime: Path) -> None:

@@ -9,15 +9,20 @@ from jaxd.cli.doctor import gpu
 from jaxd.cli.doctor.context import Check
 from jaxd.connection.settings import Settings
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.config.command_line import parse_arguments
+from jaxd_server.config.options import parse_arguments
 from tests.client.cli.doctor.contexts import FakeContext, gpu_machine
 
 CPU_JAX = {"jax": "0.11.2", "jaxlib": "0.11.2"}
 CUDA13 = CPU_JAX | {"jax-cuda13-plugin": "0.11.2"}
 CUDA12 = CPU_JAX | {"jax-cuda12-plugin": "0.11.2"}
 ALL = (
-    gpu.driver, gpu.plugin, gpu.jax_sees_gpu, gpu.other_processes, gpu.preallocation, gpu.shared_memory
-)  # fmt: skip
+    gpu.driver,
+    gpu.plugin,
+    gpu.jax_sees_gpu,
+    gpu.other_processes,
+    gpu.preallocation,
+    gpu.shared_memory,
+)
 
 
 def machine(root: str, installed: dict[str, str] = CUDA13, **more: Any) -> FakeContext:

@@ -25,7 +25,7 @@ class ConcurrentBuild:
 
     def __init__(self, **options: Any) -> None:
         self.left: list[Build] = []
-        self.builds: Builds[str, str] = Builds(left=self.left.append, **options)
+        self.builds: Builds[str, str] = Builds(on_abandoned=self.left.append, **options)
         self.table: dict[str, str] = {}
         self.made = 0
         self.failures: list[BaseException] = []

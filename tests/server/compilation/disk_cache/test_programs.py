@@ -68,7 +68,7 @@ def test_a_function_is_found_as_it_was(open_harness: Open) -> None:
     found = harness.program_cache.function(source.key)
     assert found is not None
     for one in fields(Function):
-        if one.name != "arrival":
+        if one.name != "unpacked":
             assert getattr(found, one.name) == getattr(original, one.name)
     assert found.unpacked is None
     assert found.parameters == ("x", "n")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import MissingPackage, PackageMismatch
-from jaxd_protocol.packages.packages import Package, package_of
+from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_server.compilation.functions.package_skew import (
     Difference,
     compare,

@@ -7,7 +7,7 @@ import pytest
 
 from jaxd_protocol.errors import InternalError
 from jaxd_protocol.messages.failures import ForwardedFailure, encode_failure
-from jaxd_protocol.packages.packages import package_of
+from jaxd_protocol.packages.distributions import package_of
 from jaxd_server.codec.arguments import structure_of
 from jaxd_server.compilation.compiling.builds import Build, as_current_build
 from jaxd_server.compilation.compiling.compiler import Compiler

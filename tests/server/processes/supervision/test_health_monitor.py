@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.health_monitor import (
     calls_of,
     others_with_values,
     process_state,
+    reason_to_recycle,
 )
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 from tests.server.host_process import HostProcess, ask, greeting
@@ -30,7 +32,7 @@ def worker(*principals: str, owners: tuple[str, ...] = (), **snapshot: Any) -> A
     for who in principals:
         place = box.begin(b"k" * 16, who, is_repeated=False, is_alone=False)
         box.identify(place, b"f" * 16, f"step of {who}")
-    return SimpleNamespace(box=box, snapshot=snapshot, silent_s=5.0)
+    return SimpleNamespace(recorder=box, snapshot=snapshot, silent_s=5.0)
 
 
 def test_the_calls_of_a_worker_that_says_nothing() -> None:
@@ -91,3 +93,31 @@ def test_a_worker_that_says_nothing_is_told_of_and_killed_where_that_is_wanted(
     assert (report["worker_state"], report["worker_process"]) == ("stuck", "stopped")
     assert host.wait_for("worker_exited")["signal"] == "SIGKILL"
     assert greeting(path)["epoch"] == 2
+
+
+def reason(ready_s: float = 100.0, calls: int = 10, resident: int = 1000, **limits: Any) -> str:
+    return reason_to_recycle(ServerOptions(**limits), {"calls": calls}, ready_s, resident)
+
+
+def test_a_worker_lives_as_long_as_nobody_says_otherwise() -> None:
+    """Whatever it has done."""
+    assert reason(1e9, 10**9, 1 << 50) == ""
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ({"recycle_after_calls": 10}, "10 calls"),
+        ({"recycle_after_s": 100.0}, "100 s old"),
+        ({"recycle_above_bytes": 1000}, "MiB of memory"),
+    ],
+)
+def test_each_limit_is_a_reason(limit: dict[str, Any], said: str) -> None:
+    """When it is reached, and not one before."""
+    assert said in reason(**limit)
+    assert reason(99.0, 9, 999, **limit) == ""
+
+
+def test_a_worker_that_is_large_at_once_is_not_replaced_at_once() -> None:
+    """The next one would be as large."""
+    assert reason(59.0, recycle_above_bytes=1000) == ""

@@ -1,4 +1,4 @@
-"""Posts without processes. With those: test_host.py, test_supervisor.py, test_heartbeat.py."""
+"""Worker slots without processes; test_host.py and test_supervisor.py have some with processes."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ from jaxd_server.processes.supervision import supervisor
 from jaxd_server.processes.supervision.quarantine import Quarantine
 from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.processes.supervision.worker_slot import WorkerSlot
-from jaxd_server.processes.tenants.cleanup import TenantCleanup
-from jaxd_server.processes.tenants.directory import TenantDirectory
+from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
 from jaxd_server.processes.tenants.manager import TenantManager
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 from tests.server.host_process import HostProcess, ask

@@ -32,7 +32,7 @@ def test_a_worker_has_every_figure_before_it_has_any_part() -> None:
 def test_a_worker_is_told_of_by_who_asks(in_process_server: InProcessServer) -> None:
     """Its host hears what no client does; whoever connects hears nothing of what it does."""
     report = WorkerReport(in_process_server.options, in_process_server.counters)
-    report.epoch, report.parts = 3, in_process_server.parts
+    report.epoch, report.components = 3, in_process_server.parts
     report.listening.append(in_process_server.unix)
     in_process_server.client().persistent_call(lambda x: x * 2)(1.0)
     told = report.to_host()

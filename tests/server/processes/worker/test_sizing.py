@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import pytest
 
-from jaxd_protocol.pickling.unpack.permission import UnpicklingGate
+from jaxd_protocol.pickling.unpack.unpickler import UnpicklingGate
 from jaxd_server.compilation.functions.table import permit_all
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.jax_compat import compilation_cache
-from jaxd_server.jax_compat.device_memory import all_devices_bytes, device_bytes_limit
+from jaxd_server.jax_compat.devices import all_devices_bytes, device_bytes_limit
 from jaxd_server.processes.worker import sizing
 from jaxd_server.runtime.imported_packages import ImportedPackages
 

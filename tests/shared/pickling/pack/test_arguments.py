@@ -17,7 +17,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.pickling.pack import arguments, functions
 from jaxd_protocol.pickling.pack.arguments import pack, pack_out_of_band
-from jaxd_protocol.pickling.unpack.content_ids import content_id_of
+from jaxd_protocol.pickling.unpack.archives import content_id_of
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.shared.pickling.processes import round_trip, run, write
 

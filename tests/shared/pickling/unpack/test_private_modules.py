@@ -13,8 +13,7 @@ import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.model import Source
-from jaxd_protocol.pickling.unpack.patched_modules import patched_module
-from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules
+from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules, patched_module
 from tests.shared.pickling.processes import call_in_subprocess, pack_in_subprocess, run, write
 
 PACKAGE = {

@@ -9,8 +9,7 @@ import pytest
 
 from jaxd_protocol.errors import MissingPackage
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.fingerprint.client_view import ClientProcess
-from jaxd_protocol.fingerprint.process_view import SALT
+from jaxd_protocol.fingerprint.process_view import SALT, ClientProcess
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
 

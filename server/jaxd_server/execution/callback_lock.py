@@ -1,0 +1,104 @@
+"""Serializes programs with effectful callbacks, so that each callback finds the call it belongs to.
+
+XLA calls back in threads of its own, which say nothing of the call that they belong to: that one is
+the one whose turn it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from jaxd_protocol.errors import CallbackError, DeadlineExceeded
+from jaxd_server.execution.call import Call
+from jaxd_server.execution.run import Run
+from jaxd_server.jax_compat.programs import wait_for_effects
+from jaxd_server.user_code.jax_callbacks import calling_back
+from jaxd_server.user_code.output import (
+    CallOutput,
+    add_caller,
+    as_default_output,
+    output_to,
+    remove_caller,
+)
+
+
+class CallbackLock:
+    """Serializes runs that call back. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # held by the call whose turn it is
+        self._running: tuple[Call, ...] = ()  # that call
+        # Of runs that take no turns, by id; each step is atomic.
+        self._call_outputs: dict[int, CallOutput] = {}
+
+    def start(self, run: Run, dispatch: Callable[[Run], None]) -> None:
+        """Starts a run that calls Python; one that calls back is over when this returns.
+
+        Raises:
+            DeadlineExceeded: when nobody waits for the call any more before its turn comes.
+            Exception: what `dispatch` raises, and what the program does that has no results.
+        """
+        call_output = CallOutput(run.call.emit)
+        if run.executable.program.calls_back:
+            with self._turn_of(run.call, call_output):
+                add_caller(call_output)
+                try:
+                    dispatch(run)
+                    wait_for_effects(run.results)
+                finally:
+                    remove_caller(call_output)
+            return None
+        return self._start_concurrent(run, call_output, dispatch)
+
+    def _start_concurrent(
+        self, run: Run, call_output: CallOutput, dispatch: Callable[[Run], None]
+    ) -> None:
+        """Starts a program that only computes with Python: it does not wait for its turn."""
+        self._call_outputs[id(run)] = call_output
+        add_caller(call_output)
+        try:
+            with output_to(call_output):
+                dispatch(run)
+        except BaseException:
+            self.end(run)
+            raise
+
+    def end(self, run: Run) -> None:
+        """A run that calls Python is over."""
+        call_output = self._call_outputs.pop(id(run), None)
+        if call_output is not None:
+            remove_caller(call_output)
+
+    @contextmanager
+    def _turn_of(self, call: Call, call_output: CallOutput) -> Iterator[None]:
+        """Within it, it is the turn of this call; waits until it is."""
+        left_s = -1.0 if call.deadline is None else max(0.0, call.deadline - time.monotonic())
+        if call.inside:  # the turn is its own client's, until this call is over
+            is_own = any(one.session is call.session for one in self._running)
+            left_s = 0.0 if is_own else _NESTED_WAIT_S
+        if not self._lock.acquire(timeout=left_s):
+            if call.inside:
+                raise CallbackError(
+                    "a function that a program has called back called a persistent function that "
+                    "has callbacks itself: one would wait for the other. Call it after the first "
+                    "one has returned."
+                )
+            raise DeadlineExceeded(
+                "the call's timeout_s passed while other programs with callbacks ran. Give it "
+                "more time, or call again."
+            )
+        self._running = (call,)
+        try:
+            with as_default_output(call_output), calling_back(call.call_back):
+                yield
+        finally:
+            self._running = ()
+            self._lock.release()
+
+
+_NESTED_WAIT_S: Final = 5.0
+"""How long a call from inside of a callback waits for others: it may be waiting for itself."""

@@ -1,0 +1,331 @@
+"""The gateway process, used with one worker per principal: authenticates clients, hands them over.
+
+It imports no jax and runs nothing of a client's. Started by the host as a worker is, with one JSON
+argument; when it dies the host starts another one, and the workers do not notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, NoServer
+from jaxd_protocol.network.accounts import Account
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.handshake import peer_uid, refuse_client
+from jaxd_protocol.wire import tune_socket
+from jaxd_protocol.wire.tls_socket import TlsSocket
+from jaxd_server.auth.acceptor import Acceptor, Authenticates
+from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
+from jaxd_server.auth.authenticator import AuthenticatedPeer, AuthenticatorFactory
+from jaxd_server.auth.handover import hand_over
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.runtime import logs
+from jaxd_server.runtime.child_process import die_with_the_parent
+from jaxd_server.runtime.json_lines import HostChannel
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.runtime.memory import allow_files
+
+_POLL_S: Final = 0.5
+_ANSWER_TIMEOUT_S: Final = 30.0
+"""The host has much to do only when it starts a process."""
+
+
+def main() -> None:
+    """Lets clients in until the host says that there are to be no more, or dies."""
+    argument = json.loads(sys.argv[1])
+    options = ServerOptions.from_json(argument["options"])
+    logs.configure(options.log_format, "door")
+    die_with_the_parent()
+    allow_files(2 * options.max_connections)  # of a relayed client, one for either side
+    gateway = Gateway(options)
+    host_channel = HostChannel(
+        socket.socket(fileno=argument["tether_fd"]),
+        gateway.status,
+        gateway.stopping.set,
+        lambda: os._exit(1),
+        gateway.handle_order,
+    )
+    gateway.open(host_channel, argument["listeners"])
+    host_channel.notify({"event": "ready"})
+    gateway.watch()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Gateway:
+    """The gateway: all its listeners, and its requests to the host.
+
+    Args:
+        options: what the server was told.
+
+    Attributes:
+        stopping: set when nobody else is to be let in.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.stopping = threading.Event()
+        self._options = options
+        self._accounts = Accounts(options)
+        self._connected_accounts = ConnectedAccounts(self._accounts)
+        self._host_channel: HostChannel | None = None
+        self._listeners: list[GatewayListener] = []
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Future[Mapping[str, Any]]] = {}
+        self._clients: Counter[str] = Counter()
+        self._reported_tokens: dict[str, str] | None = None  # what the host takes the tokens to be
+        self._lock = threading.Lock()  # guards the three
+        self._report_lock = (
+            threading.RLock()
+        )  # held from a look at the tokens until the host is told,
+        # so that what the host hears last is what they were last
+        self._busy_at = time.monotonic()
+
+    def open(self, host_channel: HostChannel, listeners: list[dict[str, Any]]) -> None:
+        """Lets clients in from now on."""
+        self._host_channel = host_channel
+        self._report_accounts()
+        authenticator_factory = AuthenticatorFactory(self._options, self._accounts)
+        for listener in listeners:
+            address = Address.parse(listener["address"])
+            gate = GatewayListener(
+                socket.socket(fileno=listener["fd"]),
+                address,
+                authenticator_factory.at(address),
+                self,
+            )
+            gate.start_in_thread()
+            self._listeners.append(gate)
+
+    def watch(self) -> None:
+        """Closes connections of revoked accounts; returns when all clients have gone."""
+        while not self.stopping.wait(_POLL_S):
+            self._connected_accounts.poll()
+            self._report_accounts()
+        for gate in self._listeners:
+            gate.close()
+        while self._clients.total():  # workers finish what they do
+            time.sleep(_POLL_S / 10)
+
+    def status(self) -> dict[str, Any]:
+        """For the host."""
+        here = self._clients.total()
+        idle_s = 0.0 if here else time.monotonic() - self._busy_at
+        return {"running_calls": here, "connections": here, "idle_s": idle_s}
+
+    def handle_order(self, order: Mapping[str, Any]) -> None:
+        """Takes the host's answer to a question."""
+        with self._lock:
+            waiting = self._pending.pop(order.get("id", 0), None)
+        if waiting is not None:
+            waiting.set_result(order)
+
+    def worker_path_for(self, admitted: AuthenticatedPeer) -> str:
+        """Where the worker of a client listens; the host starts it if need be.
+
+        Raises:
+            Busy: when there are as many workers as there may be.
+            NoServer: when it cannot be started.
+            AuthenticationFailed: when the client's account was taken away meanwhile.
+        """
+        self._busy_at = time.monotonic()
+        account = admitted.account
+        found = self._ask(admitted.principal, account)
+        self._check_still_valid(account)
+        match found:
+            case {"path": str(path)}:
+                return path
+            case {"busy": str(text), "retry_after_s": float(seconds)}:
+                raise Busy(text, seconds)
+        raise NoServer(str(found.get("refused", "the server does not say where to go.")))
+
+    @contextmanager
+    def counting_client(self, principal: str) -> Iterator[None]:
+        """Counts a client that the gateway handles: during handover, or while its TLS is relayed.
+
+        Raises:
+            Busy: when one principal has as many as it may, of those that there may be.
+        """
+        limit = max(1, int(self._options.max_connections * self._options.call_share))
+        with self._lock:
+            if self._clients[principal] >= limit:
+                raise Busy(
+                    f"{limit} clients of yours are coming in, or are here over TLS, which is your "
+                    "share of --max-connections. Close some, or connect later."
+                )
+            self._clients[principal] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._clients[principal] -= 1
+                if not self._clients[principal]:
+                    del self._clients[principal]
+            self._busy_at = time.monotonic()
+
+    @property
+    def connected_accounts(self) -> ConnectedAccounts:
+        """The open connections of accounts."""
+        return self._connected_accounts
+
+    @property
+    def max_clients(self) -> int:
+        """That may be here at the same time."""
+        return self._options.max_connections
+
+    def _check_still_valid(self, account: Account | None) -> None:
+        if account is not None and not self._accounts.is_still_valid(account):
+            self._report_accounts(again=True)  # the host may have started a worker for it
+            raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
+
+    def _ask(self, principal: str, account: Account | None) -> Mapping[str, Any]:
+        assert self._host_channel is not None
+        token = None if account is None else _digest(account)
+        question = {"event": "wanted", "principal": principal, "token": token}
+        answer: Future[Mapping[str, Any]] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._pending[number] = answer
+        try:
+            with self._report_lock:
+                self._check_still_valid(account)  # an old token would end the new one's worker
+                with self._lock:
+                    if self._reported_tokens is not None and token is not None:
+                        self._reported_tokens[principal] = token
+                self._host_channel.notify({**question, "id": number})
+            return answer.result(_ANSWER_TIMEOUT_S)
+        except TimeoutError as error:
+            raise NoServer("the server's host does not answer. See its log.") from error
+        finally:
+            with self._lock:
+                self._pending.pop(number, None)
+
+    def _report_accounts(self, *, again: bool = False) -> None:
+        """Reports to the host which accounts are valid: those whose token is unchanged."""
+        assert self._host_channel is not None
+        with self._report_lock:
+            now = {account.principal: _digest(account) for account in self._accounts.now()}
+            with self._lock:
+                is_known = now == self._reported_tokens
+                self._reported_tokens = dict(now)
+            if again or not is_known:
+                self._host_channel.notify({"event": "accounts", "valid": now})
+
+
+def _digest(account: Account) -> str:
+    """What tells one token of an account from another."""
+    return hashlib.sha256(account.token.encode()).hexdigest()
+
+
+class GatewayListener(Acceptor):
+    """Accepts the clients of one listener and hands them over to their workers."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        address: Address,
+        authenticator: Authenticates,
+        gateway: Gateway,
+    ) -> None:
+        super().__init__(listener, address, self, gateway.max_clients, gateway.connected_accounts)
+        self._authenticator = authenticator
+        self._gateway = gateway
+
+    def admit(self, sock: socket.socket) -> AuthenticatedPeer:
+        """Authenticates one peer; a user may have no more than its share of handshakes.
+
+        Raises:
+            Busy: when there are as many.
+            Exception: as `Authenticator.admit`.
+        """
+        uid = peer_uid(sock) if sock.family == socket.AF_UNIX else None
+        if uid is None:
+            return self._authenticator.admit(sock)  # strangers are few at a time
+        with self._gateway.counting_client(f"uid:{uid} comes in"):
+            return self._authenticator.admit(sock)
+
+    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
+        line = admitted.stream
+        try:
+            with self._gateway.counting_client(admitted.principal):
+                path = self._gateway.worker_path_for(admitted)
+                with hand_over(path, admitted) as worker:
+                    if not isinstance(line, socket.socket):
+                        relay_tls(line, worker)
+        except JaxdError as error:
+            if admitted.client_identity is not None:
+                refuse_client(line, error)
+            raise
+        except OSError as error:
+            log_event("worker_not_reached", principal=admitted.principal, reason=str(error))
+            raise
+
+
+_STEP_BYTES: Final = 1 << 18
+_CONNECTION_ENDED: Final = (EOFError, OSError, ssl.SSLError)
+
+
+def relay_tls(client: TlsSocket, worker: socket.socket) -> None:
+    """Passes bytes both ways until either end closes; both are shut then.
+
+    Takes the calling thread for what the worker says, and another one for the client. Who is slow
+    to read slows the other end down: nothing is kept here but one piece each way.
+    """
+    client.settimeout(None)
+    tune_socket(client.raw)
+    worker.settimeout(None)
+    inward = threading.Thread(
+        target=_inward, args=(client, worker), name="jaxd-tls-inward", daemon=True
+    )
+    inward.start()
+    try:
+        _outward(client, worker)
+    finally:
+        _shut(client.raw, worker)
+        inward.join()
+
+
+def _inward(client: TlsSocket, worker: socket.socket) -> None:
+    room = memoryview(bytearray(_STEP_BYTES))
+    try:
+        while True:
+            counts: list[int] = []
+            client.receive_into([room], counts)
+            worker.sendall(room[: sum(counts)])
+    except _CONNECTION_ENDED:
+        _shut(client.raw, worker)
+
+
+def _outward(client: TlsSocket, worker: socket.socket) -> None:
+    room = memoryview(bytearray(_STEP_BYTES))
+    with suppress(*_CONNECTION_ENDED):
+        while count := worker.recv_into(room):
+            rest = room[:count]
+            while rest:
+                sent: list[int] = []
+                client.send_some([rest], sent)
+                rest = rest[sum(sent) :]
+            client.flush()
+
+
+def _shut(*sockets: socket.socket) -> None:
+    for sock in sockets:
+        with suppress(OSError):  # it has ended by itself
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""The host process, which never imports jax: opens the listeners and supervises the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from socket import socket
+from typing import Any, Protocol
+
+from jaxd_protocol import __version__
+from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.local_server import control_path
+from jaxd_server.auth.listen_policy import check_trust
+from jaxd_server.auth.listeners import Listener, open_listeners
+from jaxd_server.auth.tls_setup import connection_hints
+from jaxd_server.cache.directory import cache_root
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.quarantine import (
+    Quarantine,
+    QuarantineFile,
+    WorkerQuarantine,
+)
+from jaxd_server.processes.supervision.worker_slot import WorkerSlot
+from jaxd_server.processes.tenants.directory import tenants_root
+from jaxd_server.processes.tenants.manager import TenantManager
+from jaxd_server.runtime.json_lines import encode_line, messages
+from jaxd_server.runtime.logs import log_event
+
+
+def reap_orphans(own: Collection[int]) -> list[int]:
+    """Collects every child that has ended, except our `own`; returns the process ids.
+
+    Looks before it takes (`WNOWAIT`): the exit code of one of our own belongs to who waits for it.
+    When such a one is found, the rest is left for the call after it was collected.
+    """
+    reaped: list[int] = []
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return reaped
+        if ended is None or ended.si_pid in own:
+            return reaped
+        os.waitpid(ended.si_pid, os.WNOHANG)
+        reaped.append(ended.si_pid)
+
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.processes.worker.worker")
+"""`-P`: a `random.py` in the directory where somebody typed `jaxd` is not the library's."""
+
+_MIN_SLEEP_S = 0.05
+
+
+class Host:
+    """Opens the listeners and the control socket, and has a worker, or several, kept behind them.
+
+    The listeners stay open from one worker to the next: callers in between wait, and are not
+    refused. Everything here runs on one event loop in the main thread.
+
+    Args:
+        options: how to listen and when to stop.
+        worker_command: what is started as worker; it gets one JSON argument.
+    """
+
+    def __init__(
+        self, options: ServerOptions, worker_command: Sequence[str] = WORKER_COMMAND
+    ) -> None:
+        self._options = options
+        apart = options.worker_per_principal
+        root = tenants_root(options) if apart else cache_root(options.cache_dir)
+        self._quarantine_file = QuarantineFile(root, str(options.listen[0]))
+        self._workers: WorkerSlot | TenantManager = (
+            TenantManager(options, worker_command, kept=self._quarantine_file)
+            if apart
+            else WorkerSlot(
+                options,
+                worker_command,
+                quarantine=Quarantine(WorkerQuarantine(self._quarantine_file)),
+            )
+        )
+        self._started_at = time.monotonic()
+        self._listeners: list[Listener] = []
+        self._control = ""
+
+    def run(self) -> int:
+        """Serves until it is told to stop, or was idle for long enough; returns the exit code.
+
+        Call it from the main thread: it handles SIGTERM, SIGINT and SIGCHLD.
+
+        Returns:
+            0 after running calls were finished; 1 when the worker had to be killed.
+
+        Raises:
+            CannotListen: when an address or the control socket cannot be opened.
+            ConfigurationError: when the token file is not usable.
+            ServerStartFailed: when worker after worker ended before it was ready.
+        """
+        return asyncio.run(self._run())
+
+    def stop(self, *, now: bool = False) -> None:
+        """Begins to stop: finishes running calls first, or kills the worker `now`."""
+        self._workers.stop(now=now)
+
+    async def restart(self, *, force: bool = False) -> dict[str, Any]:
+        """Replaces the worker; see `Supervisor.restart`."""
+        return await self._workers.restart(force=force)
+
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The functions that are called no more, because they have ended workers."""
+        return self._workers.quarantined()
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        """Has some of them called again, by name or fingerprint; their rows."""
+        return self._workers.release(what)
+
+    async def status(self) -> dict[str, Any]:
+        """The reply of the control socket; waits half a second for a worker, and no longer."""
+        return {"host": self._describe(), **await self._workers.status()}
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - self._started_at, 3),
+            "listen": [str(one.address) for one in self._listeners],
+            **self._workers.describe(),
+            "log": self._log_file(),
+        }
+
+    def _log_file(self) -> str | None:
+        """The log beside the control socket, when that is where our stderr goes."""
+        path = os.path.join(os.path.dirname(self._control), "server.log")
+        try:
+            return path if os.path.samestat(os.fstat(2), os.stat(path)) else None
+        except OSError:
+            return None
+
+    async def _run(self) -> int:
+        self._handle_signals()
+        check_trust(self._options)
+        is_shared = bool(self._options.allow_uids)
+        with open_listeners(self._options.listen, for_others=is_shared) as listeners:
+            self._listeners = listeners
+            self._control = self._options.control or control_path(listeners[0].address)
+            control = [Address.unix(self._control)]
+            with open_listeners(control, beside_others=is_shared) as (gateway,):
+                for one in listeners:
+                    log_event("listening", address=str(one.address), control=self._control)
+                for line in connection_hints(self._options, listeners):
+                    print(line, flush=True)  # noqa: T201  to be typed elsewhere, so not in the log
+                async with serving_control_socket(gateway.socket, self):
+                    code = await self._serve(listeners)
+        self._quarantine_file.close()
+        log_event("stopped", exit_code=code)
+        return code
+
+    async def _serve(self, listeners: Sequence[Listener]) -> int:
+        watch = asyncio.create_task(self._watch_idleness())
+        try:
+            return await self._workers.run(listeners, self._control)
+        finally:
+            watch.cancel()
+
+    def _handle_signals(self) -> None:
+        """Always installed: the first process of a container has no default handlers."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._on_child)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal, number)
+
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        is_second = self._workers.is_stopping
+        log_event("signal", name=number.name, second=is_second or None)
+        self.stop(now=is_second)
+
+    def _on_child(self) -> None:
+        workers = self._workers.processes()
+        for worker in workers:
+            worker.collect()
+        if os.getpid() == 1:
+            reap_orphans({worker.pid for worker in workers})
+
+    async def _watch_idleness(self) -> None:
+        limit_s = self._options.idle_timeout_s
+        while limit_s > 0:
+            idle_s = await self._workers.idle_s()
+            if idle_s >= limit_s:
+                log_event("idle", idle_s=idle_s)
+                self.stop()
+                return
+            await asyncio.sleep(max(limit_s - idle_s, _MIN_SLEEP_S))
+
+
+_MAX_REQUEST_BYTES = 1 << 16
+
+
+class ControlledServer(Protocol):
+    """The interface of the host for its control socket."""
+
+    async def status(self) -> dict[str, Any]:
+        """The state of host and worker, as JSON values; never waits long for a worker."""
+
+    def stop(self, *, now: bool = False) -> None:
+        """Begins to stop: after the running calls, or `now`."""
+
+    async def restart(self, *, force: bool = False) -> dict[str, Any]:
+        """Has another worker take the place of this one; what became of it."""
+
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The functions that are called no more, as rows."""
+
+    def release(self, what: str) -> list[dict[str, Any]]:
+        """Has some of them called again; their rows."""
+
+
+@asynccontextmanager
+async def serving_control_socket(
+    listening: socket, controlled: ControlledServer
+) -> AsyncIterator[None]:
+    """Answers on the socket `listening` until the block ends.
+
+    One JSON object a line each way: `{"ask": "status"}`, `{"ask": "stop"}`,
+    `{"ask": "stop", "now": true}`, `{"ask": "restart"}`, `{"ask": "quarantined"}` and
+    `{"ask": "release", "what": NAME}`. A connection stays open until its client closes it or the
+    host is gone, so that who asked to stop can wait for the end.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async for request in messages(reader):
+                writer.write(encode_line(await _reply(request, controlled)))
+                await writer.drain()
+        except ValueError as error:
+            writer.write(encode_line({"error": f"the request is not a JSON line: {error}"}))
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # who asked has gone, or the host ends and this connection with it
+        finally:
+            writer.close()
+
+    server = await asyncio.start_unix_server(answer, sock=listening, limit=_MAX_REQUEST_BYTES)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+async def _reply(request: Mapping[str, Any], controlled: ControlledServer) -> dict[str, Any]:
+    match request:
+        case {"ask": "status"}:
+            return await controlled.status()
+        case {"ask": "stop"}:
+            controlled.stop(now=request.get("now") is True)
+            return {"stopping": True}
+        case {"ask": "restart"}:
+            return await controlled.restart(force=request.get("force") is True)
+        case {"ask": "quarantined"}:
+            return {"quarantined": controlled.quarantined()}
+        case {"ask": "release", "what": str(what)}:
+            return {"released": controlled.release(what)}
+    return {"error": f"{request.get('ask')!r} is not known here; ask for status or stop"}

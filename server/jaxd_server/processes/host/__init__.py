@@ -1,1 +1,0 @@
-"""The process that never imports jax: opens the listeners, answers the control socket."""

@@ -1,0 +1,290 @@
+"""The tracer process: traces and lowers for a worker, so that its warm calls are not delayed.
+
+Started by the worker with one JSON argument: the number of a connected socket, the format of log
+lines, and the worker's process id. What it says and hears there: see `tracer_messages`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from multiprocessing.connection import Connection
+from typing import Any
+
+from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.messages.failures import Failure, encode_failure
+from jaxd_protocol.packages.distributions import Package
+from jaxd_server.codec.arguments import (
+    Arguments,
+    build_arguments,
+    dynamic,
+    parse_arguments,
+    structure_of,
+)
+from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction, explained
+from jaxd_server.compilation.disk_cache.records import call_name
+from jaxd_server.compilation.functions.function import Described, Function
+from jaxd_server.compilation.functions.table import Functions
+from jaxd_server.compilation.remote_trace.messages import (
+    CancelTrace,
+    Event,
+    Failed,
+    Lowered,
+    Outdated,
+    Ready,
+    Refused,
+    SideEffects,
+    TraceRequest,
+    leaves_of_request,
+)
+from jaxd_server.jax_compat import lowered_transfer, programs
+from jaxd_server.jax_compat.config import set_default_settings
+from jaxd_server.jax_compat.lowered_transfer import NotTransferable, pack_lowered
+from jaxd_server.runtime import logs
+from jaxd_server.runtime.child_process import die_with_the_parent
+from jaxd_server.runtime.counters import Counters, Counts
+from jaxd_server.runtime.imported_packages import ImportedPackages
+from jaxd_server.runtime.threads.executors import ThreadPerTask, process_timers
+from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
+from jaxd_server.user_code.output import capture_user_output
+from jaxd_server.user_code.sandbox import prepare_for_user_code
+
+_NICE = 5
+"""Where cores are few, a call that is warm comes before a trace; but not so that it starves."""
+
+_INTERRUPT_RETRY_S = 0.05
+"""An exception that was swallowed is sent again after that."""
+
+_THREADS = 256
+"""How many trace at once is limited by the worker's `--builds`."""
+
+
+def main() -> None:
+    """Traces until the worker is gone."""
+    argument = json.loads(sys.argv[1])
+    logs.configure(argument["log_format"], "tracer")
+    die_with_the_parent()
+    os.nice(_NICE)
+    if os.getppid() != argument["parent"]:
+        os._exit(1)  # it died before it was asked for
+    tracer = Tracer(Connection(argument["fd"]))
+    tracer.serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # whatever is still being traced, nobody waits for it
+
+
+class Tracer:
+    """Answers trace requests.
+
+    Args:
+        connection: to the worker.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        set_default_settings()
+        lowered_transfer.disable_disk_cache()
+        programs.prepare()
+        self._sample = lowered_transfer.sample_program()
+        self._connection = connection
+        self._sending = threading.Lock()  # one message at a time
+        self._functions = Functions()
+        self._packages = ImportedPackages()
+        self._packages.record()
+        self._counters = _ThreadCounters()
+        self._compiler = Compiler(self._counters, _THREADS)
+        self._tracing: dict[int, Interruptible] = {}  # by order; each step is atomic
+        self._reported_packages: set[tuple[str, Package]] = set()
+        self._report_lock = threading.Lock()  # guards _told
+        prepare_for_user_code()
+        capture_user_output()
+        gc.collect()
+        gc.freeze()  # what is imported stays
+
+    def serve(self) -> None:
+        """Works until the worker closes its end."""
+        self._send(Ready(*self._sample))
+        threads = ThreadPerTask(_THREADS, "jaxd-trace")
+        try:
+            while True:
+                message = self._connection.recv()
+                if isinstance(message, CancelTrace):
+                    self._interrupt_again(message.number)
+                else:
+                    threads.submit(self._answer, message)
+        except (EOFError, OSError):
+            return
+
+    def _send(self, message: Any) -> None:
+        with self._sending:
+            self._connection.send(message)
+
+    def _answer(self, order: TraceRequest) -> None:
+        """Says something in any case: the worker waits for it without a limit."""
+        try:
+            self._send(self._trace(order))
+        except BaseException as error:  # noqa: BLE001  the worker finds out by itself
+            try:
+                text = f"{type(error).__name__}: {error}"
+                side = SideEffects(self._counters.drain(), [])
+                self._send(Refused(order.number, text, always=False, side=side))
+            except BaseException:  # noqa: BLE001  then the worker has to see that nothing comes
+                os._exit(1)
+
+    def _trace(self, order: TraceRequest) -> Lowered | Failed | Refused | Outdated:
+        changes = self._packages.changes()
+        if changes:
+            return Outdated(order.number, [change.text for change in changes])
+        try:
+            function, arguments = self._prepared(order)
+        except BaseException as error:  # noqa: BLE001  the worker finds out by itself
+            text = f"{type(error).__name__}: {error}"
+            return Refused(order.number, text, always=False, side=self._take_side_effects())
+        try:
+            one = self._tracing[order.number] = Interruptible()
+            with may_interrupt(one):
+                lowered = self._lowered(order, function, arguments)
+        except Interrupted:
+            why = "nobody waits for it any more"
+            return Refused(order.number, why, always=False, side=self._take_side_effects())
+        except BaseException as error:  # noqa: BLE001  all of it is the client's to know
+            return self._failed(order, error)
+        finally:
+            self._tracing.pop(order.number, None)
+        return self._handed_over(order, lowered)
+
+    def _interrupt_again(self, number: int) -> None:
+        """Interrupts an order, again and again until it leaves."""
+        one = self._tracing.get(number)
+        if one is not None:
+            one.interrupt()
+            process_timers.after(_INTERRUPT_RETRY_S, lambda: self._interrupt_again(number))
+
+    def _prepared(self, order: TraceRequest) -> tuple[Function, Arguments]:
+        """Function and arguments; raises what keeps this process from having the same ones."""
+        function = self._functions.obtain(order.key, _RequestedFunction(order))
+        layout = parse_arguments(order.skeleton)
+        arguments = build_arguments(
+            layout, leaves_of_request(layout, order.scalars, order.buffers), function.statics
+        )
+        if call_name(function, arguments) != order.call:
+            raise LookupError(function.doubt or "it is another call here")
+        return function, arguments
+
+    def _lowered(
+        self, order: TraceRequest, function: Function, arguments: Arguments
+    ) -> LoweredFunction:
+        return self._compiler.lower(
+            function.traceable,
+            function.name,
+            function.options,
+            arguments,
+            structure_of(dynamic(arguments, function.statics)),
+            lambda kind, content: self._send_event(order.number, kind, content),
+            function.captured,
+        )
+
+    def _failed(self, order: TraceRequest, error: BaseException) -> Failed:
+        """Whatever else goes wrong: a function that has failed is not to be traced once more."""
+        failure = _failure(error)
+        try:
+            side = self._take_side_effects()
+        except Exception:  # noqa: BLE001  nothing was made that packages could have a part in
+            side = SideEffects(self._counters.drain(), [])
+        return Failed(order.number, failure, side)
+
+    def _handed_over(self, order: TraceRequest, lowered: LoweredFunction) -> Lowered | Refused:
+        form = lowered.form
+        if not form.is_lasting:
+            reason = "its result holds objects that stay where it was traced"
+            return Refused(order.number, reason, always=True, side=self._take_side_effects())
+        try:
+            data = pack_lowered(lowered.lowered, lowered.obstacle)
+        except NotTransferable as error:
+            return Refused(order.number, str(error), always=True, side=self._take_side_effects())
+        return Lowered(
+            order.number,
+            lowered.program,
+            data,
+            form.skeleton,
+            form.order,
+            lowered.trace_s,
+            self._take_side_effects(),
+        )
+
+    def _send_event(self, number: int, kind: str, content: dict[str, Any]) -> None:
+        self._send(Event(number, kind, content))
+
+    def _take_side_effects(self) -> SideEffects:
+        """What this thread has counted, and what was imported, since it was asked last."""
+        self._packages.record()
+        with self._report_lock:
+            imported = [
+                row for row in self._packages.imported() if row not in self._reported_packages
+            ]
+            self._reported_packages.update(imported)
+        return SideEffects(self._counters.drain(), imported)
+
+
+class _ThreadCounters(Counters):
+    """Counts for each thread by itself, and so for each order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of = threading.local()
+
+    def add(self, own: Counts | None = None, /, **amounts: float) -> None:
+        counts = self._of.__dict__
+        for name, amount in amounts.items():
+            counts[name] = counts.get(name, 0) + amount
+
+    def drain(self) -> dict[str, float]:
+        """What this thread has counted since it took it last."""
+        counts = dict(self._of.__dict__)
+        self._of.__dict__.clear()
+        return counts
+
+
+class _RequestedFunction:
+    """A function as the order brings it."""
+
+    owner = b""
+
+    def __init__(self, order: TraceRequest) -> None:
+        self._order = order
+
+    def describe(self, key: bytes) -> Described:
+        return self._order.described()
+
+    def code(self, fingerprint: bytes) -> bytes:
+        if self._order.code is None:
+            raise LookupError("its code was not sent, and is not here any more")
+        return bytes(self._order.code)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def _failure(error: BaseException) -> Failure:
+    try:
+        shown = _for_people(error)
+    except BaseException:  # noqa: BLE001  what a user's exception does when it is looked at
+        shown = error
+    return encode_failure(shown)
+
+
+def _for_people(error: BaseException) -> BaseException:
+    if isinstance(error, TypeError) and not isinstance(error, JaxdError):
+        better = explained(error)
+        if better is not error:
+            better.__cause__ = error
+        return better
+    return error
+
+
+if __name__ == "__main__":
+    main()

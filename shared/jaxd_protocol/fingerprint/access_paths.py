@@ -1,0 +1,489 @@
+"""Access paths: `cfg.model.width` is followed to the one value that it reads.
+
+A step is taken only where it is certain that taking it runs no code of the user's that could reach
+more. Where it is not, what has been reached so far counts whole.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from functools import cached_property
+from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
+from typing import Any, Final, NoReturn
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint import archive_members
+from jaxd_protocol.fingerprint.canonical import ATOMS, digest
+from jaxd_protocol.fingerprint.code.reads import Read, facts_of
+from jaxd_protocol.fingerprint.guards import MISSING, Guards
+from jaxd_protocol.fingerprint.model import NO_CALLBACKS, Steps
+from jaxd_protocol.fingerprint.unpatched import (
+    globals_module,
+    is_plain_data,
+    refuse_patched_class,
+    refuse_patched_function,
+)
+from jaxd_protocol.fingerprint.values import classes, modules, settings
+from jaxd_protocol.fingerprint.walk import Walk, short_repr
+
+_CONSTANTS: Final = frozenset({"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"})
+
+_READ_ALL_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
+
+
+def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
+    """Appends what a function reads of a global."""
+    name, home = read.name, function.__globals__
+    if name in modules.IGNORED_ATTRIBUTES or name.startswith("@py"):
+        return
+    walk.text(name)
+    walk.line = read.line
+    value = home.get(name, MISSING)
+    if read.written and not read.steps and type(value) in ATOMS:
+        walk.guards.complete = False  # the code may assign it: it counts as it was found
+    else:
+        walk.guards.item(home, name, value)
+    if value is MISSING:
+        _builtin(walk, home, read)
+        return
+    walk.label = f"global {name}"
+    follow(walk, value, read.steps, read.written)
+
+
+def _builtin(walk: Walk, home: dict[str, Any], read: Read) -> None:
+    name = read.name
+    if not hasattr(builtins, name):
+        walk.tag("missing")
+        return
+    walk.tag("builtin")
+    if isinstance(getattr(builtins, name), type):
+        walk.reach.installed.append(getattr(builtins, name))
+    if name == "__import__" and not archive_members.allow_computed_import(walk, read.steps):
+        refuse_computed_import(walk, name)
+    if _is_replaced_builtin(walk, name, getattr(builtins, name)):
+        raise PackingError(
+            f"{walk.path()} uses {name} ({walk.where}), which somebody has put into Python's "
+            "builtins. The server's are as Python made them. Import or define it instead."
+        )
+    impure = modules.impurity("builtins", name)
+    if impure is not None:
+        walk.note(impure)
+    own = walk.process_view.module(home.get("__name__") or "")
+    if name in _READ_ALL_GLOBALS and own is not None and walk.is_local(own.__name__):
+        modules.emit_module(walk, own)
+
+
+def _is_replaced_builtin(walk: Walk, name: str, value: Any) -> bool:
+    """Whether a builtin is a function of the user's, or a value that Python does not have there."""
+    if isinstance(value, FunctionType):
+        return walk.is_local(str(value.__globals__.get("__name__")))
+    return is_plain_data(value) and name not in _CONSTANTS
+
+
+def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
+    """Appends what the steps lead to.
+
+    Args:
+        walk: its label is how `value` is read.
+        value: where the steps begin.
+        steps: attributes, items, calls.
+        written: whether the walked code itself changes what they lead to.
+    """
+    while steps and steps[0][0] != "+":
+        if steps[0][0] == "!" or (walk.listed is not None and walk.is_listed(value, steps)):
+            walk.callback_only(value)
+            return
+        walk.mark_partly_read(value)
+        taken = (
+            _follow_step(walk, value, steps)
+            if steps[1:] != _THEN_ASSIGNED
+            else _unguarded_step(walk, value, steps)
+        )
+        if taken is None:
+            break
+        value, steps = taken
+        if value is MISSING:
+            return
+    if written:
+        walk.guards.pin(value)
+    walk.emit(value)
+
+
+_THEN_ASSIGNED: Final = (("+", None),)
+
+
+def _unguarded_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
+    """A step to a place that the code itself assigns: it counts as it was found."""
+    kept, walk.guards = walk.guards, Guards()
+    try:
+        return _follow_step(walk, value, steps)
+    finally:
+        walk.guards = kept
+        walk.guards.complete = False
+
+
+Followed = tuple[Any, Steps]
+"""The next value and the steps that remain; `MISSING` when there is nothing more to append."""
+
+
+def _follow_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
+    """One step; None when the value counts whole."""
+    kind, name = steps[0]
+    if settings.is_environment(value):
+        settings.emit_variable(walk, value, steps)
+        return MISSING, ()
+    if walk.archives is not None and archive_members.emit_read(walk, value, steps):
+        return MISSING, ()
+    if kind == "c":
+        return value, ()
+    if isinstance(value, ModuleType):
+        if kind == "i":
+            return None
+        if walk.is_local(value.__name__):
+            return _module_attribute(walk, value, kind, name, steps[1:])
+        emit_installed(walk, value, steps)
+        return MISSING, ()
+    if type(value) is dict:
+        return _dict_item(walk, value, steps)
+    if settings.is_flags(value):
+        return settings.emit_flag(walk, value, kind, name, steps[1:])
+    if isinstance(value, type):
+        return _class_attribute(walk, value, steps)
+    return follow_attribute(walk, value, kind, name, steps[1:])
+
+
+def _module_attribute(
+    walk: Walk, module: ModuleType, kind: str, name: str, rest: Steps
+) -> Followed | None:
+    content = vars(module)
+    value = content.get(name, MISSING)
+    if kind == "w":
+        walk.reach.partial_read_of(module)
+        return MISSING, ()
+    if value is MISSING and "__getattr__" in content:
+        return None
+    walk.guards.item(content, name, value)
+    walk.reach.partial_read_of(module).names.add(name)
+    if value is MISSING:
+        walk.tag("missing")
+        return MISSING, ()
+    walk.label += f".{name}"
+    return value, rest
+
+
+def _dict_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> Followed | None:
+    (kind, name), rest = steps[0], steps[1:]
+    if kind == "a" and name == "get" and rest and rest[0][0] == "c":
+        name, rest = rest[0][1], ()
+    elif kind != "i":
+        return None
+    walk.reach.partial_read_of(value).names.add(name)
+    item = value.get(name, MISSING)
+    walk.guards.instance(value)
+    walk.guards.item(value, name, item)
+    if item is MISSING:
+        walk.tag("missing")
+        return MISSING, ()
+    walk.label += f"[{short_repr(name)}]"
+    return item, rest
+
+
+def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
+    """A class as a name for settings: `Config.lr`."""
+    (kind, name), rest = steps[0], steps[1:]
+    if not walk.is_local(cls.__module__):
+        emit_setting(walk, cls.__module__, cls.__qualname__, cls, steps)
+        return None
+    if kind != "a" or type(cls) is not type:
+        return None
+    for base in cls.__mro__:
+        value = vars(base).get(name, MISSING)
+        if value is not MISSING:
+            break
+    else:
+        return None
+    if hasattr(type(value), "__get__") or not walk.is_local(base.__module__):
+        return None  # a method, or anything else that makes its value when it is read
+    walk.guards.attribute(cls, name, value)
+    walk.guards.bases(cls)
+    walk.reach.partial_read_of(cls).names.add(name)
+    walk.label += f".{name}"
+    return value, rest
+
+
+def uses_of_first_parameter(walk: Walk, function: Any) -> dict[Steps, int] | None:
+    """What a function of the user's reads of its first argument; None when it may read all."""
+    if not isinstance(function, FunctionType) or not function.__code__.co_argcount:
+        return None
+    if not walk.is_local(globals_module(function)):
+        return None
+    code = function.__code__
+    return facts_of(code).uses.get(code.co_varnames[0])
+
+
+def record_method(walk: Walk, function: Any, instance: Any) -> None:
+    """Notes what a function of the user's gives of its first argument to be called back."""
+    if isinstance(function, FunctionType) and walk.is_local(globals_module(function)):
+        gives = facts_of(function.__code__).callbacks_passed
+        if gives is not NO_CALLBACKS and function.__code__.co_argcount and not walk.is_inner:
+            walk.reach.targets.add_method(function, gives, instance)
+
+
+def emit_callable_object(walk: Walk, instance: Any) -> bool:
+    """Appends an object that is going to be called, by what its `__call__` reads of it.
+
+    False, and nothing is appended, when that cannot be said.
+    """
+    if uses_of_first_parameter(walk, _static_lookup(type(instance), "__call__")[1]) is None:
+        return False
+    taken = follow_attribute(walk, instance, "a", "__call__", ())
+    if taken is None:
+        return False
+    walk.tag("called")
+    return True
+
+
+def _static_lookup(cls: type, name: str) -> tuple[type | None, Any]:
+    """Where a class finds an attribute, without running anything."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            return base, vars(base)[name]
+    return None, MISSING
+
+
+def _is_readable(value: Any) -> bool:
+    """Whether reading an attribute of an object only looks into its `__dict__` and class."""
+    cls = type(value)
+    if issubclass(cls, type | dict | list | tuple | ModuleType):
+        return False
+    if _static_lookup(cls, "__getattribute__")[0] not in (object, SimpleNamespace):
+        return False
+    return hasattr(value, "__dict__") or bool(classes.slot_names(cls))
+
+
+def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) -> Followed | None:
+    """One step from an object; None when the object counts whole."""
+    cls = type(value)
+    if kind not in "aw" or not _is_readable(value):
+        return None
+    if name != "__call__" and name.startswith("__") and name.endswith("__"):
+        return None  # `__dict__`, `__class__`: the interpreter's own
+    base, on_class = _static_lookup(cls, name)
+    if kind == "w":
+        plain = _static_lookup(cls, "__setattr__")[0] is object and not hasattr(
+            type(on_class), "__set__"
+        )
+        return _begin_partial_read(walk, value) if plain else None
+    attributes = getattr(value, "__dict__", {})
+    if type(on_class) is MemberDescriptorType:
+        return _slot_attribute(walk, value, name, rest)
+    if base is not None and (name not in attributes or hasattr(type(on_class), "__set__")):
+        return (
+            _attribute_of_class(walk, value, base, name, rest)
+            if walk.is_local(cls.__module__)
+            else None
+        )
+    if name not in attributes:
+        return None
+    _begin_partial_read(walk, value)
+    walk.reach.partial_read_of(value).names.add(name)
+    walk.guards.item(attributes, name, attributes[name])
+    walk.label += f".{name}"
+    return attributes[name], rest
+
+
+def _begin_partial_read(walk: Walk, value: Any) -> Followed:
+    """The object, and its class, are read in part."""
+    walk.tag("of")
+    walk.guards.instance(value)
+    attributes = getattr(value, "__dict__", MISSING)
+    if attributes is not MISSING:
+        walk.guards.attribute(value, "__dict__", attributes)
+    walk.reach.partial_read_of(value)
+    walk.reach.partial_read_of(type(value))
+    return MISSING, ()
+
+
+def _slot_attribute(walk: Walk, value: Any, name: str, rest: Steps) -> Followed:
+    _begin_partial_read(walk, value)
+    content = getattr(value, name, MISSING)
+    walk.guards.attribute(value, name, content)
+    if content is MISSING:
+        walk.tag("missing")
+        return MISSING, ()
+    walk.reach.partial_read_of(value).names.add(name)
+    walk.label += f".{name}"
+    return content, rest
+
+
+def _attribute_of_class(
+    walk: Walk, value: Any, base: type, name: str, rest: Steps
+) -> Followed | None:
+    """An attribute that the class has: a method or property reads the object in turn."""
+    found = vars(base)[name]
+    function = _attribute_function(found)
+    if function is None and hasattr(type(found), "__get__") and type(found) is not staticmethod:
+        return None
+    uses = None if function is None else uses_of_first_parameter(walk, function)
+    if function is not None and (uses is None or (rest and function is found)):
+        return None
+    _begin_partial_read(walk, value)
+    cls = type(value)
+    walk.reach.partial_read_of(cls).names.add(name)
+    walk.guards.answer(lambda: _static_lookup(cls, name)[1] is found, True)
+    if not hasattr(type(found), "__set__"):
+        walk.guards.item(getattr(value, "__dict__", {}), name)
+    if function is None:
+        walk.label += f".{name}"
+        return found, (rest if type(found) is not staticmethod else ())
+    label = walk.label
+    record_method(walk, function, value)
+    walk.emit(found)
+    if uses is not None and (id(value), id(function)) not in walk.read_by:
+        walk.read_by.add((id(value), id(function)))
+        walk.emit_uses(label, value, uses)
+    return MISSING, ()
+
+
+def _attribute_function(found: Any) -> Any:
+    """The function that runs when an attribute of a class is read or called, if one does."""
+    if isinstance(found, property):
+        return found.fget
+    if isinstance(found, cached_property):
+        return found.func
+    return found if isinstance(found, FunctionType) else None
+
+
+_COMPUTED_IMPORTS: Final = frozenset({("importlib", "import_module"), ("sys", "modules")})
+
+
+def emit_installed(walk: Walk, module: ModuleType, steps: Steps) -> None:
+    """Appends a chain from an installed module.
+
+    Its names are in the code, and what is behind them is the same on both sides, unless somebody
+    has put it there.
+    """
+    walk.reach.installed.append(module)
+    modules.emit_reference(walk, module.__name__, "")
+    check_installed(walk, module, steps)
+
+
+def _static_attribute(module: ModuleType, name: str) -> Any:
+    """What an installed module has; getattr could run its own `__getattr__`.
+
+    On a server it may be one with a client's attributes on top of the server's module.
+    """
+    content = vars(module)
+    if name in content:
+        return content[name]
+    below = content.get("_jaxd_real")
+    return MISSING if below is None else vars(below).get(name, MISSING)
+
+
+def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Steps) -> None:
+    """Appends something only where the value may be another one on the other side."""
+    if settings.emit_from_os(walk, module, name, rest):
+        return
+    _check_import(walk, module, name, rest)
+    value = _static_attribute(module, name)
+    if "_jaxd_real" not in vars(module):
+        walk.guards.item(vars(module), name, value)
+    path = [name, *_leading_attributes(rest)]
+    impure = modules.impurity(module.__name__, ".".join(path)) or modules.impurity(
+        f"{module.__name__}.{name}", ".".join(path[1:])
+    )
+    if impure is not None:
+        walk.note(impure)
+    if value is MISSING:
+        return
+    if callable(value):
+        walk.reach.installed.append(value)
+    if settings.is_flags(value) or walk.process_view.carries(module, name, value):
+        walk.label = f"global {module.__name__}.{name}"
+        walk.tag("carried")
+        walk.text(f"{module.__name__}:{name}")
+        walk.carry(module.__name__, name, value)
+        walk.follow(value, rest)
+    elif isinstance(value, type):
+        refuse_patched_class(value, walk.is_local, walk.path)
+        emit_setting(walk, module.__name__, name, value, rest)
+    elif isinstance(value, FunctionType):
+        refuse_patched_function(value, walk.path)
+    else:
+        emit_setting(walk, module.__name__, name, value, rest)
+
+
+def _check_import(walk: Walk, module: ModuleType, name: str, rest: Steps) -> None:
+    if (module.__name__, name) not in _COMPUTED_IMPORTS:
+        return
+    if rest and rest[0][0] in "ci" and not walk.is_local(str(rest[0][1]).partition(".")[0]):
+        return  # an installed module, by a name that can be read
+    if name == "import_module" and archive_members.allow_computed_import(walk, rest):
+        return
+    refuse_computed_import(walk, f"{module.__name__}.{name}")
+
+
+def refuse_computed_import(walk: Walk, what: str) -> NoReturn:
+    """For code that imports a module in a way that neither key nor pickling can follow.
+
+    Raises:
+        PackingError: the server would look for the module among its own.
+    """
+    by_source = (
+        "" if what == "sys.modules" else " persistent_call(ship='source') sends whole packages;"
+    )
+    raise PackingError(
+        f"{walk.path()} uses {what} ({walk.where}), so it cannot be seen which module it means. "
+        f"Write an import statement, in the function if need be.{by_source} Or install the "
+        "package where the server runs and here."
+    )
+
+
+def emit_setting(walk: Walk, module: str, name: str, holder: Any, rest: Steps) -> None:
+    """A setting that an installed class or object has, as in `toolbox.Settings.rate`.
+
+    It counts, and the server refuses the function when its own has another value.
+    """
+    if not rest or rest[0][0] != "a":
+        return
+    attribute = rest[0][1]
+    places = holder.__mro__ if isinstance(holder, type) else (holder,)
+    contents = [getattr(place, "__dict__", {}) for place in places]
+    value = next((content[attribute] for content in contents if attribute in content), MISSING)
+    path = f"{name}.{attribute}"
+    home = sys.modules.get(module)
+    if value is MISSING or not is_plain_data(value) or home is None:
+        return
+    if not walk.process_view.carries(home, path, value):
+        return
+    walk.tag("set")
+    walk.text(f"{module}:{path}")
+    walk.count(module, path)
+    walk.guards.attribute(holder, attribute, value)
+    data = repr(value).encode()
+    walk.write(digest(data))
+    walk.part("installed", f"{module}.{path}", data, short_repr(value))
+
+
+def _leading_attributes(steps: Steps) -> list[str]:
+    return [str(name) for kind, name in steps if kind == "a"]
+
+
+def check_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None:
+    """Appends something only where an access path may lead to something patched.
+
+    Nothing else: which submodules are loaded differs from process to process.
+    """
+    while module is not None and steps and steps[0][0] == "a":
+        name, rest = steps[0][1], steps[1:]
+        value = _static_attribute(module, name)
+        if not isinstance(value, ModuleType):
+            _of_installed_attribute(walk, module, name, rest)
+            return
+        if walk.is_local(value.__name__):
+            walk.guards.item(vars(module), name, value)
+            walk.follow(value, rest)
+            return
+        walk.guards.item(vars(module), name, value)
+        module, steps = value, rest

@@ -1,1 +1,0 @@
-"""`ship="source"`: packages that count, and travel, as files."""

@@ -1,0 +1,206 @@
+"""Import statements inside of functions, also of local modules that are not imported yet.
+
+The latter are not imported for the sake of the key: that would run code, and a light client would
+have to import jax. Their compiled source counts, and that of the local modules which it imports in
+turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import resolve_name
+from types import ModuleType
+from typing import Any
+
+from jaxd_protocol.fingerprint import archive_members
+from jaxd_protocol.fingerprint.access_paths import check_installed
+from jaxd_protocol.fingerprint.code.reads import CodeFacts, Import, facts_of
+from jaxd_protocol.fingerprint.model import Source, Steps
+from jaxd_protocol.fingerprint.values import modules
+from jaxd_protocol.fingerprint.walk import Walk
+
+
+def emit_import(walk: Walk, home: dict[str, Any], statement: Import, facts: CodeFacts) -> None:
+    """Appends what an import statement in a function brings in, as far as it is read."""
+    walk.tag("import")
+    name = absolute_name(statement.name, statement.level, home)
+    if not walk.is_local(name):
+        modules.emit_reference(walk, name, "")
+        _installed_import(walk, name, statement, facts)
+        return
+    if archive_members.emit_import(walk, name, statement.names):
+        return
+    for parent in _parents(name):
+        _local_import(walk, parent)
+    module = walk.process_view.module(name)
+    for each in statement.names:
+        if module is not None:
+            _from_import(walk, module, each, _merged_uses(statement, facts, (each,)))
+        elif walk.process_view.source(f"{name}.{each}") is not None:
+            _local_import(walk, f"{name}.{each}")
+    if module is not None and not statement.names:
+        _plain_import(walk, name, module, statement, facts)
+
+
+def _plain_import(
+    walk: Walk, name: str, module: ModuleType, statement: Import, facts: CodeFacts
+) -> None:
+    """What the variables of `import a.b` and `import a.b as c` lead to."""
+    top = walk.process_view.module(name.partition(".")[0])
+    for variable, path in statement.bound:
+        bound = top if path is None else _by_attributes(walk, name) or module
+        walk.emit_uses(f"global {name}", bound, facts.uses.get(variable))
+    if not statement.bound:
+        modules.emit_module(walk, module)
+
+
+def _by_attributes(walk: Walk, name: str) -> Any:
+    """What `import a.b as c` binds: the attribute, which need not be the module of that name."""
+    top, *rest = name.split(".")
+    found: Any = walk.process_view.module(top)
+    for part in rest:
+        content = getattr(found, "__dict__", {})
+        if part not in content:
+            return None
+        walk.guards.item(content, part, content[part])
+        found = content[part]
+    return found
+
+
+def absolute_name(name: str, level: int, home: dict[str, Any]) -> str:
+    """The full name of a module in an import statement of a function with these globals."""
+    if not level:
+        return name
+    package = home.get("__package__") or getattr(home.get("__spec__"), "parent", None) or ""
+    try:
+        return resolve_name("." * level + name, package)
+    except ImportError:
+        return "." * level + name
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _merged_uses(
+    statement: Import, facts: CodeFacts, path: tuple[str, ...]
+) -> Mapping[Steps, int] | None:
+    for variable, bound in statement.bound:
+        if bound == path:
+            return facts.uses.get(variable)
+    return None
+
+
+def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts) -> None:
+    """Appends what is patched, as far as this process has the module.
+
+    Nothing else may be appended: another process may not have imported it yet.
+    """
+    process_view = walk.process_view
+    module = process_view.module(name)
+    if module is None:
+        walk.guards.answer(lambda: process_view.module(name) is None, True)
+        return
+    top = walk.process_view.module(name.partition(".")[0])
+    for each in statement.names:
+        for steps, line in (_merged_uses(statement, facts, (each,)) or {(): 0}).items():
+            walk.line = line
+            check_installed(walk, module, (("a", each), *steps))
+    for variable, path in () if statement.names else statement.bound:
+        bound = top if path is None else module
+        for steps, line in facts.uses.get(variable, {}).items():
+            walk.line = line
+            check_installed(walk, bound, steps)
+
+
+def _local_import(walk: Walk, name: str) -> None:
+    """A local module that reached code imports: by value when this process has it.
+
+    Else by its source, which the server runs when the statement runs.
+    """
+    walk.text(name)
+    module = walk.process_view.module(name)
+    if module is not None:
+        walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
+        walk.reach.imports[name] = module
+        walk.reach.partial_read_of(module)
+        parent, _, last = name.rpartition(".")
+        if parent in walk.reach.imports:
+            walk.reach.partial_read_of(walk.reach.imports[parent]).names.add(last)
+        return
+    source = walk.process_view.source(name)
+    if source is None:
+        walk.tag("absent")
+        process_view = walk.process_view
+        walk.guards.answer(
+            lambda: process_view.module(name) is None and process_view.source(name) is None, True
+        )
+        return
+    _emit_source(walk, name, source)
+
+
+def _from_import(
+    walk: Walk, module: ModuleType, name: str, uses: Mapping[Steps, int] | None
+) -> None:
+    walk.text(name)
+    if name in vars(module):
+        for steps in uses if uses is not None else ((),):
+            before, walk.label = walk.label, f"global {module.__name__}"
+            walk.follow(module, (("a", name), *steps))
+            walk.label = before
+        return
+    full = f"{module.__name__}.{name}"
+    if walk.process_view.module(full) is None and walk.process_view.source(full) is None:
+        if "__getattr__" in vars(module):
+            modules.emit_module(walk, module)
+            return
+        walk.tag("missing")
+        return
+    _local_import(walk, full)
+    loaded = walk.process_view.module(full)
+    if loaded is not None:
+        walk.emit_uses(f"global {full}", loaded, uses)
+
+
+def _emit_source(walk: Walk, name: str, source: Source) -> None:
+    """Appends the content of a module, and of those that it imports."""
+    if name in walk.reach.sources:
+        return
+    walk.reach.sources[name] = source
+    facts = facts_of(source.code)
+    walk.tag("source")
+    walk.write(facts.digest)
+    walk.part("module", f"module {name}", facts.digest)
+    walk.guards.answer(lambda: walk.process_view.module(name) is None, True)
+    walk.guards.answer(lambda: walk.process_view.source(name) is source, True)
+    package = name if source.is_package else name.rpartition(".")[0]
+    for statement in facts.imports:
+        _imported_by_source(walk, package, statement)
+
+
+def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
+    name = absolute_name(statement.name, statement.level, {"__package__": package})
+    names = [name, *(f"{name}.{each}" for each in statement.names)]
+    for full in names:
+        if walk.is_local(full.partition(".")[0]):
+            _local_by_source(walk, full)
+        else:
+            walk.text(name)
+            walk.package(name)
+
+
+def _local_by_source(walk: Walk, full: str) -> None:
+    parts = full.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        walk.text(name)
+        module = walk.process_view.module(name)
+        if module is not None:
+            walk.reach.imports[name] = module
+            if count == len(parts):
+                modules.emit_module(walk, module)
+            continue
+        source = walk.process_view.source(name)
+        if source is not None:
+            _emit_source(walk, name, source)

@@ -1,0 +1,139 @@
+"""Settings of the process that a function reads: in the key, and carried to the server.
+
+Variables of the environment, and absl's command line flags.
+"""
+
+from __future__ import annotations
+
+import os
+from types import MethodType, ModuleType, SimpleNamespace
+from typing import Any, NoReturn
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.canonical import atom
+from jaxd_protocol.fingerprint.model import Steps
+from jaxd_protocol.fingerprint.walk import Walk
+
+
+class ReadEnvironment(dict[str, str]):
+    """The variables that a function reads, as its client had them. Stands for `os.environ`."""
+
+    def getenv(self, key: str, default: Any = None) -> Any:
+        """Stands for `os.getenv`."""
+        return self.get(key, default)
+
+
+def is_environment(value: Any) -> bool:
+    """Whether this is `os.environ` or `os.getenv`, or what stands for them on a server."""
+    return (
+        value is os.environ
+        or value is os.getenv
+        or type(value) is ReadEnvironment
+        or (type(value) is MethodType and type(value.__self__) is ReadEnvironment)
+    )
+
+
+def emit_from_os(walk: Walk, module: ModuleType, name: str, rest: Steps) -> bool:
+    """Appends what `os.environ[…]` and the like read; False when `name` is something else."""
+    if module.__name__ != "os" or name not in ("environ", "getenv", "environb", "getenvb"):
+        return False
+    if name.endswith("b"):
+        refuse_whole_environment(walk)  # the same variables as bytes
+    value = vars(module)[name]
+    walk.carry("os", name, value)
+    emit_variable(walk, value, rest)
+    return True
+
+
+def emit_variable(walk: Walk, value: Any, steps: Steps) -> None:
+    """Appends the variable that is read of `os.environ`, or by a call of `os.getenv`.
+
+    Raises:
+        PackingError: when it cannot be seen which variable is read.
+    """
+    name = _variable_name(value, steps)
+    if name is None:
+        refuse_whole_environment(walk)
+    environ = value if isinstance(value, dict) else getattr(value, "__self__", os.environ)
+    content = environ.get(name)
+    walk.tag("variable")
+    walk.text(name)
+    walk.write(atom(content) or b"")
+    # not its value: parts are shown to others, and a variable may hold a secret
+    walk.part("variable", f"environment {name}", atom(content) or b"", where="")
+    if environ is os.environ:
+        walk.guards.variable(name, content)
+    kept = _replacement(walk)
+    if content is not None:
+        kept[name] = content
+
+
+def _variable_name(value: Any, steps: Steps) -> str | None:
+    """Of the variable that is read."""
+    kinds = "".join(kind for kind, _ in steps)
+    if callable(value):
+        return steps[0][1] if kinds == "c" else None
+    if kinds[:1] == "i" or (kinds[:2] == "ac" and steps[0][1] == "get"):
+        name = steps[0][1] if kinds[0] == "i" else steps[1][1]
+        return name if isinstance(name, str) else None
+    return None
+
+
+def _replacement(walk: Walk) -> ReadEnvironment:
+    stand_ins = walk.reach.replacements
+    kept: ReadEnvironment | None = stand_ins.get(id(os.environ))
+    if kept is None:
+        kept = stand_ins[id(os.environ)] = ReadEnvironment()
+        stand_ins[id(os.getenv)] = kept.getenv
+    return kept
+
+
+def refuse_whole_environment(walk: Walk) -> NoReturn:
+    """For code that reads the environment, and does not show which variable."""
+    raise PackingError(
+        f"{walk.path()} reads the environment in a way that does not show which variable "
+        f"({walk.where}). Write os.environ['NAME'], os.environ.get('NAME') or "
+        "os.getenv('NAME') with the name as text, or read it outside of the function."
+    )
+
+
+class ReadFlags(SimpleNamespace):
+    """The flags that a function reads, as its client had them. Stands for `absl.flags.FLAGS`."""
+
+    def __getitem__(self, name: str) -> Any:
+        """As in absl, where it gives the flag object: here something with its `value`."""
+        return SimpleNamespace(value=getattr(self, name), name=name)
+
+
+def is_flags(value: Any) -> bool:
+    """Whether this is absl's registry of flags, or what stands for it on a server."""
+    kind = type(value)
+    return kind is ReadFlags or (
+        kind.__name__ == "FlagValues" and kind.__module__ == "absl.flags._flagvalues"
+    )
+
+
+def emit_flag(walk: Walk, flags: Any, kind: str, name: Any, rest: Steps) -> tuple[Any, Steps]:
+    """The value of one flag, read as `FLAGS.name` or `FLAGS['name'].value`.
+
+    Raises:
+        PackingError: when it cannot be seen which flag is read.
+    """
+    if kind == "i" and rest[:1] == (("a", "value"),):
+        rest = rest[1:]
+    elif kind != "a" or name.startswith("_"):
+        refuse_all_flags(walk)
+    value = getattr(flags, name)
+    walk.guards.answer(lambda: getattr(flags, name), value)
+    kept = walk.reach.replacements.setdefault(id(flags), ReadFlags())
+    setattr(kept, name, value)
+    walk.label += f".{name}"
+    return value, rest
+
+
+def refuse_all_flags(walk: Walk) -> NoReturn:
+    """For code that hands the whole registry on."""
+    raise PackingError(
+        f"{walk.path()} uses absl's flags as a whole ({walk.where}), so every flag would be part "
+        "of the key. Read single ones, as in FLAGS.name, or pass their values as arguments."
+    )

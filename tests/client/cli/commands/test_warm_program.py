@@ -1,0 +1,58 @@
+"""Running the recorded program, or waiting for Ctrl-C; `test_warm.py` sends signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxd.cli.commands.warm import run_program, wait_for_interrupt
+from jaxd_protocol.errors import ConfigurationError
+
+WATCHED = (signal.SIGINT, signal.SIGTERM)
+
+
+def python(program: str) -> list[str]:
+    """The words that run it."""
+    return [sys.executable, "-c", program]
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [("", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
+)
+def test_the_exit_code_is_the_programs(program: str, code: int) -> None:
+    """As a shell says it, when a signal ended it."""
+    assert run_program(python(program), None) == code
+
+
+def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
+    """Is a mistake in the command line."""
+    with pytest.raises(ConfigurationError, match=r"cannot run .*none.*No such file"):
+        run_program([str(tmp_path / "none")], None)
+
+
+def test_signals_are_as_before_in_the_program_and_afterwards(tmp_path: Path) -> None:
+    """Also where a script has ignored Ctrl-C for us."""
+    program = (
+        "import signal, sys; from pathlib import Path\n"
+        f"Path({str(tmp_path / 'out')!r}).write_text(str(signal.getsignal(signal.SIGINT)))"
+    )
+    before = [signal.getsignal(number) for number in WATCHED]
+    run_program(python(program), None)
+    assert "default_int_handler" in (tmp_path / "out").read_text()
+    assert [signal.getsignal(number) for number in WATCHED] == before
+
+
+@pytest.mark.parametrize("number", WATCHED)
+def test_a_signal_ends_the_waiting(number: int) -> None:
+    """One that comes as soon as it is waited for as well."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        wait_for_interrupt(lambda: os.kill(os.getpid(), number))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

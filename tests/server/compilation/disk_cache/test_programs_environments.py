@@ -1,0 +1,87 @@
+"""How long what is on disk is as good as new."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxd_protocol.packages.distributions import changed_since_first_seen
+from jaxd_server.cache import open_store
+from jaxd_server.compilation.disk_cache.programs import Environments
+from jaxd_server.runtime.imported_packages import ImportedPackages
+from tests.fake_packages import FakeSite
+from tests.server.compilation.disk_cache.test_programs import Open, X, function_in, kept_one, step
+from tests.server.in_process import Machine, Source
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
+    """A folder of installed packages."""
+    site = FakeSite(tmp_path)
+    monkeypatch.syspath_prepend(site.path)
+    return site
+
+
+def test_a_call_lasts_as_long_as_the_packages_that_were_loaded(
+    open_harness: Open, site: FakeSite
+) -> None:
+    """Others may come and go."""
+    site.install("shelf_used", "1", {"shelf_used.py": "1"})
+    importlib.import_module("shelf_used")
+    source = Source(step)
+    harness = open_harness()
+    harness.value(source, X)
+    name, kept = kept_one(harness)
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    site.install("shelf_other", "1", {"shelf_other.py": "1"})
+    assert program_cache.is_current(kept)
+    site.install("shelf_used", "2", {"shelf_used.py": "22"})
+    changed_since_first_seen()
+    assert not program_cache.is_current(kept)
+    assert program_cache.find(function_in(harness, source), name) is None
+    assert not program_cache.has(name)
+    assert name in program_cache.calls()
+
+
+def test_calls_of_one_environment_share_its_record(open_harness: Open) -> None:
+    """It is written once."""
+    harness = open_harness()
+    for size in (1, 2, 3):
+        harness.value(Source(step), X[:size])
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.flush()
+    assert len({kept.environment for kept in program_cache.calls().values()}) == 1
+    assert len(program_cache.store.names("environments")) == 1
+
+
+def test_without_the_record_of_its_environment_a_call_is_not_trusted(open_harness: Open) -> None:
+    """Nobody knows whether it is still right."""
+    harness = open_harness()
+    harness.value(Source(step), X)
+    name, kept = kept_one(harness)
+    harness = open_harness()
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.store.remove("environments", kept.environment)
+    assert not program_cache.has(name)
+
+
+@pytest.mark.parametrize("content", [3, (("root",),), (("root", 1, 2, 3, 4, 5, 6, 7),)])
+def test_a_record_that_is_none_is_told_of(tmp_path: Path, content: Any) -> None:
+    """And stands for nothing."""
+    store = open_store(Machine(), str(tmp_path / "cache"))
+    assert store is not None
+    told: list[tuple[str, bytes]] = []
+    environments = Environments(
+        store, ImportedPackages(), lambda kind, name: told.append((kind, name))
+    )
+    store.write("environments", b"e" * 16, content)
+    assert not environments.is_current(b"e" * 16)
+    assert told == [("environments", b"e" * 16)]
+    assert environments.is_current(environments.keep())
+    store.close()

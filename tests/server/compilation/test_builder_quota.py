@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from jaxd_protocol.errors import LimitExceeded
+from jaxd_server.compilation.builder import BuildQuota
+from tests.server.in_process import InProcessServer
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_seconds_are_counted_for_each_and_come_back() -> None:
+    """A principal that has had its share waits; the others do not."""
+    clock = Clock()
+    quota = BuildQuota(360.0, clock)
+    quota.spend("alice", 300.0)
+    quota.require("alice")
+    quota.spend("alice", 66.0)
+    with pytest.raises(LimitExceeded, match=r"again in 60 s, .*--principal-build-s"):
+        quota.require("alice")
+    quota.require("bob")
+    clock.now += 59.0
+    with pytest.raises(LimitExceeded, match="again in 1 s"):
+        quota.require("alice")
+    clock.now += 2.0
+    quota.require("alice")
+
+
+def test_nobody_is_remembered_for_longer_than_needed() -> None:
+    """An account that is full again is no account."""
+    clock = Clock()
+    quota = BuildQuota(360.0, clock)
+    quota.spend("alice", 10.0)
+    clock.now += 3600.0
+    quota.spend("bob", 10.0)
+    assert list(quota._spent) == ["bob"]
+
+
+def test_without_a_limit_nothing_is_counted() -> None:
+    """As is the default."""
+    quota = BuildQuota()
+    quota.spend("alice", 1e9)
+    quota.require("alice")
+    assert quota._spent == {}
+
+
+def test_a_client_that_has_had_its_share_goes_on_with_what_is_ready(
+    open_in_process_server: Callable[..., InProcessServer],
+) -> None:
+    """New programs are refused before they are traced, with what to do."""
+    in_process_server = open_in_process_server(principal_build_s=0.001)
+    client = in_process_server.client()
+    double = client.persistent_call(lambda x: x * 2)
+    assert float(double(1.0)) == 2.0
+    traces = client.statistics().traces
+    with pytest.raises(LimitExceeded, match="Programs that are ready go on answering"):
+        client.persistent_call(lambda x: x * 3)(1.0)
+    assert float(double(4.0)) == 8.0
+    assert client.statistics().traces == traces

@@ -1,0 +1,459 @@
+"""The process that traces for a worker: what it hands over is what the worker would have made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxd_protocol.errors import ResultError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.failures import decode_failure
+from jaxd_protocol.packages.distributions import changed_since_first_seen
+from jaxd_server.codec.arguments import (
+    dynamic,
+    leaves_of,
+    parse_arguments,
+    read_leaves,
+    structure_of,
+)
+from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
+from jaxd_server.compilation.disk_cache.records import call_name
+from jaxd_server.compilation.functions.table import Functions
+from jaxd_server.compilation.remote_trace.job import trace_request_of
+from jaxd_server.compilation.remote_trace.messages import (
+    Ended,
+    Failed,
+    Lowered,
+    Outdated,
+    Refused,
+    Reply,
+    TraceRequest,
+)
+from jaxd_server.compilation.remote_trace.process import TracerProcess
+from jaxd_server.jax_compat.arrays import key_array, weak_array
+from jaxd_server.jax_compat.config import configured
+from jaxd_server.jax_compat.lowered import out_leaves
+from jaxd_server.jax_compat.lowered_transfer import can_unpack, unpack_lowered
+from jaxd_server.jax_compat.programs import compile_flat
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.events import SILENT, Emit
+from tests.fake_packages import FakeSite
+from tests.server.in_process import Source, prepare_once, request_of
+
+X = np.linspace(0, 1, 4, dtype=np.float32)
+
+
+class Scaled:
+    """Its aux data is an array: what is traced depends on what is in it."""
+
+    def __init__(self, value: Any, factors: Any) -> None:
+        self.value = value
+        self.factors = factors
+
+
+jax.tree_util.register_pytree_node(
+    Scaled,
+    lambda scaled: ((scaled.value,), tuple(scaled.factors.tolist())),
+    lambda aux, children: Scaled(*children, np.asarray(aux)),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A static argument."""
+
+    steps: int
+
+
+class Bench:
+    """A tracer, and a worker's inside to compare with."""
+
+    def __init__(self) -> None:
+        prepare_once()
+        self.tracer = TracerProcess("text", can_unpack)
+        self.counters = Counters()
+        self.compiler = Compiler(self.counters, 1)
+        assert self.tracer.wait()
+
+    def order(self, source: Source, *args: Any, **more: Any) -> TraceRequest:
+        """A call as it is sent."""
+        call = source.call(args, **more)
+        function = Functions().obtain(source.key, source)
+        layout = parse_arguments(call.skeleton)
+        arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
+        name = call_name(function, arguments)
+        assert name is not None
+        order = trace_request_of(request_of(function, call, arguments, layout), name)
+        assert order is not None
+        return order._replace(code=bytes(source.code_))
+
+    def ask(self, source: Source, *args: Any, emit: Emit = SILENT) -> Reply:
+        """What the tracer says."""
+        return self.tracer.ask(self.order(source, *args), emit)
+
+    def here(self, source: Source, *args: Any) -> tuple[LoweredFunction, list[Any]]:
+        """What this process makes of the same, and the leaves that the program takes."""
+        call = source.call(args)
+        function = Functions().obtain(source.key, source)
+        layout = parse_arguments(call.skeleton)
+        arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
+        traced = dynamic(arguments, function.statics)
+        lowered = self.compiler.lower(
+            function.function,
+            function.name,
+            function.options,
+            arguments,
+            structure_of(traced),
+            SILENT,
+        )
+        return lowered, leaves_of(traced)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    """One tracer for all tests that leave it alive."""
+    with pytest.MonkeyPatch.context() as patch:
+        folders = [path for path in sys.path if path]
+        patch.setenv("PYTHONPATH", os.pathsep.join(folders))
+        bench = Bench()
+    yield bench
+    bench.tracer.close()
+    bench.compiler.close()
+
+
+def _update(params: Any, x: Any) -> Any:
+    grads = jax.grad(lambda p: jnp.sum(jnp.tanh(x * p["w"]) + p["b"]))(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), {"loss": x.sum()}
+
+
+def _take(x: Any, plan: Any) -> Any:
+    for _ in range(plan.steps):
+        x = x * 2
+    return x
+
+
+X64 = Options(config=(("jax_enable_x64", True),))
+PARAMS = {"w": X, "b": np.float32(1)}
+CASES: dict[str, tuple[Source, tuple[Any, ...]]] = {
+    "trees": (Source(_update), (PARAMS, X)),
+    "numbers": (Source(lambda a, b, c, d: (a * b, c, d + 1)), (1.5, 2, True, 1j)),
+    "weak types": (Source(lambda a: (a, a * 2)), (weak_array(np.ones(3, np.float32)),)),
+    "keys": (
+        Source(lambda k: jax.random.split(k, 3)),
+        (key_array("threefry2x32", jnp.asarray([1, 2], np.uint32)),),
+    ),
+    "statics": (Source(_take, Options(static_argnames=("plan",))), (X, Plan(3))),
+    "static numbers": (
+        Source(lambda x, n: x * n, Options(static_argnums=(1,))),
+        (X, 7),
+    ),
+    "donated": (Source(lambda a, b: (a + b, b * 2), Options(donate_argnums=(0,))), (X, X * 2)),
+    "64 bits": (Source(lambda a: a + 1, X64), (np.ones(2),)),
+    "pickled": (Source(lambda s: s.value * s.factors), (Scaled(X, np.arange(4.0)),)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_handed_over_is_what_the_worker_would_have_made(case: str, bench: Bench) -> None:
+    """The same program under the same name, results that travel in the same way."""
+    source, args = CASES[case]
+    reply = bench.ask(source, *args)
+    assert isinstance(reply, Lowered), reply
+    here, leaves = bench.here(source, *args)
+    assert reply.program == here.program
+    assert (reply.skeleton, reply.order) == (here.form.skeleton, here.form.order)
+    arrived = unpack_lowered(reply.data)
+    assert out_leaves(arrived) == out_leaves(here.lowered)
+    if case not in ("keys", "donated"):
+        with configured(source.options.config):
+            found, expected = (compile_flat(one)(*leaves) for one in (arrived, here.lowered))
+        assert [np.asarray(one).tolist() for one in found] == [
+            np.asarray(one).tolist() for one in expected
+        ]
+
+
+def test_it_counts_one_trace_and_one_lowering(bench: Bench) -> None:
+    """And how long that took."""
+    reply = bench.ask(Source(lambda x: x * 3), X)
+    assert isinstance(reply, Lowered)
+    counts = reply.side.counts
+    assert (counts["traces"], counts["lowers"]) == (1, 1)
+    assert counts["trace_s"] == pytest.approx(reply.trace_s)
+    assert "compiles" not in counts
+
+
+def test_it_says_what_it_has_imported_and_only_once(bench: Bench) -> None:
+    """So that the worker knows what its programs were made with."""
+
+    def parse(x: Any) -> Any:
+        import hypothesis
+
+        return x * (hypothesis.__version__ is not None)
+
+    reply = bench.ask(Source(parse), X)
+    assert isinstance(reply, Lowered)
+    assert "hypothesis" in dict(reply.side.packages)
+    again = bench.ask(Source(lambda x: x * 5), X)
+    assert isinstance(again, Lowered)
+    assert "hypothesis" not in dict(again.side.packages)
+
+
+def test_the_stage_is_told(bench: Bench) -> None:
+    """As it is by a worker."""
+    events: list[tuple[str, Any]] = []
+    bench.ask(Source(lambda x: x * 7), X, emit=lambda *event: events.append(event))
+    assert [event for event in events if event[0] != "compiled"] == [
+        ("stage", {"stage": "trace", "function": "<lambda>"}),
+        ("stage", {"stage": "lower", "function": "<lambda>"}),
+    ]
+
+
+def _fails(x: Any) -> Any:
+    raise KeyError("a message of the user's")
+
+
+def test_an_exception_of_the_function_comes_back_with_its_line(bench: Bench) -> None:
+    """Type, message and traceback are the user's."""
+    reply = bench.ask(Source(_fails), X)
+    assert isinstance(reply, Failed)
+    error = decode_failure(reply.failure)
+    assert isinstance(error, KeyError)
+    assert "a message of the user's" in str(error)
+    shown = "".join(traceback.format_exception(error))
+    assert 'raise KeyError("a message of the user\'s")' in shown
+    assert reply.side.counts["traces"] == 1
+
+
+def test_a_result_that_jax_cannot_take_is_explained(bench: Bench) -> None:
+    """With what to do about it, as in a worker."""
+    reply = bench.ask(Source(lambda x: "text"), X)
+    assert isinstance(reply, Failed)
+    error = decode_failure(reply.failure)
+    assert isinstance(error, ResultError)
+    assert "make text and other objects" in str(error)
+
+
+@pytest.mark.parametrize("how", [SystemExit(3), KeyboardInterrupt()])
+def test_a_function_that_wants_to_stop_the_process_only_fails(
+    how: BaseException, bench: Bench
+) -> None:
+    """The tracer goes on."""
+
+    def stop(x: Any) -> Any:
+        raise how
+
+    assert isinstance(bench.ask(Source(stop), X), Failed)
+    assert bench.tracer.state == "ready"
+
+
+def _prints(x: Any) -> Any:
+    jax.debug.print("{}", x)
+    return x
+
+
+def _keeps(x: Any) -> Any:
+    return {"x": x, "lock": jax.tree_util.Partial(threading.Lock().acquire)}
+
+
+@pytest.mark.parametrize("function", [_prints, _keeps])
+def test_what_has_to_be_in_the_worker_is_refused_for_good(
+    function: Callable[..., Any], bench: Bench
+) -> None:
+    """Host callbacks, and results that hold objects of the process."""
+    reply = bench.ask(Source(function), X)
+    assert isinstance(reply, Refused)
+    assert reply.always
+
+
+def test_a_function_that_is_another_one_here_is_refused(bench: Bench) -> None:
+    """The worker finds out by itself what is in doubt, and tells its client."""
+    source = Source(lambda x: x * 11)
+    order = bench.order(source, X)._replace(code=bytes(Source(lambda x: x * 12).code_))
+    reply = bench.tracer.ask(order, SILENT)
+    assert isinstance(reply, Refused)
+    assert not reply.always
+
+
+def test_a_call_that_is_another_one_here_is_refused(bench: Bench) -> None:
+    """Its arguments came out differently, so the program would be called wrongly."""
+    order = bench.order(Source(lambda x: x * 13), X)._replace(call=b"?" * 16)
+    reply = bench.tracer.ask(order, SILENT)
+    assert isinstance(reply, Refused)
+    assert "another call" in reply.reason
+
+
+def test_code_that_is_neither_sent_nor_known_is_refused(bench: Bench) -> None:
+    """Once it was sent, it is known."""
+    source = Source(lambda x: x * 14)
+    order = bench.order(source, X)
+    assert isinstance(bench.tracer.ask(order._replace(code=None), SILENT), Refused)
+    assert isinstance(bench.tracer.ask(order, SILENT), Lowered)
+    assert isinstance(bench.tracer.ask(order._replace(code=None), SILENT), Lowered)
+
+
+def test_the_settings_of_a_function_end_with_it(bench: Bench) -> None:
+    """Whatever it does to jax's: the next one has the defaults."""
+
+    def meddles(x: Any) -> Any:
+        jax.config.update("jax_enable_x64", True)
+        return x
+
+    assert isinstance(bench.ask(Source(meddles), X), Failed)
+    reply = bench.ask(Source(lambda x: jnp.arange(3)), X)
+    assert isinstance(reply, Lowered)
+    assert str(out_leaves(unpack_lowered(reply.data))[0].dtype) == "int32"
+
+
+def test_packages_that_changed_on_disk_make_it_useless(
+    bench: Bench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so before it traces anything."""
+    site = FakeSite(tmp_path)
+    monkeypatch.syspath_prepend(str(site.path))
+    site.install("tr-package", "1", {"tr_package.py": "RATE = 1.0"})
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+
+    def uses(x: Any) -> Any:
+        import tr_package  # type: ignore[import-not-found]
+
+        return x * tr_package.RATE
+
+    tracer = TracerProcess("text", can_unpack)
+    try:
+        assert tracer.wait()
+        order = bench.order(Source(uses), X)
+        assert isinstance(tracer.ask(order, SILENT), Lowered)
+        site.install("tr-package", "2", {"tr_package.py": "RATE = 2.0"})
+        reply = tracer.ask(order, SILENT)
+        assert isinstance(reply, Outdated)
+        assert reply.changes == ["tr-package was changed from 1 to 2"]
+    finally:
+        tracer.close()
+        changed_since_first_seen()  # it is no news for the tests that follow
+
+
+BROKEN = """
+from jaxd_server.processes import tracer
+
+def broken(self, *args):
+    if args and isinstance(args[0], tracer.Ready):
+        return self._connection.send(args[0])
+    raise RuntimeError("broken")
+
+tracer.{name} = broken
+tracer.main()
+"""
+
+
+def ask_a_broken_one(bench: Bench, name: str, source: Source) -> Reply:
+    """What a tracer says in which this method raises."""
+    command = (sys.executable, "-P", "-c", BROKEN.format(name=name))
+    tracer = TracerProcess("text", can_unpack, command)
+    try:
+        assert tracer.wait()
+        return tracer.ask(bench.order(source, X), SILENT)
+    finally:
+        tracer.close()
+
+
+@pytest.mark.parametrize("name", ["ImportedPackages.changes", "Tracer._take_side_effects"])
+def test_whatever_goes_wrong_in_it_the_worker_is_told(name: str, bench: Bench) -> None:
+    """And does it by itself; the next time it asks again."""
+    reply = ask_a_broken_one(bench, name, Source(lambda x: x * 15))
+    assert isinstance(reply, Refused), reply
+    assert (reply.always, reply.reason) == (False, "RuntimeError: broken")
+
+
+def test_one_that_cannot_answer_ends(bench: Bench) -> None:
+    """So that nobody waits for it for ever."""
+    reply = ask_a_broken_one(bench, "Tracer._send", Source(lambda x: x * 16))
+    assert reply == Ended("exit code 1", 1)
+
+
+def test_an_exception_of_the_function_is_final_whatever_else_goes_wrong(bench: Bench) -> None:
+    """It is not traced once more in the worker for that."""
+    reply = ask_a_broken_one(bench, "Tracer._take_side_effects", Source(_fails))
+    assert isinstance(reply, Failed), reply
+    assert isinstance(decode_failure(reply.failure), KeyError)
+    assert reply.side.counts["traces"] == 1
+
+
+def test_an_exception_that_cannot_be_described_is_final_as_well(bench: Bench) -> None:
+    """Its type is told."""
+
+    class Nasty(Exception):
+        def __str__(self) -> str:
+            raise SystemExit
+
+    def fails(x: Any) -> Any:
+        raise Nasty
+
+    reply = bench.ask(Source(fails), X)
+    assert isinstance(reply, Failed), reply
+    assert "Nasty, which cannot be described: SystemExit" in str(decode_failure(reply.failure))
+
+
+def test_a_tracer_that_is_killed_while_it_traces_answers_nothing_more(bench: Bench) -> None:
+    """Whoever waits for it is told how it ended."""
+    tracer = TracerProcess("text", can_unpack)
+    assert tracer.wait()
+    replies: list[Reply] = []
+
+    def sleeps(x: Any) -> Any:
+        import time
+
+        time.sleep(60)
+
+    order = bench.order(Source(sleeps), X)
+    started = threading.Event()
+    thread = threading.Thread(
+        target=lambda: replies.append(tracer.ask(order, lambda *_: started.set()))
+    )
+    thread.start()
+    assert started.wait(30)
+    assert tracer.pid is not None
+    os.kill(tracer.pid, signal.SIGKILL)
+    thread.join(30)
+    assert replies == [Ended("signal 9", 1)]
+
+
+def endless(x: Any) -> Any:
+    """Is traced for ever."""
+    while True:
+        x = x + 1
+
+
+def test_an_order_that_nobody_waits_for_is_interrupted(bench: Bench) -> None:
+    """It is answered all the same, and the function may come again."""
+    hooks: list[Callable[[], None]] = []
+    begun = threading.Event()
+
+    @contextmanager
+    def telling(hook: Callable[[], None]) -> Iterator[None]:
+        hooks.append(hook)
+        yield
+
+    def forget() -> None:
+        assert begun.wait(30)
+        hooks[0]()
+
+    thread = threading.Thread(target=forget)
+    thread.start()
+    reply = bench.tracer.ask(bench.order(Source(endless), X), lambda *_: begun.set(), telling)
+    thread.join()
+    assert isinstance(reply, Refused)
+    assert (reply.reason, reply.always) == ("nobody waits for it any more", False)
+    assert reply.side.counts["traces"] == 1
+    assert isinstance(bench.ask(Source(lambda x: x + 1), X), Lowered)

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from jaxd_server.rpc import context as module
+from jaxd_server.rpc.connection import ReaderHandoff
+from jaxd_server.rpc.context import STALL_S, StallWatchdog
+from tests.server import staging
+from tests.server.staging import join, start, until
+
+
+class Line:
+    """A connection on paper: each message is a function that the reading thread runs."""
+
+    def __init__(self, *messages: Callable[[], None]) -> None:
+        self.messages = list(messages)
+        self.readers: list[threading.Thread] = []
+        self.errors: list[Exception] = []
+        self.more = threading.Semaphore(len(messages))
+        self.reader_handoff = ReaderHandoff(self.read_one, self.errors.append)
+
+    def read_one(self) -> None:
+        """Waits for the next message and runs it."""
+        self.readers.append(threading.current_thread())
+        assert self.more.acquire(timeout=staging.PATIENCE_S)
+        if not self.messages:
+            raise EOFError
+        self.messages.pop(0)()
+
+    def put(self, *messages: Callable[[], None]) -> None:
+        """More messages arrive."""
+        self.messages += messages
+        self.more.release(len(messages))
+
+    def end(self) -> None:
+        """The peer leaves; every reader sees it."""
+        self.more.release(10)
+
+
+class Stuck:
+    """A call that the reading thread runs itself, and that takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.line: Line | None = None
+        self.watchdog: StallWatchdog | None = None
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+    def __call__(self) -> None:
+        assert self.line is not None
+        turn = self.line.reader_handoff.begin_inline()
+        if self.watchdog is not None and self.watchdog.is_idle:
+            self.watchdog.wake()
+        self.entered.set()
+        assert self.release.wait(staging.PATIENCE_S)
+        self.line.reader_handoff.end_inline(turn)
+
+
+def with_stuck(*, watchdog: StallWatchdog | None = None) -> tuple[Line, Stuck]:
+    """A line whose first message is a call that does not return."""
+    stuck = Stuck()
+    line = Line(stuck)
+    stuck.line, stuck.watchdog = line, watchdog
+    return line, stuck
+
+
+FAR = float("inf")
+
+
+def test_one_thread_reads_until_the_end() -> None:
+    """And is told of the end once."""
+    seen: list[int] = []
+    line = Line(lambda: seen.append(1), lambda: seen.append(2))
+    line.end()
+    line.reader_handoff.run()
+    assert seen == [1, 2]
+    assert set(line.readers) == {threading.current_thread()}
+    assert [type(error) for error in line.errors] == [EOFError]
+
+
+def test_a_call_within_its_time_keeps_the_reading() -> None:
+    """Nobody is put in charge before `STALL_S` is over."""
+    line, stuck = with_stuck()
+    reader = start(line.reader_handoff.run)
+    assert stuck.entered.wait(staging.PATIENCE_S)
+    busy_since = line.reader_handoff.busy_since
+    assert busy_since is not None
+    line.reader_handoff.replace_if_stuck(busy_since + STALL_S / 2)
+    assert line.reader_handoff.busy_since == busy_since
+    stuck.release.set()
+    line.end()
+    join([reader])
+    assert set(line.readers) == {reader}
+
+
+def test_a_call_that_overstays_lets_another_thread_read_on() -> None:
+    """Messages behind it are handled while it still runs."""
+    line, stuck = with_stuck()
+    reader = start(line.reader_handoff.run)
+    assert stuck.entered.wait(staging.PATIENCE_S)
+    line.reader_handoff.replace_if_stuck(FAR)
+    handled = threading.Event()
+    line.put(handled.set)
+    assert handled.wait(staging.PATIENCE_S)
+    assert line.readers.count(reader) == 1
+    stuck.release.set()
+    join([reader])
+    line.end()
+    until(lambda: line.errors)
+
+
+def test_the_replaced_thread_never_reads_again() -> None:
+    """It leaves when its call is done, and the connection is not over for that."""
+    line, stuck = with_stuck()
+    reader = start(line.reader_handoff.run)
+    assert stuck.entered.wait(staging.PATIENCE_S)
+    line.reader_handoff.replace_if_stuck(FAR)
+    until(lambda: len(line.readers) == 2)
+    stuck.release.set()
+    join([reader])
+    for _ in range(5):
+        handled = threading.Event()
+        line.put(handled.set)
+        assert handled.wait(staging.PATIENCE_S)
+    assert line.readers.count(reader) == 1
+    assert line.errors == []
+    line.end()
+    until(lambda: line.errors)
+
+
+def test_nobody_is_replaced_while_it_waits_for_a_message() -> None:
+    """A quiet connection costs no threads."""
+    line = Line()
+    reader = start(line.reader_handoff.run)
+    until(lambda: line.readers)
+    line.reader_handoff.replace_if_stuck(FAR)
+    line.end()
+    join([reader])
+    assert line.readers == [reader]
+
+
+def test_the_second_thread_can_be_replaced_too() -> None:
+    """The first one's return does not make the second one's call look finished."""
+    line, first = with_stuck()
+    threads = [start(line.reader_handoff.run)]
+    assert first.entered.wait(staging.PATIENCE_S)
+    line.reader_handoff.replace_if_stuck(FAR)
+    second = Stuck()
+    second.line = line
+    line.put(second)
+    assert second.entered.wait(staging.PATIENCE_S)
+    first.release.set()
+    join(threads)
+    assert line.reader_handoff.busy_since is not None
+    line.reader_handoff.replace_if_stuck(FAR)
+    handled = threading.Event()
+    line.put(handled.set)
+    assert handled.wait(staging.PATIENCE_S)
+    second.release.set()
+    line.end()
+    until(lambda: line.errors)
+
+
+def test_a_thread_that_is_replaced_as_it_begins_its_call_knows_its_own_turn() -> None:
+    """Otherwise its return would hide that its successor is busy."""
+
+    class Overtaken(ReaderHandoff):
+        @property
+        def busy_since(self) -> float | None:
+            return self._busy_since
+
+        @busy_since.setter
+        def busy_since(self, value: float | None) -> None:
+            self._busy_since = value
+            if value is not None and not replaced:
+                replaced.append(value)
+                self.replace_if_stuck(FAR)
+
+    replaced: list[float] = []
+    ended = threading.Event()
+
+    def read_one() -> None:
+        raise EOFError
+
+    reader_handoff = Overtaken(read_one, lambda error: ended.set())
+    turn = reader_handoff.begin_inline()
+    assert ended.wait(staging.PATIENCE_S)
+    reader_handoff.busy_since = 1.0
+    reader_handoff.end_inline(turn)
+    assert reader_handoff.busy_since == 1.0
+
+
+def test_a_failure_in_a_replaced_thread_ends_the_connection_once() -> None:
+    """Its successor must not be left reading for nobody, nor the end be told twice."""
+
+    def fail() -> None:
+        stuck()
+        raise RuntimeError("the reply could not be sent")
+
+    line, stuck = with_stuck()
+    line.messages[0] = fail
+    reader = start(line.reader_handoff.run)
+    assert stuck.entered.wait(staging.PATIENCE_S)
+    line.reader_handoff.replace_if_stuck(FAR)
+    until(lambda: len(line.readers) == 2)
+    stuck.release.set()
+    join([reader])
+    assert [str(error) for error in line.errors] == ["the reply could not be sent"]
+    line.end()
+    join([line.readers[1]])
+    assert len(line.errors) == 1
+
+
+@pytest.fixture
+def watchdog() -> Iterator[StallWatchdog]:
+    """A running one."""
+    watchdog = StallWatchdog()
+    yield watchdog
+    watchdog.stop()
+
+
+def test_the_watchdog_notices_a_stuck_reader(watchdog: StallWatchdog) -> None:
+    """By itself, while the call still runs."""
+    line, stuck = with_stuck(watchdog=watchdog)
+    watchdog.watch(line.reader_handoff)
+    reader = start(line.reader_handoff.run)
+    until(lambda: len(line.readers) == 2)
+    stuck.release.set()
+    line.end()
+    join([reader])
+    until(lambda: line.errors)
+    watchdog.unwatch(line.reader_handoff)
+
+
+def test_a_dozing_watchdog_is_roused_every_time(
+    watchdog: StallWatchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two comes first, the doze or the call: no wake-up is lost."""
+    monkeypatch.setattr(module, "_IDLE_S", 0.001)  # it dozes off after each look
+    monkeypatch.setattr(module, "STALL_S", 0.0)
+    line = Line()
+    watchdog.watch(line.reader_handoff)
+    start(line.reader_handoff.run)
+    for number in range(1, 101):
+        stuck = Stuck()
+        stuck.line, stuck.watchdog = line, watchdog
+        line.put(stuck)
+        until(lambda number=number: len(line.readers) > number)  # type: ignore[misc]
+        stuck.release.set()
+    line.end()
+    until(lambda: line.errors)
+
+
+def test_a_connection_that_ended_is_not_looked_after(watchdog: StallWatchdog) -> None:
+    """Its last call may go on for as long as it likes."""
+    gone, other = with_stuck(watchdog=watchdog), with_stuck(watchdog=watchdog)
+    watchdog.watch(gone[0].reader_handoff)
+    watchdog.watch(other[0].reader_handoff)
+    watchdog.unwatch(gone[0].reader_handoff)
+    for line, _ in (gone, other):
+        start(line.reader_handoff.run)
+    until(lambda: len(other[0].readers) == 2)
+    assert len(gone[0].readers) == 1
+    for line, stuck in (gone, other):
+        stuck.release.set()
+        line.end()
+        until(lambda line=line: line.errors)  # type: ignore[misc]
+
+
+def test_a_stopped_watchdog_is_gone() -> None:
+    """Its thread ends, dozing or not."""
+    before = set(threading.enumerate())
+    watchdog = StallWatchdog()
+    (thread,) = set(threading.enumerate()) - before
+    watchdog.stop()
+    join([thread])
+
+
+def test_without_threads_the_reader_stays_in_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not replaced by nobody: it reads on when its call is done."""
+    read: list[str] = []
+    line = Line(lambda: read.append("first"), lambda: read.append("second"))
+    turn = line.reader_handoff.begin_inline()
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        line.reader_handoff.replace_if_stuck(line.reader_handoff.busy_since + 1)  # type: ignore[operator]
+    assert line.reader_handoff.busy_since is not None
+    line.reader_handoff.end_inline(turn)
+    line.end()
+    line.reader_handoff.run()
+    assert read == ["first", "second"]
