@@ -19,7 +19,7 @@ from jaxd import errors
 from jaxd.api.decorator import CallOptions, persistent_call
 from jaxd.api.function import PersistentFunction
 from jaxd.connection.settings import Settings
-from jaxd.interop.native import PRNGKeys
+from jaxd.interop.jax_runtime import PRNGKeys
 from jaxd_protocol import __version__
 from jaxd_protocol.network.addresses import Address
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.network.handshake import MAGIC, UNIX, finish_handshake, handshake_with_client
-from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
+from jaxd_protocol.wire import BulkChannel, BulkStream, Frame
+from tests.shared.wire.by_hand import DispatchingConnection
 
 Reply = tuple[Any, Sequence[memoryview]]
 
@@ -146,7 +147,7 @@ class FakeServer:
         return connection.serve()
 
 
-class _Connection(BulkConnection):
+class _Connection(DispatchingConnection):
     def __init__(self, sock: socket.socket, answer: Callable[[Request], Reply]) -> None:
         super().__init__(None, BulkChannel(BulkStream(sock)), {})
         self._answer = answer

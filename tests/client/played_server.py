@@ -6,7 +6,8 @@ import socket
 from typing import Any
 
 from jaxd.connection.connection import ClientConnection
-from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
+from jaxd_protocol.wire import BulkChannel, BulkStream, Frame
+from tests.shared.wire.by_hand import DispatchingConnection
 
 
 class RecordingHandler:
@@ -29,7 +30,7 @@ class RecordingHandler:
         self.events.append((number, kind, content))
 
 
-class ScriptedServer(BulkConnection):
+class ScriptedServer(DispatchingConnection):
     """Keeps what arrives, until the test replies."""
 
     def __init__(self, sock: socket.socket) -> None:

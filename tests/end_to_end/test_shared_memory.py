@@ -333,7 +333,7 @@ def test_a_system_without_such_memory(
     """Everything goes over the socket."""
     monkeypatch.setattr(shared_memory, "available", lambda: False)
     client = connect(in_process_server.unix)
-    client.caller.session.transfer_router = TransferRouter(BlockPool(1 << 30))
+    client.caller.session.transfer_router.made = TransferRouter(BlockPool(1 << 30))
     assert_right_over_the_socket(client)
     client.close()
 
@@ -341,7 +341,7 @@ def test_a_system_without_such_memory(
 def test_no_room_for_blocks(in_process_server: InProcessServer) -> None:
     """What has no room goes over the socket."""
     client = connect(in_process_server.unix)
-    client.caller.session.transfer_router = TransferRouter(BlockPool(1 << 18))
+    client.caller.session.transfer_router.made = TransferRouter(BlockPool(1 << 18))
     assert_right_over_the_socket(client)
     client.close()
 

@@ -131,7 +131,7 @@ def test_a_build_that_fails_fails_for_all_who_wait(live: LiveServer, client: Cli
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(live.unix)) for _ in range(8)]
         for one in clients:
-            one.caller.session.progress.event = note  # type: ignore[method-assign]
+            one.caller.session.progress().event = note  # type: ignore[method-assign]
         with costs(client) as spent:
             calls = [in_thread(one.persistent_call(fails), X) for one in clients]
             with gate.reached():

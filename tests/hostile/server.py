@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.messages.calls import OK
-from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame
+from jaxd_protocol.wire import BulkChannel, BulkStream, Frame
 from jaxd_protocol.wire.connection import encode_reply, encode_request
 from tests.client.fake_server import Listener, accept_handshake
 from tests.hostile.exchanges import Exchange, Step
+from tests.shared.wire.by_hand import DispatchingConnection
 
 _SILENT: Final = frozenset({"drop", "cancel", "bye", "unshare"})
 _ANSWERED: Final = {
@@ -64,7 +65,7 @@ class HostileServer:
         sock.close()
 
 
-class _Connection(BulkConnection):
+class _Connection(DispatchingConnection):
     """One client. One thread reads, and asks in between."""
 
     def __init__(self, sock: socket.socket, server: HostileServer) -> None:

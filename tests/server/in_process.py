@@ -27,7 +27,7 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import UNIX, handshake_with_server
 from jaxd_protocol.pickling.pack.functions import Packed, pack_function
 from jaxd_protocol.pytree import Layout
-from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, tune_socket
+from jaxd_protocol.wire import BulkChannel, BulkStream, Frame, tune_socket
 from jaxd_server.cache import open_store
 from jaxd_server.codec.arguments import Arguments
 from jaxd_server.compilation.builder import ExecutableBuilder
@@ -50,6 +50,7 @@ from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import OutputOnce
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.reclaimer import Reclaimer
+from tests.shared.wire.by_hand import DispatchingConnection
 
 PLAIN = Options()
 
@@ -200,7 +201,7 @@ def read_reply(reply: Reply, source: Source, results: ResultsAs = "numpy") -> An
     return ResultReader(source.code_.classes).read(outcome[1], outcome[2], buffers, results)
 
 
-class Peer(BulkConnection):
+class Peer(DispatchingConnection):
     """A client as plain as can be: it reads only while it waits for a reply of its own."""
 
     def __init__(self, in_process_server: InProcessServer, source: Source | None = None) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jaxd.interop.remote_array import RemoteArray
-from jaxd.interop.result_batch import range_locations
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.static_args import infer_static_args
@@ -130,7 +129,7 @@ class ValueServiceRig:
             ResultPolicy(self.number, above, home),
             self.referenced_data,
         )
-        call.elsewhere = pack_locations(range_locations(encoded.values))
+        call.elsewhere = pack_locations([each.row for each in encoded.values])
         return call
 
     def holders(self) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from jaxd.api.binding import FunctionBinding
-from jaxd.api.function import PersistentFunction
+from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.api.options import (
     check_arguments,
     check_function,
@@ -17,8 +16,7 @@ from jaxd.api.options import (
     packed_shardings,
     positions_of,
 )
-from jaxd.connection.settings import Settings
-from jaxd.dispatch.caller import Caller, HasCaller, default_caller
+from jaxd.dispatch.caller import CallerLookup, HasCaller
 from jaxd.request.call_request import CallSettings
 from jaxd.request.function_snapshot import SnapshotCache
 from jaxd.results.reader import ResultsAs
@@ -141,9 +139,8 @@ def persistent_call(
         options.get("strict", False),
     )
     snapshots = SnapshotCache(function, jit_options, ignored, ship, tuple(callbacks))
-    find_caller = _find_caller(options)
     return PersistentFunction(
-        FunctionBinding(function, jit_options, find_caller, settings, snapshots)
+        FunctionBinding(function, jit_options, _caller_lookup(options), settings, snapshots)
     )
 
 
@@ -171,18 +168,7 @@ def _jit_options(function: Callable[..., Any], given: CallOptions) -> Options:
     return options
 
 
-def _find_caller(given: CallOptions) -> Callable[[], Caller | None]:
-    """Gives the caller at the first call: the environment may still change until then."""
-    server, host, port = given.get("server"), given.get("host"), given.get("port")
-    token, client = given.get("token"), given.get("client")
-    if server is not None or host is not None or port is not None:
-        Settings.resolve(server, host, port, token)  # a bad address is an error here
-    found: list[Caller | None] = [] if client is None else [client.caller]
-
-    def find() -> Caller | None:
-        if not found:
-            settings = Settings.resolve(server, host, port, token)
-            found.append(None if settings.inline else default_caller(settings))
-        return found[0]
-
-    return find
+def _caller_lookup(given: CallOptions) -> CallerLookup:
+    client = given.get("client")
+    address = (given.get("server"), given.get("host"), given.get("port"))
+    return CallerLookup(*address, given.get("token"), None if client is None else client.caller)

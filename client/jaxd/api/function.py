@@ -6,15 +6,16 @@ import functools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, SupportsIndex, TypeVar
 
-from jaxd.api import inspection
-from jaxd.api.binding import FunctionBinding
-from jaxd.api.classmethods import check_class_known
 from jaxd.api.method import PersistentMethod
 from jaxd.api.transforms import TransformMethods
-from jaxd.dispatch.caller import Caller
-from jaxd_protocol.errors import TracerError
+from jaxd.dispatch.caller import Caller, CallerLookup
+from jaxd.interop.jax_runtime import current_config
+from jaxd.request.call_request import CallRequest, CallSettings
+from jaxd.request.function_snapshot import SnapshotCache
+from jaxd.results.reader import ResultsAs
+from jaxd_protocol.errors import ArgumentError, TracerError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Options
 
@@ -25,6 +26,102 @@ if TYPE_CHECKING:
     from jaxd.api.stages import Lowered
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
+    from jaxd.request.function_snapshot import FunctionSpec
+
+
+class FunctionBinding(NamedTuple):
+    """A function and how it is called.
+
+    Attributes:
+        function: the function, which runs in this process where there is no server.
+        options: how it is compiled.
+        find_caller: gives what calls its server, from the first call on; None: it runs here.
+        settings: how its calls are made.
+        snapshots: what it means, as it is now.
+    """
+
+    function: Callable[..., Any]
+    options: Options
+    find_caller: CallerLookup
+    settings: CallSettings
+    snapshots: SnapshotCache
+
+    def with_function(
+        self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
+    ) -> FunctionBinding:
+        """Another function that is called as this one is.
+
+        Args:
+            function: the function.
+            options: how it is compiled.
+            base: what it is made of by the transformations in its options, else itself.
+        """
+        snapshots = self.snapshots.of(base, options)
+        return self._replace(function=function, options=options, snapshots=snapshots)
+
+    def config(self) -> Mapping[str, Any]:
+        """The configuration of this moment and thread, with what the function says of it."""
+        config = current_config()
+        return {**config, **self.settings.config} if self.settings.config else config
+
+    def encode(
+        self,
+        caller: Caller,
+        config: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: ResultsAs | None = None,
+    ) -> CallRequest:
+        """A call under a configuration, ready to be sent.
+
+        Args:
+            caller: what is to make the call.
+            config: what `config` returned in the thread that calls.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            results: in which form its result is wanted, other than the settings say.
+
+        Raises:
+            ArgumentError, TracerError, PackingError: when an argument cannot travel.
+        """
+        spec = self.snapshots.spec(config)
+        _, form, timeout_s, strict = self.settings
+        if caller.session.accepts != "code" and caller.requires_export(timeout_s):
+            from jaxd.tracing.export import exported_call  # imports jax, and few servers ask for it
+
+            made = exported_call(caller, spec, self.function, self.settings.config, args, kwargs)
+            return caller.encode(*made, {}, timeout_s, results or form, strict)
+        call = caller.encode(spec, args, kwargs, timeout_s, results or form, strict)
+        return (
+            call if spec.snapshot.guards.complete else self.with_pinned_spec(caller, call, config)
+        )
+
+    def encode_specs(
+        self, caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallRequest:
+        """A call with such arguments, or with specs of them, that brings no data."""
+        from jaxd.dispatch.warm import encode_warm_request
+
+        config = self.config()
+        spec = self.snapshots.spec(config)
+        call = encode_warm_request(caller, spec, args, kwargs, self.settings.strict)
+        return self.with_pinned_spec(caller, call, config)
+
+    def inspected_spec(self) -> FunctionSpec:
+        """The function as it is now, for a question about it and not for a call."""
+        spec = self.snapshots.spec(self.config())
+        spec.snapshot.is_fresh = False
+        return spec
+
+    def with_pinned_spec(
+        self, caller: Caller, call: CallRequest, config: Mapping[str, Any]
+    ) -> CallRequest:
+        """The call, of the function as calls with such arguments mean it."""
+        settled = self.snapshots.pinned_spec(call.spec, call.skeleton, config)
+        if settled is call.spec:
+            return call
+        caller.register(settled)
+        return call._replace(spec=settled)
 
 
 P = ParamSpec("P")
@@ -196,7 +293,7 @@ class PersistentFunction(
         Raises:
             PackingError: when it reaches something that cannot travel.
         """
-        return inspection.fingerprint(self._binding)
+        return self._binding.inspected_spec().snapshot.fingerprint.hex()
 
     def why(self, *args: P.args, **kwargs: P.kwargs) -> Why:
         """What this call would do, and why; runs, compiles and counts nothing.
@@ -209,7 +306,17 @@ class PersistentFunction(
         """
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
             return nnx.function.why(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
-        return inspection.why(self._binding, args, kwargs)
+        from jaxd.api.why import explain, is_valid_call, running_server
+
+        binding = self._binding
+        caller = running_server(binding.find_caller())
+        spec = binding.inspected_spec()
+        skeleton = None
+        if is_valid_call(binding.function, args, kwargs):
+            skeleton = caller.encode(spec, args, kwargs, None, "auto").skeleton
+            if skeleton in spec.snapshot.pinned:  # else the call will pin it, and not the question
+                spec = binding.snapshots.pinned_spec(spec, skeleton, binding.config())
+        return explain(caller, spec, binding.function, skeleton)
 
     def warm(self, *args: Any, **kwargs: Any) -> Warmed:
         """Builds what a call with such arguments needs, or loads it; runs nothing.
@@ -224,7 +331,16 @@ class PersistentFunction(
         check_class_known(self, args)
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
             return nnx.function.warm(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
-        return inspection.warm(self._binding, args, kwargs)
+        binding = self._binding
+        caller = binding.find_caller()
+        if caller is None:
+            from jaxd.tracing.inline import warm_inline
+
+            settings = binding.settings
+            return warm_inline(binding.function, binding.options, settings.config, args, kwargs)
+        from jaxd.dispatch import warm
+
+        return warm.warm(caller, binding.encode_specs(caller, args, kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The program for such arguments, to look at, as that of `jax.jit(f).lower(...)`.
@@ -235,7 +351,13 @@ class PersistentFunction(
             BaseException, JaxdError: as `warm`.
         """
         check_class_known(self, args)
-        return inspection.lower(self._binding, args, kwargs)
+        caller = self._binding.find_caller()
+        if caller is None:
+            return self._inline_stages().lower(*args, **kwargs)  # type: ignore[no-any-return]
+        from jaxd.api.stages import Lowered, ask_stage
+
+        call = self._binding.encode_specs(caller, args, kwargs)
+        return Lowered(call.spec.snapshot.name, functools.partial(ask_stage, caller, call))
 
     def jaxpr(self, *args: Any, **kwargs: Any) -> str:
         """The text of what jax traces for such arguments, as `jax.make_jaxpr` prints it.
@@ -244,7 +366,13 @@ class PersistentFunction(
             BaseException, JaxdError: as `warm`.
         """
         check_class_known(self, args)
-        return inspection.jaxpr(self._binding, args, kwargs)
+        caller = self._binding.find_caller()
+        if caller is None:
+            return str(self._inline_stages().trace(*args, **kwargs).jaxpr)
+        from jaxd.api.stages import ask_stage
+
+        call = self._binding.encode_specs(caller, args, kwargs)
+        return str(ask_stage(caller, call, "jaxpr")["text"])
 
     def clear(self) -> int:
         """Has the server forget what it built of the function; returns how many programs.
@@ -255,7 +383,10 @@ class PersistentFunction(
         Raises:
             NoServer: when there is no server, as with `JAXD_INLINE=1`.
         """
-        return inspection.clear(self._binding) + (0 if self._nnx is None else self._nnx.clear())
+        from jaxd.dispatch.warm import drop_programs
+
+        dropped = drop_programs(self._binding.find_caller(), self._binding.inspected_spec())
+        return dropped + (0 if self._nnx is None else self._nnx.clear())
 
     # functions that are made of it ---------------------------------------------------------------
 
@@ -337,6 +468,12 @@ class PersistentFunction(
             self._inline = inline_function(function, options, settings.config, settings.results)
         return self._inline(*args, **kwargs)
 
+    def _inline_stages(self) -> Any:
+        from jaxd.tracing.inline import InlineStages
+
+        function, options, _, settings, _ = self._binding
+        return InlineStages(function, options, settings.config)
+
     def _traced(
         self,
         caller: Caller,
@@ -370,3 +507,37 @@ class PersistentFunction(
                 self.__wrapped__, gives_up=self.donates
             )  # by two threads: once in vain
         return self._nnx.prepared(self.remade, args, kwargs, refuses=refuses)
+
+
+_CLASS_IS_LOST: Final = sys.version_info >= (3, 13)
+
+
+def check_class_known(function: Any, args: tuple[Any, ...]) -> None:
+    """Returns when what a function is asked for by name has its class, if it is a class method.
+
+    Args:
+        function: a persistent function.
+        args: the arguments that it is asked with.
+
+    Raises:
+        ArgumentError: when the class is missing.
+    """
+    if not _CLASS_IS_LOST:
+        return
+    if not (args and isinstance(args[0], type)) and _is_class_method(function):
+        name = function.__qualname__
+        raise ArgumentError(
+            f"{name} is a class method, and from Python 3.13 on nothing but a call of it says on "
+            "which class it was found. Put what you ask for into a static method that takes what "
+            f"it needs, or bind it yourself: vars({name.rpartition('.')[0]})["
+            f"{name.rpartition('.')[2]!r}].__func__.__get__(cls)"
+        )
+
+
+def _is_class_method(function: Any) -> bool:
+    """Whether its class has it as one; of classes that are local to a function nobody knows."""
+    *path, name = str(getattr(function, "__qualname__", "?")).split(".")
+    found: Any = sys.modules.get(str(getattr(function, "__module__", "?")))
+    for part in (*path, name):
+        found = getattr(found, "__dict__", {}).get(part)
+    return isinstance(found, classmethod) and found.__func__ is function

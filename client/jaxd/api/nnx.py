@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from jaxd.interop.jax_runtime import loaded_jax, to_jax_keys
-from jaxd.interop.native import PRNGKeys
+from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax, to_jax_keys
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.jit.nnx_updates import (
     SAME_ARGUMENT,

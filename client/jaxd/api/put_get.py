@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.dispatch.session import MAX_WORKERS
-from jaxd.interop.jax_runtime import current_config
-from jaxd.interop.native import leaves_of, map_leaves
+from jaxd.interop.jax_runtime import current_config, leaves_of, map_leaves
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.remote_values.store import RemoteStore
 from jaxd.request.arguments import ArgumentEncoder

@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxd.connection.connection import ClientConnection
-from jaxd.connection.pending import ServerRequestHandler
 from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import (
     AuthenticationFailed,
@@ -24,6 +23,7 @@ from jaxd_protocol.network.handshake import UNIX, ChannelBinding, handshake_with
 from jaxd_protocol.wire import stream_over
 
 if TYPE_CHECKING:
+    from jaxd.connection.server_requests import ServerRequestHandler
     from jaxd_protocol.wire.tls_socket import TlsSocket
 
     Connected = socket.socket | TlsSocket

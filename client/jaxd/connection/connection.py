@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from rpyc.core.service import VoidService
 
-from jaxd.connection.pending import NotSent, PendingReply, ServerRequestHandler
-from jaxd.connection.shared_reader import CONNECTION_LOST_TEXT, SharedReader, ignore_reply
+from jaxd.connection.shared_reader import (
+    CONNECTION_LOST_TEXT,
+    NotSent,
+    PendingReply,
+    SharedReader,
+    ignore_reply,
+)
 from jaxd_protocol.base.process import reset_after_fork
-from jaxd_protocol.errors import Cancelled, ConnectionLost, JaxdError
+from jaxd_protocol.errors import Cancelled, ConnectionLost, JaxdError, RemoteError
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 
 if TYPE_CHECKING:
-    from jaxd.connection.server_requests import RequestWorkers
+    from jaxd.connection.server_requests import RequestWorkers, ServerRequestHandler
 
 
 _MIN_DIRECT_BYTES = 1 << 16
@@ -255,17 +260,30 @@ class ClientConnection(BulkConnection):
 
     # what arrives -----------------------------------------------------------------------------
 
-    def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
-        """A reply came; each step may be repeated, because an interrupt may fall in between."""
+    def dispatch(self, frame: Frame) -> None:
+        """Hands one message to whom it concerns.
+
+        Each step may be repeated, because an interrupt may fall in between.
+
+        Raises:
+            EOFError, ProtocolError: as `read_message`.
+        """
+        message = self.read_message(frame)
+        if message is None:
+            return
+        verb, seq, value = message
+        if verb is not None:
+            self._on_request(seq, verb, value, frame)
+            return
         pending = self.shared_reader.pending.get(seq)
         if pending is None:
             return
-        if failed:
-            pending.error = value if isinstance(value, Exception) else ConnectionLost(str(value))
+        if isinstance(value, RemoteError):
+            pending.error = value
         pending.value, pending.frame = value, frame
         self.shared_reader.finish(seq, pending)
 
-    def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
+    def _on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
         """The server reports an event, or asks something while a call of ours is open."""
         from jaxd.connection.server_requests import (  # most calls hear nothing of the kind
             RequestWorkers,

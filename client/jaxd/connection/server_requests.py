@@ -15,7 +15,6 @@ from jaxd_protocol.errors import JaxdError, PackingError, ProtocolError
 from jaxd_protocol.messages.calls import FAILED
 
 if TYPE_CHECKING:
-    from jaxd.connection.pending import ServerRequestHandler
     from jaxd_protocol.wire import Frame, Value
 
 
@@ -24,6 +23,30 @@ _MAX_THREADS_PER_CALL: Final = 64
 
 _MAX_WAITING: Final = 4096
 """Questions without a thread. A server asks once for each of its threads that waits for us."""
+
+
+class ServerRequestHandler(Protocol):
+    """Handles requests and events that the server sends.
+
+    A `connection` tells the calls made over it from those of others, which have the same numbers.
+    """
+
+    def answer_request(
+        self, verb: str, args: tuple[Value, ...]
+    ) -> tuple[Value, Sequence[memoryview]]:
+        """The answer to `describe` or `code`."""
+
+    def call_back(
+        self,
+        connection: object,
+        about: Any,
+        question: tuple[Value, ...],
+        buffers: Sequence[memoryview],
+    ) -> tuple[Value, Sequence[memoryview]]:
+        """Calls a function of this process for the open call `about`."""
+
+    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
+        """Call `number` reports something; called by whoever reads, so it must be quick."""
 
 
 class RequestSource(Protocol):

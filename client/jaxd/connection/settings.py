@@ -15,6 +15,9 @@ from jaxd_protocol.network.tokens import (
     read_token_file,
 )
 
+REPLY_GRACE_S = 0.25
+"""Seconds that a caller waits past its deadline for the server's own, better timeout error."""
+
 _CONFIG_TYPES: Mapping[str, type] = {
     "server": str,
     "token_file": str,

@@ -3,7 +3,7 @@
 A caller that waits alone reads its own reply. When several wait, one of them reads for all, and
 hands on the reading when its own reply has come. Calls that nobody waits for (`submit`) are read
 by a thread of the connection's own. An interrupted caller leaves at any point; reading goes on
-where it stopped (see `jaxd_protocol.wire.frame_reader`).
+where it stopped (see `jaxd_protocol.wire.frames`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,63 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxd.connection.pending import PendingReply
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, JaxdError
 from jaxd_protocol.wire import INTERRUPTIBLE_S, BulkChannel, Frame
-from jaxd_protocol.wire.adaptive_wait import AdaptiveWait
+from jaxd_protocol.wire.stream import AdaptiveWait
+
+if TYPE_CHECKING:
+    from jaxd_protocol.wire import Frame, Value
+
+
+class NotSent(ConnectionLost):
+    """`ConnectionLost` for a request that was not sent completely, and so was not started."""
+
+
+class PendingReply:
+    """A request without a reply so far.
+
+    Attributes:
+        done: whether `value` and `frame`, or `error`, are there.
+        waiter_locks: one for each waiting thread; released when it has to look again.
+        then: called, by whoever reads, when nobody waits for the reply; an interrupt can make
+            that happen twice.
+        needs_reader: whether somebody has to read it although nobody waits.
+        about: the call that it is for; None when it is for something else.
+    """
+
+    __slots__ = ("about", "done", "error", "frame", "needs_reader", "then", "value", "waiter_locks")
+
+    def __init__(
+        self,
+        then: Callable[[PendingReply], None] | None = None,
+        *,
+        needs_reader: bool = False,
+        about: Any = None,
+    ) -> None:
+        self.needs_reader = needs_reader
+        self.about = about
+        self.done = False
+        self.value: Value = None
+        self.frame: Frame | None = None
+        self.error: Exception | None = None
+        self.waiter_locks: list[threading.Lock] = []
+        self.then = then
+
+    def wake(self) -> None:
+        """Wakes the waiting threads, if any."""
+        gates, self.waiter_locks = self.waiter_locks, []
+        for gate in gates:
+            gate.release()
+
+    def result(self) -> tuple[Value, Frame]:
+        """The reply; raises what took its place."""
+        if self.error is not None:
+            raise self.error
+        assert self.frame is not None
+        return self.value, self.frame
+
 
 CONNECTION_LOST_TEXT = "the connection to the server ended while a call was open."
 

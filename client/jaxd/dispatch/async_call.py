@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.connection.call_future import CallFuture
-from jaxd.connection.pending import REPLY_GRACE_S, PendingReply
+from jaxd.connection.settings import REPLY_GRACE_S
+from jaxd.connection.shared_reader import PendingReply
 from jaxd.dispatch.retry import BusyBackoff, RetryLimits
 from jaxd.dispatch.retry_copy import RetryBudget, RetryCopy
 from jaxd.dispatch.session import MAX_WORKERS, Session
@@ -112,7 +113,7 @@ class AsyncCall:
         if self.future.done():  # while this thread waited; then its data is gone
             return True
         try:
-            transfer = session.transfer_router.prepare(
+            transfer = session.transfer_router().prepare(
                 call,
                 connection,
                 opened.values.deduplicator,
@@ -215,7 +216,7 @@ class AsyncCall:
         self._release_transfer(pending.value if ready else None)
         with suppress(IndexError):
             self._late_transfers.pop().abandon()
-        session.progress.finish(connection, number, ready=ready)
+        session.progress().finish(connection, number, ready=ready)
         if isinstance(pending.error, ConnectionLost):
             return self._on_lost(opened, number, pending.error)
         failed = pending.error is None and not ready

@@ -9,13 +9,17 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxd.connection.pending import REPLY_GRACE_S
-from jaxd.connection.settings import Settings
+from jaxd.connection.settings import REPLY_GRACE_S, Settings
 from jaxd.dispatch.session import MAX_WORKERS, Session
-from jaxd.remote_values.pipelined_calls import result_policy_for
 from jaxd.request.arguments import encode_arguments
-from jaxd.request.call_request import CallRequest
-from jaxd.results.reader import InlineLeaves, ResultsAs, check_reply, unreadable_reply_error
+from jaxd.request.call_request import CallRequest, result_policy_for
+from jaxd.results.reader import (
+    NOTHING_STAYS,
+    InlineLeaves,
+    ResultsAs,
+    check_reply,
+    unreadable_reply_error,
+)
 from jaxd_protocol.errors import (
     Busy,
     CallbackError,
@@ -25,15 +29,17 @@ from jaxd_protocol.errors import (
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, is_failure
+from jaxd_protocol.messages.data_locations import KEEP_ALL
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from jaxd.connection.pending import PendingReply
+    from jaxd.connection.shared_reader import PendingReply
     from jaxd.dispatch.retry import RetryLimits
     from jaxd.remote_values.store import OpenSession
     from jaxd.request.function_snapshot import FunctionSpec
     from jaxd.transfer.routing import CallTransfer
+    from jaxd_protocol.network.addresses import Address
     from jaxd_protocol.wire import Frame
 
 
@@ -175,17 +181,20 @@ class Caller:
             if heard is not None and heard.replay_filter.has_lost_calls:
                 heard.replay_filter.retried_as(call, connection, number)
             ready = False
-            transfer = session.transfer_router.prepare(
-                call, connection, values.deduplicator, deadline=deadline
-            )
-            drops = values.release_queue.take_all()
+            transfer: CallTransfer | None = None
+            if call.buffers:
+                transfer = session.transfer_router().prepare(
+                    call, connection, values.deduplicator, deadline=deadline
+                )
+            queue = values.release_queue
+            drops = queue.take_all() if queue.pending else b""
             late = partial(self._discard_reply, call, transfer, opened)
             sent.append(opened)
             try:
                 value, frame = connection.request(
                     "call",
-                    call.message(transfer.data_locations, 0, drops),
-                    transfer.buffers,
+                    call.message(() if transfer is None else transfer.data_locations, 0, drops),
+                    () if transfer is None else transfer.buffers,
                     None if deadline is None else deadline + REPLY_GRACE_S,
                     number,
                     late=late,
@@ -195,15 +204,18 @@ class Caller:
             except BaseException as error:
                 connection.cancel(number)
                 if drops:
-                    values.release_queue.requeue(drops)  # to tell of them twice does no harm
+                    queue.requeue(drops)  # to tell of them twice does no harm
                 if isinstance(error, ConnectionLost):
                     name = call.spec.snapshot.name
                     session.callbacks().check_repeatable(connection, number, name)
                     session.output_printer().replay_filter.call_lost(call, connection, number)
                 raise
             finally:
-                transfer.release(value if ready else None)
-                session.progress.finish(connection, number, ready=ready)
+                if transfer is not None:
+                    transfer.release(value if ready else None)
+                progress = session.progress.made
+                if not ready or (progress is not None and progress.is_active):
+                    session.progress().finish(connection, number, ready=ready)
             if not ready:
                 session.callbacks().raise_failure(
                     connection, number, call.spec.snapshot, value[1], connection.address
@@ -218,10 +230,15 @@ class Caller:
         return value, frame, opened
 
     def _discard_reply(
-        self, call: CallRequest, transfer: CallTransfer, opened: OpenSession, pending: PendingReply
+        self,
+        call: CallRequest,
+        transfer: CallTransfer | None,
+        opened: OpenSession,
+        pending: PendingReply,
     ) -> None:
         """Discards a reply that nobody waits for: releases what the call left on the server."""
-        transfer.abandon()
+        if transfer is not None:
+            transfer.abandon()
         if call.result_policy is not None and pending.error is None and pending.frame is not None:
             with suppress(BaseException):
                 self.decode_reply(call, pending.value, pending.frame.buffers, opened)
@@ -265,10 +282,11 @@ class Caller:
             from jaxd.results.exceptions import exception_of
 
             raise exception_of(value[1], snapshot.name, snapshot.reader, opened.connection.address)
-        if call.result_policy is not None:
-            return opened.values.calls.read(call, value[1], InlineLeaves.of(value, buffers))
         if len(value) < 3 or type(value[2]) is not bytes:
             raise unreadable_reply_error()
+        policy = call.result_policy
+        if policy is not None and (policy.above == KEEP_ALL or value[4:5] != NOTHING_STAYS):
+            return opened.values.calls.read(call, value[1], InlineLeaves.of(value, buffers))
         with snapshot.pickling_context():
             return snapshot.reader.read(value[1], value[2], buffers, call.results)
 
@@ -315,7 +333,7 @@ class Caller:
             elif kind == "warning":
                 self.session.warning_queue.event(connection, number, content)
             else:
-                self.session.progress.event(connection, number, kind, content)
+                self.session.progress().event(connection, number, kind, content)
         except (AttributeError, TypeError, ValueError) as error:
             # else it would end the thread that reads, and with it what others wait for
             raise ProtocolError(
@@ -339,3 +357,37 @@ def default_caller(settings: Settings) -> Caller:
     """The caller that all functions with these settings share."""
     caller = _default_callers.get(settings)
     return caller if caller is not None else _default_callers.setdefault(settings, Caller(settings))
+
+
+class CallerLookup:
+    """Gives the caller of a function at its first call: the environment may change until then.
+
+    Args:
+        server, host, port, token: options of `persistent_call`.
+        caller: that of the client which was given instead of these.
+
+    Raises:
+        ConfigurationError: when an address is not usable.
+    """
+
+    __slots__ = ("_address", "_found")
+
+    def __init__(
+        self,
+        server: str | Address | None = None,
+        host: str | None = None,
+        port: int | None = None,
+        token: str | None = None,
+        caller: Caller | None = None,
+    ) -> None:
+        self._address = server, host, port, token
+        self._found: list[Caller | None] = [] if caller is None else [caller]
+        if server is not None or host is not None or port is not None:
+            Settings.resolve(*self._address)
+
+    def __call__(self) -> Caller | None:
+        """What makes the calls; None where they run in this process."""
+        if not self._found:
+            settings = Settings.resolve(*self._address)
+            self._found.append(None if settings.inline else default_caller(settings))
+        return self._found[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.connection.pending import NotSent
+from jaxd.connection.shared_reader import NotSent
 from jaxd_protocol.errors import Busy, ConnectionLost, WorkerLost
 from jaxd_protocol.messages.calls import FAILED, is_failure
 

@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.connection.pending import retry_once
 from jaxd.connection.settings import Settings
-from jaxd.events.progress import Progress
 from jaxd.events.warnings import WarningQueue
-from jaxd.remote_values.store import OpenSession, RemoteStore
-from jaxd.transfer.routing import TransferRouter
+from jaxd.remote_values.store import OpenSession, RemoteStore, retry_once
 from jaxd_protocol.base.process import Lazy, reset_after_fork
 from jaxd_protocol.errors import Busy, JaxdError, NoServer, ProtocolError
 from jaxd_protocol.messages.calls import FAILED
@@ -24,9 +21,11 @@ from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
-    from jaxd.connection.pending import ServerRequestHandler
+    from jaxd.connection.server_requests import ServerRequestHandler
     from jaxd.events.callbacks import CallbackRunner
     from jaxd.events.output import OutputPrinter
+    from jaxd.events.progress import Progress
+    from jaxd.transfer.routing import TransferRouter
 
 
 MAX_WORKERS: Final = 4
@@ -49,11 +48,11 @@ class Session:
         id: the server's name for this client, kept over connections.
         store: what this process has on the server in that session.
         window: has a place for each submitted call that the server takes from one connection.
-        progress: shows how far long calls are.
-        notices: says what the server has to say of calls.
-        output_printer: makes what says here what calls say there.
+        progress: makes what shows how far long calls are.
+        warning_queue: the warnings of the server about calls.
+        output_printer: makes what prints here what calls print there.
         callbacks: makes what runs here what programs call back.
-        transfer_router: how large arrays travel.
+        transfer_router: makes what chooses how large arrays travel.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
         platform: what it computes on.
     """
@@ -61,11 +60,11 @@ class Session:
     def __init__(self, settings: Settings, handler: ServerRequestHandler) -> None:
         self.settings = settings
         self._handler = handler
-        self.progress = Progress()
+        self.progress = Lazy(_make_progress)
         self.warning_queue = WarningQueue()
         self.output_printer: Lazy[OutputPrinter] = Lazy(self._make_output_printer)
         self.callbacks: Lazy[CallbackRunner] = Lazy(_make_callbacks)
-        self.transfer_router = TransferRouter()
+        self.transfer_router = Lazy(_make_transfer_router)
         self.after_fork()
         reset_after_fork(self)
 
@@ -85,7 +84,7 @@ class Session:
     def _make_output_printer(self) -> OutputPrinter:
         from jaxd.events.output import OutputPrinter
 
-        return OutputPrinter(self.warning_queue, self.progress)
+        return OutputPrinter(self.warning_queue, self.progress())
 
     @property
     def connected(self) -> bool:
@@ -220,7 +219,8 @@ class Session:
 
             self.address = find_server(self.settings)
         connection, welcome = open_connection(self.address, self.settings, self.id, self._handler)
-        connection.on_transfer = self.progress.transfer
+        progress = self.progress
+        connection.on_transfer = lambda sender: progress().transfer(sender)
         if self.store is None or self.id != welcome["session"]:
             if self.store is not None:
                 self.store.release_queue.stop()
@@ -261,6 +261,18 @@ class Session:
             raise decode_failure(value[1])
         report: dict[str, Any] = json.loads(value)
         return report
+
+
+def _make_progress() -> Progress:
+    from jaxd.events.progress import Progress  # few calls take so long that it is shown
+
+    return Progress()
+
+
+def _make_transfer_router() -> TransferRouter:
+    from jaxd.transfer.routing import TransferRouter  # many processes send nothing large
+
+    return TransferRouter()
 
 
 def _make_callbacks() -> CallbackRunner:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.connection.server_requests import NoCallbackExpected
 from jaxd.request.arguments import encode_arguments
-from jaxd.request.callback_context import callback_scope
+from jaxd.request.call_request import callback_scope
 from jaxd.results.exceptions import exception_of
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import reset_after_fork
@@ -296,8 +296,8 @@ _DATA_DECODERS: Final[dict[str, Callable[[Any, Sequence[Any]], Any]]] = {
 
 def _is_array(value: Any) -> bool:
     """Whether this is a native array of this process, and no array-like object."""
+    from jaxd.interop.jax_runtime import PRNGKeys
     from jaxd.interop.lazy_array import ArrayLike
-    from jaxd.interop.native import PRNGKeys
 
     numpy, jax = sys.modules.get("numpy"), sys.modules.get("jax")
     return (

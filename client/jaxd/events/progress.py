@@ -44,7 +44,11 @@ class TransferSource(Protocol):
 
 
 class Progress:
-    """A progress line on stderr for long calls and transfers; nothing if it is no terminal."""
+    """A progress line on stderr for long calls and transfers; nothing if it is no terminal.
+
+    Attributes:
+        is_active: whether calls have stages, or a transfer is shown: then `finish` must be called.
+    """
 
     def __init__(self) -> None:
         self.after_fork()
@@ -58,6 +62,7 @@ class Progress:
         self._lock = threading.Lock()  # guards all but _terminal; nobody writes under it
         self._ticker: threading.Thread | None = None
         self._shows_transfer = False
+        self.is_active = False
         self._shown = 0  # width of what stands on the line when all of _texts is written
         self._texts: deque[str] = deque()  # not yet written
         self._terminal = threading.Lock()  # held while writing, by one for all
@@ -75,6 +80,7 @@ class Progress:
                 call.stage_times = _build_text(content)
             else:
                 call.enter(_STAGES.get(str(content.get("stage")), "working on"))
+            self.is_active = True
             self._start_ticker()
 
     def transfer(self, connection: TransferSource) -> None:
@@ -97,11 +103,12 @@ class Progress:
         """
         key = (connection, number)
         if ready and key not in self._calls and not self._shows_transfer:
-            return  # the warm path ends here
+            return
         with self._lock:
             self._finished[key] = None
             call = self._calls.pop(key, None)
             self._wipe_transfer()
+            self.is_active = bool(self._calls)
             if call is not None and (call.shown or (call.stage_times and ready)):
                 end = call.stage_times or f"{call.function} was ready after {call.seconds:.1f} s"
                 end += call.times()
@@ -139,7 +146,7 @@ class Progress:
                 del self._transfers[connection]
             elif not shown and time.monotonic() - started >= _SHOW_AFTER_S:
                 self._put(f"jaxd: {_transfer_text(*found)}")
-                self._shows_transfer = shown = True
+                self._shows_transfer = self.is_active = shown = True
         if not shown:
             self._wipe_transfer()
         return shown

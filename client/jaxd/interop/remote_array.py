@@ -10,9 +10,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn
 
-from jaxd.interop.jax_runtime import loaded_jax
+from jaxd.interop.jax_runtime import array_library, loaded_jax, native_array
 from jaxd.interop.lazy_array import ArrayLike, materialized
-from jaxd.interop.native import array_library, native_array
 from jaxd.interop.result_batch import DELETED, ArrayFetcher, ResultBatch
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.pytree import Leaf

@@ -6,7 +6,7 @@ happens to many of them at a time is written down in one go.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import ref
@@ -228,8 +228,3 @@ def are_consecutive(arrays: Sequence[Handle]) -> bool:
     return len(set(map(_ORIGIN, arrays))) == 1 and list(map(_NUMBER, arrays)) == [
         *range(first, first + len(arrays))
     ]
-
-
-def range_locations(handle_ranges: Iterable[HandleRange]) -> list[DataLocation]:
-    """Where the data of some handle ranges lies."""
-    return [handle_range.row for handle_range in handle_ranges]

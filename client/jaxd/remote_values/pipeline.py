@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jaxd.connection.pending import PendingReply
+from jaxd.connection.shared_reader import PendingReply
 from jaxd.remote_values.lost import values_lost_error, with_call_array_names
 from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import InlineLeaves

@@ -8,22 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jaxd.connection.pending import REPLY_GRACE_S
+from jaxd.connection.settings import REPLY_GRACE_S
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import Lazy
 from jaxd_protocol.errors import JaxdError, ValuesLost
 from jaxd_protocol.messages.data_locations import (
     DEFINING_SKELETON,
-    INLINE_RESULT_BYTES,
-    KEEP_ALL,
-    KEEP_NONE,
     MAX_INDEXED_BYTES,
     MIN_INDEXED_BYTES,
-    ResultPolicy,
     defining_skeleton,
     first_value_id,
     indexed_skeleton,
-    new_call_number,
     shape_hash,
 )
 from jaxd_protocol.pytree import Leaf
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
     from jaxd.interop.result_batch import Handle
     from jaxd.remote_values.pipeline import CallPipeline, PipelinedCall
     from jaxd.request.call_request import CallRequest
-    from jaxd.results.reader import InlineLeaves, ResultsAs
+    from jaxd.results.reader import InlineLeaves
     from jaxd.transfer.dedup import Deduplicator
     from jaxd.transfer.release_queue import ReleaseQueue
     from jaxd.transfer.routing import TransferRouter
@@ -51,17 +46,6 @@ _CallKind = tuple[bytes, bytes, str, tuple[tuple[int, int], ...]]
 
 _KnownResult = tuple[bytes, tuple[int, ...], bytes]
 """Of such results: their skeleton, the leaves that are given up for them, and a hash."""
-
-
-def result_policy_for(results: ResultsAs, *, on_values: bool) -> ResultPolicy | None:
-    """The result policy of a call: what stays on the server."""
-    if results == "remote":
-        return ResultPolicy(new_call_number(), KEEP_ALL, -1)
-    if results == "auto":
-        return ResultPolicy(
-            new_call_number(), KEEP_ALL if on_values else INLINE_RESULT_BYTES, INLINE_RESULT_BYTES
-        )
-    return ResultPolicy(new_call_number(), KEEP_NONE, KEEP_NONE) if on_values else None
 
 
 class SkeletonTable:
@@ -104,14 +88,14 @@ class ClientServices(Protocol):
     """The services of the client that pipelined calls use.
 
     Attributes:
-        transfer_router: how large arrays travel.
-        notices: says what the server has to say of calls.
-        progress: shows how far long calls are.
+        transfer_router: makes what chooses how large arrays travel.
+        warning_queue: the warnings of the server about calls.
+        progress: makes what shows how far long calls are.
     """
 
-    transfer_router: TransferRouter
+    transfer_router: Lazy[TransferRouter]
     warning_queue: WarningQueue
-    progress: Progress
+    progress: Lazy[Progress]
 
 
 class ValueStore(Protocol):
@@ -159,7 +143,7 @@ class PipelinedCalls:
         values = self._store
         ways = (
             values.connection,
-            self._services.transfer_router,
+            self._services.transfer_router(),
             values.release_queue,
             values.deduplicator,
         )
@@ -192,7 +176,7 @@ class PipelinedCalls:
             BaseException: what the function raised, or one before it on whose result it depends.
             JaxdError: when the call could not be made.
         """
-        lies_here = self._services.transfer_router.uses_shared_blocks(
+        lies_here = self._services.transfer_router().uses_shared_blocks(
             call
         )  # and could be changed too early
         flight = self._launch(call, may_return=call.timeout_s is None and not lies_here)
@@ -360,7 +344,7 @@ class PipelinedCalls:
             return snapshot.reader.read_part(skeleton, home, stay, call.results, remote)
 
     def _on_arrival(self, connection: ClientConnection, flight: PipelinedCall, ready: bool) -> None:
-        self._services.progress.finish(connection, flight.request, ready=ready)
+        self._services.progress().finish(connection, flight.request, ready=ready)
         if flight.changed is not None:
             self._replace_shape(flight, flight.changed)
 

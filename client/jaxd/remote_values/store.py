@@ -6,10 +6,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from jaxd.connection.pending import retry_once
-from jaxd.interop.result_batch import ResultBatch
 from jaxd.remote_values.pipelined_calls import ClientServices, PipelinedCalls
 from jaxd.results.reader import ResultReader
 from jaxd.transfer.release_queue import ReleaseQueue
@@ -27,7 +25,7 @@ from jaxd_protocol.pytree import Leaf, parse_skeleton
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
-    from jaxd.connection.pending import PendingReply
+    from jaxd.connection.shared_reader import PendingReply
     from jaxd.interop.remote_array import RemoteArray
     from jaxd.interop.result_batch import Handle
     from jaxd.remote_values.pipeline import PipelinedCall
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
 
 
 _MAX_FETCH_BYTES: Final = 1 << 28
+
+T = TypeVar("T")
 
 
 class OpenSession(NamedTuple):
@@ -162,6 +162,7 @@ class RemoteStore:
             flight: the call that makes them, when that had not run.
         """
         from jaxd.interop.remote_array import RemoteArray  # a process of small results has none
+        from jaxd.interop.result_batch import ResultBatch
 
         self.release_queue.start()
         kind, origin = RemoteArray.kind(), ResultBatch(self, first, leaves, flight)
@@ -201,7 +202,7 @@ class RemoteStore:
         """The data of arrays, through shared memory where that is faster."""
         ids = pack_ids(array.id for array in arrays)
         connection = self.connection()
-        room = self._uplink.transfer_router.receive_buffer(
+        room = self._uplink.transfer_router().receive_buffer(
             connection, [array.nbytes for array in arrays]
         )
         if room is not None:
@@ -228,7 +229,7 @@ class RemoteStore:
         self, number: int, skeleton: bytes, blob: bytes, config: Any, data: PutData
     ) -> list[RemoteArray]:
         connection, first = self.connection(), first_value_id(number)
-        transfer = self._uplink.transfer_router.prepare(data, connection)
+        transfer = self._uplink.transfer_router().prepare(data, connection)
         args = (number, skeleton, blob, pack_locations(transfer.data_locations), config)
         try:
             value, _ = self.ask(
@@ -382,3 +383,16 @@ def _make_sent_before(
     from jaxd.transfer.dedup import Deduplicator  # a process that sends nothing large has none
 
     return Deduplicator(release_queue, where, compress=compress)
+
+
+def retry_once(ask: Callable[[], T]) -> T:
+    """Calls `ask`, once more when the first attempt loses its connection.
+
+    Raises:
+        ConnectionLost: when the second does, too.
+        Exception: what else `ask` raises.
+    """
+    try:
+        return ask()
+    except ConnectionLost:
+        return ask()

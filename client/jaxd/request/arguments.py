@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from jaxd.interop.jax_runtime import encode_jax, loaded_jax
-from jaxd.interop.lazy_array import ArrayLike
-from jaxd.interop.native import PRNGKeys
-from jaxd.interop.result_batch import HandleRange, HandleRanges, are_consecutive, range_locations
-from jaxd.request.implicit_static import (
-    check_not_array_like,
-    check_not_masked,
-    is_code,
-    is_plain_object,
-    name_of,
-)
+from jaxd.interop.jax_runtime import PRNGKeys, encode_jax, loaded_jax
 from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.data_locations import DataLocation
 from jaxd_protocol.pytree import TreeEncoder, dump_literal, is_literal
@@ -25,8 +18,9 @@ from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.pytree.literals import plain_number
 
 if TYPE_CHECKING:
-    from jaxd.interop.lazy_array import LazyArray
+    from jaxd.interop.lazy_array import ArrayLike, LazyArray
     from jaxd.interop.remote_array import RemoteArray
+    from jaxd.interop.result_batch import Handle, HandleRange, HandleRanges
     from jaxd_protocol.pickling.pack.functions import Packed
 
 
@@ -38,7 +32,7 @@ class EncodedArguments(NamedTuple):
         values: the arrays on the server among them.
         buffer_leaves: for each buffer the number of its leaf; -1 when that is no plain array.
         sources: the arrays of jax whose data is in a buffer, by leaf.
-        heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
+        leaf_headers: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
     """
 
     skeleton: bytes
@@ -61,8 +55,8 @@ def encode_arguments(
 
     Arrays on the server, of this `fetcher`, do not move; those of others come home first.
 
-    Classes and callables that are met on the way are entered in `used_executables`, by name and by content id,
-    so that results can come back as their instances, and with them. Large contiguous arrays are
+    Classes and callables that are met on the way are entered in `known_objects`, by name and by
+    content id, so that results can come back as their instances, and with them. Large contiguous arrays are
     not copied: the buffers are views of them.
 
     What jax cannot trace becomes part of the structure, unless `statics` is strict.
@@ -74,7 +68,7 @@ def encode_arguments(
         PackingError: when an object among them cannot travel.
     """
     encoder = ArgumentEncoder(known_objects, fetcher, statics.strict)
-    if statics:
+    if statics.positions or statics.names:
         encoder.call(args, kwargs, statics)
     else:
         encoder.node((args, kwargs))
@@ -101,7 +95,7 @@ class ArgumentEncoder(TreeEncoder):
         self, known_objects: dict[Any, Any], fetcher: object = None, strict: bool = False
     ) -> None:
         super().__init__()
-        self._handle_ranges = HandleRanges()
+        self._handle_ranges: HandleRanges | None = None
         self.sources: dict[int, Any] = {}
         self.leaf_headers: dict[int, bytes] = {}
         self._known_objects = known_objects
@@ -111,12 +105,19 @@ class ArgumentEncoder(TreeEncoder):
     @property
     def values(self) -> list[HandleRange]:
         """The arrays on the server."""
-        return self._handle_ranges.ranges
+        return [] if self._handle_ranges is None else self._handle_ranges.ranges
 
     @property
     def data_locations(self) -> list[DataLocation]:
         """Where the data lies that is on the server."""
-        return range_locations(self.values)
+        return [handle_range.row for handle_range in self.values]
+
+    def _add_handles(self, leaf: int, arrays: Sequence[Handle]) -> None:
+        if self._handle_ranges is None:
+            from jaxd.interop.result_batch import HandleRanges  # many processes have none
+
+            self._handle_ranges = HandleRanges()
+        self._handle_ranges.add(leaf, arrays)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs) -> None:
         """Appends the arguments, the static ones as part of the structure."""
@@ -147,11 +148,16 @@ class ArgumentEncoder(TreeEncoder):
     def other(self, value: Any) -> None:
         """Appends an array, a named tuple, an object's leaves, or a pickle of what else this is."""
         numpy: Any = sys.modules.get("numpy")
+        lazy: Any = sys.modules.get("jaxd.interop.lazy_array")
         if isinstance(value, str | bytes):  # of a class of its own, such as numpy's
             self._object(value)
         elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
-            self._numpy(numpy, value)
-        elif isinstance(value, ArrayLike):
+            if type(value) is numpy.ndarray:
+                self.types[numpy.ndarray] = ArgumentEncoder.ndarray  # found at once from now on
+            else:
+                check_not_masked(value)
+            self.ndarray(numpy.asarray(value))
+        elif lazy is not None and isinstance(value, lazy.ArrayLike):
             self._own_array(value)
         elif type(value) is PRNGKeys:
             import numpy as np
@@ -189,7 +195,7 @@ class ArgumentEncoder(TreeEncoder):
         origin = array.origin
         if origin.fetcher is not self._fetcher:
             return self.node(array.fetch(copy=False))
-        self._handle_ranges.add(self.count, (array,))
+        self._add_handles(self.count, (array,))
         self.spec(origin.leaves[array.number])
         return None
 
@@ -202,25 +208,17 @@ class ArgumentEncoder(TreeEncoder):
         if len(kinds) != 1 or self.types.get(kinds.pop()) is not ArgumentEncoder.remote:
             return False
         origin, first, stop = leaves[0].origin, leaves[0].number, leaves[0].number + len(leaves)
+        from jaxd.interop.result_batch import are_consecutive
+
         follow = origin.fetcher is self._fetcher and are_consecutive(leaves)
         if follow:
-            self._handle_ranges.add(self.count, leaves)
+            self._add_handles(self.count, leaves)
             self.specs_of(origin.leaves, first, stop)
         return follow
 
     def non_literal_keys(self, value: dict[Any, Any]) -> None:
         """A dict with keys of other types is pickled as a whole."""
         self._pickled(value)
-
-    def _numpy(self, numpy: Any, value: Any) -> None:
-        if type(value) is not numpy.ndarray:
-            check_not_masked(value)
-        array = numpy.asarray(value)
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
-        if not array.flags.c_contiguous:
-            array = numpy.ascontiguousarray(array)
-        self.array(array)
 
     def _flattened_object(self, value: Any) -> bool:
         """Appends an object's pytree template and its leaves, where jax is imported."""
@@ -306,3 +304,82 @@ def _is_importable(cls: type) -> bool:
 
 
 ArgumentEncoder.types.update(dict.fromkeys((str, bytes), ArgumentEncoder.undeclared))
+
+
+_CODE_TYPES: Final = (
+    *(type, FunctionType, BuiltinFunctionType, ModuleType),
+    *(MethodType, BoundWrapper),
+)
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether a value is surely a leaf to jax, here and on the server.
+
+    Without jax in this process only the server knows which classes of packages jax takes apart.
+    """
+    jax = loaded_jax()
+    if jax is not None:
+        return bool(jax.tree_util.all_leaves((value,)))
+    if isinstance(value, (*_CODE_TYPES, Enum, str, bytes)) or is_literal(value):
+        return True
+    from jaxd_protocol.packages.installed import is_local_module
+
+    cls = type(value)
+    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+        return False  # a node to jax, without being registered
+    return cls.__module__ != "builtins" and is_local_module(cls.__module__)
+
+
+def is_code(value: Any) -> bool:
+    """Whether this is a function or the like, and no callable node of a tree, such as a layer."""
+    if isinstance(value, type):
+        return True
+    jax = loaded_jax()
+    return callable(value) and (jax is None or bool(jax.tree_util.all_leaves((value,))))
+
+
+def check_not_array_like(value: Any) -> None:
+    """Returns when a leaf that is neither an array nor a number does not behave like one.
+
+    Raises:
+        ValueError: as jax, when it is a masked array, or says how it becomes an array of jax.
+        ArgumentError: when it is an array of another library.
+    """
+    if isinstance(value, _CODE_TYPES):
+        return
+    cls = type(value)
+    if hasattr(cls, "__jax_array__"):
+        raise ValueError(
+            "Triggering __jax_array__() during abstractification is no longer supported. To avoid "
+            "this error, either explicitly convert your object using jax.numpy.array(), or "
+            "register your object as a pytree."
+        )
+    if hasattr(cls, "__array__") or hasattr(value, "dtype"):
+        raise ArgumentError(
+            f"an argument is a {cls.__module__}.{cls.__qualname__}, which jax cannot interpret as "
+            "an abstract array. Convert it with numpy.asarray, or declare it in static_argnames."
+        )
+
+
+def check_not_masked(array: Any) -> None:
+    """Returns when a numpy array is not masked.
+
+    Raises:
+        ValueError: as jax.
+    """
+    masked: Any = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if masked is not None and isinstance(array, masked):
+        raise ValueError(
+            "numpy masked arrays are not supported as direct inputs to JAX functions. Use "
+            "arr.filled() to convert the value to a standard numpy array."
+        )
+
+
+def name_of(value: Any) -> str:
+    """What people call it, the same in each call; empty for what is its own best name."""
+    if is_literal(value):
+        return ""
+    if isinstance(value, Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    own = getattr(value, "__qualname__", None) if isinstance(value, _CODE_TYPES) else None
+    return own if isinstance(own, str) else f"an object of {type(value).__qualname__}"

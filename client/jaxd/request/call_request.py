@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxd.interop.result_batch import range_locations
-from jaxd.request.callback_context import in_callback, running_callbacks
 from jaxd_protocol.messages.calls import (
     FROM_CALLBACK,
     LOST_AGAIN,
@@ -15,12 +15,43 @@ from jaxd_protocol.messages.calls import (
     ON_VALUES,
     STRICT,
 )
-from jaxd_protocol.messages.data_locations import DataLocation, ResultPolicy, pack_locations
+from jaxd_protocol.messages.data_locations import (
+    INLINE_RESULT_BYTES,
+    KEEP_ALL,
+    KEEP_NONE,
+    DataLocation,
+    ResultPolicy,
+    new_call_number,
+    pack_locations,
+)
 
 if TYPE_CHECKING:
     from jaxd.interop.result_batch import HandleRange
     from jaxd.request.function_snapshot import FunctionSpec
     from jaxd.results.reader import ResultsAs
+
+
+running_callbacks: list[None] = []
+"""One for each callback that runs now: each call looks here, which takes next to nothing."""
+
+_in_callback: ContextVar[bool] = ContextVar("inside", default=False)
+
+
+@contextmanager
+def callback_scope() -> Iterator[None]:
+    """A context in which this thread runs a callback."""
+    token = _in_callback.set(True)
+    running_callbacks.append(None)
+    try:
+        yield
+    finally:
+        running_callbacks.pop()
+        _in_callback.reset(token)
+
+
+def in_callback() -> bool:
+    """Whether this thread, or the one whose context it copied, is running a callback."""
+    return _in_callback.get()
 
 
 class CallSettings(NamedTuple):
@@ -55,7 +86,7 @@ class CallRequest(NamedTuple):
         sources: the arrays of jax whose data is in a buffer, by leaf.
         arguments: what it was called with, where it may call that back.
         lost_workers: how many workers have died during it.
-        heads: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
+        leaf_headers: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
     """
 
     spec: FunctionSpec
@@ -76,7 +107,7 @@ class CallRequest(NamedTuple):
     @property
     def data_locations(self) -> Sequence[DataLocation]:
         """Where the data lies of the arrays on the server."""
-        return range_locations(self.values)
+        return [handle_range.row for handle_range in self.values]
 
     @property
     def remote_leaves(self) -> tuple[tuple[int, int], ...]:
@@ -126,3 +157,14 @@ class CallRequest(NamedTuple):
     def without_data(self) -> CallRequest:
         """The same, once its data is not needed any more."""
         return self._replace(blob=b"", buffers=(), values=(), sources={}, arguments=None)
+
+
+def result_policy_for(results: ResultsAs, *, on_values: bool) -> ResultPolicy | None:
+    """The result policy of a call: what stays on the server."""
+    if results == "remote":
+        return ResultPolicy(new_call_number(), KEEP_ALL, -1)
+    if results == "auto":
+        return ResultPolicy(
+            new_call_number(), KEEP_ALL if on_values else INLINE_RESULT_BYTES, INLINE_RESULT_BYTES
+        )
+    return ResultPolicy(new_call_number(), KEEP_NONE, KEEP_NONE) if on_values else None

@@ -6,28 +6,144 @@ A function's globals change while a process runs, so there is one after the othe
 from __future__ import annotations
 
 import threading
+import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.interop.jax_runtime import check_untransferred_settings
-from jaxd.request.package_changes import package_changes
-from jaxd.request.redecoration import redecorations
 from jaxd.results.local_objects import LocalObjects
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import reset_after_fork
-from jaxd_protocol.errors import TracedReadWarning, UnsharedWarning
+from jaxd_protocol.errors import CompileAdvice, SkewWarning, TracedReadWarning, UnsharedWarning
 from jaxd_protocol.jit.options import Options, Ship, function_key, normal_config
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
+from jaxd_protocol.packages.distributions import Package, changed_since_first_seen, describe_change
 from jaxd_protocol.pytree.references import function_mark
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint import Fingerprint, WalkResult
     from jaxd_protocol.fingerprint.local_archives import LocalArchives
     from jaxd_protocol.fingerprint.model import CallbackCandidates
+
+
+WARN_AFTER: Final = 16
+"""So often may one function be made persistent: a loop does it more often, a test suite less."""
+
+_MAX_PLACES: Final = 1000
+
+_CodePlace = tuple[str, int, bytes]
+
+
+class RedecorationCounter:
+    """Counts how often equal functions from one place were taken apart; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._counts = BoundedDict[_CodePlace, int](_MAX_PLACES)
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have been counting."""
+        self._lock = threading.Lock()  # guards _counts
+
+    def record(self, function: Callable[..., Any], key: bytes) -> None:
+        """Counts one, and warns, once for each place, when there were many.
+
+        Those that differ in what they close over are different functions, and not counted
+        together: the server says what to do about them.
+
+        Args:
+            function: what was made persistent.
+            key: what it means.
+        """
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return
+        place = (code.co_filename, code.co_firstlineno, key)
+        with self._lock:
+            count = self._counts[place] = self._counts.get(place, 0) + 1
+        if count == WARN_AFTER:
+            from jaxd.request.stacklevel import user_stacklevel
+
+            warnings.warn(_advice(code), CompileAdvice, user_stacklevel())
+
+
+def _advice(code: Any) -> str:
+    file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+    return (
+        f"{code.co_name} ({file}:{code.co_firstlineno}) was made persistent {WARN_AFTER} times and is "
+        "the same each time. Nothing is compiled again, but each time it is taken apart again. Use "
+        "persistent_call once, where the function is defined at the level of its module, and call "
+        "what it returns."
+    )
+
+
+redecorations: Final = RedecorationCounter()
+
+
+_POLL_INTERVAL_S: Final = 1.0
+
+
+class PackageChanges:
+    """Counts the changes of installed packages. Thread-safe.
+
+    Attributes:
+        count: how many times packages were found changed so far.
+        next_look_s: when to look again, by `time.monotonic`: a second after the last time.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.next_poll_s = 0.0
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have been looking."""
+        self._lock = threading.Lock()  # guards count and next_look_s
+
+    def poll(self) -> None:
+        """Checks for changes, and warns of each.
+
+        Raises:
+            SkewWarning: where the user's filters turn it into an error.
+        """
+        with self._lock:
+            self.next_poll_s = time.monotonic() + _POLL_INTERVAL_S
+            changes = changed_since_first_seen()
+            self.count += len(changes)
+        if changes:
+            _warn_of_changes(changes)
+
+
+def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
+    """Warns, in the line that called, of packages that were changed on disk.
+
+    This process goes on with what was there before.
+
+    Args:
+        changes: what `jaxd_protocol.packages.packages.changed_since_first_seen` returned.
+
+    Raises:
+        SkewWarning: where the user's filters turn it into an error.
+    """
+    from jaxd.request.stacklevel import user_stacklevel
+
+    for old, new in changes:
+        text = (
+            f"{describe_change(old, new)} while this process runs what was there before. Functions are "
+            "built anew with what is there now; restart this process to have the same in it."
+        )
+        warnings.warn(text, SkewWarning, user_stacklevel())
+
+
+package_changes: Final = PackageChanges()
+"""Those that this process has seen."""
+
 
 _BY_VALUE: Final = nullcontext()
 _MAX_KNOWN: Final = 1024

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from jaxd.interop.jax_runtime import require_jax
-from jaxd.interop.native import ArrayLibrary, array_library, native_array
+from jaxd.interop.jax_runtime import ArrayLibrary, array_library, native_array, require_jax
 from jaxd.results.local_objects import KnownObjects, LocalObjects
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
@@ -19,6 +18,9 @@ from jaxd_protocol.pytree.leaves import NO_OFFSET, leaf_data
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
+
+NOTHING_STAYS: Final = (b"",)
+"""In a reply, where the numbers of the leaves stand whose data is not in it."""
 
 
 def unreadable_reply_error() -> ProtocolError:

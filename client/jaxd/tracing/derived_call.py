@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.interop.jax_runtime import loaded_jax
-from jaxd.interop.native import PRNGKeys
+from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.tracing.primitive import Aval

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.dispatch.devices import Device
-from jaxd.interop.native import PRNGKeys
+from jaxd.interop.jax_runtime import PRNGKeys
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.jit.options import Options

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.dispatch.warm import encode_warm_request, result_skeleton_of
-from jaxd.interop.jax_runtime import loaded_jax
+from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax
 from jaxd.interop.lazy_array import LazyArray
-from jaxd.interop.native import PRNGKeys
 from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.tracing.derived_call import CallOutline, TracedCall
 from jaxd.tracing.primitive import Aval, bind

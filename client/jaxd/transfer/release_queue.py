@@ -21,12 +21,15 @@ class ReleaseQueue:
     """A queue of ids of values to release. Thread-safe.
 
     Args:
-        tell: sends the ids to the server by themselves; False when nobody is there any more.
+        send: sends the ids to the server by themselves; False when nobody is there any more.
+
+    Attributes:
+        pending: the ids that are not sent.
     """
 
-    def __init__(self, tell: Callable[[bytes], bool]) -> None:
-        self._send = tell
-        self._pending: deque[int] = deque()
+    def __init__(self, send: Callable[[bytes], bool]) -> None:
+        self._send = send
+        self.pending: deque[int] = deque()
         self._sent: deque[int] = deque(maxlen=_MAX_SENT)
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._is_woken = False
@@ -37,7 +40,7 @@ class ReleaseQueue:
 
     def add(self, id: int) -> None:  # noqa: A002
         """Adds one. Takes no lock: may be called from any thread and during garbage collection."""
-        self._pending.append(id)
+        self.pending.append(id)
         self._wake_thread()
 
     def _wake_thread(self) -> None:
@@ -47,11 +50,11 @@ class ReleaseQueue:
 
     def take_all(self) -> bytes:
         """The ids to send with a call; removes them from the queue."""
-        return pack_ids(self._drain()) if self._pending else b""
+        return pack_ids(self._drain()) if self.pending else b""
 
     def requeue(self, ids: bytes) -> None:
         """Puts ids back that could not be sent."""
-        self._pending.extend(unpack_ids(ids))
+        self.pending.extend(unpack_ids(ids))
         if threading.current_thread() is not self._thread:  # which would only try again at once
             self._wake_thread()
 
@@ -76,7 +79,7 @@ class ReleaseQueue:
 
     def retry(self) -> None:
         """Sends again what could not be sent before."""
-        if self._pending:
+        if self.pending:
             self._wake_thread()
 
     def stop(self) -> None:
@@ -89,7 +92,7 @@ class ReleaseQueue:
 
     def abandon(self) -> None:
         """In the child of a fork: the values are the parent's, and so is the thread."""
-        self._pending = deque(maxlen=0)
+        self.pending = deque(maxlen=0)
         self._is_woken = True
         self._lock = threading.Lock()
 
@@ -97,7 +100,7 @@ class ReleaseQueue:
         found: list[int] = []
         with suppress(IndexError):
             while True:
-                found.append(self._pending.popleft())
+                found.append(self.pending.popleft())
         self._sent.extend(found)
         return found
 

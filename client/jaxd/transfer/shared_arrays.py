@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from jaxd.interop.jax_runtime import loaded_jax
-from jaxd.interop.native import leaves_of, map_leaves
+from jaxd.interop.jax_runtime import leaves_of, loaded_jax, map_leaves
 from jaxd.transfer.shared_memory import BlockOffset, BlockPool, SharedBlock
 
 _MIN_SHARED_BYTES: Final = 1 << 16

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from jaxd_protocol.errors import JaxdError, ProtocolError, ServerDraining
+from jaxd_protocol.errors import JaxdError, ProtocolError, RemoteError, ServerDraining
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
-from jaxd_protocol.wire.adaptive_wait import AdaptiveWait
+from jaxd_protocol.wire.stream import AdaptiveWait
 from jaxd_server.execution.call import Reply
 from jaxd_server.rpc.call_scheduler import CallScheduler
 from jaxd_server.rpc.client_proxy import ClientProxy, PendingQuestions
@@ -145,7 +145,15 @@ class ServerConnection(BulkConnection):
             self._worker_context.traffic.remove(self._channel)
 
     def _read_one(self) -> None:
-        self.dispatch(self._channel.recv())
+        frame = self._channel.recv()
+        message = self.read_message(frame)
+        if message is None:
+            return
+        verb, seq, value = message
+        if verb is None:
+            self.on_reply(seq, value, isinstance(value, RemoteError), frame)
+        else:
+            self.on_request(seq, verb, value, frame)
 
     def _on_end(self, error: Exception) -> None:
         known = isinstance(error, JaxdError)  # some of which are OSErrors as well

@@ -24,7 +24,7 @@ from jaxd_protocol.messages.data_locations import (
     unpack_ids,
 )
 from jaxd_protocol.messages.failures import encode_failure
-from jaxd_protocol.wire.frames import Descriptors
+from jaxd_protocol.wire.stream import Descriptors
 from jaxd_server.execution.call import Client, Finish, Reply
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.rpc.ordered_calls import OrderedCallQueue, ReplyCache

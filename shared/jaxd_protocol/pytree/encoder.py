@@ -104,6 +104,16 @@ class TreeEncoder:
         self.buffers += data
         self.buffer_leaves += [-1] * len(data)
 
+    def ndarray(self, array: Any) -> None:
+        """Appends a numpy array, of whatever order."""
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if not array.flags.c_contiguous:
+            import numpy
+
+            array = numpy.ascontiguousarray(array)
+        self.array(array)
+
     def array(self, array: Any, weak: bool = False) -> None:
         """Appends a numpy array; it must be C-contiguous and in native byte order."""
         spec, size = array_spec(array.dtype, array.shape, weak)

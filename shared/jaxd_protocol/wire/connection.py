@@ -22,9 +22,7 @@ from rpyc.core.channel import Channel
 from rpyc.core.protocol import Connection
 
 from jaxd_protocol.errors import ProtocolError, RemoteError
-from jaxd_protocol.wire.frame_reader import FrameReader
-from jaxd_protocol.wire.frame_writer import FrameWriter
-from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES, Frame
+from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES, Frame, FrameReader, FrameWriter
 from jaxd_protocol.wire.stream import BulkStream
 
 
@@ -73,6 +71,12 @@ class BulkChannel(Channel):  # type: ignore[misc]
 
 Value = Any
 """What brine carries: None, bool, int, float, complex, str, bytes, slice, and tuples of these."""
+
+Message = tuple[str | None, int, Value]
+"""A verb, a number and arguments; or, of a reply, None, its number and its value.
+
+The value is a `RemoteError` when the peer has raised an exception, which only a stock one does.
+"""
 
 ROOT: Final = ("jaxd.root", 0, 0)
 
@@ -146,7 +150,7 @@ def encode_reply(seq: int, value: Value) -> bytes:
 
 
 class BulkConnection(Connection):  # type: ignore[misc]
-    """Base of both ends. Subclasses say what a request and a reply mean.
+    """Base of both ends: sends messages and reads those that come.
 
     Args:
         root: the rpyc service of this end.
@@ -157,14 +161,6 @@ class BulkConnection(Connection):  # type: ignore[misc]
         super().__init__(root, channel, {**PLAIN_CONFIG, **config})
         self.numbers = itertools.count(1)
 
-    def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
-        """The peer calls `verb` of our root; what came beside the call is in `frame`."""
-        raise NotImplementedError
-
-    def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
-        """The peer answers our request `seq`."""
-        raise NotImplementedError
-
     def send_request(
         self,
         seq: int,
@@ -173,7 +169,7 @@ class BulkConnection(Connection):  # type: ignore[misc]
         buffers: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Calls `verb` of the peer's root; the answer comes to `on_reply`.
+        """Calls `verb` of the peer's root; the answer comes as a message of its own.
 
         `descriptors` are open files for a peer that takes them; the caller closes its own.
 
@@ -188,32 +184,28 @@ class BulkConnection(Connection):  # type: ignore[misc]
         """Answers the peer's request `seq`; raises as `send_request` does."""
         self._channel.send(encode_reply(seq, value), buffers)
 
-    def dispatch(self, frame: Frame) -> None:
-        """Hands one message to `on_request` or `on_reply`.
+    def read_message(self, frame: Frame) -> Message | None:
+        """The request or reply that a frame holds; None for a ping, which is answered here.
 
         Raises:
+            EOFError: when the peer closes the connection.
             ProtocolError: when it is not a message of our own two ends.
         """
         usual = _usual_message(frame)
         if usual is not None:
-            verb, seq, value = usual
-            if verb is None:
-                return self.on_reply(seq, value, False, frame)
-            return self.on_request(seq, verb, value, frame)
+            return usual
         kind, seq, body = _parse(frame)
-        if kind == consts.MSG_REQUEST:
-            handler, packed = body
-            return self._dispatch_handler(seq, handler, packed, frame)
         if kind == consts.MSG_REPLY:
-            return self.on_reply(seq, self._unbox(body), False, frame)
-        return self.on_reply(seq, self._unbox_exc(body), True, frame)
-
-    def _dispatch_handler(self, seq: int, handler: int, packed: Value, frame: Frame) -> None:
+            return None, seq, self._unbox(body)
+        if kind == consts.MSG_EXCEPTION:
+            return None, seq, self._unbox_exc(body)
+        handler, packed = body
         if handler == consts.HANDLE_CALLATTR:
             verb, args = _root_call(packed)
-            return self.on_request(seq, verb, args, frame)
+            return verb, seq, args
         if handler == consts.HANDLE_PING:
-            return self.send_reply(seq, _ping_data(self._unbox(packed)))
+            self.send_reply(seq, _ping_data(self._unbox(packed)))
+            return None
         if handler == consts.HANDLE_CLOSE:
             raise EOFError("the peer closed the connection")
         raise ProtocolError(f"rpyc request {handler} is not part of jaxd's protocol.")
@@ -266,7 +258,7 @@ class BulkConnection(Connection):  # type: ignore[misc]
         """Nothing: the owner closes, and after a fork the child must not."""
 
 
-def _usual_message(frame: Frame) -> tuple[str | None, int, Value] | None:
+def _usual_message(frame: Frame) -> Message | None:
     """The parts of a `call` or of a plain reply, told by their constant bytes; None for others.
 
     These two are nearly all messages, and reading them item by item, as `_parse` does, takes

@@ -1,29 +1,150 @@
-"""A socket stream that can wait, and whose byte counts survive interrupts by signals.
+"""A socket stream: its byte counts, and the open files that travel beside the bytes, survive signals.
+
+An interrupt may come anywhere: what a system call has moved is stored by C code, before any signal
+can be handled.
 
 One of the modules that import rpyc; relies on `SocketStream.sock` and `SocketStream.closed`.
 """
 
 from __future__ import annotations
 
+import array
 import os
 import select
 import socket
 import struct
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 from rpyc.core.stream import SocketStream
 
 from jaxd_protocol.errors import InternalError, ProtocolError
-from jaxd_protocol.wire.descriptors import ReceivedDescriptors, ancillary_data, can_pass
+
+MAX_DESCRIPTORS: Final = 64
+"""Linux passes up to 253 at once; a receiver has to have room for them before they come."""
+
+_FIRST: Final = itemgetter(0)  # of what recvmsg_into returns: the count
+_NOT_INHERITABLE: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_TRUNCATED: Final = int(getattr(socket, "MSG_CTRUNC", 0))  # not an enum: those are slow
+_OPTIONS: Final = (
+    (getattr(socket, "CMSG_SPACE", int)(4 * MAX_DESCRIPTORS),),
+    (_NOT_INHERITABLE,),
+)  # of recvmsg_into, each in a row of one
+_UNSORTED: Final = "latest"
+_MAX_GROUPS: Final = 8
+"""Messages whose descriptors may be here before the messages are read; two are usual at most."""
+
+
+def can_pass(sock: socket.socket) -> bool:
+    """Whether open files can travel over this socket."""
+    is_unix = sock.family == getattr(socket, "AF_UNIX", None)
+    return is_unix and hasattr(socket, "SCM_RIGHTS") and hasattr(sock, "recvmsg_into")
+
+
+def ancillary_data(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
+    """What `sendmsg` takes to send these along."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
+
+
+class Descriptors(list[int]):
+    """Open files that came with a message, in its order.
+
+    They are closed with the list. Whoever wants to keep one takes it out (`pop`), and closes it.
+    """
+
+    def __del__(self) -> None:
+        while self:
+            os.close(self.pop())
+
+
+class ReceivedDescriptors:
+    """Descriptors that have come over one socket, until their messages have been read.
+
+    One thread at a time may use it. What is left is closed with the object.
+    """
+
+    __slots__ = ("_groups", "_keep")
+
+    def __init__(self) -> None:
+        # Oldest first, one entry for each message with descriptors: what recvmsg_into returned,
+        # then the descriptors in it. The kernel never joins those of two messages.
+        self._groups: dict[object, Any] = {}
+        self._keep: Callable[[Any], Any] = partial(self._groups.setdefault, _UNSORTED)
+
+    def receive_into(
+        self, sock: socket.socket, views: list[memoryview], received: list[int]
+    ) -> None:
+        """As `BulkStream.receive_into`; keeps the descriptors as well.
+
+        Raises:
+            OSError: when the connection broke.
+            ProtocolError: when descriptors come that no message announces.
+        """
+        groups = self._groups
+        if _UNSORTED in groups:  # an interrupted thread could not do it
+            self._sort()
+        received.extend(map(_FIRST, map(self._keep, map(sock.recvmsg_into, (views,), *_OPTIONS))))
+        _, ancillary, flags, _ = groups[_UNSORTED]
+        if ancillary or flags & _TRUNCATED:
+            self._sort()
+        else:
+            del groups[_UNSORTED]
+
+    def _sort(self) -> None:
+        """Gives what was received last an entry of its own, if there is anything in it."""
+        groups = self._groups
+        _, ancillary, flags, _ = groups[_UNSORTED]
+        if not ancillary and not flags & _TRUNCATED:
+            del groups[_UNSORTED]
+            return
+        # all in C: no interrupt between taking it out and putting it back
+        groups.update(zip((object(),), map(groups.pop, (_UNSORTED,)), strict=True))
+        if len(groups) > _MAX_GROUPS:
+            raise ProtocolError("open files arrive that no message announces.")
+
+    def first(self) -> Descriptors:
+        """Those of the oldest message; the same ones again until they are dropped."""
+        if _UNSORTED in self._groups:
+            self._sort()
+        for key, group in self._groups.items():
+            if type(group) is tuple:
+                # all in C: no interrupt between the list, which closes what it has, and its entry
+                lists = map(Descriptors, (_unpacked(group),))
+                self._groups.update(zip((key,), lists, strict=True))
+            found: Descriptors = self._groups[key]
+            return found
+        return Descriptors()
+
+    def drop(self, descriptors: Descriptors) -> None:
+        """Forgets what `first` returned: it belongs to the message from now on."""
+        for key, group in list(self._groups.items()):
+            if group is descriptors:
+                del self._groups[key]
+
+    def __del__(self) -> None:
+        for group in self._groups.values():
+            if type(group) is tuple:
+                Descriptors(_unpacked(group))
+
+
+def _unpacked(received: tuple[Any, ...]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in received[1]:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    if not _NOT_INHERITABLE:
+        for descriptor in found:
+            os.set_inheritable(descriptor, False)
+    return found.tolist()
+
 
 INTERRUPTIBLE_S: Final = 0.5
 """How long a wait may keep its thread from seeing that it was interrupted."""
-
-_FIRST: Final = itemgetter(0)  # of what recvmsg_into returns: the count
 
 
 def tune_socket(sock: socket.socket) -> None:
@@ -189,3 +310,72 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         descriptor = -1 if self.closed else self.sock.detach()
         if descriptor >= 0:  # else it was abandoned before
             os.close(descriptor)
+
+
+SPIN_S: Final = 200e-6
+"""How long to spin. A peer in Python needs 30 to 50 µs between a reply and the next call, and
+three times that on a virtual machine, whose idle processors are taken away."""
+
+_SPIN_AFTER_MISS_S: Final = 600e-6
+"""The same after a vain attempt: a peer that was woken finds its caches cold, and takes longer."""
+
+_MAX_MISSES: Final = 3
+"""Vain attempts in a row until it pauses. Whether one pays depends on whether the peer spins
+as well, which has pauses of its own: the attempts of both ends have to meet now and then."""
+
+_MIN_PAUSE: Final = 8
+_MAX_PAUSE: Final = 32
+
+_yield_processor: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)
+_spin_lock = threading.Lock()  # one thread of a process at a time: two would only take turns
+
+
+class AdaptiveWait:
+    """Spins for the next message where that is quicker than blocking; used by one thread at a time.
+
+    In a train of small calls the next message comes within some tens of microseconds, and to wake a
+    thread that sleeps costs about as much as the message itself.
+
+    After some vain attempts it pauses for some messages, and for more the next time, so that a peer
+    that takes its time, or a machine without a free processor, costs next to nothing.
+
+    Args:
+        ready: whether a message is there, without waiting.
+    """
+
+    def __init__(self, ready: Callable[[], object]) -> None:
+        self._ready = ready
+        self._pays = True
+        self._misses = 0
+        self._rest = 0
+        self._next_rest = _MIN_PAUSE
+
+    def wait(self) -> None:
+        """Returns when a message is there, or when it is time to sleep."""
+        if self._rest:
+            self._rest -= 1
+        elif _spin_lock.acquire(blocking=False):
+            try:
+                self._learn(self._spin())
+            finally:
+                _spin_lock.release()
+
+    def _spin(self) -> bool:
+        end = time.perf_counter() + (SPIN_S if self._pays else _SPIN_AFTER_MISS_S)
+        while not self._ready():
+            if time.perf_counter() > end:
+                return False
+            _yield_processor()  # to whoever else could run here, the peer perhaps
+        return True
+
+    def _learn(self, paid: bool) -> None:
+        self._pays = paid
+        if paid:
+            self._misses = 0
+            self._next_rest = _MIN_PAUSE
+            return
+        self._misses += 1
+        if self._misses >= _MAX_MISSES:
+            self._misses = 0
+            self._rest = self._next_rest
+            self._next_rest = min(2 * self._next_rest, _MAX_PAUSE)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxd.api.binding import FunctionBinding
+from jaxd.api.function import FunctionBinding
+from jaxd.dispatch.caller import CallerLookup
 from jaxd.interop.jax_runtime import current_config
 from jaxd.request.call_request import CallSettings
 from jaxd.request.function_snapshot import SnapshotCache
@@ -24,7 +25,7 @@ def triple(x: Any) -> Any:
 def bound(**config: Any) -> FunctionBinding:
     """`double`, with these settings."""
     snapshots = SnapshotCache(double, Options(), ("IGNORED",))
-    return FunctionBinding(double, Options(), lambda: None, CallSettings(config), snapshots)
+    return FunctionBinding(double, Options(), CallerLookup(), CallSettings(config), snapshots)
 
 
 def test_settings_of_the_function_win_over_those_of_the_process() -> None:

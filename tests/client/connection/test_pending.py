@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxd.connection.pending import PendingReply, retry_once
+from jaxd.connection.shared_reader import PendingReply
+from jaxd.remote_values.store import retry_once
 from jaxd_protocol.errors import ConnectionLost
 from jaxd_protocol.wire import Frame
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxd.connection.pending import PendingReply
-from jaxd.connection.shared_reader import BackgroundReader, SharedReader
+from jaxd.connection.shared_reader import BackgroundReader, PendingReply, SharedReader
 from jaxd_protocol.wire import BulkStream
 from tests.client.played_server import ConnectedPair
 from tests.end_to_end.gates import in_thread, wait_until

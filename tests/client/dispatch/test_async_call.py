@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect
-from jaxd.connection.pending import PendingReply
+from jaxd.connection.shared_reader import PendingReply
 from jaxd.dispatch.async_call import AsyncCall
 from jaxd.remote_values.store import OpenSession
 from jaxd.transfer.shared_memory import shared_pool

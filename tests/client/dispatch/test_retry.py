@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxd.connection.pending import NotSent
+from jaxd.connection.shared_reader import NotSent
 from jaxd.dispatch.retry import BusyBackoff, RetryLimits
 from jaxd.request.call_request import CallRequest
 from jaxd_protocol.errors import Busy, ConnectionLost, ServerDraining, WorkerLost

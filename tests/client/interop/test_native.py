@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd.interop.lazy_array import LazyArray
-from jaxd.interop.native import (
+from jaxd.interop.jax_runtime import (
     ArrayLibrary,
     PRNGKeys,
     array_library,
@@ -19,6 +18,7 @@ from jaxd.interop.native import (
     map_leaves,
     native_array,
 )
+from jaxd.interop.lazy_array import LazyArray
 from jaxd_protocol.pytree import Leaf
 
 VECTOR: Any = np.arange(3, dtype=np.float32)
@@ -89,7 +89,7 @@ def test_each_leaf_is_replaced(tree: Any, expected: Any) -> None:
 
 def test_it_is_the_same_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process that has not imported it."""
-    monkeypatch.setattr("jaxd.interop.native.loaded_jax", lambda: None)
+    monkeypatch.setattr("jaxd.interop.jax_runtime.loaded_jax", lambda: None)
     for tree, expected in TREES:
         mapped = map_leaves(lambda leaf: leaf + 1, tree)
         assert (mapped, type(mapped)) == (expected, type(expected))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxd.interop.remote_array import RemoteArray
-from jaxd.interop.result_batch import DELETED, HandleRange, ResultBatch, range_locations
+from jaxd.interop.result_batch import DELETED, HandleRange, ResultBatch
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.messages.data_locations import VALUE, DataLocation
@@ -31,7 +31,7 @@ def arrays(fetcher: FakeFetcher, first: int = 100) -> list[RemoteArray]:
 
 def rows(fetcher: FakeFetcher, *args: Any) -> list[DataLocation]:
     """How a call with these arguments says where its data lies."""
-    return range_locations(encode_arguments(args, {}, NO_STATIC_ARGS, {}, fetcher).values)
+    return [each.row for each in encode_arguments(args, {}, NO_STATIC_ARGS, {}, fetcher).values]
 
 
 def test_what_stays_together_is_said_at_once() -> None:
@@ -108,7 +108,7 @@ def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.Monke
             found.skeleton,
             found.blob,
             found.buffer_leaves,
-            range_locations(found.values),
+            [each.row for each in found.values],
             arrays,
         )
 

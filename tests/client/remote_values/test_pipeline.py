@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxd.connection.pending import PendingReply
+from jaxd.connection.shared_reader import PendingReply
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.interop.result_batch import HandleRange, ResultBatch
 from jaxd.remote_values.pipeline import _MAX_ATTEMPTS, MAX_IN_FLIGHT, CallPipeline, PipelinedCall

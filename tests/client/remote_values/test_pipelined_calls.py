@@ -10,7 +10,8 @@ import pytest
 
 import jaxd
 from jaxd import Client
-from jaxd.remote_values.pipelined_calls import SkeletonTable, result_policy_for
+from jaxd.remote_values.pipelined_calls import SkeletonTable
+from jaxd.request.call_request import result_policy_for
 from jaxd_protocol.errors import LimitExceeded, ProtocolError, ResultError
 from jaxd_protocol.messages.data_locations import (
     INLINE_RESULT_BYTES,

@@ -40,11 +40,11 @@ def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client)
     client.close()
     assert values._send_releases(pack_ids([5, 6]))
     client.caller.session.connection()
-    wait_until(lambda: not values.release_queue._pending)
+    wait_until(lambda: not values.release_queue.pending)
     answers = iter([True, False, False])
     values._must_defer = lambda: next(answers)  # type: ignore[method-assign]
     assert values._send_releases(pack_ids([7]))
-    wait_until(lambda: not values.release_queue._pending)
+    wait_until(lambda: not values.release_queue.pending)
 
 
 def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from jaxd.request.callback_context import callback_scope, in_callback, running_callbacks
+from jaxd.request.call_request import callback_scope, in_callback, running_callbacks
 
 
 def test_only_the_thread_that_is_called_back_is_inside() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd.request.function_snapshot import FunctionSpec, SnapshotCache
-from jaxd.request.package_changes import package_changes
+from jaxd.request.function_snapshot import FunctionSpec, SnapshotCache, package_changes
 from jaxd_protocol import fingerprint
 from jaxd_protocol.errors import PackingError, TracedReadWarning, UnsharedWarning
 from jaxd_protocol.fingerprint import walk

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.request.implicit_static import (
+from jaxd.request.arguments import (
     check_not_array_like,
     check_not_masked,
     is_code,
@@ -58,7 +58,7 @@ def test_without_jax_only_the_server_knows_the_classes_of_packages() -> None:
     """Of what is the user's own, of code and of members of enums this process is sure."""
     program = (
         "import json, sys, enum, fractions, collections\n"
-        "from jaxd.request.implicit_static import is_plain_object\n"
+        "from jaxd.request.arguments import is_plain_object\n"
         "class Own: pass\n"
         "Kind = enum.Enum('Kind', 'A')\n"
         "Point = collections.namedtuple('Point', 'x')\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxd.request import package_changes as module
-from jaxd.request.package_changes import PackageChanges
+from jaxd.request import function_snapshot as module
+from jaxd.request.function_snapshot import PackageChanges
 from jaxd_protocol.base import process
 from jaxd_protocol.errors import SkewWarning
 from jaxd_protocol.packages.distributions import Package
@@ -37,7 +37,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """In place of the real one, with a clock that stands still."""
     disk = Disk()
     monkeypatch.setattr(module, "changed_since_first_seen", disk.poll)
-    monkeypatch.setattr("jaxd.request.package_changes.time.monotonic", lambda: disk.now)
+    monkeypatch.setattr("jaxd.request.function_snapshot.time.monotonic", lambda: disk.now)
     return disk
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jaxd import Client
-from jaxd.request import redecoration
-from jaxd.request.redecoration import WARN_AFTER, RedecorationCounter
+from jaxd.request import function_snapshot
+from jaxd.request.function_snapshot import WARN_AFTER, RedecorationCounter
 from jaxd_protocol.base import process
 from jaxd_protocol.errors import CompileAdvice
 
@@ -41,9 +41,9 @@ def test_different_functions_are_not_counted_together() -> None:
 def test_it_remembers_the_last_ones_only() -> None:
     """A process that makes functions for days does not grow."""
     counted = RedecorationCounter()
-    for number in range(redecoration._MAX_PLACES + 100):
+    for number in range(function_snapshot._MAX_PLACES + 100):
         counted.record(step, str(number).encode())
-    assert len(counted._counts) == redecoration._MAX_PLACES
+    assert len(counted._counts) == function_snapshot._MAX_PLACES
 
 
 def test_the_child_of_a_fork_does_not_wait_for_its_parent() -> None:

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.interop.result_batch import range_locations
 from jaxd.request import templates
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.errors import ArgumentError, PackingError, TracerError
@@ -438,6 +437,6 @@ def test_arrays_on_the_server_are_leaves_like_any_others() -> None:
     kept = single_array(fetcher, 7, Leaf("A", "float32", (3,)))
     state = State({"a": 1.0, "b": kept})
     encoded = encode_arguments((state, kept), {}, NO_STATIC_ARGS, {}, fetcher)
-    assert [(row.leaf, row.a) for row in range_locations(encoded.values)] == [(1, 7), (2, 7)]
+    assert [(each.row.leaf, each.row.a) for each in encoded.values] == [(1, 7), (2, 7)]
     array = np.ones(3, np.float32)
     assert encoded.skeleton == skeleton(State({"a": 2.0, "b": array}), array)

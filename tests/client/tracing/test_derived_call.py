@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxd.dispatch.caller import Caller
-from jaxd.interop.native import PRNGKeys
+from jaxd.interop.jax_runtime import PRNGKeys
 from jaxd.request.call_request import CallSettings
 from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
 from jaxd.tracing.derived_call import CallOutline, TracedCall, last_error, record_last_error

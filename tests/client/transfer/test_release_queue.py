@@ -71,7 +71,7 @@ def test_what_could_not_be_told_is_told_without_a_call() -> None:
         return True
 
     drops._send = keep  # as without a connection
-    wait_until(lambda: bool(drops._pending) and not drops._is_woken)
+    wait_until(lambda: bool(drops.pending) and not drops._is_woken)
     drops._send = told
     drops.add(3)
     wait_until(lambda: sorted(sum(told.messages, ())) == [1, 2, 3])
@@ -145,7 +145,7 @@ def test_what_was_put_back_is_told_when_somebody_says_so() -> None:
 
     drops._send = keep
     drops.add(1)
-    wait_until(lambda: bool(drops._pending) and not drops._is_woken)
+    wait_until(lambda: bool(drops.pending) and not drops._is_woken)
     drops._send = told
     drops.retry()
     wait_until(lambda: told.messages == [(1,)])

@@ -18,8 +18,7 @@ from jaxd_protocol.network import handshake
 from jaxd_protocol.network.accounts import Account
 from jaxd_protocol.network.certificates import client_context, server_context
 from jaxd_protocol.network.handshake import local_peer
-from jaxd_protocol.wire.frame_reader import FrameReader
-from jaxd_protocol.wire.frames import Frame
+from jaxd_protocol.wire.frames import Frame, FrameReader
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from tests.certificates import authority
 from tests.fuzz.target import Target
@@ -89,13 +88,12 @@ def _connection() -> Any:
     from jaxd_protocol.wire.connection import BulkConnection
 
     connection: Any = BulkConnection.__new__(BulkConnection)
-    connection.on_request = connection.on_reply = lambda *_: None
     connection._channel = Mock()
     return connection
 
 
 def _message(data: bytes) -> None:
-    _connection().dispatch(Frame(data))
+    _connection().read_message(Frame(data))
 
 
 def _wire_messages() -> list[bytes]:

@@ -14,7 +14,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import BLOCK_PROBE_BYTES, ResultPolicy, pack_ids
 from jaxd_protocol.pytree import Leaf
-from jaxd_protocol.wire.frames import Descriptors
+from jaxd_protocol.wire.stream import Descriptors
 from jaxd_server.execution.call import Finish, Reply
 from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.values.store import ValueStore

@@ -44,7 +44,7 @@ def test_a_module_made_by_hand_is_local(monkeypatch: pytest.MonkeyPatch) -> None
 def test_our_own_packages_are_installed_wherever_they_lie() -> None:
     """Here they are imported from a working tree."""
     assert is_local_file(jaxd_protocol.__file__)
-    for name in (*OWN_PACKAGES, "jaxd_protocol.wire.frame_reader", "jaxd.not_loaded"):
+    for name in (*OWN_PACKAGES, "jaxd_protocol.wire.frames", "jaxd.not_loaded"):
         assert not is_local_module(name)
     assert is_local_module("jaxdish")
 

@@ -10,8 +10,10 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from jaxd_protocol.wire import BulkStream
+from jaxd_protocol.errors import RemoteError
+from jaxd_protocol.wire import BulkConnection, BulkStream, Frame
 
 Sent = tuple[bytes, tuple[bytes, ...]]
 """A body and the buffers beside it."""
@@ -92,3 +94,25 @@ def arriving(data: bytes) -> Iterator[BulkStream]:
         sender.start()
         yield ours
         sender.join()
+
+
+class DispatchingConnection(BulkConnection):
+    """An end that hands each message to a method of its own."""
+
+    def dispatch(self, frame: Frame) -> None:
+        """Reads a message, and hands it to `on_request` or `on_reply`."""
+        message = self.read_message(frame)
+        if message is not None:
+            verb, seq, value = message
+            if verb is None:
+                self.on_reply(seq, value, isinstance(value, RemoteError), frame)
+            else:
+                self.on_request(seq, verb, value, frame)
+
+    def on_request(self, seq: int, verb: str, args: tuple[Any, ...], frame: Frame) -> None:
+        """The peer calls `verb`; what came beside the call is in `frame`."""
+        raise NotImplementedError
+
+    def on_reply(self, seq: int, value: Any, failed: bool, frame: Frame) -> None:
+        """The peer answers our request `seq`."""
+        raise NotImplementedError

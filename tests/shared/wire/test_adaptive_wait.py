@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from itertools import pairwise
 
-from jaxd_protocol.wire.adaptive_wait import AdaptiveWait
+from jaxd_protocol.wire.stream import AdaptiveWait
 
 
 def never() -> bool:

@@ -14,7 +14,7 @@ from rpyc.core.protocol import Connection
 from rpyc.core.service import VoidService
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError, RemoteError
-from jaxd_protocol.wire import BulkChannel, BulkConnection, Frame, Value
+from jaxd_protocol.wire import BulkChannel, Frame, Value
 from jaxd_protocol.wire.connection import (
     ROOT,
     _parse,
@@ -24,10 +24,10 @@ from jaxd_protocol.wire.connection import (
     encode_request,
 )
 from tests.ids import stable_id
-from tests.shared.wire.by_hand import file_of, open_files, streams
+from tests.shared.wire.by_hand import DispatchingConnection, file_of, open_files, streams
 
 
-class Recorder(BulkConnection):
+class Recorder(DispatchingConnection):
     """An end that writes down what it is asked and told."""
 
     def __init__(self, channel: BulkChannel) -> None:

@@ -11,11 +11,9 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
-from jaxd_protocol.wire import BulkChannel, BulkStream, descriptors, frame_reader, stream
-from jaxd_protocol.wire import frames as frames_module
-from jaxd_protocol.wire.descriptors import ReceivedDescriptors, ancillary_data, can_pass
-from jaxd_protocol.wire.frame_reader import FrameReader
-from jaxd_protocol.wire.frames import MAX_DESCRIPTORS, Frame
+from jaxd_protocol.wire import BulkChannel, BulkStream, frames, stream
+from jaxd_protocol.wire.frames import Frame, FrameReader
+from jaxd_protocol.wire.stream import MAX_DESCRIPTORS, ReceivedDescriptors, ancillary_data, can_pass
 from tests.shared.wire.by_hand import (
     count_open,
     file_of,
@@ -112,7 +110,7 @@ def test_descriptors_come_with_their_message_however_its_bytes_arrive(
     step: int,
 ) -> None:
     """In the order in which they were sent, and only with the message that they were sent with."""
-    monkeypatch.setattr(frame_reader, "_READ_AHEAD", read_ahead)
+    monkeypatch.setattr(frames, "_READ_AHEAD", read_ahead)
     ours, theirs = pair
     with open_files(7) as numbers:
         sent = send_all(theirs.sock, MIXED, numbers)
@@ -129,7 +127,7 @@ def test_a_reader_that_is_interrupted_anywhere_loses_no_descriptor(
     monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Before each 131st opcode once; none stays open either."""
-    monkeypatch.setattr(frame_reader, "_READ_AHEAD", 64)
+    monkeypatch.setattr(frames, "_READ_AHEAD", 64)
     messages = [MIXED[n] for n in (1, 2, 5)]
     with open_files(4) as numbers:
         before = count_open()
@@ -143,10 +141,10 @@ def test_a_reader_that_is_interrupted_anywhere_loses_no_descriptor(
                     LIMIT,
                     arrivals=ours.arrivals,
                 )
-                with Interrupt(n, frame_reader, frames_module, stream, descriptors) as interrupt:
-                    frames = list(read_all(reader))
-                assert list(map(seen, frames)) == sent, n
-            del ours, theirs, reader, receive, frames
+                with Interrupt(n, frames, stream) as interrupt:
+                    arrived = list(read_all(reader))
+                assert list(map(seen, arrived)) == sent, n
+            del ours, theirs, reader, receive, arrived
             if n % 3 == 0 or not interrupt.fired:
                 assert count_open() == before, n
             if not interrupt.fired:
@@ -184,7 +182,7 @@ def test_it_is_made_so_also_where_the_kernel_cannot(
     pair: tuple[BulkStream, BulkStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without MSG_CMSG_CLOEXEC, afterwards."""
-    monkeypatch.setattr(descriptors, "_NOT_INHERITABLE", 0)
+    monkeypatch.setattr(stream, "_NOT_INHERITABLE", 0)
     test_what_arrives_cannot_be_inherited(pair)
 
 

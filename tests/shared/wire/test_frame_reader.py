@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxd_protocol.errors import LimitExceeded, ProtocolError
-from jaxd_protocol.wire import Frame, frame_reader, frames, stream
-from jaxd_protocol.wire.frame_reader import FrameReader
+from jaxd_protocol.wire import Frame, frames, stream
+from jaxd_protocol.wire.frames import FrameReader
 from tests.shared.wire.by_hand import Sent, arriving, frame_bytes, streams
 from tests.shared.wire.interrupt import Interrupt
 
@@ -24,7 +24,7 @@ LIMIT = 1 << 24
 @pytest.fixture
 def small_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is special about 64 kB happens at 64 bytes."""
-    monkeypatch.setattr(frame_reader, "_READ_AHEAD", 64)
+    monkeypatch.setattr(frames, "_READ_AHEAD", 64)
 
 
 def received(frame: Frame) -> Sent:
@@ -64,7 +64,7 @@ MIXED: dict[str, tuple[bytes, tuple[bytes, ...], bool]] = {
 }
 
 
-def in_steps(sizes: list[int], receive: frame_reader.ReceiveInto) -> frame_reader.ReceiveInto:
+def in_steps(sizes: list[int], receive: frames.ReceiveInto) -> frames.ReceiveInto:
     """As `receive`, but no more at once than each size in turn."""
     step = cycle(sizes)
     return lambda views, counts: receive([views[0][: next(step)]], counts)
@@ -89,7 +89,7 @@ def test_a_reader_that_is_interrupted_anywhere_goes_on_where_it_was(
     for n in count(1):
         with arriving(wire) as incoming:
             reader = FrameReader(in_steps(steps, incoming.receive_into), LIMIT, inflates=True)
-            with Interrupt(n, frame_reader, frames, stream) as interrupt:
+            with Interrupt(n, frames, stream) as interrupt:
                 found = list(read_all(reader))
         assert found == [(b"first", ()), (body, buffers), (b"last", (b"1",))], n
         if not interrupt.fired:
@@ -107,7 +107,7 @@ def test_an_interrupted_reader_goes_on_also_with_many_and_large_buffers() -> Non
     wire = b"".join(frame_bytes(*frame) for frame in sent)
     fired = 0
     for n in random.Random(2).sample(range(1, PLACES), 60):
-        with arriving(wire) as incoming, Interrupt(n, frame_reader, frames, stream) as interrupt:
+        with arriving(wire) as incoming, Interrupt(n, frames, stream) as interrupt:
             assert list(read_all(FrameReader(incoming.receive_into, LIMIT))) == sent
         fired += interrupt.fired
     assert fired > 20  # Python 3.13 needs fewer opcodes than there are places
@@ -121,7 +121,7 @@ parts = st.lists(st.binary(max_size=90), max_size=14).map(tuple)
 def test_frames_do_not_depend_on_how_their_bytes_arrive(sent: list[Sent], steps: list[int]) -> None:
     """Whatever a `recv` happens to give."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame_reader, "_READ_AHEAD", 64)
+        patch.setattr(frames, "_READ_AHEAD", 64)
         wire = b"".join(frame_bytes(*frame) for frame in sent)
         with arriving(wire) as incoming:
             reader = FrameReader(in_steps(steps, incoming.receive_into), LIMIT)

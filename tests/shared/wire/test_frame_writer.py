@@ -10,10 +10,9 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import InternalError, LimitExceeded
-from jaxd_protocol.wire import BulkChannel, BulkStream, frame_writer, frames, stream
-from jaxd_protocol.wire.frame_reader import FrameReader
-from jaxd_protocol.wire.frame_writer import FrameWriter
-from jaxd_protocol.wire.frames import MAX_BUFFERS, MAX_DESCRIPTORS
+from jaxd_protocol.wire import BulkChannel, BulkStream, frames, stream
+from jaxd_protocol.wire.frames import MAX_BUFFERS, FrameReader, FrameWriter
+from jaxd_protocol.wire.stream import MAX_DESCRIPTORS
 from tests.shared.wire.by_hand import Sent, file_of, frame_bytes, open_files, streams
 from tests.shared.wire.interrupt import HANDLES_SIGNALS, Interrupt
 from tests.shared.wire.test_frame_reader import read_all, received
@@ -31,7 +30,7 @@ def write_all(writer: FrameWriter, sent: list[Sent]) -> None:
         write(writer, frame)
 
 
-def a_little_of(outgoing: BulkStream, at_once: int = 40) -> frame_writer.SendSome:
+def a_little_of(outgoing: BulkStream, at_once: int = 40) -> frames.SendSome:
     """As a socket whose buffer is nearly full."""
 
     def send_some(views: list[memoryview], sent: list[int], descriptors: Sequence[int]) -> None:
@@ -104,7 +103,7 @@ def test_an_interrupted_message_goes_out_whole_or_not_at_all(small: bool) -> Non
         with written() as (outgoing, result):
             writer = FrameWriter(a_little_of(outgoing) if small else outgoing.send_some, LIMIT)
             write(writer, BEFORE)
-            with Interrupt(n, frame_writer, frames, stream, after=HANDLES_SIGNALS) as interrupt:
+            with Interrupt(n, frames, stream, after=HANDLES_SIGNALS) as interrupt:
                 try:
                     write(writer, INTERRUPTED)
                 except KeyboardInterrupt:
@@ -130,7 +129,7 @@ def test_an_interrupted_message_takes_its_open_files_along_exactly_once(small: b
             with streams() as (outgoing, incoming):
                 incoming.expect_descriptors()
                 writer = FrameWriter(a_little_of(outgoing) if small else outgoing.send_some, LIMIT)
-                with Interrupt(n, frame_writer, frames, stream, after=HANDLES_SIGNALS) as interrupt:
+                with Interrupt(n, frames, stream, after=HANDLES_SIGNALS) as interrupt:
                     try:
                         writer.write(b"two" * 50, [memoryview(b"1" * 50)], numbers[:2])
                     except KeyboardInterrupt:

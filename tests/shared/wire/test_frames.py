@@ -12,12 +12,12 @@ from jaxd_protocol.wire import Frame, frames
 from jaxd_protocol.wire.frames import (
     FLAG_COMPRESSED,
     HEADER,
-    Descriptors,
     decompress,
     too_large,
     too_many,
     too_many_descriptors,
 )
+from jaxd_protocol.wire.stream import Descriptors
 
 
 def test_the_header_is_the_one_of_rpyc() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.wire import BulkStream, tune_socket
-from jaxd_protocol.wire.descriptors import ReceivedDescriptors
+from jaxd_protocol.wire.stream import ReceivedDescriptors
 from tests.shared.wire.by_hand import streams
 from tests.shared.wire.interrupt import endlessly, swallowed_interrupt
 

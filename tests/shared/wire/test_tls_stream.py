@@ -9,9 +9,8 @@ from itertools import count
 import pytest
 
 from jaxd_protocol.errors import InternalError
-from jaxd_protocol.wire import BulkChannel, BulkStream, frame_writer, frames, tls_socket, tls_stream
-from jaxd_protocol.wire.frame_reader import FrameReader
-from jaxd_protocol.wire.frame_writer import FrameWriter
+from jaxd_protocol.wire import BulkChannel, BulkStream, frames, tls_socket, tls_stream
+from jaxd_protocol.wire.frames import FrameReader, FrameWriter
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_protocol.wire.tls_stream import TlsStream
 from tests.certificates import tls_streams
@@ -66,7 +65,7 @@ def test_open_files_do_not_travel(pair: Pair) -> None:
 def test_an_interrupted_message_goes_out_whole_or_not_at_all() -> None:
     """At every place where a signal may be handled; what others send stays whole and in order."""
     outcomes = set()
-    modules = (frame_writer, frames, tls_stream, tls_socket)
+    modules = (frames, tls_stream, tls_socket)
     for n in count(1):
         outgoing, incoming = tls_streams(socket.socketpair())
         writer = FrameWriter(outgoing.send_some, LIMIT, outgoing.flush)

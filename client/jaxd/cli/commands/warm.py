@@ -190,7 +190,7 @@ def _build(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     done = []
     with _warnings_printed(), _client(arguments.server) as client:
-        client.caller.session.progress = bar
+        client.caller.session.progress.made = bar
         with closing((check_all if arguments.check else build_all)(client, recipes)) as results:
             for each in results:
                 done.append(each)
