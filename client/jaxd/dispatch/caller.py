@@ -175,52 +175,15 @@ class Caller:
         session = self.session
         for _ in range(MAX_WORKERS):
             opened = session.current(deadline=deadline)
-            connection, values = opened
+            connection = opened.connection
             number = connection.number()
-            heard = session.output_printer.made
-            if heard is not None and heard.replay_filter.has_lost_calls:
-                heard.replay_filter.retried_as(call, connection, number)
-            ready = False
-            transfer: CallTransfer | None = None
-            if call.buffers:
-                transfer = session.transfer_router().prepare(
-                    call, connection, values.deduplicator, deadline=deadline
-                )
-            queue = values.release_queue
-            drops = queue.take_all() if queue.pending else b""
-            late = partial(self._discard_reply, call, transfer, opened)
-            sent.append(opened)
-            try:
-                value, frame = connection.request(
-                    "call",
-                    call.message(() if transfer is None else transfer.data_locations, 0, drops),
-                    () if transfer is None else transfer.buffers,
-                    None if deadline is None else deadline + REPLY_GRACE_S,
-                    number,
-                    late=late,
-                    about=call,
-                )
-                ready = check_reply(value)[0] != FAILED
-            except BaseException as error:
-                connection.cancel(number)
-                if drops:
-                    queue.requeue(drops)  # to tell of them twice does no harm
-                if isinstance(error, ConnectionLost):
-                    name = call.spec.snapshot.name
-                    session.callbacks().check_repeatable(connection, number, name)
-                    session.output_printer().replay_filter.call_lost(call, connection, number)
-                raise
-            finally:
-                if transfer is not None:
-                    transfer.release(value if ready else None)
-                progress = session.progress.made
-                if not ready or (progress is not None and progress.is_active):
-                    session.progress().finish(connection, number, ready=ready)
-            if not ready:
+            value, frame = self._attempt(call, deadline, opened, number, sent)
+            replaced = False
+            if value[0] == FAILED:
                 session.callbacks().raise_failure(
                     connection, number, call.spec.snapshot, value[1], connection.address
                 )
-            replaced = not ready and is_failure(value[1], WorkerReplaced)
+                replaced = is_failure(value[1], WorkerReplaced)
             if replaced:
                 session.drain(connection)
             if session.warning_queue.has_pending:
@@ -228,6 +191,57 @@ class Caller:
             if not replaced:
                 break
         return value, frame, opened
+
+    def _attempt(
+        self,
+        call: CallRequest,
+        deadline: float | None,
+        opened: OpenSession,
+        number: int,
+        sent: list[OpenSession],
+    ) -> tuple[Any, Frame]:
+        """Sends the call once, and waits for its reply."""
+        session = self.session
+        connection, values = opened
+        heard = session.output_printer.made
+        if heard is not None and heard.replay_filter.has_lost_calls:
+            heard.replay_filter.retried_as(call, connection, number)
+        ready = False
+        transfer: CallTransfer | None = None
+        if call.buffers:
+            transfer = session.transfer_router().prepare(
+                call, connection, values.deduplicator, deadline=deadline
+            )
+        queue = values.release_queue
+        drops = queue.take_all() if queue.pending else b""
+        sent.append(opened)
+        try:
+            value, frame = connection.request(
+                "call",
+                call.message(() if transfer is None else transfer.data_locations, 0, drops),
+                () if transfer is None else transfer.buffers,
+                None if deadline is None else deadline + REPLY_GRACE_S,
+                number,
+                late=partial(self._discard_reply, call, transfer, opened),
+                about=call,
+            )
+            ready = check_reply(value)[0] != FAILED
+        except BaseException as error:
+            connection.cancel(number)
+            if drops:
+                queue.requeue(drops)  # a second release of the same array does no harm
+            if isinstance(error, ConnectionLost):
+                name = call.spec.snapshot.name
+                session.callbacks().check_repeatable(connection, number, name)
+                session.output_printer().replay_filter.call_lost(call, connection, number)
+            raise
+        finally:
+            if transfer is not None:
+                transfer.release(value if ready else None)
+            progress = session.progress.made
+            if not ready or (progress is not None and progress.is_active):
+                session.progress().finish(connection, number, ready=ready)
+        return value, frame
 
     def _discard_reply(
         self,
