@@ -14,14 +14,14 @@ from jaxd_server.processes.tenants.os_users import living_processes
 
 _TABLE: Final = "users.json"
 _ENDER: Final = "jaxd"
-"""In the table beside the principals, none of which is called so."""
+"""The key in the table for the uid of `ender`; no principal has this name."""
 
 
 class UidTable:
     """Assigns each account a uid, the same one after a restart. For one thread.
 
     Args:
-        folder: where that is written down; None: nowhere.
+        folder: where the table is stored; None: nowhere.
         uids: the first and the last number.
 
     Raises:
@@ -32,11 +32,11 @@ class UidTable:
         self._folder = folder
         self._uids = uids
         self._table = self._load()
-        self._ender = self._whose_work_is_to_end()
+        self._ender = self._ender_uid()
 
     @property
     def ender(self) -> int:
-        """The number that is no account's: what ends the processes of others runs as it."""
+        """The uid that belongs to no account: processes that end those of others run as it."""
         return self._ender
 
     def of(self, principal: str) -> int:
@@ -69,7 +69,7 @@ class UidTable:
         """The accounts that have one, and which."""
         return {who: uid for who, uid in self._table.items() if who != _ENDER}
 
-    def _whose_work_is_to_end(self) -> int:
+    def _ender_uid(self) -> int:
         known = self._table.get(_ENDER)
         if known is not None and self._is_in_range(known) and name_of_user(known) is None:
             return known
@@ -133,7 +133,7 @@ class UidTable:
 
 
 def name_of_user(uid: int) -> str | None:
-    """What the machine calls a user; None: nobody has this number."""
+    """The name of a user of this machine; None: the uid is unused."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Worker slots without processes. With those: test_host.py, test_supervisor.py, test_health_monitor.py."""
+"""Worker slots without processes; see also test_host.py and test_supervisor.py."""
 
 from __future__ import annotations
 
