@@ -75,13 +75,16 @@ class Gateway:
 
     Attributes:
         stopping: set when no more clients are accepted.
+        connected_accounts: the open connections of accounts.
+        max_clients: that may be connected at the same time.
     """
 
     def __init__(self, options: ServerOptions) -> None:
         self.stopping = threading.Event()
         self._options = options
         self._accounts = Accounts(options)
-        self._connected_accounts = ConnectedAccounts(self._accounts)
+        self.connected_accounts = ConnectedAccounts(self._accounts)
+        self.max_clients = options.max_connections
         self._host_channel: HostChannel | None = None
         self._listeners: list[GatewayListener] = []
         self._numbers = itertools.count(1)
@@ -112,7 +115,7 @@ class Gateway:
     def watch(self) -> None:
         """Closes connections of revoked accounts; returns when all clients have gone."""
         while not self.stopping.wait(_POLL_S):
-            self._connected_accounts.poll()
+            self.connected_accounts.poll()
             self._report_accounts()
         for listener in self._listeners:
             listener.close()
@@ -174,16 +177,6 @@ class Gateway:
                 if not self._clients[principal]:
                     del self._clients[principal]
             self._busy_at = time.monotonic()
-
-    @property
-    def connected_accounts(self) -> ConnectedAccounts:
-        """The open connections of accounts."""
-        return self._connected_accounts
-
-    @property
-    def max_clients(self) -> int:
-        """That may be here at the same time."""
-        return self._options.max_connections
 
     def _check_still_valid(self, account: Account | None) -> None:
         if account is not None and not self._accounts.is_still_valid(account):

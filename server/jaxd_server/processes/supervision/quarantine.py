@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ConfigurationError
@@ -67,16 +67,6 @@ class _Record:
         return len(self.deaths) >= MAX_DEATHS
 
 
-class QuarantineStore(Protocol):
-    """Where quarantine is kept over a restart of the host."""
-
-    def load(self) -> Sequence[QuarantineEntry]:
-        """The functions that were in quarantine before."""
-
-    def save(self, entries: Sequence[QuarantineEntry]) -> None:
-        """Replaces them by those that are now."""
-
-
 class Quarantine:
     """Counts the crashes of functions; for the thread of the event loop of the host.
 
@@ -86,7 +76,7 @@ class Quarantine:
     """
 
     def __init__(
-        self, kept: QuarantineStore | None = None, clock: Callable[[], float] = time.monotonic
+        self, kept: WorkerQuarantine | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._kept = kept

@@ -44,6 +44,9 @@ class TenantDirectory:
         is_root: whether it may start processes of other users.
         claims: whether the numbers are ours alone, until this process ends.
 
+    Attributes:
+        share_user: whether all workers run as one user of the machine.
+
     Raises:
         ConfigurationError: when the folders cannot be made, or their owners could not enter them,
             or another server has claimed the numbers that are written down there.
@@ -53,6 +56,7 @@ class TenantDirectory:
         self, options: ServerOptions, *, is_root: bool | None = None, claims: bool = False
     ) -> None:
         self._is_root = _has_users(options, is_root)
+        self.share_user = not self._is_root
         self._root = self._made(options)
         uids = options.worker_uids if self._is_root else None
         if claims and uids is not None and self._root is not None:
@@ -151,11 +155,6 @@ class TenantDirectory:
         if match:
             return None if int(match[1]) == 0 else _user(int(match[1]))
         return None if self._numbers is None else _own_user(self._numbers.of(principal))
-
-    @property
-    def share_user(self) -> bool:
-        """Whether the workers of all run as one user of the machine."""
-        return not self._is_root
 
     # on disk --------------------------------------------------------------------------------------
 

@@ -24,6 +24,9 @@ class UidTable:
         folder: where the table is stored; None: nowhere.
         uids: the first and the last number.
 
+    Attributes:
+        ender: the uid that belongs to no account: processes that end those of others run as it.
+
     Raises:
         ConfigurationError: when the table cannot be read or written, or there is no number left.
     """
@@ -32,12 +35,7 @@ class UidTable:
         self._folder = folder
         self._uids = uids
         self._table = self._load()
-        self._ender = self._ender_uid()
-
-    @property
-    def ender(self) -> int:
-        """The uid that belongs to no account: processes that end those of others run as it."""
-        return self._ender
+        self.ender = self._ender_uid()
 
     def of(self, principal: str) -> int:
         """The number of an account, a new one when it has none.
