@@ -25,8 +25,7 @@ from jaxd.errors import JaxdError, ValuesLost
 from tests.soak.keeping import ValueTurns
 from tests.soak.oracle import Asking, answer
 from tests.soak.program import Ask, Program, WrongAnswer
-from tests.soak.turns import TURNS
-from tests.soak.turns_of_jax import TURNS_OF_JAX
+from tests.soak.turns import TURNS, TURNS_OF_JAX
 
 PAUSE_S: Final = 0.02
 """Mean of what passes between two turns: clients do other things, too."""

@@ -29,12 +29,11 @@ from jaxd_protocol.errors import (
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, is_failure
-from jaxd_protocol.messages.data_locations import KEEP_ALL, DataLocation
+from jaxd_protocol.messages.data_locations import KEEP_ALL
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from jaxd.connection.connection import ClientConnection
     from jaxd.connection.shared_reader import PendingReply
     from jaxd.dispatch.retry import RetryLimits
     from jaxd.remote_values.store import OpenSession
@@ -176,82 +175,73 @@ class Caller:
         session = self.session
         for _ in range(MAX_WORKERS):
             opened = session.current(deadline=deadline)
-            connection, values = opened
+            connection = opened.connection
             number = connection.number()
-            printer = session.output_printer.made
-            if printer is not None and printer.replay_filter.has_lost_calls:
-                printer.replay_filter.retried_as(call, connection, number)
-            ready = False
-            transfer: CallTransfer | None = None
-            locations: Sequence[DataLocation] = ()
-            buffers: Sequence[memoryview] = ()
-            if call.buffers:
-                router = session.transfer_router()
-                transfer = router.prepare(call, connection, values.deduplicator, deadline=deadline)
-                locations, buffers = transfer.data_locations, transfer.buffers
-            queue = values.release_queue
-            drops = queue.take_all() if queue.pending else b""
-            sent.append(opened)
-            try:
-                value, frame = connection.request(
-                    "call",
-                    call.message(locations, 0, drops),
-                    buffers,
-                    None if deadline is None else deadline + REPLY_GRACE_S,
-                    number,
-                    late=partial(self._discard_reply, call, transfer, opened),
-                    about=call,
+            value, frame = self._attempt(call, deadline, opened, number, sent)
+            replaced = False
+            if value[0] == FAILED:
+                session.callbacks().raise_failure(
+                    connection, number, call.spec.snapshot, value[1], connection.address
                 )
-                ready = check_reply(value)[0] != FAILED
-            except BaseException as error:
-                self._give_up(call, opened, number, drops, error)
-                raise
-            finally:
-                if transfer is not None:
-                    transfer.release(value if ready else None)
-                progress = session.progress.made
-                if not ready or (progress is not None and progress.is_active):
-                    session.progress().finish(connection, number, ready=ready)
-            replaced = not ready and self._is_replaced(call, connection, number, value)
+                replaced = is_failure(value[1], WorkerReplaced)
+            if replaced:
+                session.drain(connection)
             if session.warning_queue.has_pending:
                 session.warning_queue.issue(connection, number)
             if not replaced:
                 break
         return value, frame, opened
 
-    def _give_up(
+    def _attempt(
         self,
         call: CallRequest,
+        deadline: float | None,
         opened: OpenSession,
         number: int,
-        drops: bytes,
-        error: BaseException,
-    ) -> None:
-        """The request of a call ended without a reply.
-
-        Raises:
-            CalledBack: when the connection was lost and the call may not be repeated.
-        """
-        connection, session = opened.connection, self.session
-        connection.cancel(number)
-        if drops:
-            opened.values.release_queue.requeue(drops)  # to release them twice does no harm
-        if isinstance(error, ConnectionLost):
-            session.callbacks().check_repeatable(connection, number, call.spec.snapshot.name)
-            session.output_printer().replay_filter.call_lost(call, connection, number)
-
-    def _is_replaced(
-        self, call: CallRequest, connection: ClientConnection, number: int, value: tuple[Any, ...]
-    ) -> bool:
-        """Whether a call failed because its worker is replaced: another one makes it then."""
-        session, snapshot = self.session, call.spec.snapshot
-        session.callbacks().raise_failure(
-            connection, number, snapshot, value[1], connection.address
-        )
-        replaced = is_failure(value[1], WorkerReplaced)
-        if replaced:
-            session.drain(connection)
-        return replaced
+        sent: list[OpenSession],
+    ) -> tuple[Any, Frame]:
+        """Sends the call once, and waits for its reply."""
+        session = self.session
+        connection, values = opened
+        heard = session.output_printer.made
+        if heard is not None and heard.replay_filter.has_lost_calls:
+            heard.replay_filter.retried_as(call, connection, number)
+        ready = False
+        transfer: CallTransfer | None = None
+        if call.buffers:
+            transfer = session.transfer_router().prepare(
+                call, connection, values.deduplicator, deadline=deadline
+            )
+        queue = values.release_queue
+        drops = queue.take_all() if queue.pending else b""
+        sent.append(opened)
+        try:
+            value, frame = connection.request(
+                "call",
+                call.message(() if transfer is None else transfer.data_locations, 0, drops),
+                () if transfer is None else transfer.buffers,
+                None if deadline is None else deadline + REPLY_GRACE_S,
+                number,
+                late=partial(self._discard_reply, call, transfer, opened),
+                about=call,
+            )
+            ready = check_reply(value)[0] != FAILED
+        except BaseException as error:
+            connection.cancel(number)
+            if drops:
+                queue.requeue(drops)  # a second release of the same array does no harm
+            if isinstance(error, ConnectionLost):
+                name = call.spec.snapshot.name
+                session.callbacks().check_repeatable(connection, number, name)
+                session.output_printer().replay_filter.call_lost(call, connection, number)
+            raise
+        finally:
+            if transfer is not None:
+                transfer.release(value if ready else None)
+            progress = session.progress.made
+            if not ready or (progress is not None and progress.is_active):
+                session.progress().finish(connection, number, ready=ready)
+        return value, frame
 
     def _discard_reply(
         self,

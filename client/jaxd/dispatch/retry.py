@@ -62,7 +62,8 @@ class RetryLimits:
         if self._failed_sends >= _MAX_LOSSES:
             raise ConnectionLost(
                 f"the connection to the server was lost {_MAX_LOSSES} times while "
-                f"{self._name} was being sent. See the server's log, and whether what lies in between ends connections."
+                f"{self._name} was being sent. See the server's log, and whether what lies in "
+                "between ends connections."
             ) from error
 
     def prepare_retry(self, call: CallRequest, worker: WorkerKey) -> CallRequest:

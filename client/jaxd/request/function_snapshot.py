@@ -76,9 +76,9 @@ def _advice(code: Any) -> str:
     file = code.co_filename.replace("\\", "/").rpartition("/")[2]
     return (
         f"{code.co_name} ({file}:{code.co_firstlineno}) was made persistent {WARN_AFTER} times "
-        "and is the same each time. Nothing is compiled again, but each time it is taken apart again. Use "
-        "persistent_call once, where the function is defined at the level of its module, and call "
-        "what it returns."
+        "and is the same each time. Nothing is compiled again, but each time it is taken apart "
+        "again. Use persistent_call once, where the function is defined at the level of its "
+        "module, and call what it returns."
     )
 
 

@@ -1,1 +1,1 @@
-"""Who may come in: listeners, accepting, authenticating, accounts, handing over."""
+"""Listeners, accepting and authenticating clients, accounts, and handover to workers."""

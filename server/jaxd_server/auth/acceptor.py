@@ -1,6 +1,6 @@
 """Accepts and authenticates connections: rpyc's server over a listener that the host opened.
 
-One of the doors to rpyc; relies on `Server.start`, which calls `accept`, on `_listen`,
+One of the modules that import rpyc; relies on `Server.start`, which calls `accept`, on `_listen`,
 `_accept_method`, and on the attributes that `Server.__init__` would have set. Imports no jax: what
 is done with those who were let in is for those who derive from it.
 """
@@ -53,9 +53,9 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
     Args:
         listener: an inherited, bound and listening socket.
         address: what it listens on.
-        authenticator: decides who comes in.
+        authenticator: decides who may connect.
         most_clients: that may be here at the same time.
-        connected_accounts: those who came in with an account; by default nobody looks at them.
+        connected_accounts: closes connections of revoked accounts; by default none are.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
         self.clients.add(sock)
         try:
             self._accept_method(sock)
-        except RuntimeError as error:  # no thread for it: it is told to come again
+        except RuntimeError as error:  # no thread for it: it is asked to connect later
             log_event("cannot_serve", level=logging.WARNING, reason=str(error))
             self.clients.discard(sock)
             self._refuse_busy(sock, "this server can start no more threads now.")
@@ -169,7 +169,7 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
         raise NotImplementedError
 
     def _log_refusal(self, event: str, level: int, peer: str, place: str, reason: str) -> None:
-        """At a rate at which nobody fills the disk."""
+        """At a limited rate, so that a peer cannot fill the disk."""
         passed_over = self._lines.acquire(place)
         if passed_over is not None:
             log_event(event, level=level, peer=peer, reason=reason, not_logged=passed_over or None)

@@ -1,4 +1,7 @@
-"""The tokens that are valid over TCP and TLS; their files are read again when they change."""
+"""The accounts whose tokens are valid over TCP and TLS, and their open connections.
+
+Token files are read again when they change; connections of revoked accounts are closed.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,8 @@ _Found = Account | str
 class Accounts:
     """The accounts of a server. Thread-safe.
 
-    What cannot be read lets nobody in: a file that others can read, or that is empty, is passed
-    over with a line in the log, and so is the second one with the same token.
+    A file that cannot be used gives no account: one that others can read, or that is empty, is
+    ignored with a line in the log, and so is the second one with the same token.
 
     Args:
         options: where the tokens are.
@@ -64,7 +67,7 @@ class Accounts:
         self._read: dict[str, tuple[_State, _Found]] = {}
         self._complaints: Mapping[str, str] = {}
         self._current: tuple[Account, ...] = self._load()
-        self._has_news = True  # until somebody has looked who was here before
+        self._has_news = True  # until the first poll
         self._clock = clock
         self._read_at = clock()
 
@@ -74,11 +77,11 @@ class Accounts:
             return self._set_current(self._load())
 
     def is_still_valid(self, account: Account) -> bool:
-        """Whether an account is as it was when somebody came in with it."""
+        """Whether an account is unchanged since a client has authenticated with it."""
         return account in self._current
 
     def poll_changed(self) -> bool:
-        """Whether they are others than when this was asked last; to be asked often.
+        """Whether they have changed since the last poll; to be called often.
 
         Once a second every file is read for it, whatever its state is.
         """
@@ -99,7 +102,7 @@ class Accounts:
         return found
 
     def _load(self, *, anew: bool = False) -> tuple[Account, ...]:
-        """What the files say now; `anew`: also those that seem to be as they were."""
+        """The content of the files; `anew`: also of those that seem unchanged."""
         complaints: dict[str, str] = {}
         by_token: dict[str, Account] = {}
         for what, found in self._found(anew=anew):
@@ -150,7 +153,7 @@ class Accounts:
         """The account of a file, read again when it is another file than the last time.
 
         While this process can open no file, one in the same state has the content that it had:
-        else a program that opens too many would show everybody out.
+        else a program that opens too many would disconnect all clients.
         """
         known = self._read.get(path)
         is_as_it_was = known is not None and known[0] == state
@@ -204,8 +207,8 @@ class ConnectedAccounts:
     """The open connections of accounts. Thread-safe.
 
     Args:
-        accounts: those that are good now; None: nobody is ever shown out.
-        forget: lets go of what a principal has on the server, who is not to come back.
+        accounts: the valid ones; None: no connection is ever closed.
+        forget: releases what a revoked principal has on the server.
         share: whether all of them are served by this process.
     """
 
@@ -220,15 +223,15 @@ class ConnectedAccounts:
         self._forget = forget
         self._connections: dict[socket.socket, Account] = {}
         self._principals: set[str] = set()
-        self._may_warn = share  # that they share it
+        self._may_warn = share  # that several accounts share this process
         self._lock = threading.Lock()  # guards the three
 
     @contextmanager
     def present(self, sock: socket.socket, account: Account | None) -> Iterator[None]:
-        """Within it, a connection is here; one without an account is not counted.
+        """Registers a connection for the block; one without an account is not counted.
 
         Raises:
-            AuthenticationFailed: when the account was taken away while its client came in.
+            AuthenticationFailed: when the account was revoked during the handshake.
         """
         if account is None:
             yield
@@ -246,8 +249,10 @@ class ConnectedAccounts:
                 means=_SHARED_WORKER_WARNING,
             )
         try:
-            if not self._is_still_valid(account):  # asked when it is in the table: it is not missed
-                raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
+            if not self._is_still_valid(
+                account
+            ):  # checked once it is in the table: no change is missed
+                raise AuthenticationFailed(f"{account.principal} was revoked while it connected.")
             yield
         finally:
             with self._lock:
@@ -279,6 +284,6 @@ class ConnectedAccounts:
         with self._lock:  # which also keeps the sockets from being closed, and their numbers reused
             gone = [pair for pair in self._connections.items() if not self._is_still_valid(pair[1])]
             for sock, _ in gone:
-                with suppress(OSError):  # it has ended by itself
+                with suppress(OSError):  # it was closed already
                     sock.shutdown(socket.SHUT_RDWR)
         return Counter(account.principal for _, account in gone)

@@ -43,9 +43,9 @@ class AuthenticatedPeer:
     """A peer that was authenticated.
 
     Attributes:
-        stream: what to speak with it over: the socket, or TLS on it.
+        stream: the connection: the socket, or TLS on it.
         principal: who it is allowed to be.
-        client_identity: what our own client said of itself; None for a stock rpyc client.
+        client_identity: how a jaxd client has identified itself; None for a stock rpyc client.
         account: whose token the peer has proved to hold, if any.
         proof: that we hold it as well, for the welcome.
     """
@@ -75,10 +75,10 @@ class Authenticator:
         uid: the user that may connect to a Unix socket: the server's own.
         stock_loopback: whether stock rpyc clients and ours may come without a token over
             loopback TCP. Over a Unix socket they always may: the socket itself is the proof.
-        guests: other users that may; where the system does not tell who comes, nobody may then.
+        allowed_uids: other users that may connect; none where the system does not identify peers.
         tls: with what clients are accepted; None: without TLS.
-        insecure: whether clients with a token may come over TCP although somebody may stand in
-            between, where their address says so as well.
+        insecure: whether clients with a token may use TCP although the connection may be
+            intercepted, where their address allows it as well.
         failures: the wrong tokens so far, of all listeners.
     """
 
@@ -89,7 +89,7 @@ class Authenticator:
         uid: int,
         stock_loopback: bool,
         *,
-        guests: Collection[int] = (),
+        allowed_uids: Collection[int] = (),
         tls: TlsConfig | None = None,
         insecure: bool = False,
         failures: RateLimiter | None = None,
@@ -98,7 +98,7 @@ class Authenticator:
         self._accounts = accounts
         self._failures = wrong_token_limiter() if failures is None else failures
         self._uid = uid
-        self._guests = frozenset(guests)
+        self._allowed_uids = frozenset(allowed_uids)
         self._tls = tls
         plain_loopback = address.kind == "tcp" and address.is_loopback
         self._open = self._unix or (stock_loopback and plain_loopback)
@@ -119,7 +119,7 @@ class Authenticator:
         principal, wrong_user = self._principal_of(sock)
         place = principal if self._unix else _rate_limit_key(sock)
         if self._open and wrong_user is None:
-            sock.settimeout(None)  # a stock client speaks when it has something to ask
+            sock.settimeout(None)  # a stock client sends when it has a request
             first = self._peek(sock)
             return self._greet(sock, _DeadlineSocket(sock), first, principal, place)
         with self._handshake_slots.acquire(sock, place, tls=self._tls is not None) as stranger:
@@ -146,7 +146,9 @@ class Authenticator:
             text = "this port speaks TLS. Use the tls:// address that the server printed."
             raise _refused(hurried, AuthenticationFailed(text), is_ours=True)
         if not self._accounts():
-            raise AuthenticationFailed(_NO_TCP_CLIENTS)  # only inside of TLS could it be said
+            raise AuthenticationFailed(
+                _NO_TCP_CLIENTS
+            )  # the reason could be sent only inside of TLS
         line = TlsSocket(stranger.sock, tls.context, server_side=True)
         line.settimeout(hurried.left_s())
         line.do_handshake()
@@ -186,13 +188,13 @@ class Authenticator:
         if wait_s:
             raise _refused_after_read(hurried, _too_many(place, wait_s))
         try:
-            client_identity, said = handshake_with_client(
+            client_identity, hello = handshake_with_client(
                 hurried, self._channel(line), accounts, principal
             )
         except AuthenticationFailed:
             self._failures.record(place)
             raise
-        proof = server_proof(client_identity.account, said)
+        proof = server_proof(client_identity.account, hello)
         return AuthenticatedPeer(
             line, client_identity.principal, client_identity, client_identity.account, proof
         )
@@ -210,9 +212,12 @@ class Authenticator:
         if not self._unix:
             return f"anonymous@{sock.getpeername()[0]}", None
         uid = peer_uid(sock)
-        if uid is None and self._guests:
-            return "unknown", "the system does not tell who comes, and not everybody may."
-        if uid not in (None, self._uid, 0) and uid not in self._guests:
+        if uid is None and self._allowed_uids:
+            return (
+                "unknown",
+                "the system does not identify the peer, and not every user may connect.",
+            )
+        if uid not in (None, self._uid, 0) and uid not in self._allowed_uids:
             return f"uid:{uid}", (
                 f"user {uid} may not use the server of user {self._uid}. Start one of your own "
                 f"(`jaxd start`), or have that one started with --allow-uid {uid}."
@@ -224,7 +229,7 @@ class Authenticator:
         while len(first) < len(MAGIC):
             more = sock.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL)
             if len(more) <= len(first):
-                raise EOFError("the peer left before it said who it is")
+                raise EOFError("the peer left before it identified itself")
             first = more
             if not MAGIC.startswith(first):
                 break
@@ -243,7 +248,7 @@ def _too_many(place: str, wait_s: float) -> Busy:
 
 
 def _refused(sock: ByteStream, error: JaxdError, *, is_ours: bool) -> JaxdError:
-    """Tells one of our own clients why it may not come in, and returns that."""
+    """Sends a jaxd client the reason why it is refused, and returns it."""
     if is_ours:
         with suppress(EOFError, OSError):
             sock.recv(len(MAGIC), socket.MSG_WAITALL)
@@ -284,7 +289,7 @@ class _DeadlineSocket:
 def _rate_limit_key(sock: socket.socket) -> str:
     """What strangers and wrong tokens are counted by: the address, and on this machine its user.
 
-    So that nobody shuts a loopback port, or has a client wait, by what comes from the same address.
+    So that no attacker blocks a loopback port, or delays a client, from the same address.
     """
     place = rate_limit_key(sock.getpeername())
     owner = tcp_owners.owner_of_peer(sock)
@@ -292,13 +297,13 @@ def _rate_limit_key(sock: socket.socket) -> str:
 
 
 class AuthenticatorFactory:
-    """Makes authenticators, as a server's options say.
+    """Makes authenticators, as the options of a server demand.
 
     All of them ask the same accounts and remember the same wrong tokens, so that whoever guesses
     gains nothing by trying one listener after the other.
 
     Args:
-        options: what the server was told.
+        options: of the server.
         accounts: whose clients may come.
 
     Raises:
@@ -318,7 +323,7 @@ class AuthenticatorFactory:
             self._accounts.now,
             os.getuid(),
             self._options.allow_unauthenticated_loopback,
-            guests=self._options.allow_uids,
+            allowed_uids=self._options.allow_uids,
             tls=self._tls if address.kind == "tls" else None,
             insecure=self._options.insecure_plaintext,
             failures=self._failures,

@@ -2,7 +2,7 @@
 
 A connection in plain text goes over itself, as a descriptor, with what its handshake has settled.
 One with TLS cannot: its keys are in the gateway's memory. There the line between gateway and worker
-stays open, and the gateway passes on what is said.
+stays open, and the gateway passes on the bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def hand_over(path: str, admitted: AuthenticatedPeer) -> socket.socket:
     """Hands a client to the worker that listens at a path; the line to it.
 
     Where the client's connection is a plain socket, that goes over as well, and there is nothing
-    left to do but to close both ends here. Else the worker speaks with the client over the line.
+    left to do but to close both ends here. Else this line carries the bytes of the client.
 
     Raises:
         OSError: when no worker listens there, or more wait for it than can.
@@ -51,7 +51,7 @@ class HandoverReceiver:
     """Receives clients that the gateway has authenticated; the authenticator of a worker behind it.
 
     Args:
-        principal: whose worker this is; nobody else comes in.
+        principal: whose worker this is; all others are refused.
     """
 
     def __init__(self, principal: str) -> None:
@@ -61,7 +61,7 @@ class HandoverReceiver:
         """The client that a gateway hands over.
 
         Raises:
-            ProtocolError: when it is somebody else's, or whoever hands it over is no gateway.
+            ProtocolError: when it is another principal's, or the peer is no gateway.
             EOFError, OSError: when the gateway has gone.
         """
         if peer_uid(sock) not in (None, 0, os.getuid()):
@@ -78,14 +78,14 @@ class HandoverReceiver:
         admitted = _admitted(line, message)
         if admitted.principal != self._principal:
             raise ProtocolError(f"a client of {admitted.principal} came to another one's worker.")
-        # a stock client speaks when it has something to ask
+        # a stock client sends when it has a request
         line.settimeout(None if admitted.client_identity is None else GREETING_S)
         return admitted
 
 
 def _message(admitted: AuthenticatedPeer) -> dict[str, Any]:
     client_identity = admitted.client_identity
-    said = (
+    described = (
         None
         if client_identity is None
         else {
@@ -94,20 +94,20 @@ def _message(admitted: AuthenticatedPeer) -> dict[str, Any]:
             "device": client_identity.device,
         }
     )
-    return {"principal": admitted.principal, "proof": admitted.proof, "guest": said}
+    return {"principal": admitted.principal, "proof": admitted.proof, "guest": described}
 
 
 def _admitted(line: socket.socket, message: dict[str, Any]) -> AuthenticatedPeer:
-    principal, said = message["principal"], message["guest"]
+    principal, described = message["principal"], message["guest"]
     client_identity = None
-    if said is not None:
-        peer = Peer.from_message(said["peer"])
-        client_identity = ClientIdentity(peer, said["session"], principal, said["device"])
+    if described is not None:
+        peer = Peer.from_message(described["peer"])
+        client_identity = ClientIdentity(peer, described["session"], principal, described["device"])
     return AuthenticatedPeer(line, principal, client_identity, proof=message["proof"])
 
 
 def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
-    """The client's line, and what is said of it; nothing that follows is read."""
+    """The client's socket and its description; nothing that follows is read."""
     head, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, 1)
     line = socket.socket(fileno=descriptors[0]) if descriptors else sock
     try:
@@ -116,7 +116,7 @@ def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
         line.close()
         raise
     if line is not sock:
-        sock.close()  # nobody speaks on it any more
+        sock.close()  # it is not used any more
     return line, message
 
 

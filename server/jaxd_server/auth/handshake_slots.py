@@ -1,8 +1,8 @@
 """Slots for peers that are not authenticated yet; when all are taken, one of them is evicted.
 
-Nothing is known of a stranger but its address, so an attacker cannot be told from a slow client.
-What can be told is who costs most: a place is taken from the address that has the most of them,
-and there from who has said least, and longest ago. A client that shakes hands without delay keeps
+Nothing is known of an unauthenticated peer but its address, so an attacker looks like a slow one.
+But the cost is known: a slot is taken from the address that has the most of them, and there from
+the peer that has sent least, and longest ago. A client that shakes hands without delay keeps
 its place, also when silent connections come from its own address.
 """
 
@@ -26,17 +26,17 @@ FIRST_BYTES_S: Final = 2.0
 """Seconds until the first bytes of a stranger: our clients send them as soon as they connect."""
 
 _MIN_SLOT_S: Final = 1.0
-"""For so long who has said something keeps its place before others of the same address."""
+"""For so long a peer that has sent something keeps its slot before others of its address."""
 
 _RETRY_S: Final = 1.0
 _REPLY_TIMEOUT_S: Final = 1.0
 _MAX_UNREAD: Final = 1 << 13
 
 _CLIENT_ERRORS: Final = (AuthenticationFailed, VersionMismatch)
-"""What a peer was told already when it is raised."""
+"""Errors that were already sent to the peer when they are raised."""
 
 _ALERT: Final = bytes((21, 3, 3, 0, 2, 2, 80))
-"""TLS for *internal error*, fatal: all that can be said before the keys are there (RFC 8446, 6)."""
+"""TLS for *internal error*, fatal: all that can be sent before there are keys (RFC 8446, 6)."""
 
 
 class UnauthenticatedPeer:
@@ -45,7 +45,7 @@ class UnauthenticatedPeer:
     Args:
         sock: its connection.
         place: what its address counts as, see `place_of`.
-        line: what it can be told something over; None where it has to speak TLS first.
+        line: where an error can be sent; None where TLS has to be set up first.
         came_at: when it came.
     """
 
@@ -66,7 +66,7 @@ class UnauthenticatedPeer:
         self._stage = 1
 
     def mark_protocol(self, line: ByteStream) -> None:
-        """It speaks our protocol, over this line; one that does TLS and no more is silent."""
+        """Notes that it uses our protocol, over this line; TLS alone does not count."""
         self.line = line
         self._stage = 2
 
@@ -106,11 +106,11 @@ class HandshakeSlots:
         Args:
             sock: its connection.
             place: what its address counts as.
-            tls: whether it has to speak TLS before it can be told anything.
+            tls: whether TLS has to be set up before an error can be sent.
 
         Raises:
-            Busy: when there was no place for it, or it has lost the one that it had; it was told.
-            TimeoutError: when it was too slow; it was told to come again.
+            Busy: when there was no slot for it, or it has lost its slot; the error was sent.
+            TimeoutError: when it was too slow; it was asked to connect again.
         """
         stranger = UnauthenticatedPeer(sock, place, None if tls else sock, self._clock())
         if not self._acquire(stranger):
@@ -172,7 +172,7 @@ def refuse_busy(sock: socket.socket, line: ByteStream | None, error: Busy) -> No
 
     Args:
         sock: the connection.
-        line: what it can be told over; None where TLS is not there yet, whose alert says it then.
+        line: where the error is sent; None where TLS is not set up: an alert is sent then.
         error: why, and when.
     """
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which addresses a server may open: whoever connects unproved can run code as this user."""
+"""Which addresses a server may open: a client without authentication can run code as this user."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def check_trust(options: ServerOptions) -> None:
 
     Raises:
         CannotListen: when TCP would be open without a token, with TLS or without, or beyond this
-            machine in plain text without words that say so.
+            machine in plain text without the option for it.
         ConfigurationError: when the token file is missing, empty, or readable by others, or others
             can put tokens into the folder of named ones, or when workers for each principal are
-            asked for with options that go with them badly, or other users are to be let in where
-            the system does not tell who comes.
+            asked for with options that conflict with them, or other users are to be allowed where
+            the system does not identify peers.
     """
     _check_separation(options)
     if options.allow_uids and not hasattr(socket, "SO_PEERCRED"):
         raise ConfigurationError(
-            "--allow-uid needs a system that tells who connects to a Unix socket (Linux); here "
-            "every user of this machine could come in. Leave it out, and give them tokens "
+            "--allow-uid needs a system that identifies the peers of a Unix socket (Linux); here "
+            "every user of this machine could connect. Leave it out, and give them tokens "
             "(`jaxd token --name`) and a tls:// address."
         )
     open_to_more = [address for address in options.listen if address.needs_token]
@@ -57,7 +57,7 @@ def _check_separation(options: ServerOptions) -> None:
         return
     if options.allow_unauthenticated_loopback:
         raise ConfigurationError(
-            "with --allow-unauthenticated-loopback nobody knows who comes, so that there can be no "
+            "with --allow-unauthenticated-loopback clients are not identified, so there can be no "
             "worker for each. Leave it out, or leave out --worker-per-principal."
         )
     is_root = os.geteuid() == 0

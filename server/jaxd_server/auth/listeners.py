@@ -42,8 +42,8 @@ def open_listeners(
 
     Args:
         addresses: what to open.
-        for_others: whether other users can reach the Unix sockets; who of them may is then for the
-            authenticator to say.
+        for_others: whether other users can reach the Unix sockets; the authenticator then decides
+            which of them may connect.
         beside_others: whether they may enter the folder, although these sockets are ours alone.
 
     Raises:
@@ -134,7 +134,7 @@ def _check_private(directory: str) -> None:
 
 
 def _refuse_link(directory: str) -> None:
-    """Refuses a link of somebody else's, who could have it lead elsewhere at any moment."""
+    """Refuses a link of another user, who could change its target at any moment."""
     status = os.lstat(directory)
     if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.getuid()):
         raise CannotListen(
@@ -193,7 +193,7 @@ def _remove_stale_socket(path: str) -> None:
 
 
 def _remove(path: str, inode: int) -> None:
-    """Removes our socket file, unless somebody else has put another in its place."""
+    """Removes our socket file, unless it was replaced by another one."""
     try:
         if os.lstat(path).st_ino == inode:
             os.unlink(path)
@@ -228,7 +228,7 @@ def _bound_tcp(address: Address) -> socket.socket:
 
 
 def _cannot_listen(address: Address, error: OSError) -> CannotListen:
-    """`error` in words that say what to do next."""
+    """The exception for `error`, with the next action."""
     if error.errno == errno.EADDRINUSE:
         return CannotListen(
             f"another program listens on port {address.port} of {address.host}. Stop it, or choose "

@@ -154,7 +154,7 @@ def _matches(text: str, call: CachedCall) -> bool:
 def _lines(root: str, call: CachedCall, names: dict[str, str]) -> list[str]:
     others = [f"{names[other] or '?'} ({other[:_SHOWN_DIGITS]})" for other in call.shared_with]
     facts = [f"{name} {_truncated(fact)}" for name, fact in target_facts(root, call.target).items()]
-    told = [
+    sections = [
         ("function", [call.name or "?"]),
         ("arguments", [f"{name}: {form}" for name, form in call.arguments.items()]),
         ("record", [call.record]),
@@ -170,7 +170,7 @@ def _lines(root: str, call: CachedCall, names: dict[str, str]) -> list[str]:
     ]
     return [
         f"{label if i == 0 else '':<12} {line}"
-        for label, lines in told
+        for label, lines in sections
         for i, line in enumerate(lines)
     ]
 

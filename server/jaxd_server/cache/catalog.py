@@ -21,7 +21,7 @@ from jaxd_server.cache.usage import Entry, entries
 class CachedCall:
     """A function with one signature, as it lies on disk.
 
-    What its record does not say, or says in another way than this version, is empty.
+    What its record does not contain, or has in the form of another version, is empty.
 
     Attributes:
         record: the name of its record, in hex digits.
@@ -144,7 +144,7 @@ class _Fields:
 
 
 def target_facts(root: str, target: str) -> dict[str, str]:
-    """What a target stands for; empty when its folder does not say."""
+    """The description of a target; empty when its folder has none."""
     try:
         with open(f"{root}/{VERSION}/{target}/{TARGET_FILE}", encoding="utf-8") as file:
             facts = json.load(file)

@@ -36,7 +36,7 @@ def cache_root(given: str | None = None) -> str | None:
     """The absolute path of the cache folder; None: there is to be none.
 
     Args:
-        given: what the options say; else `$JAXD_CACHE_DIR`, else `$XDG_CACHE_HOME/jaxd`, else
+        given: from the options; else `$JAXD_CACHE_DIR`, else `$XDG_CACHE_HOME/jaxd`, else
             `~/.cache/jaxd`. `none` in the first two switches the cache off.
     """
     named = given or os.environ.get("JAXD_CACHE_DIR")
@@ -83,14 +83,14 @@ _ELSEWHERE: Final = (
 
 
 def check_trusted(root: str) -> None:
-    """Returns when nobody but us (and root) can put anything into the folder or in its place.
+    """Checks that only this user (and root) can write to the folder or replace it.
 
     Args:
         root: absolute, with no link in the path above it.
 
     Raises:
-        ConfigurationError: when it is a link or no folder, belongs to somebody else, or others
-            may write to it; when a folder above it belongs to somebody else, or everybody may
+        ConfigurationError: when it is a link or no folder, belongs to another user, or others
+            may write to it; when a folder above it belongs to another user, or everybody may
             write to that and remove what is in it.
     """
     _check_folder(root)

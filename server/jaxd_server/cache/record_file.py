@@ -30,7 +30,7 @@ _DIGEST: Final = 16
 _START: Final = _PREFIX.size + _DIGEST
 _SAMPLE: Final = 1 << 16
 _WORTH_PACKING: Final = 0.9
-# What says that the file itself is no good, as opposed to the moment.
+# Errors of the file itself, as opposed to temporary ones.
 _UNREADABLE_ERRNOS: Final = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO}
 
 
@@ -88,7 +88,7 @@ def encode(kind: str, name: bytes, target: str, content: Any, payload: bytes) ->
 
 
 def _packed(payload: bytes) -> tuple[bytes, str]:
-    """The payload as it is kept; what a sample says is dense already is left as it is."""
+    """The payload as it is kept; one whose sample does not compress is left as it is."""
     sample = payload[:_SAMPLE]
     if len(zlib.compress(sample, 1)) < _WORTH_PACKING * len(sample):
         packed = zlib.compress(payload, 1)
@@ -110,8 +110,8 @@ def read_file(path: str, kind: str, name: bytes, target: str, *, payload: bool =
     Args:
         path: the file.
         kind: see `Header`, as the next two.
-        name: what the header has to say.
-        target: what the header has to say.
+        name: that the header has to contain.
+        target: that the header has to contain.
         payload: whether the payload is read and checked too.
 
     Raises:

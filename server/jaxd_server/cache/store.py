@@ -93,7 +93,7 @@ class Store:
         facts: Mapping[str, str],
         principal_disk_bytes: int = 0,
     ) -> None:
-        """Keeps records in a folder that `make_trusted` has made, and says what it is good for."""
+        """Keeps records in a folder that `make_trusted` has made, and writes what it is for."""
         self._directory = directory
         self._facts = facts
         self._limit = disk_bytes
@@ -267,7 +267,7 @@ class Store:
     def _put(self, kind: Kind, path: str, pieces: tuple[bytes, ...]) -> None:
         try:
             write_file(path, pieces)
-        except FileNotFoundError:  # the first of its kind, or somebody removed the folder
+        except FileNotFoundError:  # the first of its kind, or the folder was removed
             self._directory.make(kind)
             if not os.path.lexists(f"{self.folder}/{TARGET_FILE}"):
                 self._describe()

@@ -99,7 +99,7 @@ class _Sweep:
         self.freed = 0
 
     def sweep(self, target: str | None, limit: int, now: float) -> None:
-        """Removes until no more than `limit` is taken, in the order that `sweep` says."""
+        """Removes until no more than `limit` is taken, in the order of `sweep`."""
         self._remove_old_formats(limit)
         self._remove_targets(limit, target, now)
         self._remove_orphans(limit, now)
@@ -140,7 +140,7 @@ class _Sweep:
                 self.freed += size
 
     def _remove_targets(self, limit: int, own: str | None, now: float) -> None:
-        """Whole targets that nobody used for a day, the one longest unused first."""
+        """Whole targets that were not used for a day, the one longest unused first."""
         by_target: dict[str, list[Entry]] = defaultdict(list)
         for entry in self._left.values():
             by_target[entry.target].append(entry)
@@ -253,7 +253,7 @@ def _tree(folder: str) -> int:
 def _is_left_over(name: str, age_s: float) -> bool:
     """Whether it is the unfinished file of a dead process.
 
-    One hour settles it where process ids say nothing, because several containers share the
+    An age of one hour decides where process ids prove nothing, because several containers share the
     folder; a minute keeps us from the files of a process that we cannot see.
     """
     match = _TEMPORARY.fullmatch(name)

@@ -140,7 +140,7 @@ class _CachedScan(NamedTuple):
 class DiskUsage:
     """What is kept for one target. Thread-safe.
 
-    A folder is looked at again when something in it has changed, and however often somebody asks,
+    A folder is read again when something in it has changed, and however often this is called,
     no more than a twentieth of the time is spent on that.
 
     Args:

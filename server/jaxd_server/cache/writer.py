@@ -1,4 +1,4 @@
-"""The thread that writes records, so that nobody waits for the disk."""
+"""The thread that writes records, so that no call waits for the disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor, process_timers
 
 Made = bytes | Callable[[], bytes]
-"""A payload, or what makes it when its turn comes."""
+"""A payload, or a function that makes it when it is written."""
 
 _Key = tuple[Kind, bytes]
 _MOST_WAITING: Final = 10_000

@@ -1,1 +1,1 @@
-"""What a server was told: the frozen options, and the command line that makes them."""
+"""The options of a server, and the command line that makes them."""

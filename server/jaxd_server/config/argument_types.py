@@ -1,4 +1,4 @@
-"""What one word of a command line stands for, or why it stands for nothing."""
+"""Parsers of the values of command line options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAME_USER = (0, 0)
 """As `worker_uids`: all workers run as the server's own user, whoever that is."""
 
 _NO_USER = (1 << 32) - 1
-"""What the system calls says when a user is to be left as it is."""
+"""The uid that system calls read as: leave it as it is."""
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

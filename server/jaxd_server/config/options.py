@@ -1,7 +1,7 @@
-"""What a server is told at its start: one frozen record, the same for the host and its workers.
+"""The options of a server: one frozen record, the same for the host and its workers.
 
-Each option is stated here once: its default, its word on the command line, and what is said of it
-by `jaxd serve --help` (`arguments`) and in docs/configuration.md (`tests/server/option_table.py`).
+Each option is defined here once: its default, its command line flag, and its description in
+`jaxd serve --help` and docs/configuration.md (`tests/server/option_table.py`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ GIB = 1 << 30
 
 
 class Words(NamedTuple):
-    """What the command line and its documents say of an option.
+    """The description of an option on the command line and in the documentation.
 
     Attributes:
         group: under which heading `--help` lists it.
-        flag: its word, such as `--slots`; empty: as its field is called.
+        flag: such as `--slots`; empty: as its field is called.
         argument: what argparse reads behind that: its `type`, `metavar`, `choices` or `action`.
         help: what it is, in words.
-        shown: its default, in words; empty: there is none to be told.
-        more: what the page on configuration says behind `help`, in Markdown.
+        shown: its default, in words; empty: there is none to show.
+        more: text after `help` on the page on configuration, in Markdown.
     """
 
     group: str
@@ -79,7 +79,7 @@ class _Group:
     ) -> Any:
         """A field of `ServerOptions`; a callable default is called for each server.
 
-        The default is told as it is written where `shown` does not say it in words.
+        The default is shown as it is written where `shown` is not given.
         """
         if not shown and type(default) in {int, float, str}:
             shown = f"{default:g}" if isinstance(default, float) else str(default)
@@ -478,10 +478,10 @@ class ServerOptions:
         Raises:
             TypeError: when `data` holds an option that this version does not know.
         """
-        told: dict[str, Any] = {
+        content: dict[str, Any] = {
             name: tuple(v) if isinstance(v, list) else v for name, v in data.items()
         }
-        return cls(**told | {"listen": tuple(map(Address.parse, data["listen"]))})
+        return cls(**content | {"listen": tuple(map(Address.parse, data["listen"]))})
 
 
 _EXAMPLES = """\

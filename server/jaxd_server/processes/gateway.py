@@ -44,7 +44,7 @@ _ANSWER_TIMEOUT_S: Final = 30.0
 
 
 def main() -> None:
-    """Lets clients in until the host says that there are to be no more, or dies."""
+    """Accepts clients until the host stops it or dies."""
     argument = json.loads(sys.argv[1])
     options = ServerOptions.from_json(argument["options"])
     logs.configure(options.log_format, "door")
@@ -70,58 +70,59 @@ class Gateway:
     """The gateway: all its listeners, and its requests to the host.
 
     Args:
-        options: what the server was told.
+        options: of the server.
 
     Attributes:
-        stopping: set when nobody else is to be let in.
+        stopping: set when no more clients are accepted.
+        connected_accounts: the open connections of accounts.
+        max_clients: that may be connected at the same time.
     """
 
     def __init__(self, options: ServerOptions) -> None:
         self.stopping = threading.Event()
         self._options = options
         self._accounts = Accounts(options)
-        self._connected_accounts = ConnectedAccounts(self._accounts)
+        self.connected_accounts = ConnectedAccounts(self._accounts)
+        self.max_clients = options.max_connections
         self._host_channel: HostChannel | None = None
         self._listeners: list[GatewayListener] = []
         self._numbers = itertools.count(1)
         self._pending: dict[int, Future[Mapping[str, Any]]] = {}
         self._clients: Counter[str] = Counter()
-        self._reported_tokens: dict[str, str] | None = None  # what the host takes the tokens to be
+        self._reported_tokens: dict[str, str] | None = None  # as the host knows them
         self._lock = threading.Lock()  # guards the three
-        self._report_lock = (
-            threading.RLock()
-        )  # held from a look at the tokens until the host is told,
-        # so that what the host hears last is what they were last
+        # Held from reading the tokens until the host is notified: the last notification is current.
+        self._report_lock = threading.RLock()
         self._busy_at = time.monotonic()
 
     def open(self, host_channel: HostChannel, listeners: list[dict[str, Any]]) -> None:
-        """Lets clients in from now on."""
+        """Accepts clients from now on."""
         self._host_channel = host_channel
         self._report_accounts()
         authenticator_factory = AuthenticatorFactory(self._options, self._accounts)
         for listener in listeners:
             address = Address.parse(listener["address"])
-            gate = GatewayListener(
+            gateway_listener = GatewayListener(
                 socket.socket(fileno=listener["fd"]),
                 address,
                 authenticator_factory.at(address),
                 self,
             )
-            gate.start_in_thread()
-            self._listeners.append(gate)
+            gateway_listener.start_in_thread()
+            self._listeners.append(gateway_listener)
 
     def watch(self) -> None:
         """Closes connections of revoked accounts; returns when all clients have gone."""
         while not self.stopping.wait(_POLL_S):
-            self._connected_accounts.poll()
+            self.connected_accounts.poll()
             self._report_accounts()
-        for gate in self._listeners:
-            gate.close()
-        while self._clients.total():  # workers finish what they do
+        for listener in self._listeners:
+            listener.close()
+        while self._clients.total():  # workers finish their calls
             time.sleep(_POLL_S / 10)
 
     def status(self) -> dict[str, Any]:
-        """For the host."""
+        """The status for the host."""
         here = self._clients.total()
         idle_s = 0.0 if here else time.monotonic() - self._busy_at
         return {"running_calls": here, "connections": here, "idle_s": idle_s}
@@ -150,7 +151,7 @@ class Gateway:
                 return path
             case {"busy": str(text), "retry_after_s": float(seconds)}:
                 raise Busy(text, seconds)
-        raise NoServer(str(found.get("refused", "the server does not say where to go.")))
+        raise NoServer(str(found.get("refused", "the server does not name a worker.")))
 
     @contextmanager
     def counting_client(self, principal: str) -> Iterator[None]:
@@ -176,20 +177,10 @@ class Gateway:
                     del self._clients[principal]
             self._busy_at = time.monotonic()
 
-    @property
-    def connected_accounts(self) -> ConnectedAccounts:
-        """The open connections of accounts."""
-        return self._connected_accounts
-
-    @property
-    def max_clients(self) -> int:
-        """That may be here at the same time."""
-        return self._options.max_connections
-
     def _check_still_valid(self, account: Account | None) -> None:
         if account is not None and not self._accounts.is_still_valid(account):
             self._report_accounts(again=True)  # the host may have started a worker for it
-            raise AuthenticationFailed(f"{account.principal} was revoked while it came in.")
+            raise AuthenticationFailed(f"{account.principal} was revoked while it connected.")
 
     def _ask(self, principal: str, account: Account | None) -> Mapping[str, Any]:
         assert self._host_channel is not None
@@ -201,7 +192,7 @@ class Gateway:
             self._pending[number] = answer
         try:
             with self._report_lock:
-                self._check_still_valid(account)  # an old token would end the new one's worker
+                self._check_still_valid(account)  # an old token would end the worker of the new one
                 with self._lock:
                     if self._reported_tokens is not None and token is not None:
                         self._reported_tokens[principal] = token
@@ -226,7 +217,7 @@ class Gateway:
 
 
 def _digest(account: Account) -> str:
-    """What tells one token of an account from another."""
+    """A digest that distinguishes tokens of an account."""
     return hashlib.sha256(account.token.encode()).hexdigest()
 
 
@@ -253,7 +244,9 @@ class GatewayListener(Acceptor):
         """
         uid = peer_uid(sock) if sock.family == socket.AF_UNIX else None
         if uid is None:
-            return self._authenticator.admit(sock)  # strangers are few at a time
+            return self._authenticator.admit(
+                sock
+            )  # the handshakes of strangers are limited elsewhere
         with self._gateway.counting_client(f"uid:{uid} comes in"):
             return self._authenticator.admit(sock)
 
@@ -281,8 +274,8 @@ _CONNECTION_ENDED: Final = (EOFError, OSError, ssl.SSLError)
 def relay_tls(client: TlsSocket, worker: socket.socket) -> None:
     """Passes bytes both ways until either end closes; both are shut then.
 
-    Takes the calling thread for what the worker says, and another one for the client. Who is slow
-    to read slows the other end down: nothing is kept here but one piece each way.
+    The calling thread passes on the bytes of the worker, and another one those of the client. A
+    slow reader slows the other end down: no more than one piece is buffered each way.
     """
     client.settimeout(None)
     tune_socket(client.raw)

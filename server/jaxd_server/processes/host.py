@@ -51,13 +51,13 @@ def reap_orphans(own: Collection[int]) -> list[int]:
 
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.processes.worker.worker")
-"""`-P`: a `random.py` in the directory where somebody typed `jaxd` is not the library's."""
+"""`-P`: a `random.py` in the current directory does not shadow the library's."""
 
 _MIN_SLEEP_S = 0.05
 
 
 class Host:
-    """Opens the listeners and the control socket, and has a worker, or several, kept behind them.
+    """Opens the listeners and the control socket, and keeps workers running behind them.
 
     The listeners stay open from one worker to the next: callers in between wait, and are not
     refused. Everything here runs on one event loop in the main thread.
@@ -88,7 +88,7 @@ class Host:
         self._control = ""
 
     def run(self) -> int:
-        """Serves until it is told to stop, or was idle for long enough; returns the exit code.
+        """Serves until it is stopped, or was idle for long enough; returns the exit code.
 
         Call it from the main thread: it handles SIGTERM, SIGINT and SIGCHLD.
 
@@ -111,11 +111,11 @@ class Host:
         return await self._workers.restart(force=force)
 
     def quarantined(self) -> list[dict[str, Any]]:
-        """The functions that are called no more, because they have ended workers."""
+        """The functions in quarantine, because they have ended workers."""
         return self._workers.quarantined()
 
     def release(self, what: str) -> list[dict[str, Any]]:
-        """Has some of them called again, by name or fingerprint; their rows."""
+        """Releases some of them, by name or fingerprint; returns their rows."""
         return self._workers.release(what)
 
     async def status(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Host:
                 for one in listeners:
                     log_event("listening", address=str(one.address), control=self._control)
                 for line in connection_hints(self._options, listeners):
-                    print(line, flush=True)  # noqa: T201  to be typed elsewhere, so not in the log
+                    print(line, flush=True)  # noqa: T201  to be copied to clients, so not in the log
                 async with serving_control_socket(gateway.socket, self):
                     code = await self._serve(listeners)
         self._quarantine_file.close()
@@ -209,13 +209,13 @@ class ControlledServer(Protocol):
         """Begins to stop: after the running calls, or `now`."""
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
-        """Has another worker take the place of this one; what became of it."""
+        """Replaces the worker; returns the outcome."""
 
     def quarantined(self) -> list[dict[str, Any]]:
-        """The functions that are called no more, as rows."""
+        """The functions in quarantine, as rows."""
 
     def release(self, what: str) -> list[dict[str, Any]]:
-        """Has some of them called again; their rows."""
+        """Releases some of them; returns their rows."""
 
 
 @asynccontextmanager
@@ -227,7 +227,7 @@ async def serving_control_socket(
     One JSON object a line each way: `{"ask": "status"}`, `{"ask": "stop"}`,
     `{"ask": "stop", "now": true}`, `{"ask": "restart"}`, `{"ask": "quarantined"}` and
     `{"ask": "release", "what": NAME}`. A connection stays open until its client closes it or the
-    host is gone, so that who asked to stop can wait for the end.
+    host ends, so that a client that requested a stop can wait for the end.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -238,7 +238,7 @@ async def serving_control_socket(
         except ValueError as error:
             writer.write(encode_line({"error": f"the request is not a JSON line: {error}"}))
         except (ConnectionError, asyncio.CancelledError):
-            pass  # who asked has gone, or the host ends and this connection with it
+            pass  # the client has disconnected, or the host ends
         finally:
             writer.close()
 
@@ -262,4 +262,4 @@ async def _reply(request: Mapping[str, Any], controlled: ControlledServer) -> di
             return {"quarantined": controlled.quarantined()}
         case {"ask": "release", "what": str(what)}:
             return {"released": controlled.release(what)}
-    return {"error": f"{request.get('ask')!r} is not known here; ask for status or stop"}
+    return {"error": f"{request.get('ask')!r} is not known; ask for status or stop"}

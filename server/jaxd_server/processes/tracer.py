@@ -1,7 +1,8 @@
 """The tracer process: traces and lowers for a worker, so that its warm calls are not delayed.
 
 Started by the worker with one JSON argument: the number of a connected socket, the format of log
-lines, and the worker's process id. What it says and hears there: see `tracer_messages`.
+lines, and the worker's process id.
+The messages: `compilation.remote_trace.messages`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from jaxd_server.user_code.output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
 _NICE = 5
-"""Where cores are few, a call that is warm comes before a trace; but not so that it starves."""
+"""Where cores are few, a warm call has priority over a trace, which still makes progress."""
 
 _INTERRUPT_RETRY_S = 0.05
 """An exception that was swallowed is sent again after that."""
@@ -70,12 +71,12 @@ def main() -> None:
     die_with_the_parent()
     os.nice(_NICE)
     if os.getppid() != argument["parent"]:
-        os._exit(1)  # it died before it was asked for
+        os._exit(1)  # the worker ended before this process could notice
     tracer = Tracer(Connection(argument["fd"]))
     tracer.serve()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # whatever is still being traced, nobody waits for it
+    os._exit(0)  # the results of traces that still run are not needed
 
 
 class Tracer:
@@ -99,7 +100,7 @@ class Tracer:
         self._compiler = Compiler(self._counters, _THREADS)
         self._tracing: dict[int, Interruptible] = {}  # by order; each step is atomic
         self._reported_packages: set[tuple[str, Package]] = set()
-        self._report_lock = threading.Lock()  # guards _told
+        self._report_lock = threading.Lock()  # guards _reported_packages
         prepare_for_user_code()
         capture_user_output()
         gc.collect()
@@ -124,15 +125,15 @@ class Tracer:
             self._connection.send(message)
 
     def _answer(self, order: TraceRequest) -> None:
-        """Says something in any case: the worker waits for it without a limit."""
+        """Always sends an answer: the worker waits for it without a limit."""
         try:
             self._send(self._trace(order))
-        except BaseException as error:  # noqa: BLE001  the worker finds out by itself
+        except BaseException as error:  # noqa: BLE001  the worker traces it itself
             try:
                 text = f"{type(error).__name__}: {error}"
                 side = SideEffects(self._counters.drain(), [])
                 self._send(Refused(order.number, text, always=False, side=side))
-            except BaseException:  # noqa: BLE001  then the worker has to see that nothing comes
+            except BaseException:  # noqa: BLE001  the closed connection is the answer
                 os._exit(1)
 
     def _trace(self, order: TraceRequest) -> Lowered | Failed | Refused | Outdated:
@@ -141,7 +142,7 @@ class Tracer:
             return Outdated(order.number, [change.text for change in changes])
         try:
             function, arguments = self._prepared(order)
-        except BaseException as error:  # noqa: BLE001  the worker finds out by itself
+        except BaseException as error:  # noqa: BLE001  the worker traces it itself
             text = f"{type(error).__name__}: {error}"
             return Refused(order.number, text, always=False, side=self._take_side_effects())
         try:
@@ -165,14 +166,14 @@ class Tracer:
             process_timers.after(_INTERRUPT_RETRY_S, lambda: self._interrupt_again(number))
 
     def _prepared(self, order: TraceRequest) -> tuple[Function, Arguments]:
-        """Function and arguments; raises what keeps this process from having the same ones."""
+        """Function and arguments; raises an exception where they would differ from the worker's."""
         function = self._functions.obtain(order.key, _RequestedFunction(order))
         layout = parse_arguments(order.skeleton)
         arguments = build_arguments(
             layout, leaves_of_request(layout, order.scalars, order.buffers), function.statics
         )
         if call_name(function, arguments) != order.call:
-            raise LookupError(function.doubt or "it is another call here")
+            raise LookupError(function.doubt or "the call is a different one in this process")
         return function, arguments
 
     def _lowered(
@@ -189,7 +190,7 @@ class Tracer:
         )
 
     def _failed(self, order: TraceRequest, error: BaseException) -> Failed:
-        """Whatever else goes wrong: a function that has failed is not to be traced once more."""
+        """The failure of a function: final, even if its side effects cannot be collected."""
         failure = _failure(error)
         try:
             side = self._take_side_effects()
@@ -220,7 +221,7 @@ class Tracer:
         self._send(Event(number, kind, content))
 
     def _take_side_effects(self) -> SideEffects:
-        """What this thread has counted, and what was imported, since it was asked last."""
+        """What this thread has counted, and what was imported, since the last call of this."""
         self._packages.record()
         with self._report_lock:
             imported = [
@@ -243,14 +244,14 @@ class _ThreadCounters(Counters):
             counts[name] = counts.get(name, 0) + amount
 
     def drain(self) -> dict[str, float]:
-        """What this thread has counted since it took it last."""
+        """What this thread has counted since the last call of this."""
         counts = dict(self._of.__dict__)
         self._of.__dict__.clear()
         return counts
 
 
 class _RequestedFunction:
-    """A function as the order brings it."""
+    """The source of a function that a trace request contains."""
 
     owner = b""
 
@@ -262,7 +263,7 @@ class _RequestedFunction:
 
     def code(self, fingerprint: bytes) -> bytes:
         if self._order.code is None:
-            raise LookupError("its code was not sent, and is not here any more")
+            raise LookupError("its code was not sent, and is no longer kept in this process")
         return bytes(self._order.code)
 
     def waiting(self) -> AbstractContextManager[None]:

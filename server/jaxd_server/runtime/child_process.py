@@ -67,9 +67,9 @@ _SIGNAL: Final = signal.SIGUSR2
 
 
 def dump_stacks_on_signal() -> None:
-    """Has this process write its threads' stacks to stderr on `request_stack_dump`.
+    """Installs the handler for `request_stack_dump`: writes the stacks of all threads to stderr.
 
-    In C, in a handler of a signal: it needs no interpreter, which somebody may be holding.
+    In C, in a handler of a signal: it does not need the interpreter lock.
     """
     faulthandler.register(_SIGNAL, all_threads=True)
 

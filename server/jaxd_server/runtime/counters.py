@@ -15,7 +15,7 @@ from jaxd_protocol.wire import BulkChannel
 
 @dataclass(slots=True)
 class Counts:
-    """What was done for somebody, or for all; see `jaxd.Statistics`."""
+    """What was done for one principal, or for all; see `jaxd.Statistics`."""
 
     calls: int = 0
     traces: int = 0
@@ -53,13 +53,13 @@ class Counters:
             return self._own.setdefault(principal, Counts())
 
     def forget(self, principal: str) -> None:
-        """Whoever has that name next is somebody else."""
+        """Drops the counts of a principal: the next holder of the name may be another person."""
         with self._lock:
             self._own.pop(principal, None)
 
     @contextmanager
     def on_behalf_of(self, own: Counts | None) -> Iterator[None]:
-        """Within it, what this thread counts is counted for somebody as well."""
+        """Within it, what this thread counts is counted for a principal as well."""
         before = getattr(self._behalf, "own", None)
         self._behalf.own = own
         try:
@@ -99,7 +99,7 @@ class Counters:
         return time.monotonic() - self._last_activity
 
     def snapshot(self, own: Counts | None = None) -> dict[str, float]:
-        """All counters by name, of somebody or of all, with `uptime_s` in seconds."""
+        """All counters by name, of one principal or of all, with `uptime_s` in seconds."""
         counts = self._counts if own is None else own
         with self._lock:
             found = {name: getattr(counts, name) for name in Counts.__slots__}
@@ -134,7 +134,7 @@ class Traffic:
     def forget(self, principal: str) -> None:
         """Whoever gets the name again begins at nothing; in the sum of all it still counts.
 
-        Its connections have ended, or are about to: what is on its way is nobody's.
+        Its connections have ended, or are about to: what is on its way counts for none.
         """
         with self._lock:
             for channel in [one for one, whose in self._open.items() if whose == principal]:

@@ -10,7 +10,7 @@ Emit = Callable[[str, dict[str, Any]], None]
 
 
 def SILENT(kind: str, content: dict[str, Any]) -> None:  # noqa: N802  a constant that is called
-    """The event stream of a call that nobody watches."""
+    """The event stream of a call without a listener."""
 
 
 OUTPUT: Final = frozenset({"print", "warned", "logged"})

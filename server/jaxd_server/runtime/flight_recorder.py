@@ -165,7 +165,7 @@ class FlightRecorder:
         return sorted(found, key=lambda entry: entry.started)
 
     def owners(self) -> frozenset[str]:
-        """Who had values when the worker last looked, and everybody who has got some since."""
+        """The principals that had values at the last check, and those that got some since."""
         (length,) = _OWNERS.unpack_from(self._memory, 0)
         if not length:
             return frozenset()

@@ -1,4 +1,4 @@
-"""JSON objects, one a line: the protocol of the host channel and of the control socket."""
+"""JSON objects, one a line: the messages of host channels and of the control socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LINE_BYTES = 16 << 20
 """Far above a worker's status with all of its running calls; what is longer is no status."""
 
 MAX_TENANT_LINE_BYTES = 1 << 20
-"""The same for one principal's worker: nobody else is to wait while its lines are read."""
+"""The same for one principal's worker: reading its lines must not delay the others."""
 
 
 def encode_line(message: Mapping[str, Any]) -> bytes:
@@ -45,7 +45,7 @@ class HostChannel:
 
     Args:
         sock: connected to the host.
-        status: what the host is told when it asks.
+        status: the answer to the host's request for it.
         on_drain: called once when the host asks the worker to stop.
         on_lost: called when the host is gone.
         on_order: called with what else the host asks for, in the thread that listens.
@@ -81,7 +81,7 @@ class HostChannel:
             try:
                 for line in lines:
                     self._answer(json.loads(line))
-            except (OSError, ValueError):  # the end, or no JSON: either way no host to speak with
+            except (OSError, ValueError):  # the end, or no JSON: in either case the host is gone
                 pass
         self._on_lost()
 

@@ -44,7 +44,7 @@ def allow_files(count: int) -> None:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Bytes of physical memory that this process, or another, has; 0 where nobody can say."""
+    """Bytes of physical memory that this process, or another, has; 0 where unknown."""
     try:
         with open(f"/proc/{pid or 'self'}/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES

@@ -12,7 +12,7 @@ from typing import Final
 from jaxd_protocol.base.bounded import BoundedDict
 
 _MAX_KEYS: Final = 1024
-"""The places that were heard of last; whoever is forgotten begins anew."""
+"""How many addresses are remembered, the latest ones; a forgotten one begins anew."""
 
 _NETWORK_BITS: Final = 64
 """Of an IPv6 address: what one customer of a provider has, and can vary the rest of as it likes."""
@@ -82,7 +82,7 @@ def rate_limit_key(peer: object) -> str:
     """What stands for all that one peer could call itself.
 
     Args:
-        peer: as `socket.getpeername` says it.
+        peer: as `socket.getpeername` returns it.
     """
     if not isinstance(peer, tuple):
         return "unix"
@@ -96,7 +96,7 @@ def rate_limit_key(peer: object) -> str:
 
 _BURST: Final = 200
 _RATE_PER_S: Final = 20.0
-"""A worker has some ten things to say unasked, in all its life."""
+"""A worker sends some ten unsolicited messages in its lifetime."""
 
 
 class MessageRateLimiter:
@@ -112,7 +112,7 @@ class MessageRateLimiter:
         self._at = clock()
 
     def is_exceeded(self) -> bool:
-        """Counts one message more; whether nobody who means well says so much."""
+        """Counts one message; returns whether there are more than a correct worker sends."""
         now = self._clock()
         self._tokens = min(_BURST, self._tokens + (now - self._at) * _RATE_PER_S) - 1
         self._at = now

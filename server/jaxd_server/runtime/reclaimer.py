@@ -1,13 +1,11 @@
 """Keeps memory within its budget: decides when, while each registered pool decides what.
 
-Executables register here today; values that stay on the server will. A compiled program of
-moderate size on a CPU costs about 8 MB and 150 memory maps, and a process that reaches
-`vm.max_map_count` dies, so the maps are a budget of their own.
+A compiled program of moderate size on a CPU costs about 8 MB and 150 memory maps, and a process
+that reaches `vm.max_map_count` dies, so the maps are a budget of their own.
 
-The memory of machine and device is watched, and room is made before one of them has none. A machine
-that swaps, or a container that is ended for what it takes, costs everybody everything; what is
-dropped here can be had again: what clients may send again, and of executables those that are missed
-least, see `eviction`.
+The memory of machine and device is watched, and reclaimed before it is exhausted: a machine that
+swaps, or a container that is killed, harms all clients. Only what can be made again is dropped:
+contents that clients may send again, and the executables that are missed least, see `eviction`.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class Reclaimer:
     Args:
         map_share: of the memory maps that a process may have, how much this one is to use.
         gauge: looks at that.
-        trimmer: told when something was dropped.
+        trimmer: called when something was dropped.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class Reclaimer:
         return dropped
 
     def _is_wanted(self) -> bool:
-        """Whether somebody asked since the last look; if nobody did, the relief is over."""
+        """Whether `relieve` was called meanwhile; if not, the relief is over."""
         with self._lock:
             self._relieving, self._wanted = self._wanted, False
             return self._relieving
@@ -137,17 +135,17 @@ _CGROUP: Final = "/sys/fs/cgroup"
 
 
 def host_use(root: str = _CGROUP, meminfo: str = "/proc/meminfo") -> float:
-    """The share of the memory of machine or container that cannot be had: 0 where nobody says."""
+    """The share of the memory of machine or container that is in use: 0 where unknown."""
     return max((1 - spare / total for spare, total in _sizes(root, meminfo)), default=0.0)
 
 
 def host_spare(root: str = _CGROUP, meminfo: str = "/proc/meminfo") -> int:
-    """Bytes of it that can be had; as many as one likes where nobody says."""
+    """Available bytes of it; `sys.maxsize` where unknown."""
     return min((spare for spare, _ in _sizes(root, meminfo)), default=sys.maxsize)
 
 
 def _sizes(root: str, meminfo: str) -> Iterator[tuple[int, int]]:
-    """Of machine and container: bytes that can be had, and all."""
+    """Of machine and container: available bytes, and all."""
     with suppress(OSError, ValueError, IndexError, KeyError):
         rows = _read(meminfo).splitlines()
         sizes = {row.split(":")[0]: int(row.split()[1]) << 10 for row in rows}
@@ -182,7 +180,7 @@ class MemoryPressure:
         reclaimer: asks the pools.
         limit: share of the memory in use from which on room is made; 0: never.
         host: what the share is on the machine.
-        device: the same on the device; 0 where nobody knows, as on a CPU.
+        device: the same on the device; 0 where unknown, as on a CPU.
         own: the share of the machine's memory that this process has.
         clock: seconds that only grow.
     """

@@ -188,7 +188,7 @@ def test_another_user_is_refused(unix: Pair, monkeypatch: pytest.MonkeyPatch) ->
 def test_another_user_may_be_let_in(unix: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number, as somebody of their own: nobody else's session or values are theirs."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: 4321)
-    keeper = Authenticator(UNIX, list, 1234, False, guests=[99, 4321])
+    keeper = Authenticator(UNIX, list, 1234, False, allowed_uids=[99, 4321])
     meeting = Handshake(unix, keeper, with_token(None))
     assert meeting.server.principal == "uid:4321"
 
@@ -223,7 +223,7 @@ def test_where_the_system_does_not_tell_nobody_comes_to_a_shared_socket(
 ) -> None:
     """Its folder, which others can enter, is no lock."""
     monkeypatch.setattr(module, "peer_uid", lambda sock: None)
-    keeper = Authenticator(UNIX, list, os.getuid(), False, guests=[4321])
+    keeper = Authenticator(UNIX, list, os.getuid(), False, allowed_uids=[4321])
     meeting = Handshake(unix, keeper, with_token(None))
     assert type(meeting.server) is type(meeting.client) is AuthenticationFailed
 

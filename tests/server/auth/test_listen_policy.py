@@ -65,7 +65,7 @@ def test_beyond_loopback_no_flag_replaces_the_token(runtime: Path) -> None:
 
 def test_workers_for_each_need_to_know_who_comes(token_file: str) -> None:
     """Where everybody is let in there is nobody to tell apart."""
-    with pytest.raises(ConfigurationError, match="nobody knows who comes"):
+    with pytest.raises(ConfigurationError, match="clients are not identified"):
         check_trust(
             ServerOptions(
                 listen=LOOPBACK,

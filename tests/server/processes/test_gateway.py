@@ -68,7 +68,7 @@ STRANGER = AuthenticatedPeer(cast("Any", None), "uid:7")
     [
         ({"busy": "eight are here", "retry_after_s": 5.0}, Busy, "eight are here"),
         ({"refused": "it does not start"}, NoServer, "it does not start"),
-        ({}, NoServer, "does not say where"),
+        ({}, NoServer, "does not name a worker"),
         (None, NoServer, "does not answer"),
     ],
 )
@@ -107,7 +107,7 @@ def test_who_is_revoked_while_a_worker_is_looked_for_does_not_come_in(folder: st
         gateway._accounts.now()
 
     host.before_it_answers = revoke
-    with pytest.raises(AuthenticationFailed, match="revoked while it came in"):
+    with pytest.raises(AuthenticationFailed, match="revoked while it connected"):
         gateway.worker_path_for(admitted)
     assert host.told[-1] == {"event": "accounts", "valid": {}}
 
@@ -119,7 +119,7 @@ def test_who_comes_with_an_old_token_does_not_end_the_worker_of_the_new_one(fold
     add_account("alice", folder, replace=True)
     assert gateway.worker_path_for(of_alice(gateway)) == "/w.sock"
     asked = [said for said in host.told if said["event"] == "wanted"]
-    with pytest.raises(AuthenticationFailed, match="revoked while it came in"):
+    with pytest.raises(AuthenticationFailed, match="revoked while it connected"):
         gateway.worker_path_for(old)
     assert [said for said in host.told if said["event"] == "wanted"] == asked
 

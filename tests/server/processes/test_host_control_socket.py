@@ -94,7 +94,7 @@ def test_an_unknown_question_is_answered_with_the_known_ones(path: Path) -> None
 
     async def conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         reply = await exchange(reader, writer, {"ask": "dance"})
-        assert reply == {"error": "'dance' is not known here; ask for status or stop"}
+        assert reply == {"error": "'dance' is not known; ask for status or stop"}
 
     converse(path, FakeHost(), conversation)
 

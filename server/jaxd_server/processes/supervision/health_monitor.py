@@ -1,7 +1,7 @@
 """Monitors the health of the worker once a second: does it answer, is it due for recycling?
 
-It is when a worker has served so many calls, has such a size, or such an age. Runs in the host,
-which imports no jax and hangs with nobody.
+It is due after a number of calls, above a size, or at an age. Runs in the host, which imports no
+jax and does not hang with a worker.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def reason_to_recycle(
     """Why a worker should be replaced now, in words; empty when there is no reason.
 
     Args:
-        options: what the server was told.
-        status: what the worker says of itself.
+        options: of the server.
+        status: the worker's report.
         ready_s: how long it has answered calls.
         resident_bytes: its memory.
     """
@@ -57,13 +57,13 @@ class HealthMonitor:
 
     Args:
         supervisor: has the worker.
-        options: what the server was told.
+        options: of the server.
     """
 
     def __init__(self, supervisor: Supervisor, options: ServerOptions) -> None:
         self._supervisor = supervisor
         self._options = options
-        self._reported: WorkerProcess | None = None  # people were told that this one is stuck
+        self._reported: WorkerProcess | None = None  # logged as stuck
         self._recycle_again_at = 0.0
         self._recycling: asyncio.Task[None] | None = None
 
@@ -73,7 +73,7 @@ class HealthMonitor:
             await asyncio.sleep(_CHECK_S)
             try:
                 await self._check()
-            except Exception:  # noqa: BLE001  whatever it is, the next look may be better
+            except Exception:  # noqa: BLE001  the next check may succeed
                 log_event("heartbeat_failed", level=logging.ERROR)
 
     async def _check(self) -> None:
@@ -86,7 +86,7 @@ class HealthMonitor:
             self._report_stuck(worker)
 
     def is_stuck(self, worker: WorkerProcess) -> bool:
-        """Whether a worker should have said something by now."""
+        """Whether a worker has not answered for too long."""
         return worker.state == "ready" and worker.silent_s >= self._options.stuck_after_s
 
     def _check_recycling(self, worker: WorkerProcess) -> None:
@@ -133,13 +133,13 @@ class HealthMonitor:
 
 def calls_of(worker: WorkerProcess) -> list[dict[str, Any]]:
     """The calls of a worker that does not answer, the oldest first."""
-    written = [
+    recorded = [
         {"function": entry.function, "seconds": round(entry.seconds, 3)}
         for entry in worker.recorder.entries()
     ]
-    if written:
-        return written
-    asked = round(worker.silent_s, 3)  # warm calls are not written down: as it said last
+    if recorded:
+        return recorded
+    asked = round(worker.silent_s, 3)  # warm calls are not recorded: from the last status
     return [
         {**call, "seconds": round(call["seconds"] + asked, 3)}
         for call in valid_rows(worker.snapshot, "running")
@@ -154,7 +154,7 @@ def others_with_values(worker: WorkerProcess) -> frozenset[str]:
 
 
 def process_state(pid: int) -> str:
-    """What the system says of a process: running, sleeping, stopped, waiting for a disk, gone."""
+    """The state of a process: running, sleeping, stopped, waiting for a disk, gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             letter = file.read().rpartition(")")[2].split()[0]

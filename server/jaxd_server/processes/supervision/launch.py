@@ -1,4 +1,4 @@
-"""How a host starts a worker: the process, its environment, and the ends of what connects the two.
+"""How a host starts a worker: the process, its environment, and the ends of their connections.
 
 jax and the libraries below it read the variables for devices and their memory once, when they
 start, so they are set before a worker is.
@@ -30,10 +30,10 @@ _PREALLOCATE: Final = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
 
 def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker: what the options say, else what is inherited.
+    """The environment of a worker: from the options, else inherited.
 
-    A server that nobody asked for, or whose workers share a device, preallocates only where
-    `inherited` says so.
+    A server that was started automatically, or whose workers share a device, preallocates only
+    where `inherited` demands it.
     """
     modest = {_PREALLOCATE: "false"} if options.auto or options.worker_per_principal else {}
     environment = modest | dict(inherited)
@@ -57,9 +57,9 @@ class LaunchedWorker(NamedTuple):
 
     Attributes:
         process: it.
-        host_channel: where they speak.
-        relay: passes its output on.
-        recorder: what it writes down of what it does.
+        host_channel: for messages in both directions.
+        relay: copies its output.
+        recorder: its flight recorder, in shared memory.
     """
 
     process: subprocess.Popen[bytes]
@@ -82,9 +82,9 @@ def launch(
 
     Args:
         command: the program and its first arguments.
-        options: what the server was told.
+        options: of the server.
         listeners: what it inherits.
-        epoch: its generation; 0: it stands by, without a device, until it is told to begin.
+        epoch: its generation; 0: it stands by, without a device, until `begin`.
         suspects: which functions have ended workers.
         tenant: whose worker it is, where not all share it.
 
@@ -92,20 +92,20 @@ def launch(
         OSError: when no process can be made, or no file be opened; nothing is left open then.
     """
     with ExitStack() as theirs, ExitStack() as ours:
-        box = FlightRecorder.create()
-        theirs.callback(box.close)
+        recorder = FlightRecorder.create()
+        theirs.callback(recorder.close)
         host_channel, other_end = (ours.enter_context(one) for one in socket.socketpair())
         theirs.callback(other_end.close)
         output, output_end = os.pipe()
         theirs.callback(os.close, output_end)
         relay = _relaying(output, can_end=tenant is not None)
-        inherited = {"tether_fd": other_end.fileno(), "black_box_fd": box.descriptor}
+        inherited = {"tether_fd": other_end.fileno(), "black_box_fd": recorder.descriptor}
         environment = worker_environment(options, os.environ)
         argument = (
             _argument(options, listeners) | inherited | _worker_identity(epoch, suspects, tenant)
         )
         passed = [*inherited.values(), *(one.socket.fileno() for one in listeners)]
-        if tenant is not None:  # who is here, and which functions ended a worker, is not for all
+        if tenant is not None:  # other users can read a command line
             argument, file = in_a_file(argument)
             theirs.callback(os.close, file)
             passed.append(file)
@@ -120,11 +120,11 @@ def launch(
             **(tenant.process() if tenant is not None else {}),
         )
         ours.pop_all()
-    return LaunchedWorker(process, host_channel, relay, box)
+    return LaunchedWorker(process, host_channel, relay, recorder)
 
 
 def _relaying(output: int, *, can_end: bool) -> OutputRelay:
-    """Passes on what arrives there; ends by itself when no process comes of it."""
+    """Starts copying the output; it ends by itself when no process is started."""
     relay = OutputRelay(output, can_end=can_end)
     try:
         relay.start()

@@ -25,7 +25,7 @@ class OutputRelay(threading.Thread):
 
     Args:
         descriptor: where the output arrives.
-        can_end: whether it can be told to `end` although there are writers.
+        can_end: whether `end` can stop it although there are writers.
 
     Raises:
         OSError: when the process may open no more files; the pipe is closed then.
@@ -55,7 +55,7 @@ class OutputRelay(threading.Thread):
             self._forget_ending()
 
     def end(self) -> None:
-        """What is in the pipe is the last, whoever may still write to it.
+        """Stops after what is in the pipe now, although there may be writers.
 
         A process that the worker has left behind may do so for ever, and each that does would
         cost the host a thread and a file.
@@ -65,7 +65,7 @@ class OutputRelay(threading.Thread):
                 os.eventfd_write(self._ending, 1)
 
     def discard(self) -> None:
-        """In place of `start`: closes what it has."""
+        """Closes the descriptors, if it is not started."""
         os.close(self._descriptor)
         self._forget_ending()
 

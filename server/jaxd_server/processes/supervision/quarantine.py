@@ -1,12 +1,9 @@
-"""Functions that end workers: how often, and which of them are called no more.
+"""Functions that end workers: how often, and which of them are in quarantine.
 
-The host keeps this, because a worker that ended remembers nothing. Which of them are called no more
-it also finds again after a restart of its own, see `quarantine_file`.
-
-The functions in quarantine, kept over a restart of the host: one small file for each server.
-
-It lies in the cache folder. What is in it is believed only where nobody else can have written it,
-and a file that is missing, damaged or of other versions is one with nothing in it.
+The host counts, because a worker that ended has lost its memory. The functions in quarantine are
+kept over a restart of the host, in one small file for each server in the cache folder. The file is
+read only where no other user can have written it; one that is missing, damaged or of other versions
+counts as empty.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ConfigurationError
@@ -34,10 +31,10 @@ from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
 MAX_DEATHS: Final = 2
-"""A function that has ended so many workers while nothing else ran is called no more."""
+"""A function that has ended so many workers while nothing else ran is put in quarantine."""
 
 _RECORD_TTL_S: Final = 3600.0
-"""A death that is longer ago counts no more, unless the function is in quarantine by then."""
+"""Older deaths are not counted, unless the function is in quarantine by then."""
 
 _MAX_RECORDS: Final = 1000
 _MIN_DIGITS: Final = 6
@@ -48,7 +45,7 @@ class _Record:
     """What is known of one function.
 
     Attributes:
-        name: what people call it.
+        name: of the function, as people know it.
         ids: fingerprint and key; the key alone when a worker died before it knew more.
         deaths: when it ended a worker while nothing else ran.
         how: how the last of these ended.
@@ -70,26 +67,16 @@ class _Record:
         return len(self.deaths) >= MAX_DEATHS
 
 
-class QuarantineStore(Protocol):
-    """Where quarantine is kept over a restart of the host."""
-
-    def load(self) -> Sequence[QuarantineEntry]:
-        """The functions that were in quarantine before."""
-
-    def save(self, sentences: Sequence[QuarantineEntry]) -> None:
-        """Replaces them by those that are now."""
-
-
 class Quarantine:
     """Counts the crashes of functions; for the thread of the event loop of the host.
 
     Args:
-        kept: where is kept what is called no more; None: nowhere.
+        kept: the store for functions in quarantine; None: they are not kept.
         clock: seconds that only grow.
     """
 
     def __init__(
-        self, kept: QuarantineStore | None = None, clock: Callable[[], float] = time.monotonic
+        self, kept: WorkerQuarantine | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._kept = kept
@@ -114,7 +101,7 @@ class Quarantine:
         )
 
     def record_deaths(self, entries: Iterable[FlightEntry], epoch: int, how: str) -> None:
-        """Takes in what a worker was doing when it died.
+        """Records the calls that a worker was running when it died.
 
         Args:
             entries: the calls that were under way.
@@ -128,7 +115,7 @@ class Quarantine:
             self._keep()
 
     def _note(self, entry: FlightEntry, epoch: int, how: str) -> bool:
-        """Whether its function is called no more because of that."""
+        """Adds a death; returns whether the function is in quarantine because of it."""
         record = self._records.setdefault(entry.ids[0], _Record(entry.function, entry.ids))
         record.epoch, record.how, record.noted = epoch, how, self._clock()
         record.ran_s = max(record.ran_s, entry.seconds)
@@ -153,7 +140,7 @@ class Quarantine:
                 record.ran_s = record.ran_s if record.noted >= since else 0.0
 
     def release(self, what: str) -> list[dict[str, Any]]:
-        """Has functions called again; returns their rows.
+        """Releases functions from quarantine; returns their rows.
 
         Args:
             what: a name, the first digits of a fingerprint, six of them at least, or `all`.
@@ -172,7 +159,7 @@ class Quarantine:
         return rows
 
     def rows(self) -> list[dict[str, Any]]:
-        """The functions that are called no more, for people."""
+        """The functions in quarantine, as rows for display."""
         return [self._row(one) for one in self._records.values() if one.is_quarantined]
 
     def _row(self, record: _Record) -> dict[str, Any]:
@@ -185,7 +172,7 @@ class Quarantine:
         }
 
     def for_worker(self) -> list[dict[str, Any]]:
-        """What the next worker is told, as JSON values; see `Suspects`."""
+        """The records for the next worker, as JSON values; see `CrashSuspects`."""
         return [
             {
                 "name": record.name,
@@ -223,7 +210,7 @@ class QuarantineEntry(NamedTuple):
     """A function in quarantine.
 
     Attributes:
-        name: what people call it.
+        name: of the function, as people know it.
         ids: fingerprint and key, or the key alone.
         deaths: how many workers it has ended.
         how: the last of these ended.
@@ -243,7 +230,7 @@ class WorkerQuarantine(NamedTuple):
     Attributes:
         file: the file.
         principal: whose worker it is; empty where all share one.
-        folder: tells that holder of the name from earlier ones.
+        folder: distinguishes this holder of the name from earlier ones.
     """
 
     file: QuarantineFile
@@ -254,9 +241,9 @@ class WorkerQuarantine(NamedTuple):
         """What is in it."""
         return self.file.of(self.principal, self.folder)
 
-    def save(self, sentences: Sequence[QuarantineEntry]) -> None:
-        """Has it written; nobody waits for the disk."""
-        self.file.keep(self.principal, self.folder, sentences)
+    def save(self, entries: Sequence[QuarantineEntry]) -> None:
+        """Has it written in the background."""
+        self.file.keep(self.principal, self.folder, entries)
 
 
 class QuarantineFile:
@@ -264,7 +251,7 @@ class QuarantineFile:
 
     Args:
         root: the cache folder; None: all is kept in memory only.
-        server: what tells this server from others of the folder, such as where it listens.
+        server: distinguishes this server from others of the folder, such as its address.
     """
 
     def __init__(self, root: str | None, server: str) -> None:
@@ -279,8 +266,8 @@ class QuarantineFile:
 
     def of(self, principal: str = "", home: str = "") -> list[QuarantineEntry]:
         """What is kept of the quarantine of a worker that is about to start."""
-        whose, sentences = self._found.get(principal, (home, []))
-        self._found[principal] = home, sentences if whose == home else []
+        whose, entries = self._found.get(principal, (home, []))
+        self._found[principal] = home, entries if whose == home else []
         return list(self._found[principal][1])
 
     def parts(self) -> list[WorkerQuarantine]:
@@ -291,16 +278,16 @@ class QuarantineFile:
             if found
         ]
 
-    def keep(self, principal: str, home: str, sentences: Sequence[QuarantineEntry]) -> None:
-        """Replaces it, also on disk, soon; nothing of one who is no longer the holder of a name."""
+    def keep(self, principal: str, home: str, entries: Sequence[QuarantineEntry]) -> None:
+        """Replaces it, soon also on disk; ignored for one who no longer holds the name."""
         if self._found.get(principal, (None,))[0] != home:
             return
-        newest = sorted(sentences, key=lambda one: one.at)[-_MAX_PER_WORKER:]
+        newest = sorted(entries, key=lambda one: one.at)[-_MAX_PER_WORKER:]
         self._found[principal] = home, newest
         self._begin_to_write()
 
     def forget(self, principal: str) -> None:
-        """Nobody is to be asked any more for what a principal's functions did."""
+        """Drops the entries of a principal, whose account was revoked."""
         if self._found.pop(principal, None) is not None:
             self._begin_to_write()
 
@@ -318,7 +305,7 @@ class QuarantineFile:
             return _parsed(json.loads(data), self._versions)
         except FileNotFoundError:
             return {}
-        except ConfigurationError:  # the worker says so, which keeps nothing there either
+        except ConfigurationError:  # the worker reports it; it keeps nothing there either
             self._root = None
             return {}
         except _INVALID_FILE as error:
@@ -371,7 +358,7 @@ class QuarantineFile:
 
 
 def _versions() -> dict[str, str]:
-    """What a function's crash may have been the fault of: with another one, it is tried again."""
+    """The packages that a crash may depend on: with other versions, functions are tried again."""
     found = {"python": platform.python_version()}
     for name in ("jax", "jaxlib"):
         with suppress(metadata.PackageNotFoundError):
@@ -401,18 +388,18 @@ def _trusted_bytes(path: str) -> bytes:
 def _parsed(
     content: Mapping[str, Any], versions: Mapping[str, str]
 ) -> dict[str, tuple[str, list[QuarantineEntry]]]:
-    """What a file says; nothing when other versions wrote it.
+    """The entries of a file; none when other versions wrote it.
 
     Raises:
-        ValueError, TypeError, KeyError: when it says something else.
+        ValueError, TypeError, KeyError: when its content is invalid.
     """
     if content["format"] != _FORMAT or content["versions"] != versions:
         return {}
     found: dict[str, tuple[str, list[QuarantineEntry]]] = {}
     for row in content["functions"][:_MAX_ENTRIES]:
         home = _word(row["home"])
-        _, sentences = found.setdefault(_word(row["principal"]), (home, []))
-        sentences.append(_entry(row))
+        _, entries = found.setdefault(_word(row["principal"]), (home, []))
+        entries.append(_entry(row))
     return found
 
 

@@ -24,17 +24,17 @@ class Supervisor:
     """Starts, watches and replaces workers. Belongs to the thread of the event loop.
 
     Args:
-        options: what they are told.
+        options: of the workers.
         worker_command: what is started as worker; it gets one JSON argument.
         tenant: whose workers they are, where not all share them.
-        hear: told of what workers say that is not for their supervisor.
-        what: the log calls them.
-        quarantine: what workers died of before.
+        on_message: called with messages of workers that the supervisor does not handle.
+        what: the word for them in the log.
+        quarantine: the functions that ended earlier workers.
 
     Attributes:
         worker: the present worker, or the last one while there is none; None before the first.
         stopping: set once the server has begun to stop.
-        quarantine: what workers died of.
+        quarantine: the functions that ended workers.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Supervisor:
         options: ServerOptions,
         worker_command: Sequence[str],
         tenant: Tenant | None = None,
-        hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None,
+        on_message: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, message: (
+            None
+        ),
         what: str = "worker",
         quarantine: Quarantine | None = None,
     ) -> None:
@@ -52,7 +54,7 @@ class Supervisor:
         self._options = options
         self._worker_command = worker_command
         self._tenant = tenant
-        self._on_message = hear
+        self._on_message = on_message
         self._what = what
         self._policy = RestartPolicy()
         self._forced = False
@@ -129,7 +131,7 @@ class Supervisor:
             return 0.0
         await worker.read_remaining()
         worker.close()
-        if any(event.is_set() for event in (*on_purpose, worker.flags.stale)):  # which is no death
+        if any(event.is_set() for event in (*on_purpose, worker.flags.stale)):  # which is no crash
             log_exit(worker, restart_in_s=0.0)
             return 0.0
         self.quarantine.record_deaths(worker.recorder.entries(), worker.epoch, worker.how)
@@ -178,10 +180,10 @@ class Supervisor:
             self._draining_workers.dismiss(standby)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
-        """Has the next worker take the place of this one; no client sees an error.
+        """Replaces the worker; no client sees an error.
 
-        Beside each other where the device has room for both, and then new calls do not wait for the
-        running ones; else one after the other.
+        The two run side by side where the device has room for both, so that new calls do not wait
+        for the running ones; else one after the other.
 
         Args:
             force: also when arrays of clients are lost.
@@ -240,21 +242,21 @@ class Supervisor:
         log_event("draining", running_calls=worker.snapshot.get("running_calls"))
         worker.drain()
         if self._forced:
-            worker.kill()  # it was asked for before there was a worker
+            worker.kill()  # it was requested before there was a worker
         await self._draining_workers.until_drained(worker, lambda: self.stop(now=True))
         await self._draining_workers.are_gone()
-        worker.last_lines()  # its last words reach the log before we leave
+        worker.last_lines()  # its last lines reach the log before the host ends
         log_exit(worker)
 
 
 async def _wait_for_client(listeners: Sequence[Listener], stopping: asyncio.Event) -> None:
     """Returns when a client connects, which then waits for the next worker; or when stopping."""
-    knock = asyncio.Event()
+    connected = asyncio.Event()
     loop = asyncio.get_running_loop()
     for one in listeners:
-        loop.add_reader(one.socket, knock.set)
+        loop.add_reader(one.socket, connected.set)
     try:
-        await wait_first(knock, stopping)
+        await wait_first(connected, stopping)
     finally:
         for one in listeners:
             loop.remove_reader(one.socket)
@@ -263,10 +265,10 @@ async def _wait_for_client(listeners: Sequence[Listener], stopping: asyncio.Even
 def _or_give_up(delay_s: float | None, last_lines: list[str]) -> float:
     if delay_s is not None:
         return delay_s
-    said = "\n".join(f"    {line}" for line in last_lines) or "    (nothing)"
+    output = "\n".join(f"    {line}" for line in last_lines) or "    (nothing)"
     raise ServerStartFailed(
         f"the worker ended {MAX_FAILED_STARTS} times before it was ready; the last one wrote:\n"
-        f"{said}\nCorrect that and start the server again; `jaxd doctor` looks for usual causes."
+        f"{output}\nCorrect that and start the server again; `jaxd doctor` looks for usual causes."
     )
 
 
@@ -294,28 +296,28 @@ class DrainingWorkers:
         self._tasks: dict[WorkerProcess, asyncio.Task[None]] = {}
 
     def workers(self) -> list[WorkerProcess]:
-        """Those that are still there."""
+        """The workers that have not ended."""
         return list(self._tasks)
 
     def retire(self, worker: WorkerProcess) -> None:
-        """Lets one that another one has followed finish its calls."""
+        """Lets a worker that has a successor finish its calls."""
         self._tasks[worker] = asyncio.create_task(self._retire(worker))
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        """Ends one that never let anybody in."""
+        """Ends a worker that has never accepted a client."""
         worker.kill()
         self._tasks[worker] = asyncio.create_task(self._collect(worker))
 
     async def are_gone(self) -> None:
-        """Returns when none of those is left that there are now."""
+        """Returns when all present ones have ended."""
         if self._tasks:
             await asyncio.wait(self._tasks.values())
 
     async def until_drained(self, worker: WorkerProcess, give_up: Callable[[], None]) -> None:
-        """Running calls may take as long as they like; a worker that reports none may not.
+        """Waits for a worker: without limit while calls run, else for the drain timeout.
 
         Args:
-            worker: has been told to end.
+            worker: was asked to drain.
             give_up: kills it.
         """
         quiet_since = time.monotonic()
@@ -340,7 +342,7 @@ class DrainingWorkers:
 
 
 def log_exit(worker: WorkerProcess, restart_in_s: float | None = None) -> None:
-    """Says how a worker ended, and when the next one begins if that is because of it."""
+    """Logs how a worker ended, and when the next one starts if that is the reason."""
     log_event(
         f"{worker.what}_exited",
         pid=worker.pid,
@@ -361,7 +363,7 @@ _LONGEST_DELAY_S = 10.0
 
 
 class RestartPolicy:
-    """Counts the deaths of workers; not thread-safe."""
+    """Counts the deaths of workers, and delays the next start. Not thread-safe."""
 
     def __init__(self) -> None:
         self._early_deaths = 0

@@ -11,7 +11,7 @@ from typing import Any, Final
 from jaxd_server.config.options import ServerOptions
 
 REST_AFTER_S: Final = 600.0
-"""A worker of one principal that was not called for so long, and holds nothing, ends."""
+"""A worker of one principal ends after so long without a call, if it holds no values."""
 
 _SECRETS: Final = frozenset({"JAXD_TOKEN", "JAXD_TOKEN_FILE"})
 
@@ -33,10 +33,10 @@ _PASSED_PREFIXES: Final = (
     *("TF_CPP_", "TF_XLA_", "TF_GPU_", "TF_CUDNN_", "TF_FORCE_GPU_", "TF_DETERMINISTIC_"),
     *("OMP_", "MKL_", "OPENBLAS_", "MALLOC_"),
 )
-"""Of the server's environment, what another user's worker needs; the rest may hold secrets ..."""
+"""The variables of the server that another user's worker needs; others may be secrets ..."""
 
 _SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSW")
-"""... and so may what is called like this, whatever it begins with."""
+"""... and so may those with such a name, whatever their prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Tenant:
     user: User | None = None
 
     def options(self, options: ServerOptions) -> ServerOptions:
-        """What its worker is told: nothing of how clients prove who they are."""
+        """The options of its worker, without those for authentication."""
         rest_after_s = options.rest_after_s
         return replace(
             options,
             token_file=None,
-            token_dir="none",  # noqa: S106  which says that there is none
+            token_dir="none",  # noqa: S106  the word for no folder
             tls_cert=None,
             tls_key=None,
             allow_uids=(),
@@ -92,7 +92,7 @@ class Tenant:
         if self.user is None:
             return {name: value for name, value in inherited.items() if name not in _SECRETS}
         user = {"HOME": self.user.home, "USER": self.user.name, "LOGNAME": self.user.name}
-        if not self.principal.startswith("uid:"):  # nobody installs anything there for itself
+        if not self.principal.startswith("uid:"):  # no person installs packages there
             user["PYTHONNOUSERSITE"] = "1"
         return {name: value for name, value in inherited.items() if _is_passed_on(name)} | user
 

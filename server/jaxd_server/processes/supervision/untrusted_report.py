@@ -1,7 +1,7 @@
 """Sanitizes the status reports of workers, whose code may be hostile.
 
-Code of a client may have its worker say anything. What has the right types, and is no larger than
-it can be, harms nobody: whoever adds it up, shows it or compares it need not look again.
+Code of a client can make its worker send anything. Values that have the right types and are within
+their limits are safe: they can be added, shown and compared without further checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LISTS: Final[Mapping[str, Mapping[str, type]]] = {
     "left_behind": {"function": str, "seconds": float, "phase": str},
     "principals": {"connections": int, "sessions": int},
 }
-"""What is said of several things, and of each of them. A float may be an int as well."""
+"""The lists of a status, and the fields of their rows. A float may be an int as well."""
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MAX_NAMES: Final = 200
@@ -27,25 +27,25 @@ _MAX_NUMBER: Final = 1 << 63
 Report = Mapping[str, Any]
 
 
-def sanitize_report(said: Report) -> dict[str, Any]:
-    """The numbers in a status, and the lists, with what belongs into them."""
+def sanitize_report(report: Report) -> dict[str, Any]:
+    """The valid numbers of a status, and its lists with their valid rows."""
     numbers = (
         (name, value)
-        for name, value in said.items()
+        for name, value in report.items()
         if name not in LISTS and _NAME.fullmatch(name) and is_number(value)
     )
     return dict(islice(numbers, _MAX_NAMES)) | {
         name: [
-            {field: printable(each[field]) for field in fields} for each in valid_rows(said, name)
+            {field: printable(each[field]) for field in fields} for each in valid_rows(report, name)
         ]
         for name, fields in LISTS.items()
-        if isinstance(said.get(name), list)
+        if isinstance(report.get(name), list)
     }
 
 
-def valid_rows(said: Report, name: str) -> list[Report]:
-    """The first few hundred of one of the `LISTS` that are what is to stand in it."""
-    rows = said.get(name)
+def valid_rows(report: Report, name: str) -> list[Report]:
+    """The first few hundred valid rows of one of the `LISTS`."""
+    rows = report.get(name)
     fields = LISTS[name].items()
     return [
         each
@@ -61,7 +61,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def printable(value: Any) -> Any:
-    """A text without what would make a terminal do something; anything else as it is."""
+    """A text without control characters for a terminal; any other value unchanged."""
     if not isinstance(value, str):
         return value
     return "".join(each if each.isprintable() else "?" for each in value[:_MAX_TEXT])

@@ -1,4 +1,4 @@
-"""One worker as its host sees it: a process, a channel, its output, and its last status."""
+"""A worker from the side of its host: the process, the channel, its output and its last status."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkerFlags:
         prepared: all is there but that it accepts clients.
         stale: it ends because what it stood by with has changed on disk.
         outdated: it drains because packages have changed on disk.
-        resting: it drains because nobody has needed it.
+        resting: it drains because it was idle for long.
         gave_way: it drains in favour of the next one.
     """
 
@@ -54,15 +54,15 @@ class WorkerFlags:
         return self.outdated, self.resting, self.gave_way
 
     def is_known(self, name: str) -> bool:
-        """Whether there is a mark of that name."""
+        """Whether there is a flag of that name."""
         return name in self._by_name
 
     def set(self, name: str) -> bool:
-        """Notes that it was said; whether that is new."""
-        mark = self._by_name[name]
-        if mark.is_set():
+        """Sets a flag; returns whether it was not set before."""
+        flag = self._by_name[name]
+        if flag.is_set():
             return False
-        mark.set()
+        flag.set()
         return True
 
 
@@ -78,23 +78,23 @@ class WorkerProcess:
         epoch: the worker's generation, 1 for the first one of a host.
         pid: its process id.
         exited: set once the process has ended and was collected.
-        marks: what it has said that is true from then on.
+        flags: states that it has reported and that stay.
         snapshot: the last status that it sent; empty before the first.
-        recorder: what it is doing, also when it says nothing, or is no more.
+        recorder: its flight recorder, readable also when it hangs or has ended.
         principal: whose worker it is, where not all share it.
-        on_message: told of what it says that is not the host's to judge.
-        what: the log calls it.
+        on_message: called with messages that are not handled here.
+        what: the word for it in the log.
     """
 
     def __init__(self, launched: LaunchedWorker, principal: str | None = None) -> None:
-        process, host_channel, relay, box = launched
+        process, host_channel, relay, recorder = launched
         self.epoch = 0
-        self.on_message: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: (
-            None
+        self.on_message: Callable[[WorkerProcess, Mapping[str, Any]], None] = (
+            lambda worker, message: None
         )
         self.principal = principal
         self.what = "worker"
-        self.recorder = box
+        self.recorder = recorder
         self.pid = process.pid
         self.exited = asyncio.Event()
         self.flags = WorkerFlags()
@@ -126,7 +126,7 @@ class WorkerProcess:
 
         Args:
             command: the program and its first arguments.
-            options: what the server was told.
+            options: of the server.
             listeners: what it inherits.
             epoch: its generation; 0: it stands by, without a device, until `begin`.
             suspects: which functions have ended workers.
@@ -146,7 +146,7 @@ class WorkerProcess:
         Args:
             epoch: its generation.
             suspects: which functions have ended workers.
-            holds: whether it lets nobody in before `open`.
+            holds: whether it waits for `open` before it accepts clients.
         """
         self.epoch = epoch
         self._started_at = time.monotonic()
@@ -173,7 +173,7 @@ class WorkerProcess:
 
     @property
     def state(self) -> State:
-        """What it is doing, as far as it has said."""
+        """Its state, as far as it has reported it."""
         if self.exited.is_set():
             return "resting" if self.flags.resting.is_set() else "dead"
         if self._draining:
@@ -184,7 +184,7 @@ class WorkerProcess:
 
     @property
     def was_ready(self) -> bool:
-        """Whether it ever said that it is ready."""
+        """Whether it has ever reported that it is ready."""
         return self._ready_after_s is not None
 
     @property
@@ -194,12 +194,12 @@ class WorkerProcess:
 
     @property
     def ready_s(self) -> float:
-        """Seconds since it said that it is ready."""
+        """Seconds since it reported that it is ready."""
         return 0.0 if self._ready_after_s is None else self.lived_s - self._ready_after_s
 
     @property
     def silent_s(self) -> float:
-        """Seconds since it last said anything, or since its start."""
+        """Seconds since its last message, or since its start."""
         return time.monotonic() - self._last_message_at
 
     @property
@@ -252,18 +252,18 @@ class WorkerProcess:
         self._channel.send({"ask": "release", "fingerprint": fingerprint})
 
     def notify(self, order: Mapping[str, Any]) -> None:
-        """Answers what it has said to `hear`."""
+        """Sends it a message, such as the answer to one that `on_message` received."""
         self._channel.send(order)
 
     async def read_remaining(self) -> None:
-        """Takes in what it said before it ended; waits a second at most."""
+        """Reads the messages that it sent before it ended; waits a second at most."""
         await self._channel.read_remaining()
 
     def kill(self, verdict: str | None = None) -> None:
         """Ends it at once, and with it whatever it has started.
 
         Args:
-            verdict: why, when that is to be said of how it ended.
+            verdict: the reason, reported as how it ended.
         """
         self._verdict = self._verdict or verdict
         if not self.exited.is_set():
@@ -271,7 +271,7 @@ class WorkerProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Lets go of the host channel; a worker that still runs exits when it sees that."""
+        """Closes the channel; a worker that still runs exits then."""
         self._channel.close()
 
     def _on_message(self, message: Mapping[str, Any]) -> bool:
@@ -302,10 +302,10 @@ class WorkerProcess:
         return True
 
     def _set_flag(self, name: str, changes: Any) -> None:
-        """It has said something that is true from now on."""
+        """Sets a flag that the worker has reported."""
         if not self.flags.set(name):
             return
-        self._draining |= any(mark.is_set() for mark in self.flags.draining)
+        self._draining |= any(flag.is_set() for flag in self.flags.draining)
         log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
         if name == "gave_way":
             self._refusal.answered()
@@ -332,10 +332,8 @@ class WorkerProcess:
                 self._status.answered()
             case _:
                 try:
-                    self.on_message(
-                        self, message
-                    )  # what it may say beyond this is not for us to judge
-                except Exception:  # noqa: BLE001  the next thing that it says is heard as well
+                    self.on_message(self, message)
+                except Exception:  # noqa: BLE001  the next message is handled as well
                     log_event("not_done", level=logging.ERROR, pid=self.pid)
 
 
@@ -356,30 +354,30 @@ class WorkerChannel:
     Args:
         host_channel: connected to the worker.
         limit: bytes of the longest line that is read.
-        hear: told of each object that arrives; False: nothing more is to be heard.
-        over: told once when nothing more will be, and why if what arrived could not be read.
+        on_message: called with each object that arrives; False: stop reading.
+        on_closed: called once when reading ends, with the error if a line could not be parsed.
     """
 
     def __init__(
         self,
         host_channel: socket.socket,
         limit: int,
-        hear: Callable[[Mapping[str, Any]], bool],
-        over: Callable[[ValueError | None], None],
+        on_message: Callable[[Mapping[str, Any]], bool],
+        on_closed: Callable[[ValueError | None], None],
     ) -> None:
-        self._on_message = hear
-        self._on_closed = over
+        self._on_message = on_message
+        self._on_closed = on_closed
         self._unsent: list[bytes] = []
         self._writer: asyncio.StreamWriter | None = None
         self._listening = asyncio.create_task(self._listen(host_channel, limit))
 
     @property
     def is_open(self) -> bool:
-        """Whether what is said now can be answered."""
+        """Whether a message that is sent now can be answered."""
         return self._writer is not None and not self._writer.is_closing()
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Sends an object, as soon as there is a line to send it on."""
+        """Sends an object, as soon as the connection is open."""
         if self._writer is None:
             self._unsent.append(encode_line(order))
         else:
@@ -390,13 +388,13 @@ class WorkerChannel:
         await asyncio.wait([self._listening], timeout=_FINAL_READ_S)
 
     def close(self) -> None:
-        """Lets go of the line; a worker that still runs exits when it sees that."""
+        """Closes the connection; a worker that still runs exits then."""
         self._listening.cancel()
 
     async def _listen(self, host_channel: socket.socket, limit: int) -> None:
         reader, writer = await asyncio.open_connection(sock=host_channel, limit=limit)
         self._writer = writer
-        for line in self._unsent:  # what was said before there was a line to say it on
+        for line in self._unsent:  # sent before the connection was open
             writer.write(line)
         why = None
         try:
@@ -413,7 +411,7 @@ class WorkerChannel:
 class PendingAnswer:
     """A request that is sent once, however many wait for its answer.
 
-    So a worker that hangs finds one question when it wakes up.
+    So a worker that hangs finds a single request when it continues.
     """
 
     def __init__(self) -> None:
@@ -424,27 +422,27 @@ class PendingAnswer:
         """Whether an answer is awaited."""
         return self._answer is not None
 
-    async def ask(self, say: Callable[[], None], patience_s: float) -> asyncio.Future[str]:
+    async def ask(self, send: Callable[[], None], patience_s: float) -> asyncio.Future[str]:
         """The answer, as far as it is there after `patience_s` seconds; cancelled: there is none.
 
         Args:
-            say: asks, unless somebody has.
+            send: sends the request, unless one is pending.
             patience_s: how long to wait at most.
         """
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
-            say()
+            send()
         answer = self._answer
         await asyncio.wait([answer], timeout=patience_s)
         return answer
 
     def answered(self, answer: str = "") -> None:
-        """Whoever waits has it; the next who wants to know asks again."""
+        """Completes the request for all that wait; the next `ask` sends a new one."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
         self._answer = None
 
     def drop(self) -> None:
-        """Nobody has to wait for it any more."""
+        """Cancels the request for all that wait."""
         if self._answer is not None:
             self._answer.cancel()

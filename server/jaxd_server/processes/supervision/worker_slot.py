@@ -20,12 +20,12 @@ class WorkerSlot:
     """Keeps one worker running behind some listeners. Belongs to the thread of the event loop.
 
     Args:
-        options: what the worker is told.
+        options: of the worker.
         worker_command: what is started as worker; it gets one JSON argument.
         tenant: whose worker it is, where not all share it.
-        hear: told of what the worker says that is not for its supervisor.
-        what: the log calls the worker.
-        quarantine: what its workers died of before.
+        on_message: called with the worker's messages that its supervisor does not handle.
+        what: the word for the worker in the log.
+        quarantine: the functions that ended its earlier workers.
     """
 
     def __init__(
@@ -33,11 +33,13 @@ class WorkerSlot:
         options: ServerOptions,
         worker_command: Sequence[str],
         tenant: Tenant | None = None,
-        hear: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, said: None,
+        on_message: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, message: (
+            None
+        ),
         what: str = "worker",
         quarantine: Quarantine | None = None,
     ) -> None:
-        self._supervisor = Supervisor(options, worker_command, tenant, hear, what, quarantine)
+        self._supervisor = Supervisor(options, worker_command, tenant, on_message, what, quarantine)
         self._health_monitor = HealthMonitor(self._supervisor, options)
 
     async def run(self, listeners: Sequence[Listener], control: str = "") -> int:
@@ -63,7 +65,7 @@ class WorkerSlot:
 
     @property
     def is_resting(self) -> bool:
-        """Whether there is no worker until somebody needs one."""
+        """Whether there is no worker until a client connects."""
         worker = self._supervisor.worker
         return worker is not None and worker.state == "resting"
 
@@ -80,15 +82,15 @@ class WorkerSlot:
         return await self._supervisor.restart(force=force)
 
     def quarantined(self) -> list[dict[str, Any]]:
-        """The functions that are called no more, because they have ended workers."""
+        """The functions in quarantine, because they have ended workers."""
         return self._supervisor.quarantine.rows()
 
     def release(self, what: str) -> list[dict[str, Any]]:
-        """Has some of them called again, by name or fingerprint; their rows."""
+        """Releases some of them, by name or fingerprint; returns their rows."""
         return self._supervisor.release(what)
 
     def describe(self) -> dict[str, Any]:
-        """What there is to be said of its workers, for the host's part of a status."""
+        """The facts about its workers for the host's part of a status."""
         worker = self._supervisor.worker
         return {
             "epoch": worker.epoch if worker else 0,
@@ -102,7 +104,7 @@ class WorkerSlot:
         worker = self._supervisor.worker
         if worker is None:
             return {"worker": {}, "worker_state": "starting"}
-        # A worker that is still starting has nothing to say, and who waits for it asks often.
+        # A worker that is starting cannot answer, and whoever waits for it polls often.
         may_answer = worker.was_ready and worker.state != "resting"
         fresh = may_answer and await worker.refresh(ANSWER_TIMEOUT_S)
         is_busy = worker.state == "ready" and not fresh
@@ -116,7 +118,7 @@ class WorkerSlot:
         }
 
     async def idle_s(self) -> float:
-        """Seconds without connection and call; 0 when the worker does not say so now."""
+        """Seconds without connection and call; 0 when the worker does not report it now."""
         worker = self._supervisor.worker
         if worker is not None and worker.state == "resting":
             return _seconds(worker.snapshot) + worker.silent_s
@@ -129,6 +131,6 @@ class WorkerSlot:
 
 
 def _seconds(snapshot: Mapping[str, Any]) -> float:
-    """What a worker says of how long it was idle; it may say what it likes."""
+    """The idle time that a worker reports; its code may be hostile, so any value is possible."""
     idle_s = snapshot.get("idle_s")
     return max(0.0, float(idle_s)) if is_number(idle_s) else 0.0

@@ -30,7 +30,7 @@ from jaxd_server.runtime.logs import log_event
 
 _FOLDER: Final = "principals"
 _SYSTEM_CACHE: Final = "/var/cache/jaxd"
-"""Where root's server keeps what others own: nobody else can enter root's home."""
+"""Where root's server keeps folders of others, who cannot enter root's home."""
 
 _USER: Final = re.compile(r"uid:(\d+)")
 _NOBODYS_GROUP: Final = 65534
@@ -40,9 +40,12 @@ class TenantDirectory:
     """Assigns folders and users, the same ones after a restart. For one thread.
 
     Args:
-        options: what the server was told.
+        options: of the server.
         is_root: whether it may start processes of other users.
         claims: whether the numbers are ours alone, until this process ends.
+
+    Attributes:
+        share_user: whether all workers run as one user of the machine.
 
     Raises:
         ConfigurationError: when the folders cannot be made, or their owners could not enter them,
@@ -53,6 +56,7 @@ class TenantDirectory:
         self, options: ServerOptions, *, is_root: bool | None = None, claims: bool = False
     ) -> None:
         self._is_root = _has_users(options, is_root)
+        self.share_user = not self._is_root
         self._root = self._made(options)
         uids = options.worker_uids if self._is_root else None
         if claims and uids is not None and self._root is not None:
@@ -61,17 +65,17 @@ class TenantDirectory:
         self._in_use: dict[str, str] = {}
 
     def of(self, principal: str, token: str | None = None) -> Tenant:
-        """Whose folder and user are whose; makes the folder.
+        """The folder and the user of a principal; makes the folder.
 
         Where a number is an account's own, each token has another folder: what the holder of the
-        one has put there may be code, and the holder of the next one may be somebody else.
+        one has put there may be code, and the holder of the next one may be another person.
 
         Args:
             principal: who it is.
-            token: tells the token of its account from others.
+            token: distinguishes the token of its account from others.
 
         Raises:
-            LimitExceeded: when there is no user left for an account.
+            LimitExceeded: when there is no uid left for an account.
             ConfigurationError: when the folder cannot be made.
         """
         user = self._user_of(principal)
@@ -86,20 +90,20 @@ class TenantDirectory:
         return Tenant(principal, folder, user)
 
     def has_own_uid(self, principal: str) -> bool:
-        """Whether what runs as its user is nobody else's: that of an account which has come."""
+        """Whether its user belongs to it alone: that of an account which has connected."""
         return self._numbers is not None and principal in self._numbers.known()
 
     def end_processes(self, principal: str) -> None:
-        """Kills what runs as the user of a principal, where that is nobody else's.
+        """Kills what runs as the user of a principal, where that belongs to it alone.
 
-        So also what its code has started and left behind. Of those who can log in here, the
-        processes are their own. Takes its time; may be called by any thread.
+        This includes what its code has started and left behind. Processes of users who can log in
+        are left alone. Slow; may be called by any thread.
         """
         numbers = self._numbers
         uid = None if numbers is None else numbers.known().get(principal)
         if numbers is None or uid is None:
             return
-        name = name_of_user(uid)  # of somebody who got the number after us
+        name = name_of_user(uid)  # of a user who got the uid later
         why = end_processes(uid, numbers.ender) if name is None else f"they are {name}'s by now."
         if why:
             log_event(
@@ -107,13 +111,13 @@ class TenantDirectory:
             )
 
     def forget(self, principal: str) -> None:
-        """Nobody is to find any more what lies in the folder of an account."""
+        """Marks the folder of an account as no longer in use."""
         self._in_use.pop(principal, None)
 
     def remove_old_folders(self, principal: str) -> None:
-        """Removes those of an account that are not in use, where its user is nobody else.
+        """Removes those of an account that are not in use, where its user belongs to it alone.
 
-        Takes its time; may be called by any thread. What is left is tried again another time.
+        Slow; may be called by any thread. What is left is tried again another time.
         """
         numbers = self._numbers
         uid = None if numbers is None else numbers.known().get(principal)
@@ -127,7 +131,7 @@ class TenantDirectory:
                 log_event("folder_not_removed", level=logging.WARNING, folder=folder, why=why)
 
     def with_processes(self) -> set[str]:
-        """The principals of whom something runs, where nobody else is their user."""
+        """The principals that have processes, of those whose user belongs to them alone."""
         return self._of_users(living_processes().keys())
 
     def with_processes_or_folders(self) -> set[str]:
@@ -140,7 +144,7 @@ class TenantDirectory:
         return {who for who, uid in known.items() if uid in users}
 
     def end_all_processes(self) -> None:
-        """As `end_processes`, of all who ever were here and have any."""
+        """As `end_processes`, for all principals that have any."""
         for principal in self.with_processes():
             self.end_processes(principal)
 
@@ -151,11 +155,6 @@ class TenantDirectory:
         if match:
             return None if int(match[1]) == 0 else _user(int(match[1]))
         return None if self._numbers is None else _own_user(self._numbers.of(principal))
-
-    @property
-    def share_user(self) -> bool:
-        """Whether the workers of all run as one user of the machine."""
-        return not self._is_root
 
     # on disk --------------------------------------------------------------------------------------
 
@@ -182,10 +181,10 @@ class TenantDirectory:
 
 
 def tenants_root(options: ServerOptions, *, is_root: bool | None = None) -> str | None:
-    """The cache folder below which everybody's lies; None: nothing is kept.
+    """The cache folder above those of the principals; None: nothing is kept.
 
     Args:
-        options: what the server was told.
+        options: of the server.
         is_root: as of `TenantDirectory`.
     """
     given = options.cache_dir or os.environ.get("JAXD_CACHE_DIR")
@@ -233,7 +232,7 @@ def _make_own(folder: str, user: User | None) -> None:
         return
     if owner == os.geteuid() and not os.listdir(folder):  # we ended before it was given away
         os.chown(folder, user.uid, user.gid, follow_symlinks=False)
-    else:  # its worker keeps nothing then, and says so
+    else:  # its worker keeps nothing then, and logs that
         log_event("cache_of_another_user", folder=folder, owner=owner, user=user.uid)
 
 
@@ -259,7 +258,7 @@ def _user(uid: int) -> User:
 
 
 def _own_user(uid: int) -> User:
-    """One that is nobody else; so is the group of its number."""
+    """A user, and the group of the same number, that belong to one account alone."""
     return User(uid, uid, (), str(uid), "")
 
 
@@ -267,7 +266,7 @@ class TenantCleanup:
     """Ends what runs as the user of an account before its next worker starts. For one loop.
 
     Args:
-        tenants: knows whose user is nobody else's; nothing is done about all others.
+        tenants: knows whose user belongs to it alone; all others are left alone.
     """
 
     def __init__(self, tenants: TenantDirectory) -> None:

@@ -1,7 +1,6 @@
 """Starts and stops one worker per principal, behind a gateway, and sums up their status.
 
-Of what they say of themselves only what can be believed is passed on, under the name of whose
-worker it is.
+Their reports are sanitized before they are passed on, under the name of the principal.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ Report = Mapping[str, Any]
 def tenants_report(
     gateway: Report, tenants: Sequence[Tenant], workers: Sequence[Report]
 ) -> dict[str, Any]:
-    """The workers' part of a status: the sums of what they say, and a row for each.
+    """The workers' part of a status: the sums of their reports, and a row for each.
 
     Args:
-        gateway: what is known of the gateway, as of a worker.
-        tenants: whose the workers are.
-        workers: what is known of each of them.
+        gateway: the report of the gateway.
+        tenants: the principals.
+        workers: the reports of their workers.
     """
     rows = [
         {
@@ -67,10 +66,10 @@ def tenants_report(
     return {**gateway, "worker": sums, "workers": rows}
 
 
-def _worker_row(said: Report, principal: str) -> dict[str, Any]:
+def _worker_row(report: Report, principal: str) -> dict[str, Any]:
     return {
         name: [{**each, "principal": principal} for each in value] if name in LISTS else value
-        for name, value in sanitize_report(said).items()
+        for name, value in sanitize_report(report).items()
     }
 
 
@@ -78,12 +77,12 @@ GATEWAY_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.gat
 
 _RETRY_AFTER_S: Final = 5.0
 _FAILURE_BACKOFF_S: Final = 10.0
-"""So long after its worker could not be started a principal is told why, and none is tried."""
+"""For so long after a failed start a principal is refused, and no start is tried."""
 
 _FILES_PER_WORKER: Final = 16
 _MAX_RESTING: Final = 64
 _MIN_RESTING_S: Final = 60.0
-"""A place that nobody has asked for so long can be given up; whose it was gets another one."""
+"""A resting worker that was not requested for so long can be evicted."""
 
 _SHARED_USER_WARNING: Final = (
     "all workers run as one user of this machine, so code in one can read the files and the memory "
@@ -96,10 +95,10 @@ class TenantManager:
     """Manages the workers of all principals. Belongs to the thread of the event loop.
 
     Args:
-        options: what the server was told.
+        options: of the server.
         worker_command: what is started as worker; it gets one JSON argument.
         gateway_command: the same for the gateway.
-        kept: whose functions are called no more.
+        kept: the functions in quarantine.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class TenantManager:
             recycle_above_bytes=0,
         )
         self._gateway = WorkerSlot(
-            gateway_options, gateway_command, hear=self._on_gateway_message, what="door"
+            gateway_options, gateway_command, on_message=self._on_gateway_message, what="door"
         )
         self._tenants: TenantDirectory | None = None
         self._cleanup: TenantCleanup | None = None
@@ -132,7 +131,7 @@ class TenantManager:
         self._restarts = RollingRestart()
 
     async def run(self, listeners: Sequence[Listener], control: str) -> int:
-        """Lets clients in and has workers for them until `stop`; returns the exit code.
+        """Accepts clients and starts workers for them until `stop`; returns the exit code.
 
         Args:
             listeners: what the gateway listens on.
@@ -152,8 +151,8 @@ class TenantManager:
         try:
             code = await self._gateway.run(listeners)
         finally:
-            for place in self._workers.values():
-                place.slot.stop(now=not self._gateway.is_stopping or self._forced)
+            for one in self._workers.values():
+                one.slot.stop(now=not self._gateway.is_stopping or self._forced)
             tasks = [one.task for one in (*self._workers.values(), *self._detached) if one.task]
             codes = await asyncio.gather(*tasks)
             await self._cleanup.finish()
@@ -168,39 +167,39 @@ class TenantManager:
 
     def processes(self) -> list[WorkerProcess]:
         """The gateway and all workers that there are, in whatever state."""
-        posts = [self._gateway, *(one.slot for one in (*self._workers.values(), *self._detached))]
-        return [process for post in posts for process in post.processes()]
+        slots = [self._gateway, *(one.slot for one in (*self._workers.values(), *self._detached))]
+        return [process for slot in slots for process in slot.processes()]
 
     def stop(self, *, now: bool = False) -> None:
         """Begins to stop: finishes running calls first, or kills the workers `now`."""
         self._forced = self._forced or now
         self._gateway.stop(now=now)
-        for place in self._workers.values():
-            place.slot.stop(now=now)
+        for one in self._workers.values():
+            one.slot.stop(now=now)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Replaces all workers that there are; see `RollingRestart.restart`."""
-        posts = {who: one.slot for who, one in self._workers.items() if not one.slot.is_resting}
-        return await self._restarts.restart(posts, force=force)
+        slots = {who: one.slot for who, one in self._workers.items() if not one.slot.is_resting}
+        return await self._restarts.restart(slots, force=force)
 
     def quarantined(self) -> list[dict[str, Any]]:
-        """The functions that are called no more, each with whose worker does not."""
-        here = [(who, place.slot.quarantined()) for who, place in self._workers.items()]
+        """The functions in quarantine, each with its principal."""
+        here = [(who, one.slot.quarantined()) for who, one in self._workers.items()]
         return _rows([*here, *((one.principal, Quarantine(one).rows()) for one in self._away())])
 
     def release(self, what: str) -> list[dict[str, Any]]:
-        """Has some of them called again, by name or fingerprint, for everybody; their rows."""
-        here = [(who, place.slot.release(what)) for who, place in self._workers.items()]
+        """Releases some of them, by name or fingerprint, for all; returns their rows."""
+        here = [(who, one.slot.release(what)) for who, one in self._workers.items()]
         away = [(one.principal, Quarantine(one).release(what)) for one in self._away()]
         return _rows([*here, *away])
 
     def _away(self) -> list[WorkerQuarantine]:
-        """What is kept for those who have no place now."""
+        """The entries of principals that have no worker now."""
         return [one for one in self._quarantine_file.parts() if one.principal not in self._workers]
 
     def describe(self) -> dict[str, Any]:
-        """What there is to be said of all workers, for the host's part of a status."""
-        rows = [place.slot.describe() for place in self._workers.values()]
+        """The facts about all workers for the host's part of a status."""
+        rows = [one.slot.describe() for one in self._workers.values()]
         sums = {
             "restarts": sum(row["restarts"] for row in rows),
             "quarantined": len(self.quarantined()),
@@ -209,20 +208,20 @@ class TenantManager:
         return {**gateway, "worker_pid": None, "door_pid": gateway["worker_pid"], **sums}
 
     async def status(self) -> dict[str, Any]:
-        """What all workers do together, and each by itself."""
-        places = list(self._workers.values())
-        gateway, *told = await asyncio.gather(
-            self._gateway.status(), *(place.status() for place in places)
+        """The sums of all workers, and the report of each."""
+        tenants = list(self._workers.values())
+        gateway, *reports = await asyncio.gather(
+            self._gateway.status(), *(one.status() for one in tenants)
         )
         return tenants_report(
             gateway,
-            [place.tenant for place in places],
-            [{**place.slot.describe(), **each} for place, each in zip(places, told, strict=True)],
+            [one.tenant for one in tenants],
+            [{**one.slot.describe(), **each} for one, each in zip(tenants, reports, strict=True)],
         )
 
     async def idle_s(self) -> float:
-        """Seconds without connection and call of anybody; 0 when a worker does not say so now."""
-        workers = (place.idle_s() for place in self._workers.values())
+        """Seconds without connection and call of anybody; 0 when a worker reports none."""
+        workers = (one.idle_s() for one in self._workers.values())
         return min(await asyncio.gather(self._gateway.idle_s(), *workers))
 
     # requests of the gateway ----------------------------------------------------------------------
@@ -232,44 +231,42 @@ class TenantManager:
             case {"event": "wanted", "id": int(number), "principal": str(who), "token": token}:
                 gateway.notify({"ask": "come", "id": number, **self._worker_for(who, token)})
             case {"event": "accounts", "valid": dict(valid)}:
-                for place in list(self._workers.values()):
-                    if place.token not in (None, valid.get(place.tenant.principal)):
-                        self._revoke(place)
+                for worker in list(self._workers.values()):
+                    if worker.token not in (None, valid.get(worker.tenant.principal)):
+                        self._revoke(worker)
                 for one in self._away():
                     if one.principal not in valid and not one.principal.startswith("uid:"):
-                        self._quarantine_file.forget(
-                            one.principal
-                        )  # its token was taken away meanwhile
+                        self._quarantine_file.forget(one.principal)  # its token was revoked
                 assert self._cleanup is not None
                 self._cleanup.begin_except(valid, self._workers)
 
     def _worker_for(self, principal: str, token: str | None) -> dict[str, Any]:
-        """Where the gateway finds the worker of a principal, or why it does not."""
+        """The path of a principal's worker, or why there is none."""
         if self.is_stopping:
             return {"refused": "the server is stopping. Connect again when it is back."}
         failed_at, why = self._failed.get(principal, (-_FAILURE_BACKOFF_S, ""))
         if time.monotonic() - failed_at < _FAILURE_BACKOFF_S:
             return {"refused": why}
-        place = self._workers.get(principal)
-        if place is not None and place.token != token:
-            self._revoke(place)
-            place = None
+        worker = self._workers.get(principal)
+        if worker is not None and worker.token != token:
+            self._revoke(worker)
+            worker = None
         try:
-            if place is None or place.is_vacant:
+            if worker is None or worker.is_vacant:
                 self._check_room()
-            place = place or self._create_worker(principal, token)
-            place.asked_at = time.monotonic()
+            worker = worker or self._create_worker(principal, token)
+            worker.asked_at = time.monotonic()
         except Busy as error:
             return {"busy": str(error), "retry_after_s": error.retry_after_s}
         except (JaxdError, OSError) as error:  # no file left to open, for instance
             log_event("worker_refused", level=logging.WARNING, principal=principal, why=str(error))
             return {"refused": str(error)}
-        return {"path": place.listener.address.path}
+        return {"path": worker.listener.address.path}
 
     def _check_room(self) -> None:
         """Raises `Busy` when there are as many workers as there may be."""
         limit = self._options.max_workers
-        if sum(not place.is_vacant for place in self._workers.values()) >= limit:
+        if sum(not worker.is_vacant for worker in self._workers.values()) >= limit:
             raise Busy(
                 f"{limit} workers are here, which is as many as this server has at a time "
                 "(--max-workers). One that is not called for a while makes room; connect later.",
@@ -282,66 +279,70 @@ class TenantManager:
         tenant = self._tenants.of(principal, token)
         part = WorkerQuarantine(self._quarantine_file, principal, os.path.basename(tenant.folder))
         options, quarantine = tenant.options(self._options), Quarantine(part)
-        post = WorkerSlot(options, self._worker_command, tenant, quarantine=quarantine)
-        place = TenantWorker.opened(tenant, token, self._path_of(principal), post)
-        self._workers[principal] = place
-        place.task = asyncio.create_task(self._run_slot(place))
-        return place
+        slot = WorkerSlot(options, self._worker_command, tenant, quarantine=quarantine)
+        worker = TenantWorker.opened(tenant, token, self._path_of(principal), slot)
+        self._workers[principal] = worker
+        worker.task = asyncio.create_task(self._run_slot(worker))
+        return worker
 
     def _evict_resting(self) -> None:
         """Evicts the workers that were not requested for longest, where there are many."""
         since = time.monotonic() - _MIN_RESTING_S
-        resting = [one for one in self._workers.values() if one.is_vacant and one.asked_at < since]
-        resting.sort(key=lambda place: place.asked_at)
-        for place in resting[: max(0, len(resting) - _MAX_RESTING)]:
-            self._detach(place)
-            place.slot.stop()
+        resting = [
+            worker
+            for worker in self._workers.values()
+            if worker.is_vacant and worker.asked_at < since
+        ]
+        resting.sort(key=lambda worker: worker.asked_at)
+        for worker in resting[: max(0, len(resting) - _MAX_RESTING)]:
+            self._detach(worker)
+            worker.slot.stop()
 
-    def _detach(self, place: TenantWorker) -> None:
-        """Has a principal without a place, who can have another one at once.
+    def _detach(self, worker: TenantWorker) -> None:
+        """Separates a worker from its principal, which can get another one at once.
 
-        The path is free then; the socket is closed by the place's task, which may watch it until
-        it is over. Closed before, its number would be another file's, and that never be watched.
+        The path is free then; the socket is closed by the task of the worker, which may watch it
+        until it ends. Closed before, its descriptor could be reused, and then not be watched.
         """
-        del self._workers[place.tenant.principal]
-        self._detached.add(place)
-        place.release_path()
+        del self._workers[worker.tenant.principal]
+        self._detached.add(worker)
+        worker.release_path()
 
     def _path_of(self, principal: str) -> str:
         """The socket at which a principal's clients are handed over."""
         name = hashlib.blake2b(principal.encode(), digest_size=6).hexdigest()
         return f"{self._folder}/{name}.sock"
 
-    async def _run_slot(self, place: TenantWorker) -> int:
+    async def _run_slot(self, worker: TenantWorker) -> int:
         """Runs a worker slot; releases what belongs to it afterwards."""
-        principal = place.tenant.principal
+        principal = worker.tenant.principal
         assert self._cleanup is not None
         try:
             await self._cleanup.clear(principal)
-            if place.slot.is_stopping:  # it was dismissed before it had begun
+            if worker.slot.is_stopping:  # it was stopped before it had started
                 return 0
-            return await place.slot.run([place.listener])
+            return await worker.slot.run([worker.listener])
         except ServerStartFailed as error:
             why = str(error)
             self._failed[principal] = time.monotonic(), why
             log_event("worker_given_up", level=logging.WARNING, principal=principal, reason=why)
             return 0
-        except Exception:  # noqa: BLE001  what went wrong for one is not for all
+        except Exception:  # noqa: BLE001  the failure of one does not end the others
             log_event("worker_given_up", level=logging.ERROR, principal=principal)
             return 1
         finally:
-            place.close()
-            self._detached.discard(place)
-            if self._workers.get(principal) is place:
+            worker.close()
+            self._detached.discard(worker)
+            if self._workers.get(principal) is worker:
                 del self._workers[principal]
                 self._cleanup.begin(principal)
 
-    def _revoke(self, place: TenantWorker) -> None:
+    def _revoke(self, worker: TenantWorker) -> None:
         """Ends the worker of an account that was revoked, or has another token now."""
-        principal = place.tenant.principal
+        principal = worker.tenant.principal
         log_event("worker_dismissed", level=logging.WARNING, principal=principal)
-        self._detach(place)
-        place.slot.stop(now=True)  # and who waits there is sent away
+        self._detach(worker)
+        worker.slot.stop(now=True)  # and disconnects those that wait there
         assert self._cleanup is not None
         self._cleanup.forget(principal)
         self._quarantine_file.forget(principal)
@@ -359,13 +360,13 @@ _MAX_CONCURRENT: Final = 4
 """Each new worker imports jax, and is a second process of its principal for a while."""
 
 _MAX_WAIT_S: Final = 60.0
-"""So long one is waited for. It goes on: a worker may finish what it does, however long."""
+"""How long a restart is awaited. It continues afterwards: a worker may finish its calls."""
 
 Outcome = dict[str, Any]
 
 
 class Restartable(Protocol):
-    """What keeps a worker; see `Post`."""
+    """A slot with a worker; see `WorkerSlot`."""
 
     async def restart(self, *, force: bool = False) -> Outcome:
         """Replaces it: `epoch` and `seconds`, or why not, under `refused`."""
@@ -377,20 +378,20 @@ class RollingRestart:
     def __init__(self) -> None:
         self._unfinished: set[asyncio.Task[Outcome]] = set()
 
-    async def restart(self, posts: Mapping[str, Restartable], *, force: bool) -> Outcome:
+    async def restart(self, slots: Mapping[str, Restartable], *, force: bool) -> Outcome:
         """Replaces all workers, some at the same time; see `Supervisor.restart`.
 
         Args:
-            posts: what keeps them, by principal.
+            slots: of the workers, by principal.
             force: also when arrays of clients are lost.
 
         Returns:
             `workers`: for each principal the `epoch` of the new one and `seconds`, or why not,
-            under `refused`, which is also said of all.
+            under `refused`, which is also given for all.
         """
-        turns = asyncio.Semaphore(_MAX_CONCURRENT)
+        semaphore = asyncio.Semaphore(_MAX_CONCURRENT)
         outcomes = await asyncio.gather(
-            *(self._restart(who, post, turns, force=force) for who, post in posts.items())
+            *(self._restart(who, slot, semaphore, force=force) for who, slot in slots.items())
         )
         if not outcomes:
             return {"refused": "there is no worker at work now. See jaxd status."}
@@ -398,10 +399,10 @@ class RollingRestart:
         return {"workers": outcomes, **({"refused": "; ".join(refused)} if refused else {})}
 
     async def _restart(
-        self, principal: str, post: Restartable, turns: asyncio.Semaphore, *, force: bool
+        self, principal: str, slot: Restartable, semaphore: asyncio.Semaphore, *, force: bool
     ) -> Outcome:
-        async with turns:
-            task = asyncio.create_task(post.restart(force=force))
+        async with semaphore:
+            task = asyncio.create_task(slot.restart(force=force))
             self._unfinished.add(task)
             task.add_done_callback(self._unfinished.discard)
             await asyncio.wait([task], timeout=_MAX_WAIT_S)
@@ -409,7 +410,7 @@ class RollingRestart:
 
 
 def _outcome(task: asyncio.Task[Outcome], principal: str) -> Outcome:
-    """As it can be shown: a worker says itself why it is needed, and may say anything."""
+    """The outcome, made printable: the reasons come from workers, which may be hostile."""
     if not task.done():
         return {
             "refused": f"it has not made way after {_MAX_WAIT_S:.0f} s, and is replaced when it "
@@ -417,7 +418,7 @@ def _outcome(task: asyncio.Task[Outcome], principal: str) -> Outcome:
         }
     try:
         outcome = task.result()
-    except Exception:  # noqa: BLE001  what went wrong for one is not for all
+    except Exception:  # noqa: BLE001  the failure of one does not end the others
         log_event("restart_failed", level=logging.ERROR, principal=principal)
         return {"refused": "it failed; see the server's log"}
     return {name: printable(value) for name, value in outcome.items()}

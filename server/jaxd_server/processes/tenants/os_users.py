@@ -1,6 +1,6 @@
 """The processes and folders of a user of this machine, and how root ends and removes them.
 
-With no more than their rights, where it is they who have filled the folders.
+Folders are removed with the rights of the user who has filled them, and no more.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _one_at_a_time = threading.Lock()
 def end_processes(uid: int, ender: int, patience_s: float = _PATIENCE_S) -> str:
     """Ends all processes of a user, also those that try to prevent it. Only for root.
 
-    Takes its time: processes that wait for the machine end late. Not for an event loop.
+    Slow: processes that wait for the machine end late. Not for an event loop.
 
     Args:
         uid: the user; not root.
-        ender: a user whom nobody else is, and as whom nothing else runs.
+        ender: a uid that nothing else uses.
         patience_s: how long to try.
 
     Returns:
@@ -73,7 +73,7 @@ def end_processes(uid: int, ender: int, patience_s: float = _PATIENCE_S) -> str:
 
 
 def command_as_user(uid: int, ender: int, program: str) -> list[str]:
-    """The command line of a Python program that has a user's rights, and is not in its hands."""
+    """The command line of a Python program with the rights of a user who cannot control it."""
     return [sys.executable, "-I", "-S", "-c", _BECOME + program, str(ender), str(uid)]
 
 

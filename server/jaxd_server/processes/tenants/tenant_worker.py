@@ -22,12 +22,12 @@ class TenantWorker:
     """One principal's worker. Belongs to the thread of the event loop.
 
     Attributes:
-        tenant: whose it is.
-        token: the digest of what its account has proved itself with; None: it needs none.
+        tenant: the principal.
+        token: the digest of its account's token; None: it needs none.
         slot: keeps the worker.
         listener: where the gateway hands clients over; the same from one worker to the next.
         closing: closes the listener.
-        task: the post's work.
+        task: runs the slot.
         asked_at: when the gateway last asked for it.
     """
 
@@ -40,25 +40,25 @@ class TenantWorker:
     asked_at: float = 0.0
 
     @classmethod
-    def opened(cls, tenant: Tenant, token: str | None, path: str, post: WorkerSlot) -> TenantWorker:
-        """One that clients can be handed over at; its post has still to be run.
+    def opened(cls, tenant: Tenant, token: str | None, path: str, slot: WorkerSlot) -> TenantWorker:
+        """One whose socket is open; its slot has still to be run.
 
         Args:
-            tenant: whose it is.
+            tenant: the principal.
             token: see `TenantWorker`.
-            path: of the socket that the gateway finds it by.
-            post: what will keep the worker.
+            path: of its socket.
+            slot: of the worker.
 
         Raises:
             CannotListen: when there can be no socket at that path.
         """
         with ExitStack() as stack:
             (listener,) = stack.enter_context(open_listeners([Address.unix(path)]))
-            return cls(tenant, token, post, listener, stack.pop_all())
+            return cls(tenant, token, slot, listener, stack.pop_all())
 
     @property
     def is_vacant(self) -> bool:
-        """Whether there is no process, and nobody has asked for one."""
+        """Whether there is no process, and no client waits for one."""
         sock = self.listener.socket
         if not self.slot.is_resting or sock.fileno() < 0:
             return False
@@ -67,16 +67,16 @@ class TenantWorker:
         return not poll.poll(0)
 
     def release_path(self) -> None:
-        """Has the next place of the same principal listen where this one still does."""
+        """Frees the path for the next worker of the same principal."""
         with suppress(OSError):
             os.unlink(self.listener.address.path)
 
     def close(self) -> None:
-        """Closes the socket; who waits there is sent away."""
+        """Closes the socket, and disconnects those that wait there."""
         self.closing.close()
 
     async def status(self) -> dict[str, Any]:
-        """What its post says; one about which nothing can be said spoils nobody else's report."""
+        """The status of its slot; where that fails, the report of the others is still given."""
         try:
             return await self.slot.status()
         except Exception:  # noqa: BLE001
@@ -84,7 +84,7 @@ class TenantWorker:
             return {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
 
     async def idle_s(self) -> float:
-        """Seconds without connection and call; 0 when that cannot be said."""
+        """Seconds without connection and call; 0 when that is unknown."""
         try:
             return await self.slot.idle_s()
         except Exception:  # noqa: BLE001  as above

@@ -14,15 +14,18 @@ from jaxd_server.processes.tenants.os_users import living_processes
 
 _TABLE: Final = "users.json"
 _ENDER: Final = "jaxd"
-"""In the table beside the principals, none of which is called so."""
+"""The key in the table for the uid of `ender`; no principal has this name."""
 
 
 class UidTable:
     """Assigns each account a uid, the same one after a restart. For one thread.
 
     Args:
-        folder: where that is written down; None: nowhere.
+        folder: where the table is stored; None: nowhere.
         uids: the first and the last number.
+
+    Attributes:
+        ender: the uid that belongs to no account: processes that end those of others run as it.
 
     Raises:
         ConfigurationError: when the table cannot be read or written, or there is no number left.
@@ -32,12 +35,7 @@ class UidTable:
         self._folder = folder
         self._uids = uids
         self._table = self._load()
-        self._ender = self._whose_work_is_to_end()
-
-    @property
-    def ender(self) -> int:
-        """The number that is no account's: what ends the processes of others runs as it."""
-        return self._ender
+        self.ender = self._ender_uid()
 
     def of(self, principal: str) -> int:
         """The number of an account, a new one when it has none.
@@ -69,7 +67,7 @@ class UidTable:
         """The accounts that have one, and which."""
         return {who: uid for who, uid in self._table.items() if who != _ENDER}
 
-    def _whose_work_is_to_end(self) -> int:
+    def _ender_uid(self) -> int:
         known = self._table.get(_ENDER)
         if known is not None and self._is_in_range(known) and name_of_user(known) is None:
             return known
@@ -133,7 +131,7 @@ class UidTable:
 
 
 def name_of_user(uid: int) -> str | None:
-    """What the machine calls a user; None: nobody has this number."""
+    """The name of a user of this machine; None: the uid is unused."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,10 +1,10 @@
 """Schedules garbage collection so that it delays no warm calls.
 
-Tracing holds the interpreter. A thread that reads a warm call gets it only when the tracing thread
-gives way, which Python asks of it every five milliseconds by default, and loses it again at each
-system call. And tracing makes so many objects that the garbage collector, which gives way to
-nobody, runs all the time. So threads take turns often here, and garbage is collected when no call
-is running. See docs/decisions/0011-who-waits-for-whom.md for what that changed.
+Tracing holds the interpreter lock. A thread that reads a warm call gets it only when the tracing
+thread releases it, by default after five milliseconds, and loses it again at each system call. And
+tracing makes so many objects that the garbage collector, which cannot be interrupted, runs all the
+time. So the switch interval is short in a worker, and garbage is collected when no call is running.
+See docs/decisions/0011-who-waits-for-whom.md for the measurements.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class GcScheduler:
 
     Args:
         admission: knows whether calls are running.
-        chores: done about once a minute.
-        glances: done at each look; quick.
+        chores: called about once a minute.
+        polls: called several times a second; quick.
     """
 
     def __init__(
         self,
         admission: Admission,
         chores: Callable[[], None] = lambda: None,
-        glances: Callable[[], None] = lambda: None,
+        polls: Callable[[], None] = lambda: None,
     ) -> None:
         self._admission = admission
         self._chores = chores
-        self._glances = glances
+        self._polls = polls
         self._quiet_polls = 0
-        self._is_aged = False  # whether there is something that only a whole collection looks at
+        self._is_aged = False  # whether there are objects that only a full collection examines
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jaxd-housekeeper", daemon=True)
 
@@ -54,29 +54,29 @@ class GcScheduler:
         """Begins; to be called when all is imported that stays."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         gc.collect()
-        gc.freeze()  # what is imported stays: looking at it again and again is for nothing
+        gc.freeze()  # what is imported stays: examining it again is wasted
         gc.disable()
         self._thread.start()
 
     def close(self) -> None:
-        """Leaves the garbage to Python again."""
+        """Returns to the automatic collection of Python."""
         self._ended.set()
         self._thread.join()
         gc.enable()
 
     def _work(self) -> None:
-        for looks in itertools.count(1):
+        for polls in itertools.count(1):
             if self._ended.wait(_POLL_S):
                 return
             self.poll()
-            self._glances()
-            if looks % _CHORES == 0:
+            self._polls()
+            if polls % _CHORES == 0:
                 self._chores()
 
     def poll(self) -> bool:
-        """Collects if there is something to collect and nobody waits; returns whether it did.
+        """Collects if there is garbage and no call is running; returns whether it did.
 
-        What is new is looked at when no call is running, all there is when none has for a while.
+        Collects young objects when no call is running, and all when none has run for a while.
         """
         new = gc.get_count()[0]
         self._quiet_polls = 0 if self._admission.is_busy else self._quiet_polls + 1

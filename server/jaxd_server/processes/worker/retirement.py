@@ -30,9 +30,8 @@ _KEPT_RUNNING: Final = (
 class PackageMonitor:
     """Checks before each build whether the imported packages are still current.
 
-    What is built already stays right: its key names the packages that it was built with. A worker
-    that holds arrays of clients is not replaced: they would be gone, and not only for whose call it
-    is.
+    What is built already stays valid: its key names the packages that it was built with. A worker
+    that holds arrays of clients is not replaced: they would be lost, also those of other clients.
 
     Args:
         packages: what this process has imported.
@@ -58,7 +57,7 @@ class PackageMonitor:
         SerialExecutor("jaxd-packages").put(self._packages.record)
 
     def poll(self, emit: Emit) -> None:
-        """Begins to replace the worker when something changed, and tells whose call noticed it.
+        """Begins to replace the worker when a package changed, and warns the client of the call.
 
         After that no call is admitted any more.
         """
@@ -77,15 +76,15 @@ class PackageMonitor:
             self._begin([change.text for change in changes])
 
     def record_imports(self) -> None:
-        """Takes down what a call has imported."""
+        """Records what a call has imported."""
         self._packages.record()
 
 
 class IdleShutdown:
-    """Decides whether an idle worker ends; its host starts another one when a client connects.
+    """Ends an idle worker; its host starts another one when a client connects.
 
-    All that is compiled is on disk, and comes back without being traced or compiled. Arrays of
-    clients are not, so that a worker which has any stays.
+    Everything that is compiled is on disk, and is loaded without being traced or compiled. Arrays
+    of clients are not, so that a worker which has any stays.
 
     Args:
         after_s: seconds without a call after which it goes; 0: never.
@@ -110,7 +109,7 @@ class IdleShutdown:
         self._begin = begin
 
     def poll(self) -> None:
-        """Has the worker go when it may; from one thread, several times a second."""
+        """Ends the worker when it is idle; from one thread, several times a second."""
         if not self._after_s or self._admission.draining or self._admission.is_busy:
             return
         if self._idle_s() < self._after_s or self._has_values() or not self._admission.pause(0.0):
@@ -118,7 +117,7 @@ class IdleShutdown:
         if self._has_values():  # they came just before the pause
             self._admission.resume()
             return
-        self._admission.replace()  # who comes now is told to come again
+        self._admission.replace()  # new calls are repeated at the next worker
         self._begin()
 
 
@@ -150,13 +149,13 @@ def still_needed(admission: Admission, values: ValueStore) -> str:
 
 
 class AbandonedWork:
-    """Looks after what was given up and is not over. Thread-safe.
+    """Tracks work that was cancelled and has not ended. Thread-safe.
 
     Args:
         admission: knows the calls.
         grace_s: seconds that they, and builds, have to end; 0: as many as they like.
         has_values: whether there are arrays that would be lost with the worker.
-        replace: begins to replace the worker, told why.
+        replace: begins to replace the worker, for reasons.
     """
 
     def __init__(
@@ -175,12 +174,12 @@ class AbandonedWork:
         self._lock = threading.Lock()  # guards _builds
 
     def add(self, build: Build) -> None:
-        """Nobody waits for a build any more, and it goes on."""
+        """Adds a build whose calls were all cancelled, and which still runs."""
         with self._lock:
             self._builds[build] = time.monotonic()
 
     def rows(self) -> list[dict[str, Any]]:
-        """What goes on now, for the status page."""
+        """The work that still runs, as rows of the status."""
         builds = [
             {"function": one.name or "(waiting for its turn)", "seconds": round(age, 3)} | _BUILDING
             for one, age in self._left_builds()

@@ -23,7 +23,7 @@ from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
 
 _REST_AFTER_S = 600.0
-"""Nobody asked for an `auto` server: it does not keep a GPU for longer than that."""
+"""An `auto` server was not started on purpose: it does not keep a GPU for longer when idle."""
 
 
 def limits(options: ServerOptions) -> Limits:
@@ -47,9 +47,9 @@ def content_bytes(options: ServerOptions) -> int:
 
 
 def program_cache(options: ServerOptions, packages: ImportedPackages) -> ProgramCache | None:
-    """What is kept on disk for this machine; None where nothing is."""
+    """The cache on disk for this machine; None where there is none."""
     accepted = {}
-    if options.accept == "exported":  # what was not looked at as this server does is not run here
+    if options.accept == "exported":  # programs that were not checked like that are not run
         accepted = {"accept": f"exported {' '.join(sorted(options.allow_targets))}".rstrip()}
     store = open_store(
         target(accepted), options.cache_dir, options.disk_bytes, options.principal_disk_bytes
@@ -61,14 +61,14 @@ def program_cache(options: ServerOptions, packages: ImportedPackages) -> Program
 
 
 def rest_after_s(options: ServerOptions) -> float:
-    """How long this worker stays without a call; 0: for ever."""
+    """Seconds without a call after which this worker ends; 0: never."""
     if options.rest_after_s is not None:
         return options.rest_after_s
     return _REST_AFTER_S if options.auto and jax.default_backend() != "cpu" else 0.0
 
 
 def receiving(options: ServerOptions) -> Receive:
-    """How what clients send is opened; for a server of programs, nothing else ever is."""
+    """Unpacks what clients send; a server of programs accepts nothing else."""
     if options.accept == "code":
         return receive_function
     from jaxd_server.compilation.functions.receive_exported import (
@@ -84,7 +84,7 @@ def receiving(options: ServerOptions) -> Receive:
 
 
 def permitting(options: ServerOptions) -> PermissionCheck:
-    """What clients may say of a function; for a server of programs, what reaches no files."""
+    """Checks the options of a function; for a server of programs, that it reaches no files."""
     if options.accept == "code":
         return permit_all
     from jaxd_server.compilation.functions.receive_exported import require_harmless

@@ -18,7 +18,7 @@ from jaxd_server.runtime.counters import Counts
 from jaxd_server.values.store import ValueStore
 
 _OF_THE_SERVER: Final = ("epoch", "phase", "idle_s", "disk_bytes", "disk_files")
-"""Of a status, what says nothing of anybody."""
+"""The entries of a status that reveal nothing about any client."""
 
 _NAMED: Final = 3
 """How many of the largest programs are named."""
@@ -84,11 +84,11 @@ class WorkerStatus:
         }
 
     def shown(self, status: dict[str, Any], principal: str) -> dict[str, Any]:
-        """What a principal is shown of the status: what others do and who they are is not.
+        """The part of a status that a principal may see: nothing about others.
 
         Args:
             status: all of it, with the counters, `epoch` and `phase`.
-            principal: who asks.
+            principal: the one that asks.
         """
         own = self._counts_of(principal)
         if own is None:
@@ -144,7 +144,7 @@ def memory_in_use(executables: Iterable[Executable], values: ValueStore) -> str:
 
 
 def _bytes_of(program: Program) -> int:
-    """What it takes where arrays are, too: a CPU says nothing of that, and it is the host's."""
+    """Memory beside that of arrays: on a CPU, which does not report it, that of the host."""
     return program.device_bytes or program.host_bytes
 
 

@@ -49,7 +49,7 @@ def main() -> None:
         socket.socket(fileno=argument["tether_fd"]),
         worker.report.to_host,
         worker.stop.set,
-        lambda: os._exit(1),  # without a host nobody could stop or replace us
+        lambda: os._exit(1),  # without a host it could not be stopped or replaced
         worker.handle_order,
     )
     allow_files(options.max_connections)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _stand_by(worker: Worker, host_channel: HostChannel) -> None:
-    """Imports all that a worker needs, and returns when the host has use for it.
+    """Imports all that a worker needs, and returns when the host needs it.
 
     The device is not touched: another worker has it. Ends the process when what was imported has
     changed on disk since.
@@ -96,23 +96,23 @@ class Worker:
     """The components of one worker, and its lifecycle.
 
     Args:
-        options: what the server was told at its start.
-        box: descriptor of the black box; None where nobody reads it.
-        principal: whose worker it is; None: everybody's.
+        options: of the server.
+        recorder_fd: descriptor of the flight recorder; None: there is none.
+        principal: the only one that it serves; None: it serves all.
 
     Attributes:
-        report: what it says of itself.
-        host_channel: the line to the host, once there is one.
+        report: answers questions about it.
+        host_channel: to the host, once it is open.
         has_begun: set once it is known which worker this is.
         holds: whether it waits for `may_open` before it accepts clients.
         may_open: set when it may.
         stop: set when the worker is to drain, by its host or by itself.
         outdated: what has changed on disk, when that is why it drains; empty else.
-        is_resting: whether it drains because nobody has needed it.
+        is_resting: whether it drains because it was idle for long.
     """
 
     def __init__(
-        self, options: ServerOptions, box: int | None = None, principal: str | None = None
+        self, options: ServerOptions, recorder_fd: int | None = None, principal: str | None = None
     ) -> None:
         self.host_channel: HostChannel | None = None
         self.has_begun = threading.Event()
@@ -125,7 +125,7 @@ class Worker:
         self._options = options
         self._principal = principal
         self._suspects = CrashSuspects()
-        self._recorder = None if box is None else FlightRecorder(box)
+        self._recorder = None if recorder_fd is None else FlightRecorder(recorder_fd)
         self._counters = Counters()
         self.report = WorkerReport(options, self._counters)
         self._components: WorkerComponents  # set by `prepare`
@@ -133,14 +133,14 @@ class Worker:
         self._endpoints: list[Endpoint] = []
 
     def begin(self, order: Mapping[str, Any]) -> None:
-        """Becomes the worker of an epoch, as the host says."""
+        """Becomes the worker of the epoch in an order of the host."""
         epoch = self.report.epoch = order["epoch"]
         self._suspects = CrashSuspects(order.get("suspects", ()), epoch)
         self.holds = order.get("holds") is True
         self.has_begun.set()
 
     def prepare(self, listeners: list[dict[str, Any]]) -> None:
-        """Imports jax and builds the parts: all but letting clients in."""
+        """Imports jax and builds the components; clients are accepted by `open`."""
         # imports jax; the host has to see the host channel before
         from jaxd_server.processes.worker.wiring import WorkerComponents
         from jaxd_server.user_code.jax_callbacks import install_callback_redirection
@@ -191,7 +191,7 @@ class Worker:
     def renew(self, changes: list[str]) -> None:
         """Ends this worker, so that the next one imports what has changed on disk.
 
-        Whoever is told to come again, once this returns, comes to the next one.
+        Clients that are told to repeat a call, once this returns, reach the next worker.
         """
         self._close_endpoints()
         self.outdated = changes
@@ -208,13 +208,13 @@ class Worker:
         os._exit(0)
 
     def end_idle(self) -> None:
-        """Ends this worker until somebody needs one."""
+        """Ends this worker; the host starts the next one when a client connects."""
         self._close_endpoints()
         self.is_resting = True
         self.stop.set()
 
     def handle_order(self, order: Mapping[str, Any]) -> None:
-        """Does what its host asks for beside `status` and `drain`."""
+        """Handles an order of the host other than `status` and `drain`."""
         match order:
             case {"ask": "begin", "epoch": int()}:
                 self.begin(order)
@@ -230,7 +230,7 @@ class Worker:
                 pass  # a newer host may ask for more
 
     def yield_to_successor(self, force: bool, is_followed: bool) -> None:
-        """Ends this worker in favour of the next one, and tells the host; or tells why not.
+        """Ends this worker in favour of the next one, and notifies the host; or why it does not.
 
         Args:
             force: also when arrays of clients are lost.

@@ -1,7 +1,7 @@
 """The cancel token of one call, and the time that the call has spent in each phase.
 
 The caller may cancel (a cancelled future, Ctrl-C), its `timeout_s` may pass, or the server's
-own limit. Whoever works on the call is told at once, as far as that is possible where it is.
+own limit. Whatever works on the call is notified at once, as far as that is possible.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class CancelToken:
         clock: seconds that only grow.
 
     Attributes:
-        error: why nobody waits any more; None as long as somebody does.
-        is_settled: whether its client was told so in place of a result.
+        error: why the call is cancelled; None as long as it is not.
+        is_settled: whether its client has received that in place of a result.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +79,7 @@ class CancelToken:
         """Cancels the call and runs the hooks. Whether it was not cancelled or answered before.
 
         Args:
-            error: why, as whoever looks after the call is told.
+            error: the reason, for those that work on the call.
         """
         with self._lock:
             if self._is_over or self.error is not None:
@@ -99,7 +99,7 @@ class CancelToken:
             return not was_over and self.error is None
 
     def notify(self, hook: Callable[[], None]) -> None:
-        """Has `hook` called, once, when nobody waits any more; at once when that is so.
+        """Has `hook` called, once, on cancellation; at once if cancelled already.
 
         It has to be quick and must not raise.
         """
@@ -112,7 +112,7 @@ class CancelToken:
 
     @contextmanager
     def cancel_hook(self, hook: Callable[[], None]) -> Iterator[None]:
-        """Within it, `hook` is called when nobody waits any more."""
+        """Within it, `hook` is called on cancellation."""
         self.notify(hook)
         try:
             yield
@@ -127,10 +127,10 @@ class CancelToken:
         return self._clock() - self._given_up_at
 
     def check(self) -> None:
-        """Returns when somebody waits.
+        """Returns when it is not cancelled.
 
         Raises:
-            JaxdError: why nobody does; an error of its own for each who asks.
+            JaxdError: the reason; a new exception for each caller.
         """
         if self.error is not None:
             raise type(self.error)(str(self.error))

@@ -1,8 +1,7 @@
 """Executors: a fair thread pool for all sessions, a thread for each job, and one for jobs in order.
 
-What a connection still has to send is a line of jobs, one after the other: a send blocks for as
-long as the client likes, and a client that does not read keeps nobody but itself. The calls of a
-session on its values are another.
+A `SerialExecutor` runs what a connection still has to send: a send may block for long, and a client
+that does not read delays only itself. The calls of a session on its values are another use.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class FairThreadPool:
             with self._changed:
                 self._threads -= 1
                 if self._threads or not self._waiting.remove(owner, job):
-                    return  # somebody else does it
+                    return  # another thread does it
             raise
 
     def withdraw(self, owner: Hashable, job: Job) -> bool:
@@ -180,7 +179,7 @@ class SerialExecutor:
         return len(self._waiting)
 
     def put(self, job: Job) -> None:
-        """Has `job` called when its turn comes; does not wait for that."""
+        """Queues `job`; does not wait for it."""
         with self._changed:
             self._waiting.append(job)
             if self.is_working:

@@ -62,12 +62,12 @@ CancelHook = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 
 class _Waiter:
-    """Of one who waits; it looks again when `gate` is set."""
+    """A waiting thread, which checks again when `wake` is set."""
 
-    __slots__ = ("gate", "has_turn")
+    __slots__ = ("has_turn", "wake")
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
+        self.wake = threading.Event()
         self.has_turn = False
 
 
@@ -103,7 +103,7 @@ class FairSemaphore:
 
         Args:
             owner: for whom.
-            telling: says when waiting is pointless.
+            telling: registers a function that is called when waiting is pointless.
         """
         with self._lock:
             if self._free:
@@ -111,19 +111,19 @@ class FairSemaphore:
                 return True
             place = _Waiter()
             self._waiting.put(owner, place)
-        with telling(place.gate.set):
-            place.gate.wait()
+        with telling(place.wake.set):
+            place.wake.wait()
         with self._lock:
             if not place.has_turn:
                 self._waiting.remove(owner, place)
             return place.has_turn
 
     def leave(self) -> None:
-        """One goes, and the next comes in."""
+        """Releases a slot to the next one that waits."""
         with self._lock:
             place = self._waiting.get()
             if place is None:
                 self._free += 1
                 return
             place.has_turn = True
-        place.gate.set()
+        place.wake.set()

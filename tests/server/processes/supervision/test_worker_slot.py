@@ -1,4 +1,4 @@
-"""Worker slots without processes; test_host.py and test_supervisor.py have some with processes."""
+"""Worker slots without processes; see also test_host.py and test_supervisor.py."""
 
 from __future__ import annotations
 
