@@ -38,7 +38,7 @@ assert "jax" not in sys.modules
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
-    """Who called whom during warm calls of a client without jax, client and worker one after the other."""
+    """Who called whom during warm calls of a client without jax: the client, then the worker."""
     own_server_needed()
     folder = tmp_path_factory.mktemp("calls")
     (folder / "on").write_bytes(b"\0")
@@ -81,7 +81,7 @@ def test_nothing_is_called_in_a_layer_above_its_caller(calls: list[tuple[str, st
 
 def test_architecture_shows_the_files_of_a_warm_call(calls: list[tuple[str, str]]) -> None:
     """The list in ARCHITECTURE.md is the list."""
-    page = (ROOT / "ARCHITECTURE.md").read_text().partition("## The way of one call")[2]
+    page = (ROOT / "ARCHITECTURE.md").read_text().partition("The files that a warm call")[2]
     block = page.partition("```text\n")[2].partition("```")[0]
     shown = re.findall(r"(?:client|server|shared)/[\w/]+\.py", block)
     assert sorted(shown) == sorted(_files(calls))

@@ -1,9 +1,9 @@
 """Python imports this when it starts with this folder on its path: it writes calls down.
 
-Each process appends to a file of its own in `JAXD_TRACED_CALLS`, a line for each call of a function of
-the product: the thread, the function of the product that called it (`-` where a thread begins with it),
-and the function. It does so while the first byte of the file `on` in that folder is not zero, which all
-the processes share.
+Each process appends to a file of its own in `JAXD_TRACED_CALLS`, a line for each call of a function
+of the product: the thread, the function of the product that called it (`-` where a thread begins
+with it), and the function. It does so while the first byte of the file `on` in that folder is not
+zero, which all the processes share.
 """
 
 from __future__ import annotations

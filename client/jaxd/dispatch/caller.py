@@ -126,7 +126,7 @@ class Caller:
         return self.decode_reply(call, value, frame.buffers, opened)
 
     def reply(self, call: CallRequest) -> tuple[Any, Frame]:
-        """What the server says to a call, which is repeated when its worker ends; see `RetryLimits`.
+        """The reply to a call, which is repeated when its worker ends; see `RetryLimits`.
 
         Raises:
             JaxdError: when there is no reply.

@@ -193,7 +193,8 @@ class Session:
                 raise  # something answers there, and it is no server
             raise NoServer(
                 f"the server at {self.address} has answered before, and now the connection to it "
-                f"ends {_MAX_HANDSHAKES} times during the handshake: it is stopping, or something in "
+                f"ends {_MAX_HANDSHAKES} times during the handshake: it is stopping, or something "
+                "in "
                 "between takes connections for it while it does not run. Try again later, or look "
                 "for the cause with `jaxd doctor`."
             ) from error

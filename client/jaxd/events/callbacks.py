@@ -1,8 +1,8 @@
 """Resolves the function that a server's program calls back, in a table built by this process.
 
-The forms of an callback target are described where servers make them, in
-`jaxd_server.user_code.callback_targets`. An callback target is a literal, so nothing in it can name a
-callable. It chooses among what the client's own walk over the function has found to be given to
+The forms of a callback target are described where servers make them, in
+`jaxd_server.user_code.callback_targets`. A callback target is a literal, so nothing in it can name
+a callable. It chooses among what the client's own walk over the function has found to be given to
 `jax.debug.callback` or `io_callback`, and what the user lists in `callbacks=`; beside that it
 brings data. A server that others have got hold of must not get hold of its clients: there is no
 way in it from an object to whatever hangs there.

@@ -114,7 +114,8 @@ class ResultBatch:
         arrays: those that stand for them, as long as somebody holds them.
         is_looked_at: whether one of them was brought home by itself: the next one is not the only
             one that somebody looks at.
-        unusable: what became of those that cannot be used any more, by number: the name of the function
+        unusable: what became of those that cannot be used any more, by number: the name of the
+            function
             that was given their memory, or `DELETED`.
         released: numbers of those that the server has let go of, or was told to.
     """

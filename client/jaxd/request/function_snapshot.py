@@ -75,10 +75,10 @@ class RedecorationCounter:
 def _advice(code: Any) -> str:
     file = code.co_filename.replace("\\", "/").rpartition("/")[2]
     return (
-        f"{code.co_name} ({file}:{code.co_firstlineno}) was made persistent {WARN_AFTER} times and is "
-        "the same each time. Nothing is compiled again, but each time it is taken apart again. Use "
-        "persistent_call once, where the function is defined at the level of its module, and call "
-        "what it returns."
+        f"{code.co_name} ({file}:{code.co_firstlineno}) was made persistent {WARN_AFTER} times "
+        "and is the same each time. Nothing is compiled again, but each time it is taken apart "
+        "again. Use persistent_call once, where the function is defined at the level of its "
+        "module, and call what it returns."
     )
 
 
@@ -135,8 +135,8 @@ def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
 
     for old, new in changes:
         text = (
-            f"{describe_change(old, new)} while this process runs what was there before. Functions are "
-            "built anew with what is there now; restart this process to have the same in it."
+            f"{describe_change(old, new)} while this process runs what was there before. Functions "
+            "are built anew with what is there now; restart this process to have the same in it."
         )
         warnings.warn(text, SkewWarning, user_stacklevel())
 

@@ -1,4 +1,4 @@
-r"""The frames of a connection, written and read: rpyc's own, with open files (flag 4) and raw buffers (flag 2) beside the body.
+r"""The frames of a connection: rpyc's own, with open files (flag 4) and buffers (flag 2).
 
     !L length | !B flags | body (brine) | "\n"
         [ flag 4: !L descriptors ]
