@@ -103,7 +103,7 @@ class FakeServer:
 
     Attributes:
         address: for clients.
-        answers: for each verb the reply: a value for JSON, or what is called with the `Request`.
+        answers: for each verb what to reply: a value for JSON, or a function of the `Request`.
         asked: every request so far.
     """
 

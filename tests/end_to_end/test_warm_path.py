@@ -38,7 +38,7 @@ assert "jax" not in sys.modules
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
-    """Who called whom during warm calls of a client without jax: the client, then the worker."""
+    """Who called whom during warm calls of a client without jax: in it, then in the worker."""
     own_server_needed()
     folder = tmp_path_factory.mktemp("calls")
     (folder / "on").write_bytes(b"\0")

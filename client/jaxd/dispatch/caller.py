@@ -304,7 +304,7 @@ class Caller:
         with snapshot.pickling_context():
             return snapshot.reader.read(value[1], value[2], buffers, call.results)
 
-    # what the server asks (see transport.Answers) ----------------------------------------------
+    # what the server asks (see `ServerRequestHandler`) -----------------------------------------
 
     def answer_request(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:
         """Says what a key stands for, or sends the code behind a fingerprint."""

@@ -61,9 +61,9 @@ class RetryLimits:
         self._failed_sends += 1
         if self._failed_sends >= _MAX_LOSSES:
             raise ConnectionLost(
-                f"the connection to the server was lost {_MAX_LOSSES} times while {self._name} was "
-                "being "
-                "sent. See the server's log, and whether what lies in between ends connections."
+                f"the connection to the server was lost {_MAX_LOSSES} times while "
+                f"{self._name} was being sent. See the server's log, and whether what lies in "
+                "between ends connections."
             ) from error
 
     def prepare_retry(self, call: CallRequest, worker: WorkerKey) -> CallRequest:
@@ -89,8 +89,7 @@ class RetryLimits:
         if self._lost_workers > _MAX_LOSSES:
             raise WorkerLost(
                 f"{self._lost_workers} workers of the server have ended while {self._name} was "
-                "under "
-                "way. See the server's log, and try it with JAXD_INLINE=1."
+                "under way. See the server's log, and try it with JAXD_INLINE=1."
             )
         return call._replace(lost_workers=self._lost_workers) if self._lost_workers else call
 

@@ -194,9 +194,8 @@ class Session:
             raise NoServer(
                 f"the server at {self.address} has answered before, and now the connection to it "
                 f"ends {_MAX_HANDSHAKES} times during the handshake: it is stopping, or something "
-                "in "
-                "between takes connections for it while it does not run. Try again later, or look "
-                "for the cause with `jaxd doctor`."
+                "in between takes connections for it while it does not run. Try again later, or "
+                "look for the cause with `jaxd doctor`."
             ) from error
 
     def drain(self, connection: ClientConnection) -> None:

@@ -112,11 +112,11 @@ class ResultBatch:
 
     Attributes:
         arrays: those that stand for them, as long as somebody holds them.
-        is_looked_at: whether one of them was brought home by itself: the next one is not the only
-            one that somebody looks at.
+        pending_call: the call that makes them, when that had not run.
+        was_fetched_alone: whether one of them was fetched by itself: the next one is fetched with
+            its siblings.
         unusable: what became of those that cannot be used any more, by number: the name of the
-            function
-            that was given their memory, or `DELETED`.
+            function that was given their memory, or `DELETED`.
         released: numbers of those that the server has let go of, or was told to.
     """
 

@@ -88,8 +88,8 @@ class PipelinedCall:
         is_sent: whether the server may have it.
         request: its number on its connection.
         transfer: its data, on its way.
-        remote_leaves: the leaves that it takes from the server: the first and the number of each
-            handle range.
+        remote_leaves: the leaves that it takes from the server: of each handle range the first,
+            and how many they are.
         released_ids: ids of values that its message says are no longer held.
     """
 
@@ -490,8 +490,7 @@ class CallPipeline:
                 return self._finish_call(flight, flight.fail_unknown, error)
         lost = ConnectionLost(
             f"the connection to the server was lost {_MAX_ATTEMPTS} times while {flight.name} was "
-            "on "
-            "its way. See the server's log, and whether what lies in between ends connections."
+            "on its way. See the server's log, and whether what lies in between ends connections."
         )
         return self._finish_call(flight, flight.fail_unknown, lost)
 

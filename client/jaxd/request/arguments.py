@@ -56,8 +56,8 @@ def encode_arguments(
     Arrays on the server, of this `fetcher`, do not move; those of others come home first.
 
     Classes and callables that are met on the way are entered in `known_objects`, by name and by
-    content id, so that results can come back as their instances, and with them. Large
-    contiguous arrays are not copied: the buffers are views of them.
+    content id, so that results can come back as their instances, and with them. Large contiguous
+    arrays are not copied: the buffers are views of them.
 
     What jax cannot trace becomes part of the structure, unless `statics` is strict.
 

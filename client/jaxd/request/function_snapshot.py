@@ -126,7 +126,7 @@ def _warn_of_changes(changes: Iterable[tuple[Package, Package | None]]) -> None:
     This process goes on with what was there before.
 
     Args:
-        changes: what `jaxd_protocol.packages.packages.changed_since_first_seen` returned.
+        changes: what `jaxd_protocol.packages.distributions.changed_since_first_seen` returned.
 
     Raises:
         SkewWarning: where the user's filters turn it into an error.

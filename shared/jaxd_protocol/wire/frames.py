@@ -1,4 +1,6 @@
-r"""The frames of a connection: rpyc's own, with open files (flag 4) and buffers (flag 2).
+r"""The frames of a connection, their reader and their writer.
+
+A frame is rpyc's own, with open files (flag 4) and raw buffers (flag 2) beside the body.
 
     !L length | !B flags | body (brine) | "\n"
         [ flag 4: !L descriptors ]

@@ -1,4 +1,4 @@
-"""A socket stream whose byte counts, and open files beside the bytes, survive signals.
+"""A socket stream, with open files beside the bytes, that loses nothing when it is interrupted.
 
 An interrupt may come anywhere: what a system call has moved is stored by C code, before any signal
 can be handled.

@@ -38,7 +38,7 @@ def fetcher() -> FakeFetcher:
 @pytest.fixture
 def without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process seems not to have imported jax."""
-    for module in ("interop.remote_array", "interop.native"):
+    for module in ("interop.remote_array", "interop.jax_runtime"):
         monkeypatch.setattr(f"jaxd.{module}.loaded_jax", lambda: None)
 
 
