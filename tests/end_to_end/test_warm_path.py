@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests import house
 from tests.another_server import own_server_needed
 from tests.live_server import ROOT, LiveServer
 
-MOST_FILES = 40
+MOST_FILES = 32
 
 PROGRAM = """
 import mmap, os, sys
@@ -54,7 +55,14 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
         live.close()
     lines = [file.read_text().splitlines() for file in folder.glob("*.calls")]
     both = sorted((each for each in lines if each), key=lambda each: "client/" not in each[0])
-    return [(caller, callee) for each in both for _, caller, callee in map(str.split, each)]
+    return [call for each in both for call in _calls_of_busiest_thread(each)]
+
+
+def _calls_of_busiest_thread(lines: list[str]) -> list[tuple[str, str]]:
+    """The others are those of timers, which may be due just then."""
+    found = [line.split() for line in lines]
+    ((busiest, _),) = Counter(thread for thread, _, _ in found).most_common(1)
+    return [(caller, callee) for thread, caller, callee in found if thread == busiest]
 
 
 def _files(calls: list[tuple[str, str]]) -> list[str]:
@@ -81,8 +89,8 @@ def test_nothing_is_called_in_a_layer_above_its_caller(calls: list[tuple[str, st
 
 def test_architecture_shows_the_files_of_a_warm_call(calls: list[tuple[str, str]]) -> None:
     """The list in ARCHITECTURE.md is the list."""
-    page = (ROOT / "ARCHITECTURE.md").read_text().partition("The files that a warm call")[2]
-    block = page.partition("```text\n")[2].partition("```")[0]
+    page = (ROOT / "ARCHITECTURE.md").read_text().partition("## The way of one call\n")[2]
+    block = page.partition("\n## ")[0].rpartition("```text\n")[2]
     shown = re.findall(r"(?:client|server|shared)/[\w/]+\.py", block)
     assert sorted(shown) == sorted(_files(calls))
 

@@ -109,7 +109,7 @@ import pickle, sys
 import jaxd
 
 tree = pickle.loads(bytes.fromhex(sys.argv[1]))
-print(type(tree["x"]).__name__, tree["x"].is_here, float(tree["x"].sum()), tree["y"])
+print(type(tree["x"]).__name__, tree["x"].is_fetched, float(tree["x"].sum()), tree["y"])
 """
 
 

@@ -72,7 +72,7 @@ from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.local_server import LocalServerFiles, make_private_directory
 files = LocalServerFiles.of_this_environment()
 start_background(files, server_command={FAKE_SERVER!r})
-print(send_request(files.control, {{"send_request": "status"}})["host"]["pid"])
+print(send_request(files.control, {{"request": "status"}})["host"]["pid"])
 """
     racers = [
         subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True)

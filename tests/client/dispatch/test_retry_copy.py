@@ -33,7 +33,7 @@ def test_it_does_not_change_with_the_callers_arrays() -> None:
     call = call_of(sent, shared, of_jax, sources={2: object()})
     shares: list[int] = []
     block: Any = SimpleNamespace(number=5, view=memoryview(b"....shared"))
-    block.hold, block.release = (partial(shares.append, 1), partial(shares.append, -1))
+    block.retain, block.release = (partial(shares.append, 1), partial(shares.append, -1))
     load = CallTransfer(
         [DataLocation(1, BLOCK, 5, 4), DataLocation(2, VALUE, 77)], [memoryview(sent)], [(block, 4)]
     )

@@ -86,7 +86,7 @@ def test_a_handshake_that_breaks_off_is_tried_again(
             raise ProtocolError("it broke off") from EOFError()
         return connect(self)
 
-    monkeypatch.setattr(Session, "_connect_session", breaks_off)
+    monkeypatch.setattr(Session, "_connect", breaks_off)
     with pytest.raises(ProtocolError):
         session.connection()
     fails[:] = [False]
@@ -113,7 +113,7 @@ def test_a_server_without_room_is_asked_again(
             raise Busy("full.", 0.01)
         return connect(self)
 
-    monkeypatch.setattr(Session, "_connect_session", is_busy)
+    monkeypatch.setattr(Session, "_connect", is_busy)
     assert session.connection().alive
     session.connection().shut()
     left[0] = 10**9
@@ -130,7 +130,7 @@ def test_what_is_no_server_is_said_to_be_none(
     def another(self: Session) -> Any:
         raise ProtocolError("the peer's greeting is not JSON.") from ValueError("no JSON")
 
-    monkeypatch.setattr(Session, "_connect_session", another)
+    monkeypatch.setattr(Session, "_connect", another)
     with pytest.raises(ProtocolError, match="not JSON"):
         session.connection()
 

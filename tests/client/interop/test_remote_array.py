@@ -310,7 +310,7 @@ def test_a_donated_array_says_to_whom(fetcher: FakeFetcher) -> None:
 
     def donated() -> Any:
         array = fetcher.keep(MATRIX)
-        array.origin.gone[array.number] = "train_step"
+        array.origin.unusable[array.number] = "train_step"
         return array
 
     each_touch_raises(TOUCHES | JAX_TOUCHES, donated, ValueDeleted, "donated to train_step")
@@ -385,8 +385,8 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd_protocol.pytree import Leaf
 
 class Keeper:
-    where = "unix:///run/jaxd"
-    def bring(self, array, copy=True): return memoryview(self.data)
+    address = "unix:///run/jaxd"
+    def fetch_bytes(self, array, copy=True): return memoryview(self.data)
     def part(self, array, index): return "part"
     def drop(self, id): pass
 

@@ -78,7 +78,7 @@ class Connection:
     def read_available(self) -> None:
         pass
 
-    def leave(self, number: int, pending: PendingReply) -> None:
+    def abandon_reply(self, number: int, pending: PendingReply) -> None:
         self.left.append(number)
 
     def cancel(self, number: int) -> None:
@@ -387,7 +387,7 @@ def test_a_loaded_call_never_reads_its_callers_arrays_again(server: Server) -> N
         rows = [DataLocation(0, BLOCK, 3, 0)]
         return CallTransfer(rows, call.buffers[1:], [(block, 0)])
 
-    server.routes.load = load
+    server.routes.prepare = load
     server.routes.announce = lambda *_: True
     spec: Any = SimpleNamespace(key=b"k", snapshot=SimpleNamespace(name="step", reader=None))
     arrays = [bytearray([1] * 4), bytearray([2] * 4)]
@@ -406,7 +406,7 @@ def test_a_loaded_call_never_reads_its_callers_arrays_again(server: Server) -> N
     server.flights.launch(flight)
     for each in arrays:
         each[:] = bytes([9] * 4)
-    server.routes.load = lambda call, *_, **__: CallTransfer((), call.buffers)
+    server.routes.prepare = lambda call, *_, **__: CallTransfer((), call.buffers)
     server.routes.announce = lambda *_: False
     server.connections[0].lose()
     server.flights._resend_lost()
@@ -482,10 +482,10 @@ def test_what_a_lost_call_may_have_taken_stays_dead() -> None:
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        (lambda one: one.settle(succeeded(0, 2), ()), [15]),
-        (lambda one: one.settle(failed(0, 2), ()), [15]),
-        (lambda one: one.refuse(ValueError("no")), [14, 15, 20]),
-        (lambda one: one.lose(ConnectionError("gone")), [14, 15, 20]),
+        (lambda one: one.complete(succeeded(0, 2), ()), [15]),
+        (lambda one: one.complete(failed(0, 2), ()), [15]),
+        (lambda one: one.fail_not_run(ValueError("no")), [14, 15, 20]),
+        (lambda one: one.fail_unknown(ConnectionError("gone")), [14, 15, 20]),
     ],
     ids=["succeeds", "fails", "is refused", "is lost"],
 )
