@@ -1,4 +1,4 @@
-"""From an address to replies.
+"""Connections to servers: settings, discovery, dialling, handshake, replies.
 
-Settings, discovery, dialling, handshake, one rpyc connection shared by many threads.
+One rpyc connection is shared by many threads.
 """

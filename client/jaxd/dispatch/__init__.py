@@ -1,5 +1,4 @@
-"""One call from request to result.
+"""Makes one call: sessions, synchronous and asynchronous calls, retries, warming.
 
-Sessions, sync and async calls, retries, warming. The only place that decides when a call is sent
-again.
+The only place that decides when a call is sent again.
 """

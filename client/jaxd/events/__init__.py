@@ -1,4 +1,1 @@
-"""What a server says while a call is open.
-
-Progress, output, warnings, and callbacks that run here.
-"""
+"""Events of open calls: progress, output, warnings, callbacks that run here."""

@@ -1,5 +1,5 @@
-"""From a function and its arguments to bytes.
+"""Encodes a function and its arguments as the bytes of a call request.
 
-The fingerprint of the function as it is now, the encoded arguments, the `CallRequest`. Opens no
+The snapshot of the function as it is now, the encoded arguments, the `CallRequest`. Opens no
 connection.
 """

@@ -1,4 +1,4 @@
-"""From reply bytes to Python objects.
+"""Decodes replies: arrays, classes and objects of the client, exceptions.
 
-Arrays, own classes, own objects, exceptions. Imports and calls nothing because a server says so.
+Imports and calls nothing because a server says so.
 """

@@ -1,4 +1,4 @@
-"""How large data travels.
+"""How large data travels: shared memory, deduplication, compression.
 
-Shared memory, deduplication, compression. Knows leaves and bytes, no calls.
+Knows leaves and bytes, no calls.
 """

@@ -1,4 +1,4 @@
-"""Wire trees to what jax takes, and results to wire trees.
+"""Decodes arguments to what jax takes, and encodes results.
 
 Also references for objects in results that are no data.
 """

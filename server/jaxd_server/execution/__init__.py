@@ -1,5 +1,4 @@
-"""One call.
+"""Executes one call: admission, its executable, the run on the device, the reply.
 
-Admitted, its executable found or ordered, run on the device, its reply made. Read `pipeline.py`
-first. Knows no sockets.
+Read `pipeline.py` first. Knows no sockets.
 """

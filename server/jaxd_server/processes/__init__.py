@@ -1,5 +1,4 @@
-"""The processes of a server.
+"""The processes of a server: host, supervision, gateway, worker, tracer.
 
-The host and what it needs to supervise workers, the gateway, the worker and its wiring, the
-tracer. Only here are processes started and wired.
+Only here are processes started and wired.
 """

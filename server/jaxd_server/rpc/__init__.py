@@ -1,5 +1,4 @@
-"""One client's connection.
+"""Serves one client's connection: reads, schedules and answers its calls.
 
-Reads, schedules and answers its calls, limits what it may hold, and keeps its session over
-reconnects.
+Limits what the client may hold, and keeps its session over reconnects.
 """

@@ -1,4 +1,4 @@
-"""Arrays that stay here.
+"""Arrays that stay on the server: whose they are, how much memory they take.
 
-Whose they are, how much room they take, when they go, and what calls refer to.
+When they are released, and what calls refer to.
 """

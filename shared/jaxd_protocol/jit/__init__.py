@@ -1,4 +1,4 @@
-"""How a function is compiled.
+"""How a function is compiled: options, keys, static arguments, transformations.
 
-Options, keys, static arguments, transformations, nested calls, nnx updates.
+Also nested calls of persistent functions, and the updates of flax nnx objects.
 """

@@ -1,4 +1,4 @@
-"""What the two ends say.
+"""The messages of the protocol: verbs, flags, data locations, failures, recipes.
 
-Verbs, flags, data locations, failures, function manifests, recipes. The wire on one screen.
+`calls` has the wire on one screen.
 """

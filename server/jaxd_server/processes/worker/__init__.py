@@ -1,4 +1,1 @@
-"""The process that owns the devices.
-
-Wiring of all parts, its status, and why it ends by itself.
-"""
+"""The process that owns the devices: its wiring, its status, why it ends."""

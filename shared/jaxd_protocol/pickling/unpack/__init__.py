@@ -1,5 +1,4 @@
-"""The server's half.
+"""The server's half: modules, classes and functions are made again, once per content.
 
-Making modules, classes and functions again, each once per content. Runs only behind
-authentication.
+Runs only behind authentication.
 """
