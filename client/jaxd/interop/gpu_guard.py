@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxd.interop.jax_runtime import prefer_cpu, require_jax, started_platform
-from jaxd_protocol.base.machine import machine_id
+from jaxd_protocol.base.process import machine_id
 
 _PLATFORM_VARIABLES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -1,4 +1,4 @@
-"""What belongs to one process: what a fork must not share, and what is made when first needed.
+"""What belongs to one process: what a fork must not share, what is made lazily; and its machine.
 
 The child of a fork forgets its parent's connections: both would otherwise read from one socket, and
 the child's end of it would close the parent's. Memory that both have mapped is the child's as well
@@ -7,6 +7,7 @@ from then on.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import weakref
 from collections.abc import Callable
@@ -80,3 +81,18 @@ class Lazy(Generic[T]):
         if self.made is None:
             self.made = self._first.setdefault(None, self._make())
         return self.made
+
+
+_BOOT = "/proc/sys/kernel/random/boot_id"
+
+
+def machine_id() -> str | None:
+    """A name of the kernel that runs this process, new at each boot; None where there is none.
+
+    For convenience, not for trust: whoever has seen it can say it.
+    """
+    try:
+        with open(_BOOT, "rb") as file:
+            return hashlib.blake2b(file.read(), digest_size=8, person=b"jaxd").hexdigest()
+    except OSError:
+        return None

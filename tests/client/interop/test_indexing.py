@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxd.interop.indexing import basic_index
+from jaxd.interop.remote_array import basic_index
 
 SHAPE = (4, 5, 6)
 BASIC: list[Any] = [

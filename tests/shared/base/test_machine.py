@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_protocol.base import machine
-from jaxd_protocol.base.machine import machine_id
+from jaxd_protocol.base import process
+from jaxd_protocol.base.process import machine_id
 from tests.live_server import source_environment
 
 
 def test_two_processes_of_one_machine_agree(tmp_path: Path) -> None:
     """Sixteen hex digits that are not the kernel's own name for this boot."""
-    program = "from jaxd_protocol.base.machine import machine_id; print(machine_id())"
+    program = "from jaxd_protocol.base.process import machine_id; print(machine_id())"
     other = subprocess.run(
         [sys.executable, "-c", program],
         env=source_environment(tmp_path),
@@ -25,7 +25,7 @@ def test_two_processes_of_one_machine_agree(tmp_path: Path) -> None:
     )
     assert other.stdout.strip() == machine_id()
     assert int(str(machine_id()), 16) >= 0
-    assert str(machine_id()) not in Path(machine._BOOT).read_text().replace("-", "")
+    assert str(machine_id()) not in Path(process._BOOT).read_text().replace("-", "")
 
 
 @pytest.mark.parametrize("path", ["/nowhere/boot_id", "/proc"])
@@ -33,5 +33,5 @@ def test_a_system_without_that_name_is_like_no_other(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Nothing is guessed."""
-    monkeypatch.setattr(machine, "_BOOT", path)
+    monkeypatch.setattr(process, "_BOOT", path)
     assert machine_id() is None

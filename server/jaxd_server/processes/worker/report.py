@@ -9,7 +9,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd_protocol.base.machine import machine_id
+from jaxd_protocol.base.process import machine_id
 
 if TYPE_CHECKING:
     from jaxd_server.config.options import ServerOptions
