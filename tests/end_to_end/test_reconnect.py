@@ -149,7 +149,7 @@ def test_what_is_let_go_without_a_connection_is_told_later(
     client.caller.session.connection().check()
     assert not client.caller.session.connected
     arrays.clear()
-    wait_until(lambda: not client.caller.session.store.drops._is_woken)  # type: ignore[union-attr]
+    wait_until(lambda: not client.caller.session.store.release_queue._is_woken)  # type: ignore[union-attr]
     state = step(state)
     jaxd.wait(state)
     wait_until(lambda: len(in_process_server.parts._worker_context.values) == 1)
