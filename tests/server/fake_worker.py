@@ -25,7 +25,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from jaxd_server.runtime.child_process import read_argument
+from jaxd_server.runtime.child_startup import read_argument
 
 _LOOK_S = 0.02
 
@@ -106,7 +106,7 @@ class FakeWorker:
         from jaxd_protocol.network.handshake import (
             finish_handshake,  # most fake workers start without
         )
-        from jaxd_server.auth.handover import HandoverReceiver
+        from jaxd_server.auth.connection_handover import HandoverReceiver
 
         line.setblocking(True)
         admitted = HandoverReceiver(principal).admit(line)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from jaxd.connection.control_client import send_slow_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
-from jaxd_server.runtime.child_process import request_stack_dump
+from jaxd_server.runtime.child_startup import request_stack_dump
 from tests.end_to_end.counting import records
 from tests.end_to_end.damage import DAMAGE
 from tests.faults.proxy import Proxy

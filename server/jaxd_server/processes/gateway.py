@@ -30,10 +30,10 @@ from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
 from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer, AuthenticatorFactory
-from jaxd_server.auth.handover import hand_over
+from jaxd_server.auth.connection_handover import hand_over
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.runtime import logs
-from jaxd_server.runtime.child_process import die_with_the_parent
+from jaxd_server.runtime.child_startup import die_with_the_parent
 from jaxd_server.runtime.json_lines import HostChannel
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import allow_files

@@ -46,7 +46,7 @@ from jaxd_server.jax_compat import lowered_transfer, programs
 from jaxd_server.jax_compat.config import set_default_settings
 from jaxd_server.jax_compat.lowered_transfer import NotTransferable, pack_lowered
 from jaxd_server.runtime import logs
-from jaxd_server.runtime.child_process import die_with_the_parent
+from jaxd_server.runtime.child_startup import die_with_the_parent
 from jaxd_server.runtime.counters import Counters, Counts
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.threads.executors import ThreadPerTask, process_timers

@@ -83,7 +83,7 @@ def accounts(token: str | None) -> list[Account]:
 
 
 class Handshake:
-    """A client that comes to a authenticator: what either end got, or how it failed."""
+    """A client that comes to an authenticator: what either end got, or how it failed."""
 
     def __init__(
         self, pair: Pair, keeper: Authenticator, client: Callable[[socket.socket], Any]

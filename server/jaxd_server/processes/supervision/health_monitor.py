@@ -16,7 +16,7 @@ from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.untrusted_report import valid_rows
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
-from jaxd_server.runtime.child_process import request_stack_dump
+from jaxd_server.runtime.child_startup import request_stack_dump
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import resident_bytes
 

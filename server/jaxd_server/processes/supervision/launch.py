@@ -19,7 +19,7 @@ from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.output_relay import OutputRelay
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.runtime.child_process import in_a_file
+from jaxd_server.runtime.child_startup import in_a_file
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 
 _FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"

@@ -14,7 +14,7 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.acceptor import Authenticates
 from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatorFactory
-from jaxd_server.auth.handover import HandoverReceiver
+from jaxd_server.auth.connection_handover import HandoverReceiver
 from jaxd_server.cache.usage import DiskUsage
 from jaxd_server.compilation.builder import BuildQuota, ExecutableBuilder
 from jaxd_server.compilation.compiling.builds import Build, Builds

@@ -18,7 +18,7 @@ from jaxd_server.execution.crash_guard import CrashSuspects
 from jaxd_server.processes.worker.report import WorkerReport
 from jaxd_server.processes.worker.retirement import still_needed
 from jaxd_server.runtime import logs
-from jaxd_server.runtime.child_process import (
+from jaxd_server.runtime.child_startup import (
     die_with_the_parent,
     dump_stacks_on_signal,
     read_argument,

@@ -18,7 +18,7 @@ from jaxd_server.processes.supervision.worker_process import WorkerFlags, Worker
 
 PRELUDE = """
 import json, socket, sys
-from jaxd_server.runtime.child_process import read_argument
+from jaxd_server.runtime.child_startup import read_argument
 argument = read_argument()
 tether = socket.socket(fileno=argument["tether_fd"]).makefile("rw")
 def say(**message):

@@ -12,9 +12,9 @@ import pytest
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.network.handshake import ClientIdentity, local_peer
 from jaxd_protocol.wire.tls_socket import TlsSocket
-from jaxd_server.auth import handover
+from jaxd_server.auth import connection_handover
 from jaxd_server.auth.authenticator import AuthenticatedPeer
-from jaxd_server.auth.handover import HandoverReceiver, hand_over
+from jaxd_server.auth.connection_handover import HandoverReceiver, hand_over
 
 ME = ClientIdentity(local_peer({"jax": "1"}), "session", "uid:7", 3)
 
@@ -43,7 +43,7 @@ def taken(worker: socket.socket, principal: str = "uid:7") -> AuthenticatedPeer:
     try:
         return HandoverReceiver(principal).admit(line)
     except BaseException:
-        line.close()  # as a acceptor does
+        line.close()  # as an acceptor does
         raise
 
 
@@ -107,7 +107,7 @@ def test_only_the_servers_user_hands_over(
 ) -> None:
     """Also where somebody else could get at the socket."""
     hand_over(worker.getsockname(), AuthenticatedPeer(client[1], "uid:7", ME)).close()
-    monkeypatch.setattr(handover, "peer_uid", lambda sock: os.getuid() + 1)
+    monkeypatch.setattr(connection_handover, "peer_uid", lambda sock: os.getuid() + 1)
     with pytest.raises(ProtocolError, match="own gateway"):
         taken(worker)
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxd_server.runtime.child_process import in_a_file, read_argument, request_stack_dump
+from jaxd_server.runtime.child_startup import in_a_file, read_argument, request_stack_dump
 from tests.live_server import source_environment
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_an_argument_is_read_from_where_it_stands(monkeypatch: pytest.MonkeyPatc
 
 HANGS = """
 import ctypes
-from jaxd_server.runtime.child_process import dump_stacks_on_signal
+from jaxd_server.runtime.child_startup import dump_stacks_on_signal
 dump_stacks_on_signal()
 def hangs():
     print("hangs", flush=True)

@@ -1,4 +1,4 @@
-"""What a host and a process that it starts have in common: an argument, its end, and its stacks.
+"""How a child process starts: reads its argument, ends with its parent, dumps its stacks on signal.
 
 The argument is one JSON object, in the command line or in a file. All users of a machine can read
 each other's command lines. What stands in a file without a name is read by whoever was given it,
