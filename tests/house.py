@@ -39,6 +39,9 @@ MOST_IN_A_FOLDER = 16
 """Python files of one folder, its `__init__.py` among them."""
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_TERMS = 40
+MOST_COMPLEX = 10
+"""McCabe's complexity of one function."""
+MOST_COMPLEX_ON_AVERAGE = 2.07
 
 _SILENT = frozenset(
     {
@@ -50,6 +53,8 @@ _SILENT = frozenset(
         tokenize.ENDMARKER,
     }
 )
+
+_OF_NAMED_TUPLES = frozenset({"_asdict", "_fields", "_make", "_replace"})
 
 _JAX_FOLDERS = ("jax_objects", "jax_compat", "interop", "jit", "tracing", "user_code")
 
@@ -114,7 +119,11 @@ def lines_of_code(file: Path) -> int:
 
 def entries(package: str) -> list[str]:
     """What lies at the top of a package."""
-    return sorted(each.name for each in PACKAGES[package].iterdir() if each.name != "__pycache__")
+    return sorted(
+        each.name
+        for each in PACKAGES[package].iterdir()
+        if each.is_file() or any(each.glob("*.py"))  # not what a moved folder has left behind
+    )
 
 
 def folders() -> Iterator[tuple[Path, int]]:
@@ -161,11 +170,14 @@ def private_names_of_jax() -> set[tuple[str, str]]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 if private.match(node.value):
                     found.add((name, node.value))
-            elif isinstance(node, ast.ImportFrom) and private.match(f"{node.module}"):
-                found.update((name, f"{node.module}.{each.name}") for each in node.names)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                imported = {f"{module}{each.name}" for each in node.names}
+                found.update((name, each) for each in imported if private.match(each))
             elif isinstance(node, ast.Attribute) and is_for_jax:
                 owner = node.value.id if isinstance(node.value, ast.Name) else ""
-                if re.match(r"_[a-z]", node.attr) and owner not in {"self", "cls", "os", "sys"}:
+                is_private = re.match(r"_[a-z]", node.attr) and node.attr not in _OF_NAMED_TUPLES
+                if is_private and owner not in {"self", "cls", "os", "sys"}:
                     found.add((name, f".{node.attr}"))
     return found
 
@@ -221,7 +233,7 @@ def _folder_map(folder: Path, prefix: str, depth: int) -> Iterator[str]:
 def broken_layers() -> str:
     """The report of `lint-imports`, empty when every contract is kept."""
     done = subprocess.run(
-        [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"],
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-cache", "--no-logo"],
         capture_output=True,
         text=True,
         check=False,
@@ -266,7 +278,7 @@ def _with_dunder_all() -> list[str]:
     return [
         file.relative_to(ROOT).as_posix()
         for file in sources()
-        if file not in _PUBLIC and re.search(r"^__all__\b", file.read_text(), re.MULTILINE)
+        if file not in _PUBLIC and re.search(r"^\s*__all__\b", file.read_text(), re.MULTILINE)
     ]
 
 
@@ -282,6 +294,9 @@ def violations() -> Iterator[str]:
             yield f"a function of {lines} lines: {where}"
     for name in _with_dunder_all():
         yield f"{name} has an __all__; only what is public needs one"
+    complexity = complexities()
+    if max(complexity) > MOST_COMPLEX or round(mean(complexity), 2) > MOST_COMPLEX_ON_AVERAGE:
+        yield f"complexity: {mean(complexity):.2f} on average, {max(complexity)} at most"
     if len(terms()) > MOST_TERMS:
         yield f"{len(terms())} terms in the glossary, more than {MOST_TERMS}"
     if report := broken_layers():

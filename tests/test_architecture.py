@@ -1,7 +1,7 @@
 """The rules of the source tree: who imports jax, what unpickles, what is public and documented.
 
 The tables come first. A rule is changed by changing its table, with the reason beside it. Layers,
-circles and sizes are checked by `make lint` and `make house` (`tests/house.py`).
+circles and sizes are those of `make house` (`tests/house.py`), which one test here runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import Any
 import pytest
 
 import jaxd
-from tests.house import PACKAGES, ROOT, architecture_map, sources
+from tests.house import (
+    PACKAGES,
+    ROOT,
+    architecture_map,
+    private_names_of_jax,
+    sources,
+    violations,
+)
 
 # The folders whose files may import jax or jaxlib when they are imported themselves.
 JAX_AT_IMPORT = (
@@ -44,6 +51,25 @@ JAX_INSIDE_FUNCTIONS = (
     "shared/jaxd_protocol/jax_objects/",  # runs where an object arrives: on the server
     "shared/jaxd_protocol/jit/",  # runs where a function is traced
 )
+
+# The only files that name what is private to jax or the libraries on it, each with what it needs.
+# Each states what happens when a name has moved, and has a test that notices.
+NAMES_PRIVATE_PARTS_OF_JAX = {
+    "client/jaxd/interop/jax_registry.py": "handles become arguments of jax's own functions",
+    "client/jaxd/interop/jax_runtime.py": "whether a backend was made already",
+    "server/jaxd_server/jax_compat/arrays.py": "arrays with weak types, settings of a thread, keys",
+    "server/jaxd_server/jax_compat/compilation_cache.py": "jax's own cache on disk",
+    "server/jaxd_server/jax_compat/lowered.py": "what a lowered program consists of",
+    "server/jaxd_server/jax_compat/lowered_transfer.py": "a lowered program, from the tracer",
+    "server/jaxd_server/jax_compat/placement.py": "a program for another device",
+    "server/jaxd_server/user_code/jax_callbacks.py": "callbacks of the client's code",
+    "server/jaxd_server/user_code/output.py": "the names of jax's own loggers",
+    "shared/jaxd_protocol/jax_objects/jit_objects.py": "the parts of a jitted function",
+    "shared/jaxd_protocol/jax_objects/names.py": "the types of jax's objects",
+    "shared/jaxd_protocol/jax_objects/reducers.py": "a cached function that is made again",
+    "shared/jaxd_protocol/jax_objects/registrations.py": "pytrees, and modules of equinox",
+    "shared/jaxd_protocol/jit/source_locations.py": "how many frames a location has",
+}
 
 # The only files in which bytes become objects or code, each with who has written the bytes.
 OPENS_BYTES = {
@@ -143,6 +169,17 @@ def test_bytes_become_objects_only_where_the_table_says() -> None:
 
 
 _OPENERS = ("pickle", "marshal", "cloudpickle", "dill", "shelve")
+
+
+def test_private_names_of_jax_stand_only_where_the_table_says() -> None:
+    """A new version of jax is tried on these files; the others know only what is public."""
+    found = {file for file, name in private_names_of_jax() if not name.startswith(".")}
+    assert found == set(NAMES_PRIVATE_PARTS_OF_JAX)
+
+
+def test_the_rules_of_make_house_are_kept() -> None:
+    """Layers, circles, and how much there may be in a folder, a function, the glossary."""
+    assert list(violations()) == []
 
 
 def test_every_path_in_the_tables_exists() -> None:

@@ -95,7 +95,7 @@ class HostileClient:
             with suppress(JaxdError):
                 str(look(x))
         client.statistics(), client.info(), client.devices()
-        for verb, args in (("values", ()), ("functions", ()), ("recent", (3,)), ("verify", (1,))):
+        for verb, args in (("values", ()), ("functions", ()), ("recent", (3,))):
             with suppress(JaxdError):
                 client.caller.session.ask(verb, *args)
         with suppress(JaxdError):
@@ -324,7 +324,6 @@ VERBS: Final[Mapping[str, tuple[float, _Ask]]] = {
     "recent": (2, HostileClient._number),
     "functions": (2, HostileClient._nothing),
     "recipes": (2, HostileClient._mark),
-    "verify": (2, HostileClient._number),
     "forget": (2, HostileClient._forget),
     "other": (2.4, HostileClient._any),
 }

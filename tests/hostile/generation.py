@@ -285,7 +285,7 @@ _VERBS: Final[Mapping[str, str]] = {
         name: name
         for name in (
             *("why", "statistics", "info", "devices", "put", "named", "unname", "name", "values"),
-            *("functions", "recent", "verify", "recipes", "forget", "part", "fetch"),
+            *("functions", "recent", "recipes", "forget", "part", "fetch"),
         )
     },
     "lower": "stages",
@@ -313,7 +313,6 @@ _JSON: Final[Mapping[str, str]] = {
     "values": json.dumps({"holders": [], "totals": {}}),
     "functions": json.dumps({"functions": [], "totals": {}}),
     "recent": json.dumps({"decisions": [{"function": "f", "reason": "r"}]}),
-    "verify": json.dumps({"checked": 1, "same": 1, "different": [], "skipped": 0}),
     "forget": json.dumps({"executables": 1}),
     "recipes": json.dumps({"mark": "m", "left_out": []}),
 }

@@ -1,7 +1,7 @@
 """The fixes that a run can revert in its victim, to show that it finds what they fix.
 
 Each name stands for one hole; its function puts back, in the process that it is called in, what
-was allowed before the mend.
+was allowed before the fix.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ def _results() -> None:
     changed: Any = local_objects.LocalObjects
     changed._installed_node = node
     changed._installed_object = brought
-    changed._sent_or_data = lambda self, found: found
     changed._FINDERS = {**changed._FINDERS, "i": brought}
 
 
@@ -101,10 +100,10 @@ REVERTS: Final[Mapping[str, Callable[[], None]]] = {
     "C2": _callback_targets,
     "W": _warnings,
 }
-"""By the hole that each opens again; the names are those of `hole_of`."""
+"""By the hole that each opens again."""
 
 
 def revert(names: Iterable[str]) -> None:
-    """Puts back what was allowed before these mends."""
+    """Puts back what was allowed before these fixes."""
     for name in names:
         REVERTS[name]()

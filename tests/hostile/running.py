@@ -41,7 +41,7 @@ _ACTS: Final = (
     *(("call", 60), ("submit", 6), ("remote", 8), ("fetch", 4), ("part", 4), ("why", 2)),
     *(("warm", 2), ("lower", 1), ("jaxpr", 1), ("statistics", 2), ("info", 2), ("devices", 2)),
     *(("put", 2), ("name", 2), ("named", 2), ("unname", 2), ("values", 2), ("functions", 2)),
-    *(("recent", 2), ("verify", 2), ("recipes", 2), ("forget", 2)),
+    *(("recent", 2), ("recipes", 2), ("forget", 2)),
 )
 ACTS: Final = ([name for name, _ in _ACTS], [weight for _, weight in _ACTS])
 """What the victim does, and how often."""

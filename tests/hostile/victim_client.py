@@ -124,7 +124,8 @@ def _of_packing(args: tuple[Any, ...], frame: FrameType) -> bool:
 
 def _is_callback_target(args: tuple[Any, ...], frame: FrameType) -> bool:
     """A function is called back that another one makes: of code of the client's own."""
-    return _stands(frame, "jaxd/events/callbacks.py")
+    is_maker = frame.f_code.co_name == "function"  # and not what runs the callback
+    return is_maker and _stands(frame, "jaxd/events/callbacks.py")
 
 
 def _of_own_code(args: tuple[Any, ...], frame: FrameType) -> bool:
@@ -232,7 +233,6 @@ _ACTS: Final[dict[str, Callable[[Victim, str], Any]]] = {
     "values": lambda victim, name: victim.caller("values"),
     "functions": lambda victim, name: victim.caller("functions"),
     "recent": lambda victim, name: victim.client.caller.session.ask("recent", 3),
-    "verify": lambda victim, name: victim.client.caller.session.ask("verify", 1),
     "recipes": Victim.recipes,
     "forget": lambda victim, name: victim.persistent[name].clear(),
 }

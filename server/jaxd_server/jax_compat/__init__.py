@@ -1,1 +1,1 @@
-"""Every private name of jax that the server uses, with what happens when it has moved."""
+"""Adapters to what is private in jax: arrays, lowered and compiled programs, its disk cache."""
