@@ -15,6 +15,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint.model import CallbackList, Fingerprint, ListedCallback, Part, Source
 from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.static_args import parameters_of
 from jaxd_protocol.packages.distributions import Package
 
 if TYPE_CHECKING:
@@ -199,16 +200,10 @@ class FunctionDescriptor(NamedTuple):
 def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the parameters that can be given by position; ``*rest`` for any number of them.
 
-    Empty when the function does not say.
+    Empty where the function has no signature.
     """
-    import inspect
-
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    starred = inspect.Parameter.VAR_POSITIONAL
-    by_name_only = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
     return tuple(
-        f"*{p.name}" if p.kind is starred else p.name for p in found if p.kind not in by_name_only
+        f"*{each.name}" if each.kind is each.VAR_POSITIONAL else each.name
+        for each in parameters_of(function)
+        if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)
     )
