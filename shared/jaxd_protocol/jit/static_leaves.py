@@ -95,7 +95,8 @@ def wrap_untraceable(tree: Any, *, strict: bool) -> Any:
 def _wrap(leaf: Any, *, strict: bool) -> Any:
     import numpy as np
 
-    if not (strict or is_traceable(leaf) or hasattr(type(leaf), "__array__")):
+    is_array = hasattr(type(leaf), "__array__") and not isinstance(leaf, str | bytes)
+    if not (strict or is_array or is_traceable(leaf)):
         return StaticLeaf(leaf)
     number = None if isinstance(leaf, bool | np.generic) else plain_number(leaf)
     return leaf if number is None else number

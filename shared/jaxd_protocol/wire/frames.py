@@ -278,7 +278,7 @@ class FrameWriter:
         transfer = self._open
         if transfer is None:
             return
-        # a system call may return only when all is sent: smaller steps show progress
+        # a system call may return only when all is sent: smaller steps report progress
         while (
             rest := transfer.rest() if transfer.total <= _STEP_BYTES else transfer.next(_STEP_BYTES)
         ):
@@ -288,7 +288,7 @@ class FrameWriter:
         self._open = None
 
     def _finish_later(self) -> None:
-        with self._lock, suppress(EOFError):  # whoever reads will see the end as well
+        with self._lock, suppress(EOFError):  # the reading thread will see the end as well
             self._finish()
 
 
@@ -309,7 +309,7 @@ def _frame_parts(
 
 _READ_AHEAD: Final = 1 << 16
 _INITIAL_BYTES: Final = 1 << 12
-"""Enough for a connection that says little; of those there may be thousands."""
+"""Enough for a connection with little traffic; there may be thousands of these."""
 
 _ATTACHMENT_FLAGS: Final = FLAG_BUFFERS | FLAG_DESCRIPTORS
 
@@ -317,7 +317,7 @@ ReceiveInto = Callable[[list[memoryview], list[int]], None]
 
 
 class _ReadAhead:
-    """Bytes that were received before they were asked for: the first `sum(counts)` of `view`."""
+    """Bytes that were received before they were requested: the first `sum(counts)` of `view`."""
 
     __slots__ = ("counts", "data", "view")
 
@@ -491,13 +491,13 @@ class FrameReader:
         self._at = (ahead, start, decompress(frame, self._admit) if body.flags else frame)
         return None
 
-    def _open_attachments(self, frame: Frame, flags: int, offset: int, asked: int) -> None:
-        """Looks for what is beside the body, `offset` bytes behind `start`.
+    def _open_attachments(self, frame: Frame, flags: int, offset: int, admitted: int) -> None:
+        """Reads what is beside the body, `offset` bytes behind `start`.
 
-        `asked` bytes of the message have been admitted with its body.
+        `admitted` bytes of the message have been admitted with its body.
         """
         if not flags & FLAG_DESCRIPTORS or self._arrivals is None:
-            return self._open_bulk(frame, offset, asked)
+            return self._open_bulk(frame, offset, admitted)
         ahead, start, _ = self._at
         if sum(ahead.counts) - start < offset + 4:
             return self._fill(offset + 4)
@@ -506,11 +506,11 @@ class FrameReader:
             raise LimitExceeded(too_many_descriptors(frame.announced))
         frame.descriptors = self._arrivals.first()
         if flags & FLAG_BUFFERS:
-            return self._open_bulk(frame, offset + 4, asked)
+            return self._open_bulk(frame, offset + 4, admitted)
         self._at = (ahead, start + offset + 4, frame)
         return None
 
-    def _open_bulk(self, frame: Frame, offset: int, asked: int) -> None:
+    def _open_bulk(self, frame: Frame, offset: int, admitted: int) -> None:
         """Reads the sizes that stand `offset` bytes behind `start`, and takes the memory."""
         ahead, start, _ = self._at
         have = sum(ahead.counts) - start
@@ -523,20 +523,20 @@ class FrameReader:
         if have < needed:
             return self._fill(needed)
         sizes = struct.unpack_from(f"!{count}Q", ahead.data, start + offset + 4)
-        bulk = _IncomingBuffers(frame, self._allocate_buffers(sizes, len(frame), asked))
+        bulk = _IncomingBuffers(frame, self._allocate_buffers(sizes, len(frame), admitted))
         copied = bulk.fill(ahead.view[start + needed : start + have])
         self._at = (ahead, start + needed + copied, bulk)
         return None
 
     def _allocate_buffers(
-        self, sizes: Sequence[int], body_bytes: int, asked: int
+        self, sizes: Sequence[int], body_bytes: int, admitted: int
     ) -> list[memoryview]:
-        """The buffers; `asked` bytes of the message have been admitted with its body."""
+        """The buffers; `admitted` bytes of the message have been admitted with its body."""
         total = sum(sizes) + body_bytes
         if total > self.max_frame_bytes:
             raise LimitExceeded(too_large(total, self.max_frame_bytes))
         if self._admit is not None:
-            self._admit(total - asked)
+            self._admit(total - admitted)
         return [allocate(size) for size in sizes]
 
     def _receive_buffers(self, bulk: _IncomingBuffers) -> None:

@@ -3,7 +3,7 @@
 Python's own `SSLSocket` cannot do what the wire needs: two threads must not use it at once (in
 3.13.6 one that waited for bytes even kept the other out), and a signal may take away the count of
 bytes that were moved already. Here OpenSSL only turns bytes into bytes, in memory, under a lock
-that nobody holds while he waits; the socket itself is read and written as any other.
+that no thread holds while it waits; the socket itself is read and written as any other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 _STEP_BYTES: Final = 1 << 18
-"""What is asked of the socket at once, and what is encrypted before it is sent."""
+"""The most that is received at once, and that is encrypted before it is sent."""
 
 _RECORD_BYTES: Final = 1 << 14
 
@@ -35,13 +35,13 @@ class _OutgoingBytes:
 class TlsSocket:
     """A socket with TLS on it. One thread at a time may read, and one at a time may write.
 
-    For the handshake of jaxd it is a socket with a timeout: `recv`, `sendall`. What follows goes
-    through `receive_into`, `send_some` and `flush`, which an interrupt may leave at any point: what
-    they count is what they did, or the connection is not used any more.
+    For the handshake of jaxd it is a socket with a timeout: `recv`, `sendall`. Messages go through
+    `receive_into`, `send_some` and `flush`, which an interrupt may end at any point: their counts
+    are exact, or the connection is not used any more.
 
     Args:
         raw: a connected socket, which belongs to this object from now on.
-        context: says who has to show a certificate.
+        context: determines which end has to show a certificate.
         server_side: whether the peer connected to us.
         server_name: the name that the server's certificate is checked against, if any.
 
@@ -79,8 +79,8 @@ class TlsSocket:
         """The handshake of TLS.
 
         Raises:
-            ssl.SSLError: when the peer is not trusted, or does not speak TLS; it was told why.
-            EOFError: when it hung up.
+            ssl.SSLError: when the peer is not trusted, or does not speak TLS; it was sent an alert.
+            EOFError: when it closed the connection.
             TimeoutError: when it took too long.
         """
         deadline = self._deadline()
@@ -89,7 +89,7 @@ class TlsSocket:
                 self.flush()
                 self._receive(deadline)
         finally:
-            self.flush()  # also the alert that says what is wrong
+            self.flush()  # an alert among it, if there is any
 
     def _handshake_step(self) -> bool:
         try:
@@ -99,7 +99,7 @@ class TlsSocket:
         return True
 
     def peer_certificate(self) -> bytes:
-        """What the peer has shown, in DER; empty when it has shown none."""
+        """The certificate that the peer has shown, in DER; empty when it has shown none."""
         found: bytes | None = self._tls.getpeercert(binary_form=True)
         return found or b""
 
@@ -132,13 +132,13 @@ class TlsSocket:
     def close(self) -> None:
         """Ends the connection.
 
-        Without a last word: an unread one would hide the end from who looks for it on the socket,
-        and our frames say where they end.
+        Without an alert: an unread one would hide the end from a peer that polls the socket, and
+        our frames have lengths.
         """
         self.raw.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What else a socket has is the socket's: its peer, its family, its options."""
+        """The other attributes of a socket: its peer, its family, its options."""
         return getattr(self.raw, name)
 
     def _deadline(self) -> float | None:
@@ -147,14 +147,14 @@ class TlsSocket:
     # as a stream of bytes, for the wire ---------------------------------------------------------
 
     def has_input(self) -> bool:
-        """Whether bytes have left the socket that nobody has taken, or parts of such."""
+        """Whether there are bytes that have left the socket and were not returned yet."""
         return bool(self._arrived.pending or self._tls.pending())
 
     def receive_into(self, views: Sequence[memoryview], received: list[int]) -> None:
         """Waits for bytes, fills the views as far as they suffice, and appends how many they were.
 
         Raises:
-            EOFError: when the peer hung up.
+            EOFError: when the peer closed the connection.
             OSError: when the connection broke.
         """
         while not self._open_records(views, received):
@@ -173,7 +173,7 @@ class TlsSocket:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what is encrypted and not sent yet; whoever writes calls it.
+        """Sends what is encrypted and not sent yet; only the writing thread calls it.
 
         Raises:
             OSError: when the connection broke.
@@ -196,7 +196,7 @@ class TlsSocket:
     def _receive(self, deadline: float | None) -> None:
         """Waits for bytes from the socket, and hands them to OpenSSL in the same C call.
 
-        There may be none; whoever needs some asks again.
+        There may be none; the caller repeats it as needed.
         """
         if deadline is not None:
             left_s = deadline - time.monotonic()
@@ -256,9 +256,7 @@ class TlsSocket:
                 self._torn = False
             except ssl.SSLError:
                 raise
-            except (
-                BaseException
-            ):  # an interrupt: in memory there is room for all, or nothing is done
+            except BaseException:  # an interrupt: all was written to memory, or nothing
                 if len(sent) == counts and self._encrypted.pending != before:
                     sent.append(len(data))
                 self._torn = False
