@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
@@ -205,20 +206,15 @@ class TreeEncoder:
             self.node(child)
 
 
+@lru_cache(maxsize=1 << 14)
 def _spec_of(leaf: Leaf) -> bytes:
-    """The bytes of a leaf, cached by identity: the leaves of a layout are the same in each step."""
-    found = _specs.get(id(leaf))
-    if found is not None and found[0] is leaf:
-        return found[1]
+    """The bytes of a leaf."""
     spec = spec_bytes(leaf.tag, leaf.dtype, leaf.shape, leaf.weak)
-    if leaf.tag == "K":
-        spec = b"K" + dump_literal(leaf.impl) + spec[1:]
-    _specs[id(leaf)] = leaf, spec
-    return spec
+    return b"K" + dump_literal(leaf.impl) + spec[1:] if leaf.tag == "K" else spec
 
 
 def _specs_of(leaves: Sequence[Leaf], first: int, stop: int) -> bytes:
-    """The bytes of several leaves, cached in the same way."""
+    """The bytes of several leaves, cached by identity: those of a layout do not change."""
     key = id(leaves), first, stop
     found = _runs.get(key)
     if found is not None and found[0] is leaves:
@@ -228,8 +224,6 @@ def _specs_of(leaves: Sequence[Leaf], first: int, stop: int) -> bytes:
     return specs
 
 
-_MAX_SPECS: Final = 1 << 14
-_specs: Final = BoundedDict[int, tuple[Leaf, bytes]](_MAX_SPECS)
 _MAX_RUNS: Final = 1 << 8
 _runs: Final = BoundedDict[tuple[int, int, int], tuple[Sequence[Leaf], bytes]](_MAX_RUNS)
 

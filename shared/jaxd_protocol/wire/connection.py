@@ -236,8 +236,7 @@ class BulkConnection(Connection):  # type: ignore[misc]
 
     def close(self) -> None:
         """Ends the connection; rpyc's own version would wait for an answer first."""
-        if not self._closed:
-            self.shut()
+        self.shut()
 
     def __del__(self) -> None:
         """Nothing: the owner closes, and after a fork the child must not."""

@@ -50,13 +50,6 @@ def plain(value: Any) -> bool:
     return type(value) in (str, bytes, bool, int)
 
 
-def test_one_that_was_kept_before_callbacks_could_be_listed_is_read() -> None:
-    """It lists none."""
-    assert FunctionManifest.from_message(MANIFEST.to_message()[:-1]) == MANIFEST._replace(
-        callbacks=()
-    )
-
-
 def test_it_says_what_a_walk_has_found() -> None:
     """With the algorithm of this process."""
     found = walk(function, "f").fingerprint

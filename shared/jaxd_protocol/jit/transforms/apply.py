@@ -33,9 +33,6 @@ class TransformedFunction:
 
     __slots__ = ("__weakref__", "function", "transformations")
 
-    function: _Function
-    transformations: tuple[Transformation, ...]
-
     def __init__(self, function: _Function, transformations: Sequence[Transformation]) -> None:
         self.function = function
         self.transformations = tuple(transformations)

@@ -40,7 +40,7 @@ def class_name(cls: type) -> tuple[str, str] | None:
 
 def reduce_class(packer: Packer, cls: type) -> Any:
     """A reduce tuple for a class by value."""
-    names = packer.part_of(cls)
+    names = packer.reach.part_of(cls)
     if names is not None:
         return _partial_class(packer, cls, names)
     name = tuple(packer.class_id(cls))
@@ -148,7 +148,8 @@ _PLAIN_CONVERSIONS: Final[Mapping[type, Callable[[Any], Any]]] = {
 
 def enum_description(cls: type[enum.Enum]) -> tuple[Any, ...]:
     """Metaclass, name, bases, members and boundary of an enum."""
-    convert = _PLAIN_CONVERSIONS.get(cls._member_type_, lambda member: member._value_)
+    data_type = getattr(cls, "_member_type_", object)
+    convert = _PLAIN_CONVERSIONS.get(data_type, lambda member: member._value_)
     members = {label: convert(member) for label, member in cls.__members__.items()}
     return type(cls), cls.__name__, cls.__bases__, members, getattr(cls, "_boundary_", None)
 

@@ -71,7 +71,8 @@ def _globals(packer: Packer, function: FunctionType) -> dict[str, Any]:
     namespace = function.__globals__
     module = sys.modules.get(str(namespace.get("__name__")))
     is_own = module is not None and vars(module) is namespace
-    if is_own and packer.archives is not None and packer.archives.name_of(module) is not None:
+    archives = packer.reach.archives
+    if is_own and archives is not None and archives.name_of(module) is not None:
         return {}
     names = facts_of(function.__code__).names - _MODULE_GLOBALS
     found = {name: namespace[name] for name in sorted(names) if name in namespace}

@@ -83,11 +83,13 @@ def _attribute(module: ModuleType, name: str) -> Any:
 
 def _installed(packer: Packer, module: ModuleType) -> Any:
     """By name, with those of its attributes that are sent."""
-    attributes = dict(sorted(packer.carried.get(module.__name__, {}).items()))
-    for below in sorted(packer.carried_below(module.__name__)):
-        child = vars(module).get(below)
-        if isinstance(child, ModuleType) and child.__name__ == f"{module.__name__}.{below}":
-            attributes.setdefault(below, child)
+    carried, prefix = packer.reach.carried, f"{module.__name__}."
+    attributes = dict(sorted(carried.get(module.__name__, {}).items()))
+    below = {name[len(prefix) :].partition(".")[0] for name in carried if name.startswith(prefix)}
+    for name in sorted(below):  # submodules that lead to something carried
+        child = vars(module).get(name)
+        if isinstance(child, ModuleType) and child.__name__ == prefix + name:
+            attributes.setdefault(name, child)
     if not attributes:
         stable = name_of(module.__name__, "")  # for the asserts that pytest rewrites
         if stable is not None:
@@ -125,7 +127,7 @@ def refuse_compiled_object(value: Any) -> None:
 
 def reduce_archived(packer: Packer, value: Any) -> Any:
     """A reduce tuple that names an object of an archive; `NotImplemented` for any other."""
-    archives = packer.archives
+    archives = packer.reach.archives
     if archives is None:
         return NotImplemented
     if isinstance(value, FunctionWrapper):

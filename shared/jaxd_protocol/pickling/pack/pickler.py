@@ -29,7 +29,6 @@ from jaxd_protocol.pickling.pack.instances import (
     reduce_partial,
     reduce_singleton,
 )
-from jaxd_protocol.pickling.pack.interface import Filler
 from jaxd_protocol.pickling.pack.modules import (
     UnnamedNamespace,
     reduce_archived,
@@ -41,7 +40,7 @@ from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_stream
 from jaxd_protocol.pickling.unpack import rebuild
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
-from jaxd_protocol.pickling.unpack.rebuild import make_placeholder
+from jaxd_protocol.pickling.unpack.rebuild import Filler, make_placeholder
 
 PROTOCOL: Final = 5
 
@@ -65,7 +64,7 @@ class Pickler(pickle.Pickler):
     Attributes:
         file: what is written to.
         blob: stands for the `PrivateModules`.
-        carried, archives: as in `ReachedObjects`.
+        reach: of a finished walk over it.
         last: the object that was processed last: the cause of an error.
         classes: classes by value that were reached, by id.
         objects: callables that arguments hold, by content id.
@@ -85,13 +84,11 @@ class Pickler(pickle.Pickler):
         self.file = io.BytesIO()
         super().__init__(self.file, PROTOCOL, buffer_callback=collect)
         self.blob = _PrivateModulesMark()
-        self.carried = reach.carried
         self.last: Any = None
         self.classes: dict[ClassId, type] = {}
         self.objects: dict[bytes, Any] = {}
         self.installed: dict[tuple[str, str], Any] = {}
-        self.archives = reach.archives
-        self._reach = reach
+        self.reach = reach
         self._trial = trial
         self._depth = 0
         self._deferred: deque[PickleBox] = deque()
@@ -109,20 +106,20 @@ class Pickler(pickle.Pickler):
         pickle has for sets and dicts.
         """
         kind = type(value)
-        if self.archives is not None and kind in _CONTAINERS:
+        if self.reach.archives is not None and kind in _CONTAINERS:
             reduced = reduce_archived(self, value)
             if reduced is not NotImplemented:
                 return self._box(value, lambda it: PickleBox(it, lambda: reduced))
         if kind is set or kind is frozenset:
             return self._box(value, boxed_set)
-        if kind is dict and id(value) in self._reach.partial_reads:
-            keys = self._reach.part_of(value)
+        if kind is dict and id(value) in self.reach.partial_reads:
+            keys = self.reach.part_of(value)
             return None if keys is None else self._box(value, lambda it: boxed_dict(it, keys))
         if value is _END:
             self._depth -= 1
             return False
-        if id(value) in self._reach.replacements:
-            return self._reach.replacements[id(value)]
+        if id(value) in self.reach.replacements:
+            return self.reach.replacements[id(value)]
         return None
 
     def reducer_override(self, value: Any) -> Any:
@@ -134,8 +131,8 @@ class Pickler(pickle.Pickler):
         archived = reduce_archived(self, value)
         if archived is not NotImplemented:
             return archived
-        if id(value) in self._reach.unpicklable and kind is not types.ModuleType:
-            return make_placeholder, tuple(self._reach.unpicklable[id(value)])
+        if id(value) in self.reach.unpicklable and kind is not types.ModuleType:
+            return make_placeholder, tuple(self.reach.unpicklable[id(value)])
         special = _SPECIAL.get(kind)
         if special is not None:
             return special(self, value)
@@ -143,7 +140,7 @@ class Pickler(pickle.Pickler):
             return self.reduce_type(value)
         if isinstance(value, types.ModuleType):
             return self.reduce_module(value)
-        names = self._reach.part_of(value)
+        names = self.reach.part_of(value)
         if names is not None and is_plain(kind):
             return reduce_partial(value, names, self.replacements_of(value))
         return self._reduce_other(value)
@@ -161,13 +158,9 @@ class Pickler(pickle.Pickler):
 
     # the interface for reducers (`Packer`) -----------------------------------------------------
 
-    def part_of(self, value: Any) -> set[Any] | None:
-        """The names that are read of it; None when it counts whole."""
-        return self._reach.part_of(value)
-
     def replacements_of(self, value: Any) -> dict[str, Any]:
         """The replacements of its attributes that are only passed to be called back."""
-        found = self._reach.partial_reads.get(id(value))
+        found = self.reach.partial_reads.get(id(value))
         return {} if found is None else found.given
 
     def reduce_type(self, cls: type) -> Any:
@@ -248,15 +241,9 @@ class Pickler(pickle.Pickler):
 
     def names_of_module(self, module: types.ModuleType) -> set[str] | None:
         """What is read of a local module; None when all of it can be."""
-        if id(module) in self._reach.whole:
+        if id(module) in self.reach.whole:
             return set() if self._trial else None
-        return self._reach.part_of(module) or set()
-
-    def carried_below(self, name: str) -> set[str]:
-        """The submodules of an installed package that lead to something carried."""
-        prefix = f"{name}."
-        below = [each for each in self.carried if each.startswith(prefix)]
-        return {each[len(prefix) :].partition(".")[0] for each in below}
+        return self.reach.part_of(module) or set()
 
     def value_or_placeholder(self, value: Any) -> Any:
         """The value, or a placeholder when it cannot be packed: it may never be used."""
@@ -269,7 +256,7 @@ class Pickler(pickle.Pickler):
         known = self._packable.get(id(value))
         if known is None:
             try:
-                Pickler(self._reach, trial=True).dump(value)
+                Pickler(self.reach, trial=True).dump(value)
                 known = True
             except Exception:  # noqa: BLE001  whatever a user's __reduce__ may raise
                 known = False
@@ -314,8 +301,6 @@ def _reduce_weak_reference(pickler: Pickler, reference: weakref.ref[Any]) -> Any
 
 _SPECIAL: Final[dict[type, Callable[[Pickler, Any], Any]]] = {
     types.FunctionType: reduce_function,
-    type: lambda pickler, value: pickler.reduce_type(value),
-    types.ModuleType: lambda pickler, value: pickler.reduce_module(value),
     types.CodeType: lambda _, code: (rebuild.make_code, code_arguments(code)),
     types.CellType: _reduce_cell,
     weakref.ref: _reduce_weak_reference,
