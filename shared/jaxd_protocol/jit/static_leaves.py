@@ -69,7 +69,7 @@ def content_of(value: Any) -> bytes:
     if is_literal(value):
         return b"L" + dump_literal(value)
     if type(value) is object:
-        raise ValueError("a bare object is told from others by its identity")
+        raise ValueError("a bare object differs from others only by its identity")
     # In a tuple: of an object that can be called, a walk that starts there sees only what it calls.
     found = walk((value,), type(value).__qualname__).fingerprint
     if found.unshared:

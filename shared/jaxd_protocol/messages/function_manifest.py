@@ -118,9 +118,9 @@ class FunctionManifest(NamedTuple):
                 tuple(ListedCallback(*entry) for entry in listed),
             )
         except (TypeError, ValueError) as error:
-            raise ProtocolError("what a client says of its function cannot be read.") from error
+            raise ProtocolError("the manifest of a function cannot be read.") from error
         if not read._is_typed():
-            raise ProtocolError("what a client says of its function has other types.")
+            raise ProtocolError("the manifest of a function has values of other types.")
         return read
 
     def _is_typed(self) -> bool:
@@ -185,7 +185,7 @@ class FunctionDescriptor(NamedTuple):
             raise ProtocolError("the description of a function cannot be read.") from error
         texts += [text for part in read for text in (*part[:2], *part[3:])]
         if not all(type(text) is str for text in texts):
-            raise ProtocolError("the description of a function has no text where it should.")
+            raise ProtocolError("the description of a function has values of other types.")
         return cls(
             name, fingerprint, Options.from_bytes(options), read, tuple(parameters), bool(shared)
         )

@@ -34,7 +34,10 @@ _MODULES: Final = {
         "jax_weakref_cache": "_make_cache",
         "none": "_none",
     },
-    "jaxd_protocol.jax_objects.registrations": _same("Registration"),
+    "jaxd_protocol.jax_objects.registrations": {
+        "make_part": "build_class",
+        **_same("Registration"),
+    },
     "jaxd_protocol.pickling.unpack.object_tokens": {"kept_object": "find_kept_object"},
     "jaxd_protocol.fingerprint.client_object": {"Live": "ClientObject"},
     "jaxd_protocol.jit.nested": _same("nested"),
@@ -49,7 +52,6 @@ _MODULES: Final = {
     },
     "jaxd_protocol.pickling.unpack.rebuild": {
         "fill_part": "set_attributes",
-        "make_part": "make_partial_class",
         **_same(
             *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
             *("fill_class", "fill_enum", "fill_function", "fill_instance", "fill_later"),

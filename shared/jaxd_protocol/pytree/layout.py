@@ -54,7 +54,7 @@ class Layout:
             ProtocolError: when they are not as many.
         """
         if len(leaves) != len(self.leaves):
-            raise ProtocolError("a tree has not as many leaves as its skeleton says.")
+            raise ProtocolError("a tree has another number of leaves than its skeleton.")
         return self._build(iter(leaves))
 
     def outline(self, leaves: Sequence[Any]) -> Any:
@@ -100,13 +100,12 @@ def parse_leaves(skeleton: bytes, count: int) -> Layout:
         reader.at = 1
         if skeleton[:1] != b"L" or reader.count() != count:
             raise _no_leaves()
-        builds = [leaf() for _ in range(count)]
+        builds = []
+        for _ in range(count):
+            if chr(skeleton[reader.at]) not in _LEAF_TAGS:
+                raise _no_leaves()
+            builds.append(reader.node())
         return lambda values: [build(values) for build in builds]
-
-    def leaf() -> Build:
-        if chr(skeleton[reader.at]) not in _LEAF_TAGS:
-            raise _no_leaves()
-        return reader.node()
 
     return _parsed(reader, leaves)
 

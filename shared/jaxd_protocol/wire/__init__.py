@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def stream_over(line: socket.socket | TlsSocket) -> BulkStream:
-    """A stream for calls over a connection that is past its handshakes: tuned, without timeout."""
+    """A stream for calls over a connection after its handshakes: tuned, without timeout."""
     if isinstance(line, socket.socket):
         tune_socket(line)
         return BulkStream(line)

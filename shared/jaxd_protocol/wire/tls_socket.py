@@ -85,18 +85,14 @@ class TlsSocket:
         """
         deadline = self._deadline()
         try:
-            while not self._handshake_step():
+            while True:
+                with suppress(ssl.SSLWantReadError):
+                    self._tls.do_handshake()
+                    break
                 self.flush()
                 self._receive(deadline)
         finally:
             self.flush()  # an alert among it, if there is any
-
-    def _handshake_step(self) -> bool:
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        return True
 
     def peer_certificate(self) -> bytes:
         """The certificate that the peer has shown, in DER; empty when it has shown none."""

@@ -134,7 +134,7 @@ def with_field(name: str, value: Any) -> tuple[Any, ...]:
 )
 def test_what_has_another_form_is_refused(name: str, value: Any) -> None:
     """Before anything is done with it."""
-    with pytest.raises(ProtocolError, match="what a client says of its function"):
+    with pytest.raises(ProtocolError, match="the manifest of a function"):
         FunctionManifest.from_message(with_field(name, value))
 
 
@@ -145,5 +145,5 @@ def test_what_has_another_form_is_refused(name: str, value: Any) -> None:
 )
 def test_what_is_no_such_message_is_refused(message: Any) -> None:
     """Of any type and length."""
-    with pytest.raises(ProtocolError, match="what a client says of its function"):
+    with pytest.raises(ProtocolError, match="the manifest of a function"):
         FunctionManifest.from_message(message)

@@ -1,4 +1,4 @@
-"""A function behind transformations, as one that jax can trace."""
+"""A transformed function, as one that jax can trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Static = tuple[tuple[int, str], ...]
 class TransformedFunction:
     """What `jax.vmap(jax.grad(f))` and the like return, made when it is called.
 
-    It needs jax only then, and is pickled by what it is made of.
+    It needs jax only then, and is pickled as the function and the transformations.
     """
 
     __slots__ = ("__weakref__", "function", "transformations")
@@ -68,12 +68,12 @@ class TransformedFunction:
 def apply_transformations(
     function: _Function, transformations: Sequence[Transformation]
 ) -> _Function:
-    """The function behind these transformations; itself when there are none."""
+    """The function under these transformations; itself when there are none."""
     return TransformedFunction(function, transformations) if transformations else function
 
 
 def untransformed(function: _Function) -> _Function:
-    """The function without what it is transformed by."""
+    """The function without its transformations."""
     return function.function if type(function) is TransformedFunction else function
 
 

@@ -29,7 +29,7 @@ _Stage = Callable[[_LeafFunction], _LeafFunction]
 
 
 class FlatFunction:
-    """A function whose leaves are taken out of its arguments, behind some stages."""
+    """A function of the leaves of its arguments, with some stages applied."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class FlatFunction:
         return found
 
     def __call__(self, behind: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Calls it with arguments that look like the function's own, and what comes behind."""
+        """Calls it with arguments like the function's own, and the further arrays `behind` them."""
         import jax
 
         traced = (

@@ -50,7 +50,7 @@ def pack(value: Any, what: str) -> Packed:
         what: its name in an error, such as ``an argument of type Config``.
 
     Raises:
-        PackingError: when it reaches something that cannot travel; the message says what.
+        PackingError: when it reaches an object that cannot be sent, which the message names.
     """
     return _pack(value, what, lambda: None)
 

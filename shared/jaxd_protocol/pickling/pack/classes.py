@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
+from jaxd_protocol.jax_objects import build_class, class_registration
 from jaxd_protocol.packages.importable import importable_name, name_within
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.interface import Packer
@@ -67,8 +68,6 @@ def _creation_attributes(cls: type) -> dict[str, Any]:
 
 
 def _state(cls: type) -> dict[str, Any]:
-    from jaxd_protocol.jax_objects import class_registration
-
     state: dict[str, Any] = {"attributes": _attributes(cls)}
     if isinstance(cls, abc.ABCMeta):
         others = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
@@ -101,7 +100,10 @@ def _is_slot_descriptor(cls: type, value: Any) -> bool:
 
 
 def _partial_class(packer: Packer, cls: type, names: set[str]) -> Any:
-    """A class of which only some attributes are read, those of its bases among them."""
+    """A class of which only some attributes are read, those of its bases among them.
+
+    Each function has its own.
+    """
     local = [base for base in cls.__mro__ if is_local_module(base.__module__)]
     installed = [base for base in cls.__mro__ if base not in local]
     bases = [
@@ -120,7 +122,7 @@ def _partial_class(packer: Packer, cls: type, names: set[str]) -> Any:
         given["__slots__"] = tuple(slots)
     defined = dict(ChainMap(*(dict(vars(base)) for base in local)))
     found = {name: defined[name] for name in sorted(names) if name in defined and name not in slots}
-    made = rebuild.make_partial_class, (type(cls), cls.__name__, tuple(bases), given)
+    made = build_class, (type(cls), cls.__name__, tuple(bases), given)
     return packer.nested(cls, made, rebuild.set_attributes, lambda: found)
 
 

@@ -53,12 +53,12 @@ def reduce_function(packer: Packer, function: FunctionType) -> Any:
 
 def _library_function(packer: Packer, function: FunctionType) -> tuple[Any, ...]:
     """A function that a library made, such as `optax.sgd(0.1).update`: by the server's own code."""
-    home = str(function.__globals__["__name__"])
+    module = str(function.__globals__["__name__"])
     cells = _cells(packer, function)
-    place = locate_code(home, function.__code__)
+    place = locate_code(module, function.__code__)
     if place is not None:
         return rebuild.make_library_function, (place, function.__name__, cells)
-    return rebuild.make_function_in, (home, function.__code__, function.__name__, cells)
+    return rebuild.make_function_in, (module, function.__code__, function.__name__, cells)
 
 
 def _cells(packer: Packer, function: FunctionType) -> tuple[Any, ...] | None:

@@ -48,7 +48,7 @@ def pack_function(function: Any, what: str, reach: ReachedObjects) -> Packed:
         reach: of a finished walk over `function`.
 
     Raises:
-        PackingError: when it reaches something that cannot travel; the message says what.
+        PackingError: when it reaches an object that cannot be sent, which the message names.
     """
     pickler = Pickler(reach)
     body = _LazyList(_body(pickler, function, reach))

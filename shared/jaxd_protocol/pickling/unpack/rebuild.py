@@ -214,13 +214,6 @@ def make_class(
     )
 
 
-def make_partial_class(
-    metaclass: type, short_name: str, bases: tuple[type, ...], given: dict[str, Any]
-) -> type:
-    """A class of which only some attributes are read; each function has its own."""
-    return build_class(metaclass, short_name, bases, given)
-
-
 def fill_class(cls: type, state: dict[str, Any]) -> None:
     """Completes a class that was made in this unpacking; any other stays as it is."""
     content_table.fill_once(cls, lambda: _fill_class(cls, state))
