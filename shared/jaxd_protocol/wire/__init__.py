@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from jaxd_protocol.wire.connection import BulkChannel as BulkChannel
 from jaxd_protocol.wire.connection import BulkConnection as BulkConnection
 from jaxd_protocol.wire.connection import Value as Value
-from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES as DEFAULT_MAX_FRAME_BYTES
 from jaxd_protocol.wire.frames import Frame as Frame
 from jaxd_protocol.wire.stream import INTERRUPTIBLE_S as INTERRUPTIBLE_S
 from jaxd_protocol.wire.stream import BulkStream as BulkStream

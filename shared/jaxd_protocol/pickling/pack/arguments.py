@@ -39,8 +39,6 @@ _PICKLED_BY_NAME: Final = (type, types.FunctionType, types.BuiltinFunctionType, 
 _CODE_TYPES: Final = frozenset({types.FunctionType, types.MethodType, partial})
 _JITTED_KINDS: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
 
-Collect = Callable[[pickle.PickleBuffer], Any]
-
 
 def pack(value: Any, what: str) -> Packed:
     """One argument as bytes.
@@ -52,21 +50,16 @@ def pack(value: Any, what: str) -> Packed:
     Raises:
         PackingError: when it reaches an object that cannot be sent, which the message names.
     """
-    return _pack(value, what, lambda: None)
+    return _pack(value, what, None)
 
 
 def pack_out_of_band(value: Any, what: str) -> tuple[Packed, list[memoryview]]:
     """As `pack`, with the memory of contiguous arrays beside the bytes instead of copied."""
     buffers: list[memoryview] = []
-
-    def collect() -> Collect:
-        buffers.clear()
-        return lambda buffer: _collect(buffer, buffers)
-
-    return _pack(value, what, collect), buffers
+    return _pack(value, what, buffers), buffers
 
 
-def _collect(buffer: pickle.PickleBuffer, buffers: list[memoryview]) -> bool:
+def _collect(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
     try:
         buffers.append(buffer.raw())
     except BufferError:  # not contiguous: the pickle carries a copy
@@ -74,11 +67,14 @@ def _collect(buffer: pickle.PickleBuffer, buffers: list[memoryview]) -> bool:
     return False
 
 
-def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packed:
+def _pack(value: Any, what: str, buffers: list[memoryview] | None) -> Packed:
+    collect = None if buffers is None else partial(_collect, buffers)
     for _ in range(_MAX_ATTEMPTS):
         with suppress(_ContentChanged):
-            pickler = _ArgumentPickler(ReachedObjects(archives=current_archives()), collect())
+            pickler = _ArgumentPickler(ReachedObjects(archives=current_archives()), collect)
             return dump(pickler, value, value, what)
+        if buffers:
+            buffers.clear()
     raise PackingError(
         f"{what} cannot travel to the server: a class or function in it is changed all the time "
         "while it is packed. Let that end before the call."
@@ -95,7 +91,9 @@ class _ContentChanged(JaxdError):
 class _ArgumentPickler(Pickler):
     """Writes data; code in it by its content."""
 
-    def __init__(self, reach: ReachedObjects, collect: Collect | None) -> None:
+    def __init__(
+        self, reach: ReachedObjects, collect: Callable[[pickle.PickleBuffer], Any] | None
+    ) -> None:
         super().__init__(reach, collect)
         self._makers: dict[int, Any] = {}  # by id, which each keeps while it is here
 
