@@ -465,13 +465,13 @@ def handshake_with_client(
     try:
         check_versions(client, me)
     except VersionMismatch as error:
-        send_message(sock, {"error": "VersionMismatch", "text": str(error)}, transcript)
+        refuse_client(sock, error)
         raise
     if not accounts:
         return _client_identity(client, hello, principal), None
     mismatch = channel.mismatch(hello.get("channel"))
     if mismatch is not None:
-        send_message(sock, {"error": "AuthenticationFailed", "text": mismatch}, transcript)
+        refuse_client(sock, AuthenticationFailed(mismatch))
         raise ProtocolError(mismatch)  # no token was tried
     welcome = {**me.to_message(), "auth": "token", "channel": channel.to_message()}
     send_message(sock, {**welcome, "nonce": os.urandom(_NONCE_BYTES).hex()}, transcript)
@@ -480,12 +480,12 @@ def handshake_with_client(
     proof = receive_message(sock, transcript).get("proof")
     proved = [account for expected, account in expected if _same(expected, proof)]  # against all
     if not proved:
-        text = (
+        wrong = AuthenticationFailed(
             "wrong token. Use the one that the server was started with, or that was made for you "
             "there and not taken away since (see `jaxd token`)."
         )
-        send_message(sock, {"error": "AuthenticationFailed", "text": text}, transcript)
-        raise AuthenticationFailed(text)
+        refuse_client(sock, wrong)
+        raise wrong
     account = proved[0]
     client = Peer.from_message({**hello, "versions": about.get("versions")})
     identity = _client_identity(client, about, account.principal, account)

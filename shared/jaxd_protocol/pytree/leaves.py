@@ -1,8 +1,8 @@
 """The leaves of a tree: their bytes in the skeleton, and where their data lies.
 
-A leaf's place follows from the skeleton alone. Numbers and small arrays lie one behind the other
-in the *blob*, which travels in the message; an array above `INLINE_BYTES` is a *buffer* of its
-own beside the message.
+A leaf's place follows from the skeleton alone. Numbers and small arrays are stored one after the
+other in the *blob*, a part of the message; an array above `INLINE_BYTES` is a *buffer* of its own
+beside the message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 
 INLINE_BYTES: Final = 4096
-"""Arrays up to this size travel inside the message: a buffer of their own would cost more."""
+"""Arrays up to this size are stored in the message: a buffer of their own would cost more."""
 
 SCALAR_FORMATS: Final = {
     tag: struct.Struct(form) for tag, form in (("F", "<d"), ("I", "<q"), ("B", "<?"), ("C", "<dd"))

@@ -2,7 +2,7 @@
 
     kind  detail                        what it is on the client
     n     ((mark, number), ...)         an object that a function reaches, by its number there
-    c     (content id,)                 a callable that came with an argument
+    c     (content id,)                 a callable that an argument held
     k     (module, name, content id)    a class; without content id, an installed one
     i     (module, name)                an object of an installed module; without name, the module
     p     (module, name, attribute)     the default of the parameter for the attribute that it is,
@@ -58,10 +58,10 @@ class Reference(NamedTuple):
 
 
 def load_reference(value: Any) -> Reference:
-    """The reference that a literal stands for.
+    """The reference in a literal.
 
     Raises:
-        ProtocolError: when it stands for none.
+        ProtocolError: when there is none.
     """
     if type(value) is tuple and tuple(map(type, value)) == (str, tuple, bytes, str):
         reference = Reference(*value)

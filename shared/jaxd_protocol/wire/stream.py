@@ -26,7 +26,7 @@ from rpyc.core.stream import SocketStream
 from jaxd_protocol.errors import InternalError, ProtocolError
 
 MAX_DESCRIPTORS: Final = 64
-"""Linux passes up to 253 at once; a receiver has to have room for them before they come."""
+"""Linux passes up to 253 at once; a receiver needs room for them before they arrive."""
 
 _FIRST: Final = itemgetter(0)  # of what recvmsg_into returns: the count
 _NOT_INHERITABLE: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -52,7 +52,7 @@ def ancillary_data(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
 
 
 class Descriptors(list[int]):
-    """Open files that came with a message, in its order.
+    """Open files of a message, in its order.
 
     They are closed with the list. To keep one, take it out (`pop`), and close it later.
     """

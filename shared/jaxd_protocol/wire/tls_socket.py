@@ -23,7 +23,7 @@ _RECORD_BYTES: Final = 1 << 14
 
 
 class _OutgoingBytes:
-    """Encrypted bytes on their way out; the first `sum(counts)` of them are gone."""
+    """Encrypted bytes to be sent; the first `sum(counts)` of them have been."""
 
     __slots__ = ("counts", "pieces")
 
@@ -175,19 +175,19 @@ class TlsSocket:
             OSError: when the connection broke.
         """
         while True:
-            leaving = self._outgoing
-            gone = sum(leaving.counts)
-            if gone == sum(map(len, leaving.pieces)):
+            outgoing = self._outgoing
+            sent = sum(outgoing.counts)
+            if sent == sum(map(len, outgoing.pieces)):
                 with self._lock:
                     if not self._encrypted.pending:
                         return
-                    leaving = self._outgoing = _OutgoingBytes()
-                    leaving.pieces.extend(map(self._encrypted.read, (-1,)))
-                gone = 0
-            rest = memoryview(leaving.pieces[0])[gone:]
+                    outgoing = self._outgoing = _OutgoingBytes()
+                    outgoing.pieces.extend(map(self._encrypted.read, (-1,)))
+                sent = 0
+            rest = memoryview(outgoing.pieces[0])[sent:]
             with suppress(BlockingIOError):  # see `BulkStream.stay_interruptible`
                 # map and extend run in C: no interrupt between the system call and its count
-                leaving.counts.extend(map(self.raw.send, (rest,)))
+                outgoing.counts.extend(map(self.raw.send, (rest,)))
 
     def _receive(self, deadline: float | None) -> None:
         """Waits for bytes from the socket, and hands them to OpenSSL in the same C call.

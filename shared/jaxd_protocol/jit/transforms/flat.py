@@ -5,16 +5,16 @@ each step: what the step makes of the leaves of the arguments. The server applie
 one after the other.
 
     flat            inputs: of each leaf, in jax's order, "" for an array, the name of a generator
-                    for the numbers of random keys, None for what stays as it is
-                    sent: which of the inputs stand in the call; in place of the others is something
+                    for the numbers of random keys, None for what is not transformed
+                    sent: which of the inputs are in the call; the others have placeholders there
     flat_vmap       axes: of each input, or None
-    flat_jvp        given: of each input, whether a tangent of it comes behind
+    flat_jvp        given: of each input, whether a tangent of it follows the inputs
     flat_transpose  linear: of each input, whether the function is linear in it; shapes: of those,
                     shape, dtype and weak type; given: of each output, whether a cotangent of it
-                    comes behind the other inputs
+                    follows the other inputs
 
 A flat function is called as `call(behind, *args, **kwargs)`: the arguments of the function itself,
-and a tuple of what comes behind them. It returns a tuple of arrays.
+and a tuple of what follows them. It returns a tuple of arrays.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class ContentTable:
                     self._pending.clear()
 
     def discard_wrong(self, is_right: Callable[[ClassId, type], bool]) -> None:
-        """Releases classes that came in this unpacking and do not match their ids."""
+        """Releases classes of this unpacking that do not match their ids."""
         for name, (cls, _) in list(self._pending.items()):
             if not is_right(name, cls):
                 del self._pending[name]
@@ -109,7 +109,7 @@ class ContentTable:
         return found
 
     def content_id_of(self, value: Any) -> bytes | None:
-        """The content id by which a class or callable came here; None for everything else."""
+        """The content id of a class or callable of a client; None for anything else."""
         if isinstance(value, type):
             return self._class_ids.get(id(value))
         with self._lock:
