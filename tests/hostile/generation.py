@@ -119,10 +119,10 @@ class Generator:
             frame = (file, "m", "f", 3, 3, 0, 4)
             links = (
                 "cause",
-                ("builtins", "KeyError", "'k'", dump_literal(("k",)), 0.0, "t", (), (), ()),
+                ("builtins", "KeyError", "'k'", dump_literal(("k",)), 0.0, "t", (), (), (), (), ()),
             )
             failure = ("builtins", "ValueError", "v", dump_literal(("v",)), 0.0, "text",
-                       (frame,), links, ("a note",))  # fmt: skip
+                       (frame,), links, ("a note",), (), ())  # fmt: skip
             act, reply = "call", (FAILED, failure)
         return Exchange(act, name, (*steps, Step("reply", reply, buffers)))
 

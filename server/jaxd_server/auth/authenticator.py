@@ -25,7 +25,6 @@ from jaxd_protocol.network.handshake import (
     peer_uid,
     receive_message,
     refuse_client,
-    server_proof,
 )
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.accounts import Accounts
@@ -188,13 +187,12 @@ class Authenticator:
         if wait_s:
             raise _refused_after_read(hurried, _too_many(place, wait_s))
         try:
-            client_identity, hello = handshake_with_client(
+            client_identity, proof = handshake_with_client(
                 hurried, self._channel(line), accounts, principal
             )
         except AuthenticationFailed:
             self._failures.record(place)
             raise
-        proof = server_proof(client_identity.account, hello)
         return AuthenticatedPeer(
             line, client_identity.principal, client_identity, client_identity.account, proof
         )

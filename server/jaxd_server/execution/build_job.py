@@ -94,5 +94,5 @@ class BuildJob:
 def _recorded(call: Call, layout: Layout) -> RecordedCall:
     """What of a call decides about its executable."""
     if call.warm_only:
-        return RecordedCall.of_specification(call.skeleton, layout, call.buffers)
+        return RecordedCall.of_specification(call.skeleton, layout.leaves, call.buffers)
     return RecordedCall.of(call.skeleton, call.placement(layout), call.buffers)

@@ -1,4 +1,4 @@
-"""Persistent functions that are called while another function is traced: never over the wire.
+"""Persistent functions that another function calls while it is traced: they stay in the process.
 
 Each is compiled as a part of the outer function, as a function under `jax.jit` is inside of
 another, with the same rules for its arguments and results.
@@ -13,15 +13,16 @@ from typing import Any
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper, JitOptions
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
+from jaxd_protocol.jit.static_leaves import is_traceable
 
 
 def nested(function: Callable[..., Any], options: JitOptions | None) -> Callable[..., Any]:
-    """The function as others call it on the server."""
+    """The function in the form in which others call it on the server."""
     return function if options is None else _NestedFunction(function, options)
 
 
 class _NestedFunction(FunctionWrapper):
-    """Made where a persistent function arrives that another one calls."""
+    """A persistent function that another one calls, where both are traced."""
 
     def __init__(self, function: Callable[..., Any], options: JitOptions) -> None:
         functools.update_wrapper(self, function)
@@ -44,8 +45,8 @@ def call_jitted(
 ) -> Any:
     """What `jax.jit(function)(*args, **kwargs)` returns.
 
-    By a function object of its own: what jax remembers of one, it would remember under settings
-    of jax that are others in the next program.
+    Each call makes a function object of its own: jax caches by the object, and the next program
+    may have other settings of jax.
     """
     import jax
 
@@ -75,7 +76,7 @@ def _with_implicit_static(
     rest = [None if i in static else value for i, value in enumerate(args)]
     others = {name: value for name, value in kwargs.items() if name not in named}
     leaves, structure = jax.tree.flatten((rest, others))
-    places = [i for i, leaf in enumerate(leaves) if _is_traceable(leaf)]
+    places = [i for i, leaf in enumerate(leaves) if is_traceable(leaf)]
     if len(places) == len(leaves):
         return leaves, None
 
@@ -90,16 +91,3 @@ def _with_implicit_static(
 
     del bound.__wrapped__  # it takes other arguments
     return [leaves[place] for place in places], bound
-
-
-def _is_traceable(leaf: Any) -> bool:
-    import jax
-    import numpy
-
-    if isinstance(leaf, str | bytes):
-        return False
-    if isinstance(leaf, bool | int | float | complex | numpy.ndarray | numpy.generic | jax.Array):
-        return True
-    return hasattr(type(leaf), "__jax_array__") or (
-        hasattr(leaf, "dtype") and not isinstance(leaf, type)
-    )

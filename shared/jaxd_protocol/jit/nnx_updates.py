@@ -1,8 +1,8 @@
 """What a function changes in the flax nnx objects that it is given.
 
-jax takes such an object apart, and on the server the function changes one that was put together
-anew. `Updating` returns which variables it changed, so that the caller's own can be changed, too.
-It reaches the server inside of the functions that are sent; nothing here is private to flax.
+jax flattens such an object, and on the server the function changes a rebuilt copy. `Updating`
+returns which variables it changed, so that the caller's own can be updated as well. It reaches the
+server inside of the functions that are sent, and uses only flax's public API.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxd_protocol.errors import LostUpdateError
 from jaxd_protocol.pickling.names import HERE
 
 SAME_ARGUMENT: Final = "jaxd: the argument"
-"""The key of a dict that stands in a result for one of the arguments: `{GIVEN: {0: None}}`."""
+"""Key of a dict that stands for one of the arguments in a result: `{SAME_ARGUMENT: {0: None}}`."""
 
 
 def loaded_nnx() -> Any:
@@ -26,9 +26,10 @@ def loaded_nnx() -> Any:
 
 
 def variables_of(tree: Any) -> list[Any]:
-    """The variables of the nnx objects in a tree, in order, one that is in it twice twice.
+    """The variables of the nnx objects in a tree, in order and with repetitions.
 
-    Those of a `State` beside them are left out: who passes one means values, and returns new ones.
+    Those of a `State` beside them are left out: a `State` is passed as values, and a new one is
+    returned.
     """
     import jax
 
@@ -44,17 +45,17 @@ def variables_of(tree: Any) -> list[Any]:
 
 
 def without_duplicates(tree: Any) -> Any:
-    """The tree with a small stand-in for each variable that was there before.
+    """The tree with a small stand-in for each further occurrence of a variable.
 
-    What it stands for is known to `Updating`; an array need not travel, nor be donated, twice.
+    `Updating` knows what it stands for; so an array does not travel, and is not donated, twice.
     """
     import numpy as np
 
-    met: set[int] = set()
+    seen: set[int] = set()
 
     def once(variable: Any) -> Any:
-        if id(variable) not in met:
-            met.add(id(variable))
+        if id(variable) not in seen:
+            seen.add(id(variable))
             return variable
         return variable.replace(np.zeros((), np.bool_))
 
@@ -88,7 +89,7 @@ def _is_own(value: Any) -> bool:
 
 
 class Updating:
-    """A function that also returns what became of the variables that it was given.
+    """A function that also returns the new values of the variables that it was given.
 
     Calls return `(changes, result, marks)`: new values by the number of their variable, what the
     function returns, and one None for each argument in it, for which a `SAME_ARGUMENT` stands.
@@ -96,9 +97,9 @@ class Updating:
     Args:
         function: what is called.
         same: for each variable the number of the first place where the caller has the same one;
-            nothing when all are different ones.
+            empty when all are different ones.
         refuses: a change is an error, and calls return only what the function returns.
-        all_of_them: return what did not change as well: the caller gives up its own arrays.
+        all_of_them: return unchanged values as well: the caller donates its own arrays.
     """
 
     __module__ = HERE  # keys and packed bytes name it
@@ -118,11 +119,11 @@ class Updating:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """Whose signature this has."""
+        """The function that has this signature."""
         return self.function
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"__name__", "__qualname__"}:  # what people call the function
+        if name in {"__name__", "__qualname__"}:
             return getattr(self.__wrapped__, name, type(self.__wrapped__).__qualname__)
         raise AttributeError(name)
 
@@ -130,16 +131,17 @@ class Updating:
         """Runs the function.
 
         Raises:
-            LostUpdateError: when it changes what an object is made of, or what it may not.
+            LostUpdateError: when it changes the structure of an object, or a value although
+                changes are refused.
         """
         args, kwargs = self._tied((args, kwargs))
-        watch = _VariableSnapshot(args, kwargs)
+        before = _VariableSnapshot(args, kwargs)
         result = self.function(*args, **kwargs)
-        watch.refuse_other_structures(may_replace=not self.same)
+        before.refuse_other_structures(may_replace=not self.same)
         if self.refuses:
-            watch.refuse_new_values()
+            before.refuse_new_values()
             return result
-        changes = watch.values(all_of_them=self.all_of_them)
+        changes = before.changes(all_of_them=self.all_of_them)
         for number, other in enumerate(self.same):
             if number != other:
                 changes.pop(number, None)
@@ -156,21 +158,21 @@ class Updating:
 
 
 def refusing_lost_updates(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is traced for a caller who gets nothing but its result.
+    """The function for a caller that receives only its result.
 
     Changes of nnx objects in its arguments would be lost, and are an error.
     """
     if isinstance(function, Updating):
         return function
 
-    @functools.wraps(function)  # jax looks for the names of its arguments
+    @functools.wraps(function)  # jax reads the names of its arguments
     def call(*args: Any, **kwargs: Any) -> Any:
         if loaded_nnx() is None:
             return function(*args, **kwargs)
-        watch = _VariableSnapshot(args, kwargs)
+        before = _VariableSnapshot(args, kwargs)
         result = function(*args, **kwargs)
-        watch.refuse_other_structures()
-        watch.refuse_new_values()
+        before.refuse_other_structures()
+        before.refuse_new_values()
         return result
 
     return call
@@ -193,32 +195,35 @@ class _VariableSnapshot:
             if self._variables and variables_of(value)
         }
 
-    def values(self, *, all_of_them: bool = False) -> dict[int, Any]:
-        """What is in the variables now that was not before, by number.
+    def changes(self, *, all_of_them: bool = False) -> dict[int, Any]:
+        """The values of the variables that have changed, by number; or those of all variables.
 
-        Where a variable, or a module, has been replaced by another one, what is in that one.
+        A variable or module that was replaced counts with the value of its replacement.
         """
+        import jax
+
         now = [each.get_raw_value() for each in variables_of(self._all)]
         return {
             number: value
             for number, value in enumerate(now)
-            if all_of_them or not _is_unchanged(value, self._before[number])
+            if all_of_them or not _are_same(jax.tree.leaves(value), self._before[number])
         }
 
     def refuse_other_structures(self, *, may_replace: bool = True) -> None:
-        """Raises an error when an object is made of something else than before.
+        """Refuses changes of what an object is made of.
 
         Args:
-            may_replace: whether other variables may have taken the places of those before.
+            may_replace: whether variables may have been replaced by others.
 
         Raises:
-            LostUpdateError: as said.
+            LostUpdateError: when an object is made of something else than before.
         """
         import jax
 
+        replaced = not (may_replace or _are_same(variables_of(self._all), self._variables))
         for name, structure in self._structures.items():
             other: Any = jax.tree.structure(self._arguments[name])
-            if other != structure or not (may_replace or self._has_the_same_variables()):
+            if other != structure or replaced:
                 raise LostUpdateError(
                     f"the function changes what {self._shown(name)} is made of (an attribute that "
                     "is no array, or which variables there are), and that cannot reach the "
@@ -226,14 +231,10 @@ class _VariableSnapshot:
                     "comes and goes, return."
                 )
 
-    def _has_the_same_variables(self) -> bool:
-        pairs = zip(variables_of(self._all), self._variables, strict=True)
-        return all(one is other for one, other in pairs)
-
     def refuse_new_values(self) -> None:
         """Raises: LostUpdateError: when a variable was changed."""
         owners = [name for name, value in self._arguments.items() for _ in variables_of(value)]
-        for number in self.values():
+        for number in self.changes():
             raise LostUpdateError(
                 f"the function changes variables of flax nnx in {self._shown(owners[number])}, "
                 "and that cannot reach the caller's own from there. Pass the modules themselves, "
@@ -246,12 +247,9 @@ class _VariableSnapshot:
         return f"{which} (a {type(self._arguments[name]).__name__})"
 
 
-def _is_unchanged(value: Any, before: list[Any]) -> bool:
-    import jax
-
-    leaves = jax.tree.leaves(value)
-    pairs = zip(leaves, before, strict=False)
-    return len(leaves) == len(before) and all(one is other for one, other in pairs)
+def _are_same(found: list[Any], before: list[Any]) -> bool:
+    """Whether two lists hold the same objects."""
+    return list(map(id, found)) == list(map(id, before))
 
 
 def _mark_arguments(

@@ -12,10 +12,10 @@ from jaxd_protocol.errors import ConfigurationError, ProtocolError
 from jaxd_protocol.pytree.literals import Literal, dump_literal, load_literal
 
 StaticRule = OneOf["auto", "jax"]
-"""What becomes of arguments that jax cannot trace and that are not declared static."""
+"""How arguments are treated that jax cannot trace and that are not declared static."""
 
 Ship = OneOf["value", "source"]
-"""How the user's own code travels: as the values that are reached, or as files of packages."""
+"""How the user's own code is sent: as the values that are reached, or as files of packages."""
 
 CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_enable_x64": False,
@@ -27,7 +27,7 @@ CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_debug_nans": False,
     "jax_debug_infs": False,
 }
-"""The jax settings that travel with a call, and the values that need not be said."""
+"""The jax settings that are sent with a call, and the values that are left out."""
 
 CONFIG_FIXED: Final[Mapping[str, Literal]] = {
     "jax_random_seed_offset": 0,
@@ -36,7 +36,7 @@ CONFIG_FIXED: Final[Mapping[str, Literal]] = {
     "jax_softmax_custom_jvp": False,
     "jax_disable_jit": False,
 }
-"""Settings that decide about results as well, but do not travel: a server has these values."""
+"""Settings that affect results as well, but are not sent: a server has these values."""
 
 
 class Options(NamedTuple):
@@ -50,10 +50,10 @@ class Options(NamedTuple):
         in_shardings, out_shardings: as in `jax.jit`, packed; empty when they are not given.
         static: `auto`: what jax cannot trace is static wherever it stands; `jax`: it is an error.
         config: name and value of each jax setting that is not the default, sorted.
-        extra_key: anything that is to tell two functions apart.
+        extra_key: anything that distinguishes two functions with the same code.
         transformations: what the function is transformed by, in this order; see
-            `transformations.spelling`. The options above are those of what comes out.
-        device: which of the server's devices calls run on, by index; None: that of their session.
+            `jit.transforms.literal`. The options above are those of the transformed function.
+        device: the index of the server's device that calls run on; None: that of their session.
     """
 
     static_argnums: tuple[int, ...] | None = None
@@ -91,7 +91,7 @@ class Options(NamedTuple):
         return options
 
     def of_jit(self) -> tuple[tuple[str, Literal], ...]:
-        """Name and value of those that are not the default, but for what no call can bring."""
+        """Name and value of those that are not the default and that one call does not set."""
         plain = self._replace(config=(), extra_key=None, device=None)._asdict().items()
         defaults = Options()._asdict()
         return tuple((name, value) for name, value in plain if value != defaults[name])
@@ -99,10 +99,8 @@ class Options(NamedTuple):
     def jit_arguments(self) -> dict[str, Any]:
         """Keyword arguments for `jax.jit`, those left at their defaults omitted."""
         names = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
-        given = {name: getattr(self, name) for name in names}
-        arguments = {name: value for name, value in given.items() if value is not None}
-        if self.keep_unused:
-            arguments["keep_unused"] = True
+        arguments = {name: getattr(self, name) for name in (*names, "keep_unused")}
+        arguments = {name: value for name, value in arguments.items() if value not in (None, False)}
         if self.inline:
             arguments["inline"] = self.inline if self.inline is True else _inline(self.inline)
         if self.compiler_options:
@@ -117,7 +115,11 @@ class Options(NamedTuple):
 
 
 def _inline(name: str) -> Any:
-    """A member of `jax.Inline`, where there is jax and this jax has it."""
+    """A member of `jax.Inline`.
+
+    Raises:
+        ConfigurationError: when this process's jax does not have it.
+    """
     try:
         return sys.modules["jax"].Inline(name)
     except (AttributeError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""How jax is told to leave the places of code out of programs; by a private name of jax.
+"""Leaves source locations out of lowered programs; uses a private name of jax.
 
-A program that says from which lines it came is another one when a comment is written above them.
+With them, a program would change whenever a comment is written above its code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 
 def without_source_locations() -> AbstractContextManager[Any]:
-    """Within it, what jax lowers does not say where it stood; nothing where jax cannot do that."""
+    """Within it, jax lowers without source locations; no effect where jax lacks the setting."""
     try:
         from jax._src.config import traceback_in_locations_limit
     except ImportError:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd_protocol.jit.options import Options
 
+if TYPE_CHECKING:
+    from inspect import Parameter
+
 
 class StaticArgs(NamedTuple):
-    """Static positions and keyword names, and what becomes of other things that are no data.
+    """Static positions and keyword names, and how other arguments that are no data are treated.
 
     Attributes:
         positions: indexes of positional arguments; negative ones count from a call's last one.
@@ -56,28 +59,28 @@ def infer_static_args(function: Callable[..., Any], options: Options) -> StaticA
     nums, names, strict = options.static_argnums, options.static_argnames, options.static == "jax"
     if nums is None and names is None:
         return StaticArgs(strict=True) if strict else NO_STATIC_ARGS
-    parameters = _parameters(function)
-    if nums is None and parameters is not None:
-        nums = tuple(i for i, (name, _) in enumerate(parameters) if name in (names or ()))
-    positions = frozenset(nums or ())
-    if names is None and parameters is not None:
+    by_position = [
+        each
+        for each in parameters_of(function)
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    if nums is None:
+        nums = tuple(i for i, each in enumerate(by_position) if each.name in (names or ()))
+    positions = frozenset(nums)
+    if names is None:
         names = tuple(
-            name for i, (name, by_name) in enumerate(parameters) if by_name and i in positions
+            each.name
+            for i, each in enumerate(by_position)
+            if i in positions and each.kind is each.POSITIONAL_OR_KEYWORD
         )
-    return StaticArgs(positions, frozenset(names or ()), strict)
+    return StaticArgs(positions, frozenset(names), strict)
 
 
-def _parameters(function: Callable[..., Any]) -> list[tuple[str, bool]] | None:
-    """Name of each parameter that can be given by position, and whether also by name."""
+def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
+    """The parameters in a function's signature; none where it has no signature."""
     import inspect
 
     try:
-        found = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return None
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [
-        (p.name, p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        for p in found
-        if p.kind in by_position
-    ]
+        return []

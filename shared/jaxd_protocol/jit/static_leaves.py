@@ -1,8 +1,8 @@
 """Parts of arguments that jax cannot trace, and that are static without being declared.
 
 Text, members of enums, configurations, functions: wherever in the arguments one stands, it is
-*closed* into a node without children, which jax takes for a part of the tree's structure, and told
-apart by its content. It is *opened* again when the function is traced.
+*wrapped* in a node without children, which jax takes for a part of the tree's structure, and which
+is compared by content. It is *unwrapped* when the function is traced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxd_protocol.pytree.literals import plain_number
 
 
 class StaticLeaf:
-    """A node without children. Two are equal when the contents are, whatever the values think.
+    """A node without children. Two are equal when the contents are, whatever the values define.
 
     Attributes:
         value: what stands there.
@@ -69,7 +69,7 @@ def content_of(value: Any) -> bytes:
     if is_literal(value):
         return b"L" + dump_literal(value)
     if type(value) is object:
-        raise ValueError("a bare object is told from others by its identity")
+        raise ValueError("a bare object differs from others only by its identity")
     # In a tuple: of an object that can be called, a walk that starts there sees only what it calls.
     found = walk((value,), type(value).__qualname__).fingerprint
     if found.unshared:
@@ -93,20 +93,27 @@ def wrap_untraceable(tree: Any, *, strict: bool) -> Any:
 
 
 def _wrap(leaf: Any, *, strict: bool) -> Any:
+    import numpy as np
+
+    is_array = hasattr(type(leaf), "__array__") and not isinstance(leaf, str | bytes)
+    if not (strict or is_array or is_traceable(leaf)):
+        return StaticLeaf(leaf)
+    number = None if isinstance(leaf, bool | np.generic) else plain_number(leaf)
+    return leaf if number is None else number
+
+
+def is_traceable(leaf: Any) -> bool:
+    """Whether jax takes a leaf of an argument for data, and not for a static value."""
     import jax
     import numpy as np
 
     if isinstance(leaf, str | bytes):  # numpy's own text among them
-        return leaf if strict else StaticLeaf(leaf)
-    if isinstance(leaf, bool | np.ndarray | np.generic | jax.Array):
-        return leaf
-    number = plain_number(leaf)
-    if number is not None:
-        return number
-    is_array = hasattr(type(leaf), "__jax_array__") or hasattr(type(leaf), "__array__")
-    if strict or is_array or (hasattr(leaf, "dtype") and not isinstance(leaf, type)):
-        return leaf
-    return StaticLeaf(leaf)
+        return False
+    if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic | jax.Array):
+        return True
+    return hasattr(type(leaf), "__jax_array__") or (
+        hasattr(leaf, "dtype") and not isinstance(leaf, type)
+    )
 
 
 def wrap_untraceable_arguments(
@@ -119,25 +126,25 @@ def wrap_untraceable_arguments(
     """
     positions = statics.at(len(args))
 
-    def closed(value: Any, *, static: bool) -> Any:
+    def wrapped(value: Any, *, static: bool) -> Any:
         return value if static else wrap_untraceable(value, strict=statics.strict)
 
     return (
-        tuple(closed(value, static=i in positions) for i, value in enumerate(args)),
-        {name: closed(value, static=name in statics.names) for name, value in kwargs.items()},
+        tuple(wrapped(value, static=i in positions) for i, value in enumerate(args)),
+        {name: wrapped(value, static=name in statics.names) for name, value in kwargs.items()},
     )
 
 
 def unwrapping_arguments(function: Callable[..., Any], statics: StaticArgs) -> Callable[..., Any]:
-    """The function for arguments in which there may be something closed: it gets it open.
+    """The function for arguments with wrapped parts, which it gets unwrapped.
 
     Args:
-        function: what takes its arguments open.
-        statics: which of them are static as a whole, and so have nothing closed in them.
+        function: takes its arguments unwrapped.
+        statics: which of them are static as a whole, and so have nothing wrapped in them.
     """
 
     @functools.wraps(function)
-    def opened(*args: Any, **kwargs: Any) -> Any:
+    def unwrapped(*args: Any, **kwargs: Any) -> Any:
         positions = statics.at(len(args))
         return function(
             *(value if i in positions else _unwrap(value) for i, value in enumerate(args)),
@@ -147,11 +154,11 @@ def unwrapping_arguments(function: Callable[..., Any], statics: StaticArgs) -> C
             },
         )
 
-    return opened
+    return unwrapped
 
 
 def _unwrap(value: Any) -> Any:
-    """The value itself where nothing in it is closed."""
+    """The value itself where nothing in it is wrapped."""
     import jax
 
     if not any(map(_is_wrapped, jax.tree.leaves(value, is_leaf=_is_wrapped))):

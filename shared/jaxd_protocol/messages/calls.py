@@ -1,49 +1,49 @@
-"""The wire on one screen: what each end asks of the other.
+"""The wire on one screen: the requests of each end.
 
-Each line is an rpyc request to the peer's root; `[…]` travels as buffers beside it.
+Each line is an rpyc request to the peer's root; `[…]` is sent as buffers beside it.
 
     client → server
       call(key, skeleton, blob, timeout_s, flags, stay, elsewhere, drops) [arrays]
             → (OK, skeleton, blob) [arrays]  or  (FAILED, failure)
             with `stay`: (OK, skeleton, blob, donated, away) [arrays]
               or  (FAILED, failure, donated)
-              skeleton: empty when it is the one of which `stay` has the hash;
-              donated: leaves of the call that it has taken for good; away: leaves of the result
-              that are not in the reply; then ids, if some of what was to be kept was not
+              skeleton: empty when it is the one whose hash is in `stay`;
+              donated: leaves of the call that were donated; away: leaves of the result that are
+              not in the reply; then ids, if some values were not kept as requested
       call(key, skeleton, b"", timeout_s, flags | WARM, b"", b"", b"") [pickles]
             → (OK, JSON {verdict, seconds, kept}, skeleton)  or  (FAILED, failure)
               builds or loads, runs nothing; kept: it is on disk; the skeleton is the result's
       put(number, skeleton, blob, elsewhere, config) [arrays] → (OK, skeleton)
-              a flat tuple of arrays becomes values; the skeleton has what they are now
+              a flat tuple of arrays becomes values, which the skeleton describes
       fetch(ids, places) → (OK,) [arrays]     or into the client's blocks at `places`
       part(id, index, above, number) → (OK, skeleton) [array]
               `[array]` unless it has more bytes than `above`: then it becomes a value
-      drop(ids)                               the client holds them no longer; no reply
-      adopt(contents, ids) → (OK, a byte for each)      1: what has that content is a value now
+      drop(ids)                               releases values; no reply
+      adopt(contents, ids) → (OK, a byte for each)      1: cached content is a value now
       share(number, nbytes) <descriptor> → (OK, its first bytes)      shared memory, as a block
-      unshare(numbers)                        blocks that are gone; no reply
-      cancel(number)                          nobody waits for that call any more; no reply of its
-                                              own, but the call is answered all the same
-      bye()                                   the client ends, and with it its session; no reply
+      unshare(numbers)                        releases blocks; no reply
+      cancel(number)                          cancels a call; no reply of its own, but the call is
+                                              answered all the same
+      bye()                                   ends the client's session; no reply
       name(name, skeleton, ids, ttl_s) → (OK,)          named(name, number) → (OK, skeleton)
-      unname(name) → (OK, was it there)       values() → JSON {holders, totals}
+      unname(name) → (OK, did it exist)       values() → JSON {holders, totals}
       statistics() → JSON                     info() → JSON
       why(key, skeleton or None, description) → JSON    what a call would do, and why
       stages(key, skeleton, stage, dialect, places) [pickles] → JSON
-              what becomes of a function: its `jaxpr`, `lowered` or `compiled`, derived anew
-      devices() → JSON                        what there is of each, and where this session is
+              a stage of a function: its `jaxpr`, `lowered` or `compiled`, derived anew
+      devices() → JSON                        the devices, and that of this session
       recent(count) → JSON                    the last builds, and why each was made
-      functions() → JSON {functions, totals}  what there is, what it cost and what it has saved
+      functions() → JSON {functions, totals}  known functions, what they cost and have saved
       recipes("") → (JSON {mark},)            a mark; later, with that mark:
       recipes(mark) → (JSON {mark, left_out}, recipe…) [codes and pickles]
-                                              what was called since, see `recipes`
-      forget(key) → JSON {executables}        drops what was built under a key, on disk as well
+                                              the calls since the mark, see `recipes`
+      forget(key) → JSON {executables}        removes the builds of a key, on disk as well
 
     server → client, while a call or `stages` of the client's is open
-      describe(key) → (name, options, meaning)          what is this function?
+      describe(key) → (name, options, manifest)         a function, without its code
       code(fingerprint) → () [packed function]          its call waits meanwhile
-      event(number, kind, JSON)               progress of the request `number`, and what its
-                                              function prints, warns of and logs; no reply
+      event(number, kind, JSON)               progress of the request `number`, and prints,
+                                              warnings and log records of its function; no reply
       callback(number, skeleton, blob, wanted) [arrays] → (skeleton, blob) [arrays]
               calls a function of the client for the program that answers the request `number`;
               as in a result: (callback target, args, kwargs), see
@@ -51,13 +51,14 @@ Each line is an rpyc request to the peer's root; `[…]` travels as buffers besi
               (result,)
 
 An end that cannot answer sends (FAILED, failure) instead. `[pickles]` are the buffers of the
-skeleton's `P` leaves alone: of each its pickle, then what travels beside that.
+skeleton's `P` leaves alone: of each its pickle, then the buffers beside it.
 
 A call names its function by `key`, sixteen bytes that stand for code, options and configuration.
-Only a server that does not know the key asks for what is behind it.
+Only a server that does not know the key requests the manifest and the code.
 
-`stay`, `elsewhere`, `ids` and `donated` are described in `elsewhere`. A value is named by a number
-that its client has made of the call's `number`, so that it can be used before it is there.
+`stay`, `elsewhere`, `ids` and `donated` are described in `data_locations`: `stay` is a
+`ResultPolicy`, `elsewhere` the data locations. A value is named by a number that its client derives
+from the call's `number`, so that it can be used before it exists.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ FAILED: Final = 1
 
 
 def is_failure(failure: tuple[Any, ...], kind: type[JaxdError]) -> bool:
-    """Whether what a call has failed with is exactly this one of our own errors.
+    """Whether the failure of a call is exactly this one of jaxd's own errors.
 
     Args:
         failure: as `jaxd_protocol.messages.failures` describes it.
@@ -81,22 +82,22 @@ def is_failure(failure: tuple[Any, ...], kind: type[JaxdError]) -> bool:
 
 
 MAY_REPEAT: Final = 1
-"""Flag of a call: running it twice is the same as running it once."""
+"""Flag of a call: it is idempotent."""
 
 STRICT: Final = 2
 """Flag of a call: a package that is not the same on both sides is an error."""
 
 WARM: Final = 4
-"""Flag of a call: what it needs is to be built or loaded, and not run; it brings no data."""
+"""Flag of a call: it is built or loaded, and not run; it has no data."""
 
 ON_VALUES: Final = 8
 """Flag of a call: it refers to values, so it runs in order with its session's others, and once."""
 
 FROM_CALLBACK: Final = 16
-"""Flag of a call: it is made by something that a program of the same client has called back."""
+"""Flag of a call: it is made by a callback of a program of the same client."""
 
 LOST_ONCE: Final = 32
-"""Flag of a call: a worker died while it was under way, perhaps of it. It is repeated alone."""
+"""Flag of a call: a worker died while it ran, perhaps because of it. It is repeated alone."""
 
 LOST_AGAIN: Final = 64
 """Flag of a call: another worker died when it was repeated."""

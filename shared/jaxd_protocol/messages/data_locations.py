@@ -1,6 +1,6 @@
-"""Where the data of a call's leaves lies when it is not in the message, and what stays.
+"""Data locations of a call's leaves whose data is not in the message, and result policies.
 
-The skeleton does not have this: a leaf has the same bytes there wherever its data lies.
+The skeleton does not contain them: a leaf has the same bytes there wherever its data is.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Final, NamedTuple
 from jaxd_protocol.errors import ProtocolError
 
 VALUE: Final = 1
-"""The data is value `a` of the session, and that of the `b` leaves that follow the next values."""
+"""The data is value `a` of the session; the next `b` leaves are the values that follow it."""
 
 BLOCK: Final = 2
-"""The data lies in block `a` of the connection, from byte `b` on."""
+"""The data is in block `a` of the connection, from byte `b` on."""
 
 CACHED_AS_VALUE: Final = 3
-"""The data is here, and becomes value `a` of the session as well."""
+"""The data is in the message, and becomes value `a` of the session as well."""
 
 CACHED_BY_CONTENT: Final = 4
-"""The data is here, and is to be held under its content id (`a`, `b`) as well."""
+"""The data is in the message, and is cached under its content id (`a`, `b`) as well."""
 
 COMPRESSED: Final = 5
-"""The data is here, compressed, and `a` bytes long without that."""
+"""The data is in the message, compressed; it has `a` bytes once decompressed."""
 
 NOT_IN_MESSAGE: Final = frozenset({VALUE, BLOCK})
 """The data of leaves of these kinds is not in the message."""
@@ -40,11 +40,11 @@ KEEP_NONE: Final = (1 << 63) - 1
 """Bounds for `ResultPolicy.above`: each leaf is above the first, and none is above the second."""
 
 BLOCK_PROBE_BYTES: Final = 16
-"""What the server reads at the beginning of a block to show that it sees the client's memory."""
+"""The bytes at the beginning of a block that prove that the server maps the client's memory."""
 
 INDEXED_SKELETON: Final = b"\0"
 DEFINING_SKELETON: Final = b"\1"
-"""First bytes of what stands for a skeleton that has a number in its session."""
+"""First bytes of the message for a skeleton that has a number in its session."""
 
 MIN_INDEXED_BYTES: Final = 512
 """Bytes of a skeleton; shorter ones are always sent whole."""
@@ -56,7 +56,7 @@ _HASH_BYTES: Final = 8
 _ID_BITS: Final = 20
 
 new_call_number: Final = itertools.count(1).__next__
-"""A number for a call, never used twice in this process; the ids of its results are made of it."""
+"""A number for a call, unique in this process; the ids of its results are derived from it."""
 
 _LOCATION: Final = struct.Struct("!IBQQ")
 _KIND_OFFSET: Final = 4
@@ -65,12 +65,12 @@ _POLICY: Final = struct.Struct("!QqqQ")
 
 
 class DataLocation(NamedTuple):
-    """Where the data of one leaf lies, or of several that follow one another.
+    """The location of the data of one leaf, or of several consecutive ones.
 
     Attributes:
         leaf: its number among the leaves of the call.
         kind: one of the constants above.
-        a, b: what they say.
+        a, b: as the constants describe them.
     """
 
     leaf: int
@@ -85,19 +85,19 @@ class DataLocation(NamedTuple):
 
 
 def leaves_located_in(rows: Iterable[DataLocation], kinds: Container[int]) -> tuple[int, ...]:
-    """The numbers of the leaves whose data lies in one of some kinds of places."""
+    """The numbers of the leaves whose locations are of these kinds."""
     return tuple(chain.from_iterable(row.leaves for row in rows if row.kind in kinds))
 
 
 class ResultPolicy(NamedTuple):
-    """What of a result stays on the server.
+    """Which leaves of a result stay on the server.
 
     Attributes:
         number: of the call, within its session; never used twice.
         above: leaves of more bytes than this become values.
-        home: leaves of up to so many bytes are in the reply; -1: none is.
+        home: leaves of up to this many bytes are in the reply; -1: none is.
         acked: the replies of all calls with a smaller number have arrived.
-        knows: hash of the expected shape of the result; see `shape_hash`.
+        knows: hash of the expected skeleton of the result; see `shape_hash`.
     """
 
     number: int
@@ -113,7 +113,7 @@ class ResultPolicy(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ResultPolicy | None:
-        """What `to_bytes` wrote; None when the whole result is in the reply.
+        """Reads what `to_bytes` wrote; None when the whole result is in the reply.
 
         Raises:
             ProtocolError: when it is anything else.
@@ -127,7 +127,7 @@ class ResultPolicy(NamedTuple):
 
 
 def shape_hash(skeleton: bytes) -> bytes:
-    """A short hash of what a result looks like: 8 bytes of BLAKE2b."""
+    """A short hash of the skeleton of a result: 8 bytes of BLAKE2b."""
     return hashlib.blake2b(skeleton, digest_size=_HASH_BYTES).digest()
 
 
@@ -142,7 +142,7 @@ def call_number_of(id: int) -> int:  # noqa: A002
 
 
 def content_id(spec: bytes, data: memoryview) -> tuple[int, int]:
-    """What stands for an array's content: half of a SHA-256, which takes 0.5 ms for a megabyte.
+    """The content id of an array: half of a SHA-256, which takes 0.5 ms for a megabyte.
 
     Args:
         spec: its bytes in a skeleton: dtype, shape and weak type.
@@ -155,25 +155,25 @@ def content_id(spec: bytes, data: memoryview) -> tuple[int, int]:
 
 
 def indexed_skeleton(number: int) -> bytes:
-    """Stands for the skeleton with that number, 0 to 255."""
+    """The message for the skeleton with that number, 0 to 255."""
     return INDEXED_SKELETON + bytes((number,))
 
 
 def defining_skeleton(number: int, skeleton: bytes) -> bytes:
-    """A skeleton that has that number from now on."""
+    """The message for a skeleton that has that number from now on."""
     return DEFINING_SKELETON + bytes((number,)) + skeleton
 
 
 def pack_locations(rows: Sequence[DataLocation]) -> bytes:
-    """For the wire."""
+    """The bytes of data locations for the wire."""
     return struct.pack("!" + _LOCATION.format[1:] * len(rows), *chain.from_iterable(rows))
 
 
 def unpack_locations(data: bytes, leaves: int) -> list[DataLocation]:
-    """What `pack_locations` wrote.
+    """Reads what `pack_locations` wrote.
 
     Raises:
-        ProtocolError: when it is anything else, or the leaves are not there or not in order.
+        ProtocolError: when it is anything else, or the leaves do not exist or are not in order.
     """
     if len(data) % _LOCATION.size:
         raise ProtocolError("a call has unreadable data locations.")

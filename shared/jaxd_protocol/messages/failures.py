@@ -1,8 +1,8 @@
 """Exceptions as plain data, and decoded as the type that the other end has.
 
-Nothing is imported, unpickled or looked up in a module to rebuild one. The types that can come are
-jaxd's, Python's own, jax's, and those that the function which was called reaches itself; any other
-is a `RemoteError` with its text.
+To decode one, nothing is imported or unpickled, and no attribute of a module is computed. Decoded
+types are jaxd's, Python's own, jax's, and those that the called function reaches itself; any other
+becomes a `RemoteError` with its text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxd_protocol.pytree.literals import dump_literal, load_literal
 
 Failure = tuple[Any, ...]
 """(module, qualified name, message, literal of args or None, retry_after_s, traceback text, frames,
-links, notes, own, members): frames as in `remote_frames`; links the failure that led to it, with
+links, notes, own, members): frames as in `tracebacks`; links the failure that led to it, with
 "cause" or "context" before it; own the content id of a type of the user's with the skeleton and
 blob of its attributes, or nothing; members the failures in a group."""
 
@@ -37,17 +37,17 @@ class ExceptionTypes(Protocol):
     """The exception types that a function reaches."""
 
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
-        """The one with that name and content id; None where the function reaches none."""
+        """The type with that name and content id; None where the function reaches none."""
 
     def attributes(self, skeleton: bytes, blob: bytes) -> dict[str, Any]:
-        """What was written of an exception's attributes."""
+        """The attributes of an exception that were sent."""
 
 
 class ForwardedFailure(Exception):
-    """An exception of another process of this server, which goes to the client as it is.
+    """An exception of another process of this server, which is forwarded unchanged.
 
     Attributes:
-        failure: what `encode_failure` made of it there.
+        failure: the exception, as `encode_failure` returned it there.
     """
 
     def __init__(self, failure: Failure) -> None:
@@ -56,13 +56,13 @@ class ForwardedFailure(Exception):
 
 
 def encode_failure(error: BaseException, links: int = _MAX_CAUSES) -> Failure:
-    """The exception as plain values, with its whole traceback as text, and its user's as data.
+    """The exception as plain values: its whole traceback as text, the user's frames as data.
 
-    Never raises, whatever an exception of the user's does when it is looked at: somebody waits.
+    Never raises, whatever code an exception of the user's runs when it is read: a client waits.
 
     Args:
         error: the exception.
-        links: how many of those that led to it are described as well.
+        links: how many of its causes are described as well.
     """
     if isinstance(error, ForwardedFailure):
         return error.failure
@@ -91,10 +91,9 @@ def _encoded(error: BaseException, links: int) -> Failure:
 
 
 def _user_type(error: BaseException) -> tuple[Any, ...]:
-    """What stands for a type of the user's own, and the attributes that are data."""
-    table = sys.modules.get(
-        "jaxd_protocol.pickling.unpack.archives"
-    )  # else no class has arrived in this process
+    """Content id of a type of the user's own, and the attributes that are data."""
+    # where it is not imported, this process has received no class
+    table = sys.modules.get("jaxd_protocol.pickling.unpack.archives")
     content = table.content_id_of(type(error)) if table is not None else None
     if content is None:
         return ()
@@ -102,16 +101,15 @@ def _user_type(error: BaseException) -> tuple[Any, ...]:
     kept = {name: value for name, value in vars(error).items() if _is_data(name, value)}
     encoder.node(kept)
     skeleton, blob = encoder.skeleton, encoder.blob
-    return (
-        (content, skeleton, blob) if len(skeleton) + len(blob) <= _MAX_TEXT else (content, b"", b"")
-    )
+    is_small = len(skeleton) + len(blob) <= _MAX_TEXT
+    return (content, skeleton, blob) if is_small else (content, b"", b"")
 
 
 def _is_data(name: str, value: Any) -> bool:
     encoder = _AttributeEncoder()
     try:
         encoder.node(value)
-    except Exception:  # noqa: BLE001  a tracer, an open file, what holds itself: it stays
+    except Exception:  # noqa: BLE001  a tracer, an open file, a cycle: it is not sent
         return False
     return name != "__notes__" and not encoder.buffers
 
@@ -120,14 +118,14 @@ class _AttributeEncoder(TreeEncoder):
     """Writes plain values, containers of these, and small arrays."""
 
     def node(self, value: Any) -> None:
-        """Appends one tree; a number as itself, and not as a leaf that becomes an array."""
+        """Appends one tree; numbers are static, so that they do not become arrays."""
         if type(value) in (bool, int, float, complex):
             self.static(value)
         else:
             super().node(value)
 
     def other(self, value: Any) -> None:
-        """Appends an array; nothing else has a place here."""
+        """Appends an array; nothing else is data."""
         if not hasattr(type(value), "__array__"):
             raise TypeError(type(value).__name__)
         import numpy
@@ -136,14 +134,14 @@ class _AttributeEncoder(TreeEncoder):
 
 
 def _group_members(error: BaseException, links: int) -> tuple[Any, ...]:
-    """What an exception group holds; nothing where that is too much."""
+    """The members of an exception group; none where there are too many."""
     if not isinstance(error, ExceptionGroup) or not links or len(error.exceptions) > _MAX_MEMBERS:
         return ()
     return tuple(encode_failure(each, links - 1) for each in error.exceptions)
 
 
 def _causes(error: BaseException, links: int) -> tuple[Any, ...]:
-    """What led to an exception, as far as it is of the user's own code."""
+    """The cause or context of an exception, as far as it is of the user's own code."""
     kind, before = "cause", error.__cause__
     if before is None and not error.__suppress_context__:
         kind, before = "context", error.__context__
@@ -155,12 +153,12 @@ def _causes(error: BaseException, links: int) -> tuple[Any, ...]:
 
 
 def _escape_surrogates(text: str) -> str:
-    """The text with lone surrogates, as paths that are no UTF-8 have them, made visible."""
+    """The text with lone surrogates, which paths that are no UTF-8 contain, escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _args_of(error: BaseException) -> bytes | None:
-    """What the type was called with, as a literal; None when that is not plain or too large."""
+    """The `args` of an exception as a literal; None when they are not plain or too large."""
     args = error.args[:1] if isinstance(error, ExceptionGroup) else error.args
     if isinstance(error, OSError) and len(args) == 2 and error.filename is not None:
         args = (*args, error.filename)  # left out of `args`, but not of the message
@@ -181,17 +179,17 @@ def _message_of(error: BaseException) -> str:
 def decode_failure(
     failure: Failure, own: ExceptionTypes | None = None, *, with_jax: bool = False
 ) -> BaseException:
-    """The exception in this process's own type, else `RemoteError`, with the user's frames there.
+    """The exception in this process's own type, else `RemoteError`, with the user's remote frames.
 
     Where there are none, its note has the whole traceback as text.
 
     Args:
-        failure: what `encode_failure` made of it.
-        own: the types of the function that was called; without it, none of the user's own comes.
-        with_jax: whether frames of jax are wanted as well.
+        failure: as `encode_failure` returned it.
+        own: the types of the function that was called; without it, none of the user's own is made.
+        with_jax: whether frames of jax are included.
 
     Raises:
-        ProtocolError: when the data stands for no exception.
+        ProtocolError: when the data is no exception.
     """
     try:
         return _decoded(failure, own, with_jax=with_jax)
@@ -204,9 +202,9 @@ def decode_failure(
 
 
 def _decoded(failure: Failure, own: ExceptionTypes | None, *, with_jax: bool) -> BaseException:
-    members = [_decoded(each, own, with_jax=with_jax) for each in (failure[10:11] or ((),))[0]]
-    error = _rebuilt(failure, own, members)
-    frames, links, notes = failure[6:9] or ((), (), ())
+    *described, text, frames, links, notes, user_type, group = failure
+    members = [_decoded(each, own, with_jax=with_jax) for each in group]
+    error = _rebuilt(described, user_type, members, own)
     for note in notes:
         error.add_note(note)
     error.__traceback__ = traceback_of(frames, with_jax=with_jax)
@@ -217,18 +215,21 @@ def _decoded(failure: Failure, own: ExceptionTypes | None, *, with_jax: bool) ->
         else:
             error.__context__ = before
     if not frames and (type(error) is RemoteError or not isinstance(error, JaxdError)):
-        error.add_note(f"\nRaised on the jaxd server:\n\n{failure[5].rstrip()}")
+        error.add_note(f"\nRaised on the jaxd server:\n\n{text.rstrip()}")
     return error
 
 
 def _rebuilt(
-    failure: Failure, own: ExceptionTypes | None, members: list[BaseException]
+    described: list[Any],
+    user_type: tuple[Any, ...],
+    members: list[BaseException],
+    own: ExceptionTypes | None,
 ) -> BaseException:
-    module, name, message, args, retry_after_s = failure[:5]
+    module, name, message, args, retry_after_s = described
     if module == errors.__name__ and name in errors.__all__:
-        return _jaxd_error(name, message, retry_after_s)
-    content, skeleton, blob = (failure[9:10] or ((),))[0] or (b"", b"", b"")
-    error = None
+        kind: type[JaxdError] = getattr(errors, name)
+        return Busy(message, retry_after_s) if kind is Busy else kind(message)
+    content, skeleton, blob = user_type or (b"", b"", b"")
     try:
         values = load_literal(args, 0)[0] if args is not None else (message,)
         values = (*values, members) if members else values
@@ -240,15 +241,10 @@ def _rebuilt(
             error = _known_error(module, name, message, values)
         if error is not None and str(error) == message:
             return error
-    except Exception:  # noqa: BLE001  a class with demands of its own: RemoteError will name it
-        error = None
+    except Exception:  # noqa: BLE001, S110  it needs other arguments: RemoteError will name it
+        pass
     qualified = name if module == "builtins" else f"{module}.{name}"
     return RemoteError(f"{qualified}: {message}", qualified)
-
-
-def _jaxd_error(name: str, message: str, retry_after_s: float) -> BaseException:
-    kind: type[JaxdError] = getattr(errors, name)
-    return Busy(message, retry_after_s) if kind is Busy else kind(message)
 
 
 def _user_error(kind: type | None, values: tuple[Any, ...]) -> BaseException | None:
@@ -267,7 +263,7 @@ def _known_error(
     if module == "builtins":
         kind: Any = vars(builtins).get(name)
         if _is_exception(kind) and issubclass(kind, SyntaxError):
-            values = (message,)  # whoever shows one opens the file that it names
+            values = (message,)  # to display one opens the file that it names
         return kind(*values) if _is_exception(kind) else None
     kind = content_of(module).get(name) if module.partition(".")[0] in _JAX_PACKAGES else None
     if not _is_exception(kind) or kind.__module__ != module:

@@ -1,20 +1,21 @@
-"""What a function is, in plain values: so that a server can check it, and say how two differ.
+"""The content of a function's fingerprint as plain values, which a server can check and compare.
 
 The server walks over what it unpacked with the client's decisions (which modules are local, which
 attributes of installed modules count) and the client's package versions; the digest must be the
-same. It also keeps the parts, to say later how another function differs.
+same. It also keeps the parts, to report later how another function differs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint.model import CallbackList, Fingerprint, ListedCallback, Part, Source
 from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.static_args import parameters_of
 from jaxd_protocol.packages.distributions import Package
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class FunctionManifest(NamedTuple):
         salt: `SALT` of the client.
         parts, packages, local, carried: see `Fingerprint`.
         ignored: what the user excludes from the walk.
-        shared: whether all of it has a content; else it can be only its own client's.
-        callbacks: what `callbacks=` lists.
+        shared: whether all of it has a content; else it can belong only to its own client.
+        callbacks: the entries of `callbacks=`.
     """
 
     fingerprint: bytes
@@ -50,7 +51,7 @@ class FunctionManifest(NamedTuple):
         ignored: tuple[str, ...] = (),
         callbacks: tuple[ListedCallback, ...] = (),
     ) -> FunctionManifest:
-        """What this process reports of a fingerprint."""
+        """The manifest of a fingerprint that was made in this process."""
         return cls(
             found.digest,
             SALT,
@@ -65,21 +66,20 @@ class FunctionManifest(NamedTuple):
 
     @property
     def listed(self) -> CallbackList | None:
-        """What `callbacks=` lists, as a walk on the server takes it; None for nothing."""
+        """The entries of `callbacks=` for a walk on the server; None where there are none."""
         return CallbackList(entries=self.callbacks) if self.callbacks else None
 
     def there(
         self, modules: Mapping[str, ModuleType], sources: Mapping[str, Source]
     ) -> ClientProcess:
-        """The client's process, as a walk on the server sees it.
+        """The view of the client's process for a walk on the server.
 
         Args:
             modules: the client's local modules, as they arrived.
             sources: those of them that are not imported yet.
         """
-        from jaxd_protocol.fingerprint.process_view import (
-            ClientProcess,  # clients have no use for it
-        )
+        # clients do not need it
+        from jaxd_protocol.fingerprint.process_view import ClientProcess
 
         return ClientProcess(self.salt, self.packages, self.local, self.carried, modules, sources)
 
@@ -99,14 +99,12 @@ class FunctionManifest(NamedTuple):
 
     @classmethod
     def from_message(cls, message: Any) -> FunctionManifest:
-        """What `to_message` made.
+        """Reads what `to_message` wrote.
 
         Raises:
             ProtocolError: when it is something else.
         """
         try:
-            if len(message) == _LENGTH - 1:
-                message = (*message, ())  # kept before there was `callbacks=`
             fingerprint, salt, parts, packages, local, carried, ignored, shared, listed = message
             read = cls(
                 fingerprint,
@@ -120,9 +118,9 @@ class FunctionManifest(NamedTuple):
                 tuple(ListedCallback(*entry) for entry in listed),
             )
         except (TypeError, ValueError) as error:
-            raise ProtocolError("what a client says of its function cannot be read.") from error
+            raise ProtocolError("the manifest of a function cannot be read.") from error
         if not read._is_typed():
-            raise ProtocolError("what a client says of its function has other types.")
+            raise ProtocolError("the manifest of a function has values of other types.")
         return read
 
     def _is_typed(self) -> bool:
@@ -142,17 +140,14 @@ class FunctionManifest(NamedTuple):
         )
 
 
-_LENGTH: Final = len(FunctionManifest._fields)
-
-
 class FunctionDescriptor(NamedTuple):
     """A function with its options.
 
     Attributes:
-        name: what people call it, with what it is nested in.
-        fingerprint: what it means; empty when that is not known.
+        name: its qualified name.
+        fingerprint: its fingerprint; empty where it is unknown.
         options: how it is compiled.
-        parts: what the fingerprint was made of; empty when that is not known.
+        parts: what the fingerprint was made of; empty where that is unknown.
         parameters: see `parameter_names`.
         shared: whether all of it has a content; else no two processes have it in common.
     """
@@ -166,7 +161,7 @@ class FunctionDescriptor(NamedTuple):
 
     @property
     def short_name(self) -> str:
-        """The name without what it is nested in."""
+        """The last part of the name."""
         return self.name.rpartition(".")[2]
 
     def to_message(self) -> tuple[Any, ...]:
@@ -177,7 +172,7 @@ class FunctionDescriptor(NamedTuple):
 
     @classmethod
     def from_message(cls, message: Any) -> FunctionDescriptor:
-        """What `to_message` made.
+        """Reads what `to_message` wrote.
 
         Raises:
             ProtocolError: when it is something else.
@@ -190,7 +185,7 @@ class FunctionDescriptor(NamedTuple):
             raise ProtocolError("the description of a function cannot be read.") from error
         texts += [text for part in read for text in (*part[:2], *part[3:])]
         if not all(type(text) is str for text in texts):
-            raise ProtocolError("the description of a function has no text where it should.")
+            raise ProtocolError("the description of a function has values of other types.")
         return cls(
             name, fingerprint, Options.from_bytes(options), read, tuple(parameters), bool(shared)
         )
@@ -199,16 +194,10 @@ class FunctionDescriptor(NamedTuple):
 def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the parameters that can be given by position; ``*rest`` for any number of them.
 
-    Empty when the function does not say.
+    Empty where the function has no signature.
     """
-    import inspect
-
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    starred = inspect.Parameter.VAR_POSITIONAL
-    by_name_only = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
     return tuple(
-        f"*{p.name}" if p.kind is starred else p.name for p in found if p.kind not in by_name_only
+        f"*{each.name}" if each.kind is each.VAR_POSITIONAL else each.name
+        for each in parameters_of(function)
+        if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)
     )

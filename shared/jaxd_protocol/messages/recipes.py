@@ -1,23 +1,23 @@
-"""What it takes to build a program again without the process that called it.
+"""Recipes: the data to build a program again without the process that called it.
 
-    recipe   (name, key, options, meaning, calls, parameters)      calls: ((skeleton, sizes), …)
+    recipe   (name, key, options, manifest, calls, parameters)     calls: ((skeleton, sizes), …)
     buffers  for each recipe its packed function, and for each of its calls the pickles
 
 `sizes` are those of all the buffers that warming the call takes: for each `P` leaf of the skeleton
-its pickle, then what travels beside that. Of the latter only the sizes are kept, and zeros are sent
-in their place: to build a program, shapes are enough.
+its pickle, then the buffers beside it. Of the latter only the sizes are kept, and zeros are sent in
+their place: to build a program, shapes are enough.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.pytree.decoder import SkeletonReader
-from jaxd_protocol.pytree.layout import Layout
-from jaxd_protocol.pytree.leaves import BlobLayout
+from jaxd_protocol.pytree.leaves import BlobLayout, Leaf
 
 
 class RecordedCall(NamedTuple):
@@ -37,50 +37,41 @@ class RecordedCall(NamedTuple):
     def of(
         cls, skeleton: bytes, placement: BlobLayout, buffers: Sequence[memoryview]
     ) -> RecordedCall:
-        """That of a call that was made with these buffers."""
-        sizes: list[int] = []
-        pickles = []
+        """The signature of a call that was made with these buffers."""
+        found: list[memoryview] = []
         for leaf, place in zip(placement.leaves, placement.places, strict=True):
             if leaf.tag == "P":
-                pickles.append(bytes(buffers[place.buffer]))
-                sizes += map(len, buffers[place.buffer : place.buffer + 1 + leaf.buffers])
-        return cls(skeleton, tuple(sizes), tuple(pickles))
+                found += buffers[place.buffer : place.buffer + 1 + leaf.buffers]
+        return cls.of_specification(skeleton, placement.leaves, found)
 
     @classmethod
     def of_specification(
-        cls, skeleton: bytes, layout: Layout, buffers: Sequence[memoryview]
+        cls, skeleton: bytes, leaves: Sequence[Leaf], buffers: Sequence[memoryview]
     ) -> RecordedCall:
-        """That of a call to warm up, which brings the buffers of pickled leaves and no others."""
-        pickles = []
-        at = 0
-        for leaf in layout.leaves:
-            if leaf.tag == "P":
-                pickles.append(bytes(buffers[at]))
-                at += 1 + leaf.buffers
+        """The signature of a call to warm up, with the buffers of pickled leaves and no others."""
+        beside = [leaf.buffers for leaf in leaves if leaf.tag == "P"]
+        starts = accumulate((1 + count for count in beside), initial=0)
+        pickles = [bytes(buffers[start]) for start, _ in zip(starts, beside, strict=False)]
         return cls(skeleton, tuple(map(len, buffers)), tuple(pickles))
 
     def buffers(self) -> list[memoryview]:
-        """What warming it takes.
+        """The buffers that warming it takes.
 
         Raises:
             ProtocolError: when pickles and sizes do not fit the skeleton.
         """
         pickles = iter(self.pickles)
-        found: list[memoryview] = []
-        for size, is_pickle in self._buffer_sizes():
-            found.append(memoryview(next(pickles) if is_pickle else bytes(size)))
-        return found
+        return [
+            memoryview(next(pickles) if is_pickle else bytes(size))
+            for size, is_pickle in self.check()
+        ]
 
-    def check(self) -> None:
-        """Proves that pickles and sizes fit the skeleton.
+    def check(self) -> list[tuple[int, bool]]:
+        """Size of each buffer, and whether it is a pickle.
 
         Raises:
-            ProtocolError: when they do not.
+            ProtocolError: when pickles and sizes do not fit the skeleton.
         """
-        self._buffer_sizes()
-
-    def _buffer_sizes(self) -> list[tuple[int, bool]]:
-        """Size of each buffer, and whether it is a pickle."""
         kinds = [
             is_pickle
             for beside in _buffers_of_pickles(self.skeleton)
@@ -98,14 +89,14 @@ class Recipe(NamedTuple):
     """A function with the calls that it is to be built for.
 
     Attributes:
-        name: what people call it.
-        key: what names it on the wire.
+        name: its name for people.
+        key: its name on the wire.
         options: packed `Options`.
-        meaning: what `Meaning.to_message` returned.
+        manifest: as `FunctionManifest.to_message` returned it.
         code: the packed function.
         calls: what to build.
-        parameters: see `descriptions.parameter_names`; without them nobody can tell, before it is
-            built, whether a program for the same arguments is there.
+        parameters: see `function_manifest.parameter_names`; without them it is unknown, before it
+            is built, whether a program for the same arguments exists.
     """
 
     name: str
@@ -130,7 +121,7 @@ def dump_recipes(recipes: Iterable[Recipe]) -> tuple[tuple[Any, ...], list[memor
 
 
 def load_recipes(messages: Sequence[Any], buffers: Sequence[memoryview]) -> list[Recipe]:
-    """What `dump_recipes` made.
+    """Reads what `dump_recipes` wrote.
 
     Raises:
         ProtocolError: when it is something else.
@@ -165,7 +156,7 @@ def _call(skeleton: Any, sizes: Any, buffers: Iterator[memoryview]) -> RecordedC
 
 
 def _buffers_of_pickles(skeleton: bytes) -> list[int]:
-    """For each pickle of a call how many buffers travel beside it; opens none."""
+    """For each pickle of a call how many buffers are beside it; unpickles none."""
     if b"P" not in skeleton:
         return []
     reader = SkeletonReader(skeleton, lambda *_: object, lambda _: None)

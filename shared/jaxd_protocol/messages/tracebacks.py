@@ -1,16 +1,16 @@
 """The frames of a traceback as data, and decoded as one that every tool of this process can show.
 
-Only places travel. The lines of source are read where the traceback is shown: from the user's own
-files, or the cells of a notebook, which the other end may not have. Whatever shows a traceback or a
-warning opens the file that it names, so the other end names none but those that this process has
-loaded code from; any other stands in angle brackets, as what is no file does, and is not opened.
+Only source positions are sent. The lines of source are read where the traceback is shown: from the
+user's own files, or the cells of a notebook, which the other end may not have. Tools that show a
+traceback or a warning open the file that it names. So names of files from which this process has
+not loaded code are put in angle brackets, like names that are no files; these are not opened.
 """
 
 from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Iterator
+from itertools import islice
 from traceback import FrameSummary, StackSummary, TracebackException, walk_tb
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple
@@ -19,12 +19,12 @@ from jaxd_protocol.packages.installed import OWN_PACKAGES, content_of
 
 _OWN_PACKAGES: Final = frozenset(OWN_PACKAGES)
 _HIDDEN_PACKAGES: Final = _OWN_PACKAGES | {"concurrent", "threading"}
-"""What calls a user's function on a server."""
+"""Packages of the frames that call a user's function on a server."""
 
 _JAX_PACKAGES: Final = frozenset({"jax", "jaxlib"})
 _MAX_FRAMES: Final = 200
 _MAX_LINES: Final = 1000
-"""Of one statement. Python 3.13 shows each, as many as the other end reports."""
+"""Of one statement. Python 3.13 shows all lines that the other end reports."""
 
 
 class RemoteFrame(NamedTuple):
@@ -32,7 +32,7 @@ class RemoteFrame(NamedTuple):
 
     Attributes:
         file, module, name: of the code.
-        line, end_line, column, end_column: where it was; -1 for what is not known.
+        line, end_line, column, end_column: position in the file; -1 where it is unknown.
     """
 
     file: str
@@ -45,16 +45,19 @@ class RemoteFrame(NamedTuple):
 
 
 def frames_of(error: BaseException) -> tuple[tuple[Any, ...], ...]:
-    """The frames of an exception that its user knows: all but those of the server and of Python.
+    """The frames of an exception, without those of the server that called the user's function.
 
-    None when there are only those of jax and of the server: then it is not the user's code that
-    failed.
+    None when there are only frames of jax and of the server: then the user's code has not failed.
     """
-    found = [_frame(frame, trace) for frame, trace in _frames_below(error.__traceback__)]
+    found = []
+    trace = error.__traceback__
+    while trace is not None:
+        found.append(_frame(trace))
+        trace = trace.tb_next
     known = _HIDDEN_PACKAGES | _JAX_PACKAGES
     first = next((i for i, each in enumerate(found) if _root(each) not in known), len(found))
     frames = [each for each in found[first:] if _root(each) not in _OWN_PACKAGES]
-    if len(frames) > _MAX_FRAMES:  # a recursion without end: its beginning and its end say it
+    if len(frames) > _MAX_FRAMES:  # an endless recursion: its beginning and its end suffice
         frames = [*frames[: _MAX_FRAMES // 2], *frames[-_MAX_FRAMES // 2 :]]
     return tuple(map(tuple, frames))
 
@@ -63,8 +66,8 @@ def traceback_of(frames: tuple[Any, ...], *, with_jax: bool) -> TracebackType | 
     """A traceback with these frames, outermost first; None without any.
 
     Args:
-        frames: what `frames_of` returned elsewhere.
-        with_jax: whether those of jax are wanted: by default it leaves its own out.
+        frames: as `frames_of` returned them at the other end.
+        with_jax: whether those of jax are included: by default jax leaves its own out.
     """
     wanted = [RemoteFrame(*each) for each in frames[:_MAX_FRAMES]]
     if not with_jax:
@@ -77,27 +80,21 @@ def traceback_of(frames: tuple[Any, ...], *, with_jax: bool) -> TracebackType | 
 
 
 def display_file(file: str) -> str:
-    """The name under which a file that the other end names is shown: one that can be opened here.
+    """A file's name from the other end, as it is shown: in angle brackets if it may not be opened.
 
-    That is the file of a module, or what lines were read from before, such as a notebook's cell.
-    Nothing opens a name in angle brackets.
+    The file of a module may be opened, and one that lines were read from before, such as the cell
+    of a notebook.
     """
     is_none = file.startswith("<") and file.endswith(">")
-    if is_none or file in linecache.cache or file in _files_of_modules():
-        return file
-    return f"<{file}>"
-
-
-def _files_of_modules() -> Iterator[object]:
-    for module in list(sys.modules):
-        yield content_of(module).get("__file__")
+    files = (content_of(module).get("__file__") for module in list(sys.modules))
+    return file if is_none or file in linecache.cache or file in files else f"<{file}>"
 
 
 def format_traceback(error: BaseException) -> str:
     """As `traceback.format_exception`, for the other end.
 
-    Frames that it has named itself have no lines of source there: else it could read, line by line,
-    what it names.
+    Frames that it has named itself are shown without lines of source: else it could read any file
+    that it names.
     """
     shown = TracebackException.from_exception(error)
     _hide_source_lines(shown, error)
@@ -126,27 +123,14 @@ def _hide_source_lines_of(shown: TracebackException, error: BaseException) -> No
         )
 
 
-def _frames_below(trace: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:
-    at = trace
-    for frame, _ in walk_tb(trace):
-        assert at is not None
-        yield frame, at
-        at = at.tb_next
-
-
-def _frame(frame: FrameType, trace: TracebackType) -> RemoteFrame:
-    code, line = frame.f_code, trace.tb_lineno or 1
-    module = str(frame.f_globals.get("__name__", ""))
-    place: list[int | None] = [line, None, None, None]
-    for index, positions in enumerate(code.co_positions()):
-        if index == trace.tb_lasti // 2:
-            place = list(positions)
-            break
-    known = [-1 if number is None else number for number in place]
-    if known[0] != line:
-        known = [line, -1, -1, -1]
+def _frame(trace: TracebackType) -> RemoteFrame:
+    code, line = trace.tb_frame.f_code, trace.tb_lineno or 1
+    module = str(trace.tb_frame.f_globals.get("__name__", ""))
+    positions = islice(code.co_positions(), max(trace.tb_lasti, 0) // 2, None)
+    first, *others = next(positions, (None, None, None, None))
+    known = [-1 if first != line or number is None else number for number in others]
     file = code.co_filename.encode("utf-8", "backslashreplace").decode()
-    return RemoteFrame(file, module, code.co_name, *known)
+    return RemoteFrame(file, module, code.co_name, line, *known)
 
 
 def _root(frame: RemoteFrame) -> str:
@@ -154,14 +138,14 @@ def _root(frame: RemoteFrame) -> str:
 
 
 class _Here(Exception):
-    """Raised only for the frame that it leaves behind."""
+    """Raised to obtain the frame that raises it."""
 
 
 _PROTOTYPE: Final = compile("raise _Here", "<jaxd>", "exec")
 
 
 def _make_frame(place: RemoteFrame) -> FrameType:
-    """A frame of code with that place. It has run, and does nothing."""
+    """A frame of code with that position. It has run, and does nothing."""
     line = max(1, place.line)
     code = _PROTOTYPE.replace(
         co_filename=display_file(place.file),
@@ -181,22 +165,16 @@ def _make_frame(place: RemoteFrame) -> FrameType:
 
 
 def _line_table(code: CodeType, place: RemoteFrame) -> bytes:
-    """One place for all instructions, as CPython 3.11 and later write it (PEP 626)."""
-    units = len(code.co_code) // 2
-    table = bytearray()
+    """One position for all instructions, as CPython 3.11 and later write it (PEP 626)."""
+    kind, numbers = 13, [0]  # without columns
     known = min(place.end_line, place.column, place.end_column) >= 0
-    known = known and place.end_line - place.line <= _MAX_LINES
-    for start in range(0, units, 8):
-        length = min(8, units - start)
-        if known:
-            table.append(0x80 | 14 << 3 | length - 1)
-            table += _varint(0)
-            table += _varint(max(0, place.end_line - place.line))
-            table += _varint(place.column + 1) + _varint(place.end_column + 1)
-        else:
-            table.append(0x80 | 13 << 3 | length - 1)
-            table += _varint(0)
-    return bytes(table)
+    if known and place.end_line - place.line <= _MAX_LINES:
+        lines = max(0, place.end_line - place.line)
+        kind, numbers = 14, [0, lines, place.column + 1, place.end_column + 1]
+    position = b"".join(map(_varint, numbers))
+    units = len(code.co_code) // 2
+    lengths = (min(8, units - start) for start in range(0, units, 8))
+    return b"".join(bytes((0x80 | kind << 3 | length - 1,)) + position for length in lengths)
 
 
 def _varint(number: int) -> bytes:

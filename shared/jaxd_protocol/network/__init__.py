@@ -1,5 +1,4 @@
 """Where a server is and who may speak with it.
 
-Addresses, local files, tokens, certificates, the handshake. Everything here happens before a byte
-is unpickled.
+Addresses, local files, tokens, certificates, the handshake: all before a byte is unpickled.
 """

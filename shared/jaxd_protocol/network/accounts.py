@@ -1,7 +1,7 @@
 """Named tokens: a folder with one file for each person or machine that may use a server.
 
-The name of the file is the name of the account, what stands in it is its token. To take an account
-away is to remove its file: nobody else needs a new token then, and no server has to be restarted.
+The name of the file is the name of the account, its content is the token. To remove an account,
+remove its file: no other account needs a new token, and no server has to be restarted.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.tokens import config_dir, write_token_file
 
 MAX_ACCOUNTS: Final = 1000
-"""In one folder. A server holds each proof against every token, so that none is looked up."""
+"""In one folder. A server compares each proof with every token, so that none is looked up."""
 
 UNNAMED: Final = "token"
-"""The principal of those who hold the one token that has no name."""
+"""The principal of the holders of the one token that has no name."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 
@@ -30,8 +31,8 @@ class Account:
     """An account that may connect over TCP or TLS.
 
     Attributes:
-        principal: who that is, for the log and the status.
-        token: what proves it; never shown in a repr.
+        principal: its name in the log and the status.
+        token: its secret; never shown in a repr.
     """
 
     principal: str
@@ -39,23 +40,23 @@ class Account:
 
     @classmethod
     def named(cls, name: str, token: str) -> Account:
-        """That of a file in the folder."""
+        """The account of a file in the folder."""
         return cls(f"account:{name}", token)
 
     @classmethod
     def unnamed(cls, token: str) -> Account:
-        """That of the one token that has no name."""
+        """The account of the one token that has no name."""
         return cls(UNNAMED, token)
 
 
 class TokenFile(NamedTuple):
-    """A file in the folder, as it lies there now.
+    """A file in the folder, as it is now.
 
     Attributes:
         name: of the account.
-        path: where it is.
+        path: of the file.
         made_at: when it was written, in seconds since the epoch.
-        state: differs once the file is another one.
+        state: see `file_state`.
     """
 
     name: str
@@ -64,20 +65,18 @@ class TokenFile(NamedTuple):
     state: tuple[int, ...]
 
 
-def file_state(status: os.stat_result) -> tuple[int, ...]:
-    """What differs once a file is another one, or was written to, or is open to others.
+_STATE: Final = attrgetter(
+    *("st_dev", "st_ino", "st_mtime_ns", "st_ctime_ns", "st_size", "st_mode", "st_uid")
+)
 
-    Of the two times, the second cannot be set by who owns the file.
+
+def file_state(status: os.stat_result) -> tuple[int, ...]:
+    """A value that changes when a file is replaced or written to, or its permissions change.
+
+    Of the two times, the second cannot be set by the file's owner.
     """
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_size,
-        status.st_mode,
-        status.st_uid,
-    )
+    state: tuple[int, ...] = _STATE(status)
+    return state
 
 
 def default_token_dir() -> str:
@@ -86,7 +85,7 @@ def default_token_dir() -> str:
 
 
 def token_files(folder: str) -> list[TokenFile]:
-    """What is in a folder, by name; other files than accounts are passed over. None: no folder.
+    """The accounts in a folder, by name; other files are skipped. Empty where there is no folder.
 
     Raises:
         ConfigurationError: when others than its owner may put files there, or it cannot be read.
@@ -115,18 +114,18 @@ def _files(folder: str) -> Iterator[TokenFile]:
                 continue
             try:
                 found = entry.stat()
-            except FileNotFoundError:  # removed in this very moment
+            except FileNotFoundError:  # removed meanwhile
                 continue
             if stat.S_ISREG(found.st_mode):
                 yield TokenFile(entry.name, entry.path, found.st_mtime, file_state(found))
 
 
 def add_account(name: str, folder: str, *, replace: bool = False) -> tuple[str, str]:
-    """Makes a token for a name; the path of its file, and the token.
+    """Makes a token for a name; returns the path of its file, and the token.
 
     Raises:
-        ConfigurationError: when the name is none, has a token already and is not to get another,
-            when there are too many, or when the file cannot be written.
+        ConfigurationError: when the name is invalid, has a token that is not to be replaced, when
+            there are too many accounts, or when the file cannot be written.
     """
     path = _path(name, folder)
     known = {file.name for file in token_files(folder)}
@@ -139,7 +138,7 @@ def add_account(name: str, folder: str, *, replace: bool = False) -> tuple[str, 
 
 
 def remove_account(name: str, folder: str) -> None:
-    """Takes the token of a name away.
+    """Removes the token of a name.
 
     Raises:
         ConfigurationError: when there is none, or it cannot be removed.

@@ -16,26 +16,25 @@ ADDRESS_FORMATS: Final = (
 
 _PIN: Final = r"sha256=([0-9a-fA-F]{64})"
 _HOST_NAME: Final = r"(?!-)[^\s/@:#'\"`$;&<>|(){}]+"
-"""A host or user as ssh takes it: one that begins with a dash would be an option of ssh, and other
-signs mean something to a shell, to which a ProxyCommand of the user's hands it."""
+"""A host or user for ssh: one that begins with a dash would be an option of ssh, and other signs
+have a meaning in a shell, to which a ProxyCommand of the user's passes it."""
 
 
 class Address(NamedTuple):
     """One address at which a server can be reached.
 
     Attributes:
-        kind: `"unix"`, `"tcp"`, `"tls"` (TCP, encrypted) or `"ssh"` (a Unix socket over there).
+        kind: `"unix"`, `"tcp"`, `"tls"` (TCP, encrypted) or `"ssh"` (a remote Unix socket).
         host: the machine; empty for Unix.
         port: the port (0: any free one, for listeners; for ssh: the one that ssh chooses).
-        path: the absolute path of the Unix socket; empty for TCP, and for ssh where it is to be
-            found over there.
-        user: who logs in with ssh; empty: whom ssh chooses.
+        path: the absolute path of the Unix socket; empty for TCP, and for ssh where it is found on
+            the remote machine.
+        user: the login for ssh; empty: ssh chooses.
         pin: for TLS the SHA-256 of the server's certificate in 64 hex digits; empty: it is
             checked by name.
-        insecure: for TCP whether to speak with a server of which it is not known whether somebody
-            stands in between, or that asks for no proof.
-        uid: for Unix and ssh the user whose server it is, beside this user and root; None: no
-            other's.
+        insecure: for TCP whether to accept a server that requires no proof, or a connection on
+            which a relay cannot be excluded.
+        uid: for Unix and ssh a user whose server is accepted, beside this user's and root's.
     """
 
     kind: Literal["unix", "tcp", "tls", "ssh"]
@@ -59,7 +58,7 @@ class Address(NamedTuple):
 
     @classmethod
     def tls(cls, host: str, port: int = DEFAULT_TCP_PORT, pin: str = "") -> Address:
-        """The address of a TCP port where TLS is spoken."""
+        """The address of a TCP port with TLS."""
         return cls("tls", host=host, port=port, pin=pin)
 
     @classmethod
@@ -120,9 +119,9 @@ class Address(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int]:
-        """Where sockets connect to and listen at: `localhost` is 127.0.0.1 for both ends.
+        """Host and port for sockets: `localhost` is 127.0.0.1 for both ends.
 
-        Else one of them may take ::1, where another user may listen.
+        Else one of them may use ::1, where another user may listen.
         """
         return "127.0.0.1" if self.host == "localhost" else self.host, self.port
 
@@ -142,12 +141,12 @@ class Address(NamedTuple):
 
     @property
     def is_network(self) -> bool:
-        """Whether what is sent there may cross a network, and so be worth saving."""
+        """Whether data to it may cross a network, so that saving traffic is worthwhile."""
         return self.kind != "unix"
 
     @property
     def needs_token(self) -> bool:
-        """Whether both ends prove there that they hold the token."""
+        """Whether both ends prove that they hold the token."""
         return self.kind in ("tcp", "tls")
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""What TLS connections are made with: contexts for both ends, and fingerprints of certificates.
+"""TLS contexts for both ends, and fingerprints of certificates.
 
-Only TLS 1.3: both ends are ours, and older ones would bring nothing but their faults.
+Only TLS 1.3: both ends are jaxd's, so older versions would only add weaknesses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxd_protocol.errors import AuthenticationFailed, ConfigurationError
 
 
 def server_context(certificate: str, key: str) -> ssl.SSLContext:
-    """For the end that accepts, which shows the certificate.
+    """The context of the accepting end, which shows the certificate.
 
     Args:
         certificate: a PEM file with it, and with those that lead to its CA.
@@ -23,10 +23,10 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
         ConfigurationError: when one cannot be read, or they do not belong together.
     """
     context = _require_newest_tls(ssl.PROTOCOL_TLS_SERVER)
-    # Tickets come behind the handshake, and would wake who waits for a message.
+    # Tickets are sent after the handshake, and would wake a thread that waits for a message.
     context.num_tickets = 0
     try:
-        context.load_cert_chain(certificate, key, password=_no_password)
+        context.load_cert_chain(certificate, key, password=lambda: "")  # else OpenSSL prompts
     except OSError as error:  # which ssl.SSLError is as well
         raise ConfigurationError(
             f"the certificate {certificate} with the key {key} cannot be used: "
@@ -36,17 +36,13 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
     return context
 
 
-def _no_password() -> str:
-    return ""  # else OpenSSL asks on the terminal, where nobody may be
-
-
 def client_context(*, pinned: bool, ca_file: str | None = None) -> ssl.SSLContext:
-    """For the end that connects.
+    """The context of the connecting end.
 
     Args:
-        pinned: whether the certificate is known by its fingerprint, and so is checked by
-            `check_pin` and nothing else; else it is checked by name.
-        ca_file: who may vouch for the name; None: whom the system trusts.
+        pinned: whether the certificate is known by its fingerprint, and so is checked only by
+            `check_pin`; else it is checked by name.
+        ca_file: the trusted CAs; None: those of the system.
 
     Raises:
         ConfigurationError: when the file cannot be read.
@@ -98,10 +94,10 @@ def certificate_of(path: str) -> bytes:
 
 
 def check_pin(der: bytes, pin: str, address: str) -> None:
-    """Returns when a server shows the certificate that its address names.
+    """Checks that a server shows the certificate that its address names.
 
     Args:
-        der: what it shows.
+        der: the certificate that it shows.
         pin: the fingerprint in the address.
         address: for the message.
 

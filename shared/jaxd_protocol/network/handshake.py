@@ -8,22 +8,22 @@ four bytes cannot begin a frame of rpyc, which is how a server recognizes stock 
     client       !H {versions, session, device}  !H {proof}                  in one piece
     server       !H {proof, versions, session, slots, …}                     or {error}
 
-Over a Unix socket, where the kernel reports each end's user to the other, nothing is proved: the
-client sends all of it in its first message, and the server answers with its last.
+Over a Unix socket, where the kernel reports each end's user to the other, there are no proofs: the
+client sends everything in its first message, and the server answers with its last.
 
 A proof is an HMAC, under the token, of a role and of all messages before it: neither end can
-replay the other's, and no message can be altered on the way. The client proves
-first; a server without the token learns nothing that would let it answer. Versions of packages are
-for those who have proved it.
+replay the other's, and no message can be altered on the way. The client proves first; a server
+without the token learns nothing that would allow it to answer. Versions of packages are sent only
+after a proof.
 
-A proof covers the `ChannelBinding` as well, so that it is worth nothing on another connection:
-both ends detect a relay that would send messages of its own once the handshake is over.
+A proof covers the `ChannelBinding` as well, so that it is invalid on another connection: both ends
+detect a relay that would send messages of its own after the handshake.
 
 No name is sent. A server with several accounts compares the proof with the token of each, so that
-a stranger does not learn which accounts there are, and an eavesdropper not whose connection it is.
+a stranger does not learn which accounts exist, and an eavesdropper not whose connection it is.
 
-Python's minor version and bytecode magic must be equal: code travels as bytecode, and the wrong
-one does not raise, it ends the process.
+Python's minor version and bytecode magic must be equal: code is sent as bytecode, and that of
+another version does not raise, it crashes the process.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ _IGNORE_CLOSED: Final = suppress(BrokenPipeError, ConnectionResetError)
 _LENGTH: Final = struct.Struct("!H")
 _MAX_MESSAGE: Final = 4096
 _MAX_RETRY_S: Final = 3600.0
+_NONCE_BYTES: Final = 16  # random: no two handshakes are alike, so no proof can be replayed
 
 Message = dict[str, Any]
 
@@ -70,7 +71,7 @@ _UCRED: Final = struct.Struct("3i")
 
 
 class ByteStream(Protocol):
-    """What a handshake is sent over: a connected socket, with TLS or without."""
+    """The transport of a handshake: a connected socket, with TLS or without."""
 
     def recv(self, count: int, flags: int = 0, /) -> bytes:
         """Up to so many bytes; empty at the end."""
@@ -151,13 +152,13 @@ UNIX: Final = ChannelBinding("unix")
 
 
 class Transcript:
-    """All messages of one handshake, so that a proof can cover them."""
+    """The digest of all messages of one handshake, which a proof covers."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
 
     def add(self, data: bytes) -> None:
-        """Appends one message as it stood on the wire."""
+        """Appends one message as it is on the wire."""
         self._digest.update(_LENGTH.pack(len(data)) + data)
 
     def proof(self, token: str, role: str) -> str:
@@ -175,17 +176,12 @@ def _same(expected: str, proof: object) -> bool:
     return hmac.compare_digest(expected.encode(), str(proof).encode(errors="replace"))
 
 
-def _new_nonce() -> str:
-    """32 random hex digits: no two handshakes are alike, so no proof can be replayed."""
-    return os.urandom(16).hex()
-
-
 def send_message(
     sock: ByteStream, message: Message, transcript: Transcript, before: bytes = b""
 ) -> None:
-    """Sends one message and adds it to the transcript; in one piece, with what goes `before` it.
+    """Sends one message, in one piece with the bytes `before` it, and adds it to the transcript.
 
-    Of two pieces TCP would keep the second back until the first has arrived.
+    TCP would delay a second piece until the first has arrived.
     """
     sock.sendall(before + _encoded(message, transcript))
 
@@ -200,7 +196,7 @@ def receive_message(sock: ByteStream, transcript: Transcript) -> Message:
     """Receives one message and adds it to the transcript.
 
     Raises:
-        EOFError: when the peer went away.
+        EOFError: when the peer closed the connection.
         ProtocolError: when it sent something else.
     """
     (length,) = _LENGTH.unpack(_receive_exactly(sock, _LENGTH.size))
@@ -228,9 +224,9 @@ def _receive_exactly(sock: ByteStream, count: int) -> bytes:
 
 
 def peer_uid(sock: socket.socket) -> int | None:
-    """The user at the other end of a Unix socket; None where the system does not tell (Linux does).
+    """The user at the other end of a Unix socket; None where the system does not report it.
 
-    Of a client, it is who connected; of a server, who listens.
+    Linux does: on a server the user who connected, on a client the user who listens.
     """
     option: Any = getattr(socket, "SO_PEERCRED", None)
     if option is None:
@@ -246,7 +242,7 @@ class Peer(NamedTuple):
         protocol: version of this protocol.
         python: major and minor version.
         magic: bytecode magic number in hex.
-        versions: distribution name to version, for reports and warnings only; none before the
+        versions: distribution name to version, for reports and warnings only; empty before the
             receiving end has proved its identity.
     """
 
@@ -257,15 +253,10 @@ class Peer(NamedTuple):
 
     def to_message(self) -> Message:
         """The fields as JSON values."""
-        return {
-            "protocol": self.protocol,
-            "python": list(self.python),
-            "magic": self.magic,
-            "versions": dict(self.versions),
-        }
+        return {**self._asdict(), "python": list(self.python), "versions": dict(self.versions)}
 
     def without_versions(self) -> Peer:
-        """As much as a stranger may know, and needs to be refused with a reason."""
+        """The fields that a stranger may know, and needs in order to be refused with a reason."""
         return self._replace(versions={})
 
     @classmethod
@@ -282,7 +273,7 @@ class Peer(NamedTuple):
 
 
 def local_peer(versions: Mapping[str, str]) -> Peer:
-    """This process, with the given package `versions` beside jaxd's own."""
+    """The description of this process, with the given package `versions` beside jaxd's own."""
     return Peer(
         PROTOCOL_VERSION,
         (sys.version_info.major, sys.version_info.minor),
@@ -295,7 +286,7 @@ def check_versions(client: Peer, server: Peer) -> None:
     """Refuses two ends that cannot exchange code.
 
     Raises:
-        VersionMismatch: with the text that says what to start instead.
+        VersionMismatch: when they differ; the text says what to start instead.
     """
     if client.protocol != server.protocol:
         raise VersionMismatch(
@@ -325,16 +316,16 @@ def handshake_with_server(
 
     Args:
         sock: connected, with a timeout that bounds each step.
-        channel: what is known of the connection.
+        channel: the connection.
         versions: package versions to report.
-        token: what both ends must prove to hold; None takes a server that asks for nothing.
+        token: both ends must prove to hold it; None accepts a server that requires no proof.
         session: the session to resume, or None for a new one.
-        device: the index of the one that its calls are to run on; None: the server chooses.
+        device: the index of the device that its calls run on; None: the server chooses.
 
     Raises:
         ConfigurationError: the server has no such device.
         AuthenticationFailed: wrong, missing or unprovable token; user not admitted; a server that
-            asks for no token where anybody could answer; somebody in between.
+            requires no token where any process could answer; a relay in between.
         VersionMismatch: the ends cannot exchange code.
         NoServer: the server refused for another reason, or is no jaxd server.
         ProtocolError: it sent something that is not a greeting.
@@ -357,7 +348,7 @@ def _exchange_hellos(
 ) -> Message:
     """The server's answer to the client's first message, from a server of a usable version."""
     hello = {**me.without_versions().to_message(), "channel": channel.to_message()}
-    hello |= {"nonce": _new_nonce(), **about}
+    hello |= {"nonce": os.urandom(_NONCE_BYTES).hex(), **about}
     with _IGNORE_CLOSED:  # the server may have sent a reason before it closed the connection
         send_message(sock, hello, transcript, before=MAGIC)
     welcome = _checked(receive_message(sock, transcript))
@@ -397,7 +388,7 @@ def _exchange_proofs(
 
 
 def _refuse_open_server(token: str | None) -> NoReturn:
-    """For a server that asks for no proof although the client has a token or needs a proof."""
+    """Refuses a server that requires no proof although the client has a token or needs a proof."""
     if token is not None:
         raise AuthenticationFailed(
             "the server did not ask for the token: it may be an impostor. Nothing was sent. Check "
@@ -417,15 +408,12 @@ def _checked(message: Message) -> Message:
         return message
     text = str(message.get("text", "the server refused."))
     if error == Busy.__name__:
-        raise Busy(text, _checked_retry_s(message.get("retry_after_s")))
+        retry_s: Any = message.get("retry_after_s")
+        is_valid = isinstance(retry_s, int | float) and 0 <= retry_s <= _MAX_RETRY_S
+        raise Busy(text, float(retry_s) if is_valid else 1.0)
     known = (AuthenticationFailed, ConfigurationError, VersionMismatch, ProtocolError)
     kinds: dict[str, type[JaxdError]] = {kind.__name__: kind for kind in known}
     raise kinds.get(str(error), NoServer)(text)
-
-
-def _checked_retry_s(value: object) -> float:
-    is_number = isinstance(value, int | float) and 0 <= value <= _MAX_RETRY_S
-    return float(value) if is_number else 1.0  # type: ignore[arg-type]
 
 
 class ClientIdentity(NamedTuple):
@@ -433,10 +421,10 @@ class ClientIdentity(NamedTuple):
 
     Attributes:
         peer: its description of itself.
-        session: the session that it asks to resume, or None.
-        principal: who it is allowed to be.
-        device: the index of the one that it asks for, or None.
-        account: whose token it has proved; None where none was asked for.
+        session: the session that it requests to resume, or None.
+        principal: whom it is authenticated as.
+        device: the index of the device that it requests, or None.
+        account: the account whose token it has proved; None where no proof was required.
     """
 
     peer: Peer
@@ -451,19 +439,22 @@ def handshake_with_client(
     channel: ChannelBinding,
     accounts: Collection[Account],
     principal: str,
-) -> tuple[ClientIdentity, Transcript]:
+) -> tuple[ClientIdentity, str | None]:
     """The server's side, after `MAGIC` was read; `finish_handshake` ends it.
 
     Args:
         sock: accepted, with a timeout that bounds each step.
-        channel: what is known of the connection.
-        accounts: one of these the client must prove to be; none where the socket is the proof.
-        principal: who the client is when no token is asked for.
+        channel: the connection.
+        accounts: the client must prove to be one of these; none where the socket is the proof.
+        principal: whom the client is authenticated as where no token is required.
+
+    Returns:
+        The client, and the proof for `finish_handshake`: None where no token is required.
 
     Raises:
         AuthenticationFailed: wrong token.
         VersionMismatch: the ends cannot exchange code.
-        ProtocolError: it sent something that is not a greeting, or somebody may stand in between.
+        ProtocolError: it sent something that is not a greeting, or there may be a relay in between.
         EOFError: it closed the connection. In all cases the reason was sent to the client, where
             that is safe, and the connection is to be closed.
     """
@@ -474,53 +465,51 @@ def handshake_with_client(
     try:
         check_versions(client, me)
     except VersionMismatch as error:
-        send_message(sock, {"error": "VersionMismatch", "text": str(error)}, transcript)
+        refuse_client(sock, error)
         raise
     if not accounts:
-        return _client_identity(client, hello, principal), transcript
+        return _client_identity(client, hello, principal), None
     mismatch = channel.mismatch(hello.get("channel"))
     if mismatch is not None:
-        send_message(sock, {"error": "AuthenticationFailed", "text": mismatch}, transcript)
+        refuse_client(sock, AuthenticationFailed(mismatch))
         raise ProtocolError(mismatch)  # no token was tried
     welcome = {**me.to_message(), "auth": "token", "channel": channel.to_message()}
-    send_message(sock, {**welcome, "nonce": _new_nonce()}, transcript)
+    send_message(sock, {**welcome, "nonce": os.urandom(_NONCE_BYTES).hex()}, transcript)
     about = receive_message(sock, transcript)
     expected = [(transcript.proof(account.token, "client"), account) for account in accounts]
     proof = receive_message(sock, transcript).get("proof")
     proved = [account for expected, account in expected if _same(expected, proof)]  # against all
     if not proved:
-        text = (
+        wrong = AuthenticationFailed(
             "wrong token. Use the one that the server was started with, or that was made for you "
             "there and not taken away since (see `jaxd token`)."
         )
-        send_message(sock, {"error": "AuthenticationFailed", "text": text}, transcript)
-        raise AuthenticationFailed(text)
+        refuse_client(sock, wrong)
+        raise wrong
+    account = proved[0]
     client = Peer.from_message({**hello, "versions": about.get("versions")})
-    return _client_identity(client, about, proved[0].principal)._replace(
-        account=proved[0]
-    ), transcript
+    identity = _client_identity(client, about, account.principal, account)
+    return identity, transcript.proof(account.token, "server")
 
 
-def _client_identity(client: Peer, about: Message, principal: str) -> ClientIdentity:
-    """What a client has sent about itself and its session."""
+def _client_identity(
+    client: Peer, about: Message, principal: str, account: Account | None = None
+) -> ClientIdentity:
+    """A client with what it has sent about its session."""
     session, device = about.get("session"), about.get("device")
     return ClientIdentity(
         client,
         session if isinstance(session, str) else None,
         principal,
         device if type(device) is int else None,
+        account,
     )
-
-
-def server_proof(account: Account | None, transcript: Transcript) -> str | None:
-    """What the server's last message proves, once the client's proof was read; None: nothing."""
-    return None if account is None else transcript.proof(account.token, "server")
 
 
 def finish_handshake(
     sock: ByteStream, versions: Mapping[str, str], proof: str | None, welcome: Message
 ) -> None:
-    """Sends the server's last message: its proof where a token was asked for, and `welcome`."""
+    """Sends the server's last message: its proof where a token is required, and `welcome`."""
     proved = {} if proof is None else {"proof": proof}
     send_message(sock, {**local_peer(versions).to_message(), **proved, **welcome}, Transcript())
 

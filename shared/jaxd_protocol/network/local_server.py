@@ -1,4 +1,4 @@
-"""The local server of one user and one environment: where its files are, and whether it runs.
+"""The local server of one user and one environment: its files, and whether it runs.
 
 The auto-started server belongs to one environment: its directory is named by a digest of
 `sys.prefix`, Python's cache tag, the protocol and jax's RECORD, so that another virtual
@@ -73,7 +73,7 @@ class LocalServerFiles(NamedTuple):
     """The files of one local server, all in one private directory.
 
     Attributes:
-        directory: absolute path, mode 0700 once made.
+        directory: absolute path; made with mode 0700.
     """
 
     directory: str
@@ -90,7 +90,7 @@ class LocalServerFiles(NamedTuple):
 
     @property
     def control(self) -> str:
-        """The host's control socket, which answers also while the worker is busy."""
+        """The host's control socket, which answers while the worker is busy as well."""
         return self.socket + ".control"
 
     @property
@@ -100,12 +100,12 @@ class LocalServerFiles(NamedTuple):
 
     @property
     def lock(self) -> str:
-        """Held while a server is being started, so that only one process starts it."""
+        """The lock that the process holds which starts the server."""
         return os.path.join(self.directory, "start.lock")
 
 
 def make_private_directory(path: str) -> str:
-    """Makes `path` (and its parent) with mode 0700 and proves that it is ours alone.
+    """Makes `path` (and its parent) with mode 0700 and checks that only this user may enter it.
 
     Raises:
         ConfigurationError: when it cannot be made, or as `check_private`.
@@ -123,12 +123,14 @@ def make_private_directory(path: str) -> str:
 
 
 def check_private(path: str) -> None:
-    """Returns when a directory is ours alone, and so is `runtime_dir` where that is its parent.
+    """Checks that only this user may enter a directory, and `runtime_dir` if that is its parent.
+
+    An unauthenticated connection gives code execution on the server and all data of the client, so
+    the directory is the only protection.
 
     Raises:
         ConfigurationError: when one of them is missing, belongs to another user, or others may
-            enter it. An unauthenticated connection is code execution one way and all of a
-            client's data the other: the directory is the lock.
+            enter it.
     """
     parent = os.path.dirname(path)
     for directory in (parent, path) if parent == runtime_dir() else (path,):
@@ -161,7 +163,7 @@ def control_path(address: Address) -> str:
 def is_server_running(path: str) -> bool:
     """Whether a server listens on the Unix socket at `path`.
 
-    Its control socket is tried first: a worker, which may be busy, is then not even disturbed.
+    Its control socket is tried first, so that a busy worker is not disturbed.
     """
     return has_listener(control_path(Address.unix(path))) or has_listener(path)
 
@@ -178,7 +180,7 @@ def has_listener(path: str) -> bool:
         try:
             probe.connect(path)
         except BlockingIOError:
-            return True  # its queue is full: alive, and busy
+            return True  # its queue is full
         except OSError:
             return False
     return True

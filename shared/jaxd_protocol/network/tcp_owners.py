@@ -1,10 +1,10 @@
-"""Which user of this machine owns the other end of a TCP connection, as the kernel tells.
+"""The local user who owns the other end of a TCP connection, as the kernel reports it.
 
-Both ends of such a connection are sockets of one network namespace, and the kernel has noted for
-each whose process made or accepted it. Linux is asked by netlink (sock_diag(7)), in about 20 µs
-however many sockets there are; where that is not to be had, as in some sandboxes, the table of
-sockets is read. A peer on another machine, behind a tunnel or behind a published port has no socket
-here, and nothing is known of it.
+Both ends of such a connection are sockets of one network namespace, and the kernel records for each
+the user whose process made or accepted it. Linux is queried by netlink (sock_diag(7)), in about
+20 µs for any number of sockets; where that is unavailable, as in some sandboxes, the table of
+sockets is read. A peer on another machine, behind a tunnel or behind a published port has no local
+socket, and nothing is known of it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import sys
 from typing import Any, Final, NamedTuple
 
 _MAPPED: Final = bytes(10) + b"\xff\xff"
-"""What stands before an address of IPv4 among those of IPv6."""
+"""The prefix of an IPv4 address among those of IPv6."""
 
 _ESTABLISHED: Final = 1
 _UNKNOWN_UID: Final = 65534
-"""What the kernel reports for users who have no number in this process's user namespace."""
+"""The user that the kernel reports where this process's user namespace has no number for it."""
 
 _SOCK_DIAG_BY_FAMILY: Final = 20  # SOCK_DIAG_BY_FAMILY
 _REQUEST_FLAG: Final = 1  # NLM_F_REQUEST
@@ -35,9 +35,11 @@ _ANSWER: Final = struct.Struct("!16x BBxx HH16s16s 12x 12x 4s4s")
 _ANSWER_BYTES: Final = 1 << 13
 _TIMEOUT_S: Final = 1.0
 
-_SOCKET_TABLES: Final = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
+_SOCKET_TABLES: Final = (("/proc/self/net/tcp", len(_MAPPED)), ("/proc/self/net/tcp6", 0))
+"""Of IPv4 and IPv6: the path, and how many bytes of an address it leaves out."""
+
 _MAX_TABLE_BYTES: Final = 1 << 23
-"""About 50000 sockets; what stands behind them is not looked for."""
+"""About 50000 sockets; the rest of a table is not searched."""
 
 
 class _Endpoint(NamedTuple):
@@ -48,7 +50,7 @@ class _Endpoint(NamedTuple):
 
 
 class _SocketInfo(NamedTuple):
-    """What the kernel tells of a socket."""
+    """The kernel's data about a socket."""
 
     state: int
     uid: int
@@ -59,18 +61,18 @@ def owner_of_peer(sock: socket.socket) -> int | None:
     """The user who owns the other end of a connected TCP socket.
 
     Returns:
-        None when the kernel does not tell: the other end is not in this network namespace, is
+        None when the kernel does not report it: the other end is not in this network namespace, is
         closed or not accepted yet, or belongs to a user without a number here, or the system is
         not Linux.
     """
     try:
         there, here = _endpoint(sock.getpeername()), _endpoint(sock.getsockname())
-        find = _by_netlink if _netlink_knows(here, there) else _by_tables
+        find = _by_netlink if _has_netlink(here, there) else _by_tables
         found = find(there, here)
     except OSError:
         return None
     if found is None or found.state != _ESTABLISHED or not found.inode:
-        return None  # of a socket that no process holds the kernel may say that it is root's
+        return None  # the kernel may report root for a socket that no process holds
     return None if found.uid == _UNKNOWN_UID else found.uid
 
 
@@ -81,8 +83,8 @@ def _endpoint(name: Any) -> _Endpoint:
     return _Endpoint(_MAPPED + socket.inet_pton(socket.AF_INET, text), int(name[1]))
 
 
-def _netlink_knows(here: _Endpoint, there: _Endpoint) -> bool:
-    """Whether netlink tells of sockets at all: it has to know of our own."""
+def _has_netlink(here: _Endpoint, there: _Endpoint) -> bool:
+    """Whether netlink reports sockets at all: it has to report this end's."""
     try:
         return _by_netlink(here, there) is not None
     except OSError:
@@ -90,10 +92,10 @@ def _netlink_knows(here: _Endpoint, there: _Endpoint) -> bool:
 
 
 def _by_netlink(local: _Endpoint, remote: _Endpoint) -> _SocketInfo | None:
-    """As the kernel answers for the one socket of that connection.
+    """The kernel's answer for the one socket of that connection.
 
     Raises:
-        OSError: when it cannot be asked.
+        OSError: when it cannot be queried.
     """
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
@@ -109,11 +111,11 @@ def _by_netlink(local: _Endpoint, remote: _Endpoint) -> _SocketInfo | None:
         kernel.sendto(request, (0, 0))
         answer = kernel.recv(_ANSWER_BYTES)
     if len(answer) < _ANSWER.size or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
-        return None  # an error: it knows of no such socket
+        return None  # an error: there is no such socket
     family, state, port, other_port, address, other, *last = _ANSWER.unpack_from(answer)
     uid, inode = (int.from_bytes(word, sys.byteorder) for word in last)
     ends = _of_family(family, address, port), _of_family(family, other, other_port)
-    # where there is no such connection it tells of who listens there
+    # where there is no such connection, it reports the listening socket
     return _SocketInfo(state, uid, inode) if ends == (local, remote) else None
 
 
@@ -124,15 +126,13 @@ def _of_family(family: int, address: bytes, port: int) -> _Endpoint:
 
 
 def _by_tables(local: _Endpoint, remote: _Endpoint) -> _SocketInfo | None:
-    """As it stands in the kernel's table of sockets.
+    """The entry in the kernel's table of sockets.
 
     Raises:
         OSError: when the table cannot be read.
     """
     ipv4 = local.address.startswith(_MAPPED) and remote.address.startswith(_MAPPED)
-    for path, skipped in (
-        ((_SOCKET_TABLES[0], 12), (_SOCKET_TABLES[1], 0)) if ipv4 else ((_SOCKET_TABLES[1], 0),)
-    ):
+    for path, skipped in _SOCKET_TABLES if ipv4 else _SOCKET_TABLES[1:]:
         ends = [_as_in_table(end, skipped) for end in (local, remote)]
         try:
             with open(path, encoding="ascii") as table:
@@ -147,7 +147,7 @@ def _by_tables(local: _Endpoint, remote: _Endpoint) -> _SocketInfo | None:
 
 
 def _as_in_table(end: _Endpoint, skipped: int) -> str:
-    """As it is written there: words of 32 bits, in the order of this machine's bytes."""
+    """An end in the format of the table: words of 32 bits, in this machine's byte order."""
     address = end.address[skipped:]
     words = struct.unpack(f"={len(address) // 4}I", address)
     return "".join(f"{word:08X}" for word in words) + f":{end.port:04X}"

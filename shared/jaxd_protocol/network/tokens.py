@@ -1,7 +1,7 @@
-"""The secret that both ends prove to hold before a byte is unpickled: where it is, how it is read.
+"""Tokens, the secret that both ends prove to hold before a byte is unpickled, and their files.
 
-A token file is as good as code execution on the server, so it is 0600 and is refused otherwise. But
-one that belongs to root may be readable by a group: so Kubernetes and systemd hand out secrets.
+A token file allows code execution on the server, so it must have mode 0600. But one that belongs to
+root may be readable by a group: Kubernetes and systemd provide secrets in this way.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MIN_LENGTH: Final = (
     (string.ascii_letters, 23),
     (None, 22),
 )
-"""Of a token of such characters, so that it can have 128 bits; of any others as of base64.
+"""Characters of a token, by alphabet, so that it can have 128 bits; None: any other, as base64.
 
-Whether it is random nobody can see: `jaxd token` makes one that is.
+Whether a token is random cannot be checked: `jaxd token` makes one that is.
 """
 
 _MIN_DISTINCT: Final = 8
@@ -79,12 +79,12 @@ def read_token_file(path: str) -> str:
 def checked_token(token: str, what: str) -> str:
     """The token, if it can be as hard to guess as 128 random bits.
 
-    Whoever records or answers one handshake on plain TCP can compare any number of tokens with
-    the recorded proof offline.
+    An attacker who records or answers one handshake on plain TCP can compare any number of tokens
+    with the recorded proof offline.
 
     Args:
-        token: from wherever it came.
-        what: what the message calls it; the token itself is never shown.
+        token: of any source.
+        what: its name in the message; the token itself is never shown.
 
     Raises:
         ConfigurationError: when it is too short for its kind of characters, or has too few
@@ -103,13 +103,13 @@ def checked_token(token: str, what: str) -> str:
 def write_token_file(path: str, *, replace: bool = False) -> str:
     """Makes a new token of 32 random bytes, url-safe, in a 0600 file, and returns it.
 
-    A directory that is missing is made, with mode 0700. A file that is replaced is so at once:
-    whoever reads it meanwhile finds the old token or the new one.
+    A missing directory is made, with mode 0700. A file is replaced atomically: a reader finds the
+    old token or the new one.
 
     Raises:
         ConfigurationError: when `path` exists and `replace` is false, or cannot be written.
     """
-    import secrets  # only the maker of a token needs it
+    import secrets  # other processes do not need it
 
     token = secrets.token_urlsafe(32)
     directory = os.path.dirname(os.path.abspath(path))
@@ -135,7 +135,7 @@ def write_token_file(path: str, *, replace: bool = False) -> str:
 
 
 def _write_private(path: str, text: str) -> None:
-    """Writes a file that was not there; leaves none behind when the disk is full."""
+    """Writes a new file; removes it when the disk is full."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "w", encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""Arrays: dtype, shape and bytes. numpy's own way would name modules that numpy 1 has not."""
+"""Arrays: dtype, shape and bytes. numpy's own reduction names modules that numpy 1 lacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def reduce_array(value: Any) -> Any:
 
     Raises:
         TracerError: when it is a tracer, which has no content.
-        PackingError: when it is a jax array without content here.
+        PackingError: when it is a jax array whose content this process does not have.
     """
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
@@ -34,7 +34,7 @@ def _numpy_array(numpy: Any, array: Any) -> Any:
 
 
 def _memory(numpy: Any, array: Any) -> tuple[str, Any]:
-    """The order of the elements, and their bytes, as a view where they lie in one piece."""
+    """The order of the elements, and their bytes, as a view where they are contiguous."""
     order = "C"
     if array.flags.f_contiguous and not array.flags.c_contiguous:
         order = "F"
@@ -45,14 +45,14 @@ def _memory(numpy: Any, array: Any) -> tuple[str, Any]:
 
 
 def make_array(dtype: Any, shape: tuple[int, ...], order: Any, data: Any) -> Any:
-    """A numpy array over the bytes that arrived."""
+    """A numpy array over these bytes."""
     import numpy
 
     return numpy.frombuffer(data, dtype).reshape(shape, order=order)
 
 
 def make_object_array(dtype: Any, shape: tuple[int, ...]) -> Any:
-    """A numpy array of Python objects, without them."""
+    """A numpy array for Python objects, not filled yet."""
     import numpy
 
     return numpy.empty(shape, dtype)
@@ -83,7 +83,7 @@ def _jax_array(numpy: Any, value: Any) -> Any:
 
 
 def make_jax_array(memory: tuple[Any, ...], weak: bool, implementation: str | None) -> Any:
-    """A jax array of exactly this dtype, whatever jax's settings are in this thread."""
+    """A jax array of exactly this dtype, independent of jax's settings in this thread."""
     import jax
 
     data = make_array(*memory)

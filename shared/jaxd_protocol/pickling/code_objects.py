@@ -1,33 +1,32 @@
-"""Code objects: by value, or, for code of an installed module, by the place where it is found."""
+"""Code objects: by value, or, for code of an installed module, by module and qualified name."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from hashlib import blake2b
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
 
 CodeLocation = tuple[str, str, tuple[str, ...], bytes]
 """Module, qualified name, free variables, and a short digest of the instructions."""
 
-_module_codes: dict[str, dict[str, list[CodeType]]] = {}
-
 
 def locate_code(module: str, code: CodeType) -> CodeLocation | None:
-    """Where an installed module has this code; None when it was made at run time."""
+    """The location of this code in an installed module; None when it was made at run time."""
     place = (module, code.co_qualname, code.co_freevars, _digest(code))
     return place if code in _candidates(place) else None
 
 
 def find_code(place: CodeLocation) -> CodeType:
-    """The code that this process's own copy of the module has at that place.
+    """The code at that location in this process's own copy of the module.
 
     Raises:
-        PackingError: when it has none.
+        PackingError: when there is none.
     """
     found = _candidates(place)
     same = [code for code in found if _digest(code) == place[3]]
@@ -43,22 +42,19 @@ def find_code(place: CodeLocation) -> CodeType:
 
 def _candidates(place: CodeLocation) -> list[CodeType]:
     module, name, free, _ = place
-    found = _module_codes.get(module)
-    if found is None:
-        found = {}
-        for code in _nested(_module_code(module)):
-            found.setdefault(code.co_qualname, []).append(code)
-        _module_codes[module] = found
-    return [code for code in found.get(name, ()) if code.co_freevars == free]
+    return [code for code in _codes_of(module).get(name, ()) if code.co_freevars == free]
 
 
-def _module_code(module: str) -> CodeType | None:
+@cache
+def _codes_of(module: str) -> dict[str, list[CodeType]]:
+    """The code objects of an installed module, by qualified name."""
     importlib.import_module(module)
-    loader: Any = getattr(sys.modules[module].__spec__, "loader", None)
-    if not hasattr(loader, "get_code"):
-        return None
-    code: CodeType | None = loader.get_code(module)
-    return code
+    loader = getattr(sys.modules[module].__spec__, "loader", None)
+    get_code: Callable[[str], CodeType | None] = getattr(loader, "get_code", lambda _: None)
+    found: dict[str, list[CodeType]] = {}
+    for code in _nested(get_code(module)):
+        found.setdefault(code.co_qualname, []).append(code)
+    return found
 
 
 def _nested(code: CodeType | None) -> Iterator[CodeType]:
@@ -73,39 +69,25 @@ def _digest(code: CodeType) -> bytes:
     return blake2b(code.co_code, digest_size=8).digest()
 
 
+_ARGUMENTS: Final = (
+    *("argcount", "posonlyargcount", "kwonlyargcount", "nlocals", "stacksize", "flags"),
+    *("code", "consts", "names", "varnames", "filename", "name", "qualname", "firstlineno"),
+    *("linetable", "exceptiontable", "freevars", "cellvars"),
+)
+"""The parameters of `CodeType`, in order."""
+
+
 def code_arguments(code: CodeType) -> tuple[Any, ...]:
-    """What `CodeType` is called with to make the code again."""
-    arguments: tuple[Any, ...] = without_shared_objects(
-        (
-            code.co_argcount,
-            code.co_posonlyargcount,
-            code.co_kwonlyargcount,
-            code.co_nlocals,
-            code.co_stacksize,
-            code.co_flags,
-            code.co_code,
-            code.co_consts,
-            code.co_names,
-            code.co_varnames,
-            code.co_filename,
-            code.co_name,
-            code.co_qualname,
-            code.co_firstlineno,
-            code.co_linetable,
-            code.co_exceptiontable,
-            code.co_freevars,
-            code.co_cellvars,
-        )
-    )
-    return arguments
+    """The arguments of `CodeType` that make the code again."""
+    return tuple([without_shared_objects(getattr(code, f"co_{name}")) for name in _ARGUMENTS])
 
 
 def without_shared_objects(value: Any) -> Any:
     """An equal value whose strings, bytes and tuples are objects of their own.
 
-    pickle writes an object that it has met before as a reference. Which equal constants of a code
-    object are one object differs between code that was just compiled and code from a .pyc file,
-    and the packed bytes should not.
+    pickle writes a repeated object as a reference. Which equal constants of a code object are one
+    object differs between code that was just compiled and code from a .pyc file, and the packed
+    bytes must not.
     """
     kind = type(value)
     if kind is tuple:

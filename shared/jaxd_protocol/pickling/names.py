@@ -1,7 +1,7 @@
-"""The names by which packed bytes call what is ours: a part of the wire format.
+"""The names of jaxd's own objects in packed bytes: a part of the wire format.
 
-Packed bytes travel between two versions of jaxd and stay on disk. They name this module and no
-other one of ours, so that everything else may move; this one, and the names in the table, never do.
+Packed bytes are sent between two versions of jaxd and stay on disk. They name only this module of
+jaxd, so that all others may move; this module, and the names in the table, never change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _MODULES: Final = {
         "jax_weakref_cache": "_make_cache",
         "none": "_none",
     },
-    "jaxd_protocol.jax_objects.registrations": _same("Registration"),
+    "jaxd_protocol.jax_objects.registrations": {
+        "make_part": "build_class",
+        **_same("Registration"),
+    },
     "jaxd_protocol.pickling.unpack.object_tokens": {"kept_object": "find_kept_object"},
     "jaxd_protocol.fingerprint.client_object": {"Live": "ClientObject"},
     "jaxd_protocol.jit.nested": _same("nested"),
@@ -44,12 +47,11 @@ _MODULES: Final = {
         **_same("make_array", "make_jax_array", "make_object_array", "make_scalar"),
     },
     "jaxd_protocol.pickling.unpack.private_modules": {
-        "blob": "make_private_modules",
+        "blob": "PrivateModules",
         **_same("add_sources", "installed_module", "patched_module"),
     },
     "jaxd_protocol.pickling.unpack.rebuild": {
         "fill_part": "set_attributes",
-        "make_part": "make_partial_class",
         **_same(
             *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
             *("fill_class", "fill_enum", "fill_function", "fill_instance", "fill_later"),
@@ -70,26 +72,26 @@ _MODULES: Final = {
         **_same("Batched"),
     },
 }
-"""For each module as it is called now: names in packed bytes, and what they are there.
+"""For each module of today: names in packed bytes, and the names of these objects in the module.
 
-An empty name there is the module itself.
+An empty name in the module is the module itself.
 """
 
 PLACES: Final = MappingProxyType(
     {name: (module, there) for module, names in _MODULES.items() for name, there in names.items()}
 )
-"""For each name in packed bytes the module and the name that lead to the object now."""
+"""For each name in packed bytes the module and the name of the object today."""
 
 _NAMES: Final = {place: name for name, place in PLACES.items()}
 
 
 def name_of(module: str, name: str) -> str | None:
-    """How packed bytes call an object of ours, given where it is; None when it is not for them."""
+    """The name in packed bytes of an object, given where it is; None when it has none."""
     return _NAMES.get((module, name))
 
 
 def find(name: str) -> Any:
-    """The object of that name, importing its module if need be.
+    """The object of that name, whose module is imported if necessary.
 
     Raises:
         PackingError: when there is none.
@@ -104,7 +106,7 @@ def find(name: str) -> Any:
 
 
 def call(name: str, *args: Any) -> Any:
-    """What the function of that name returns: for the `__reduce__` of an object of ours.
+    """Calls the function of that name: for the `__reduce__` of jaxd's own objects.
 
     Raises:
         PackingError: as `find`.
@@ -114,7 +116,7 @@ def call(name: str, *args: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """For classes that say that they are of this module, since keys name classes by it."""
+    """Finds classes whose `__module__` is this module, since keys name classes by it."""
     if name not in PLACES:
         raise AttributeError(name)
     return find(name)

@@ -14,12 +14,12 @@
                                    (only towards a client)
     Q length bytes                 a pickled static value (only towards a server)
     X name static                  a part of an argument that jax cannot trace, static without being
-                                   declared: what to call it, a literal; then S or Q (only
-                                   towards a server)
+                                   declared: its name, a literal; then S or Q (only towards a
+                                   server)
     V outline length bytes count children
-                                   an object that jax takes apart: a literal that says what it
-                                   looks like, see `forms`; the rest of it, packed; its leaves in
-                                   jax's order (only towards a server)
+                                   an object that jax flattens: a literal that describes it, see
+                                   `explain.argument_shapes`; the rest of it, packed; its leaves
+                                   in jax's order (only towards a server)
     Z spec                         an array of `float0`, which jax gives for what has no derivative;
                                    as that of a leaf, but there is no data
     A K F I B C P …                leaves, see `leaves`
@@ -34,9 +34,10 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import MemberDescriptorType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.pytree.leaves import Leaf, load_spec, no_derivative
@@ -44,6 +45,7 @@ from jaxd_protocol.pytree.literals import load_literal
 from jaxd_protocol.pytree.references import Reference, load_reference
 
 COUNT: Final = struct.Struct("!I")
+T = TypeVar("T")
 
 Build = Callable[[Iterator[Any]], Any]
 FindClass = Callable[..., type]
@@ -52,26 +54,26 @@ Unflatten = Callable[[list[Any]], Any]
 
 
 class ObjectResolver(Protocol):
-    """What a process has locally of which a peer's tree may be made."""
+    """The local objects of which a peer's tree may be made."""
 
     def getter(
         self, reference: Reference, holders: tuple[type, ...], field: str
     ) -> Callable[[], Any]:
-        """What gives the object of a reference, each time a tree is built.
+        """A function that returns the object of a reference, each time a tree is built.
 
         The reference is part of instances of the `holders`, outermost first, and is in the
         attribute `field` of the last one if that has attributes.
         """
 
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
-        """What makes an instance of a class that is registered with jax: of aux data, children."""
+        """A function that makes an instance of a class registered with jax: of aux and children."""
 
     def structure(self, tree: Any) -> Any:
         """The structure of a tree, as jax has it."""
 
 
 class OutlineLeaves(Iterator[Any]):
-    """Leaves of which no object can be made: its class may look at them."""
+    """Leaves of which no object can be made, because its class may inspect them."""
 
     def __init__(self, leaves: Sequence[Any]) -> None:
         self._leaves = iter(leaves)
@@ -138,7 +140,7 @@ class SkeletonReader:
         return names
 
     def _class(self) -> tuple[str, str, tuple[Any, ...]]:
-        """Module and qualified name, and what else is said of one of the user's own."""
+        """Module and qualified name; of one of the user's own, what follows these."""
         name = self.literal()
         if type(name) is not tuple or tuple(map(type, name)) not in _CLASS_NAMES:
             raise ProtocolError("a tree's skeleton has something else where a class belongs.")
@@ -173,8 +175,7 @@ class SkeletonReader:
         return lambda leaves: cls._make([child(leaves) for child in children])
 
     def _object(self, tag: str) -> Build:
-        if self._own is None:
-            raise ProtocolError("the peer sent an object where only data is allowed.")
+        _allowed(self._own, "an object")
         module, name, content = self._class()
         cls = self._find_class(module, name, None, *content)
         if self.data[self.at : self.at + 1] != b"D":
@@ -202,34 +203,26 @@ class SkeletonReader:
         return lambda leaves: value
 
     def _reference(self, tag: str) -> Build:
-        if self._own is None:
-            raise ProtocolError("the peer sent a reference where only data is allowed.")
-        reference = load_reference(self.literal())
-        get = self._own.getter(reference, self._holders, self._field)
+        own = _allowed(self._own, "a reference")
+        get = own.getter(load_reference(self.literal()), self._holders, self._field)
         return lambda leaves: get()
 
     def _registered(self, tag: str) -> Build:
-        if self._own is None:
-            raise ProtocolError("the peer sent a registered node where only data is allowed.")
+        own = _allowed(self._own, "a registered node")
         module, name, content = self._class()
         cls = self._find_class(module, name, None, *content)
-        unflatten = self._own.unflattener(cls)
+        unflatten = own.unflattener(cls)
         aux = self._within(cls)
         children = [self._within(cls) for _ in range(self.count())]
         return lambda leaves: unflatten(aux(leaves), [child(leaves) for child in children])
 
     def _structure(self, tag: str) -> Build:
-        own = self._own
-        if own is None:
-            raise ProtocolError("the peer sent a structure where only data is allowed.")
+        own = _allowed(self._own, "a structure")
         child = self.node()
         return lambda leaves: own.structure(child(leaves))
 
     def _pickled_static(self, tag: str) -> Build:
-        data = self.packed()
-        if self._unpickle is None:
-            raise ProtocolError("the peer sent code where only data is allowed.")
-        value = self._unpickle(data)
+        value = _allowed(self._unpickle, "code")(self.packed())
         return lambda leaves: value
 
     def _static_leaf(self, tag: str) -> Build:
@@ -242,8 +235,7 @@ class SkeletonReader:
         return lambda leaves: value
 
     def _template(self, tag: str) -> Build:
-        if self._unpickle is None:
-            raise ProtocolError("the peer sent code where only data is allowed.")
+        _allowed(self._unpickle, "code")
         self.literal()
         unflatten = self._open_template(self.packed())
         children = [self.node() for _ in range(self.count())]
@@ -268,8 +260,7 @@ class SkeletonReader:
         return lambda leaves: no_derivative(shape)
 
     def _pickled(self, tag: str) -> Build:
-        if self._unpickle is None:
-            raise ProtocolError("the peer sent code where only data is allowed.")
+        _allowed(self._unpickle, "code")
         (buffers,) = COUNT.unpack_from(self.data, self.at)
         self.at += COUNT.size
         return self._leaf(Leaf(tag, buffers=buffers))
@@ -279,14 +270,18 @@ class SkeletonReader:
         return next
 
 
+def _allowed(reader: T | None, what: str) -> T:
+    if reader is None:
+        raise ProtocolError(f"the peer sent {what} where only data is allowed.")
+    return reader
+
+
 _CLASS_NAMES: Final = ((str, str), (str, str, bytes), (str, str, bytes, tuple))
 
 _NODES: Final[dict[str, Callable[[SkeletonReader, str], Build]]] = {
     "N": SkeletonReader._none,
-    "T": SkeletonReader._sequence,
-    "L": SkeletonReader._sequence,
-    "D": SkeletonReader._mapping,
-    "M": SkeletonReader._mapping,
+    **dict.fromkeys("TL", SkeletonReader._sequence),
+    **dict.fromkeys("DM", SkeletonReader._mapping),
     "U": SkeletonReader._named_tuple,
     "O": SkeletonReader._object,
     "S": SkeletonReader._static,
@@ -297,20 +292,16 @@ _NODES: Final[dict[str, Callable[[SkeletonReader, str], Build]]] = {
     "X": SkeletonReader._static_leaf,
     "V": SkeletonReader._template,
     "Z": SkeletonReader._without_data,
-    "A": SkeletonReader._array,
-    "K": SkeletonReader._array,
-    "F": SkeletonReader._scalar,
-    "I": SkeletonReader._scalar,
-    "B": SkeletonReader._scalar,
-    "C": SkeletonReader._scalar,
+    **dict.fromkeys("AK", SkeletonReader._array),
+    **dict.fromkeys("FIBC", SkeletonReader._scalar),
     "P": SkeletonReader._pickled,
 }
 
 
 def parameter_default(cls: Any, name: str, missing: Any) -> Any:
-    """The default of the parameter of that name by which instances of a class are made.
+    """The default of a parameter of a class.
 
-    Both ends ask their own class, so that neither takes the other's word for a callable.
+    Each end reads its own class, so that neither accepts a callable from the other.
 
     Args:
         cls: a dataclass, or any class with a signature.
@@ -344,7 +335,9 @@ def restore_instance(cls: Any, state: dict[Any, Any], *, is_own: bool = True) ->
             f"the result holds a {cls.__qualname__}, which cannot be made without arguments "
             f"({error}). Return dicts, lists and tuples from the function."
         ) from error
-    own = _attributes_of(instance)
+    own: Any = None
+    with suppress(AttributeError):
+        own = object.__getattribute__(instance, "__dict__")
     for name, value in state.items():
         slot = _slot(cls, name)
         if slot is not None:
@@ -354,13 +347,6 @@ def restore_instance(cls: Any, state: dict[Any, Any], *, is_own: bool = True) ->
         else:
             raise ProtocolError(f"a tree has an object whose class has no attribute {name!r}.")
     return instance
-
-
-def _attributes_of(instance: Any) -> Any:
-    try:
-        return object.__getattribute__(instance, "__dict__")
-    except AttributeError:
-        return None
 
 
 def _slot(cls: type, name: Any) -> MemberDescriptorType | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
@@ -24,17 +25,17 @@ from jaxd_protocol.pytree.leaves import (
 from jaxd_protocol.pytree.literals import dump_literal, is_literal
 
 _INT64: Final = 1 << 63
-_FLOAT: Final = SCALAR_FORMATS[b"F"].pack
-_INT: Final = SCALAR_FORMATS[b"I"].pack
-_BOOL: Final = SCALAR_FORMATS[b"B"].pack
-_COMPLEX: Final = SCALAR_FORMATS[b"C"].pack
+_FLOAT: Final = SCALAR_FORMATS["F"].pack
+_INT: Final = SCALAR_FORMATS["I"].pack
+_BOOL: Final = SCALAR_FORMATS["B"].pack
+_COMPLEX: Final = SCALAR_FORMATS["C"].pack
 _PAD: Final = [bytes(n) for n in range(17)]
 
 
 class TreeEncoder:
     """Collects one tree, or several that share their data, one `node` call each.
 
-    Subclasses say what becomes of values that are not plain (`other`).
+    Subclasses encode values that are not plain (`other`).
 
     Attributes:
         buffers: the arrays above `INLINE_BYTES`, as flat byte views, in order.
@@ -83,7 +84,7 @@ class TreeEncoder:
         self._skeleton += (b"S", dump_literal(value))
 
     def small(self, data: bytes) -> None:
-        """Puts bytes into the blob, at the next row."""
+        """Puts bytes into the blob, at the next aligned offset."""
         self.count += 1
         offset = self._offset
         start = aligned(offset)
@@ -124,7 +125,7 @@ class TreeEncoder:
             self.large(array.reshape(-1).view("u1").data)
 
     def raw_array(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
-        """Appends an array that is only bytes, in C order: numpy need not be there."""
+        """Appends an array that is only bytes, in C order: numpy is not needed."""
         self._skeleton.append(spec_bytes("A", dtype, shape))
         if len(data) <= INLINE_BYTES:
             self.small(bytes(data))
@@ -146,19 +147,16 @@ class TreeEncoder:
         self._skeleton.append(_spec_of(leaf))
 
     def specs_of(self, leaves: Sequence[Leaf], first: int, stop: int) -> None:
-        """Appends some of the leaves of a layout in the same way, which do not change."""
+        """Appends some of the leaves of a layout, which must not change, in the same way."""
         self.count += stop - first
         self._skeleton.append(_specs_of(leaves, first, stop))
 
     def specs(self, leaves: Iterable[Leaf]) -> None:
-        """Appends a tuple of such arrays."""
+        """Appends a tuple of arrays whose data is not in the message."""
         found = list(leaves)
         self._skeleton += (b"T", COUNT.pack(len(found)))
         for leaf in found:
             self.spec(leaf)
-
-    def _none(self, value: None) -> None:
-        self._skeleton.append(b"N")
 
     def _float(self, value: float) -> None:
         self._skeleton.append(b"F")
@@ -169,7 +167,7 @@ class TreeEncoder:
             self._skeleton.append(b"I")
             self.small(_INT(value))
         else:
-            self.static(value)  # jax will say that it overflows
+            self.static(value)  # jax will report the overflow
 
     def _bool(self, value: bool) -> None:
         self._skeleton.append(b"B")
@@ -179,27 +177,15 @@ class TreeEncoder:
         self._skeleton.append(b"C")
         self.small(_COMPLEX(value.real, value.imag))
 
-    def _tuple(self, value: tuple[Any, ...]) -> None:
-        self._sequence(b"T", value)
-
-    def _list(self, value: list[Any]) -> None:
-        self._sequence(b"L", value)
-
-    def _sequence(self, tag: bytes, value: tuple[Any, ...] | list[Any]) -> None:
-        self._skeleton += (tag, COUNT.pack(len(value)))
+    def _sequence(self, value: tuple[Any, ...] | list[Any]) -> None:
+        self._skeleton += (b"L" if type(value) is list else b"T", COUNT.pack(len(value)))
         for child in value:
             self.node(child)
 
-    def _dict(self, value: dict[Any, Any]) -> None:
-        self._mapping(b"D", value)
-
-    def _ordered_dict(self, value: OrderedDict[Any, Any]) -> None:
-        self._mapping(b"M", value)
-
-    def _mapping(self, tag: bytes, value: dict[Any, Any]) -> None:
+    def _mapping(self, value: dict[Any, Any]) -> None:
         if not all(map(is_literal, value)):
             return self.non_literal_keys(value)
-        self._skeleton += (tag, COUNT.pack(len(value)))
+        self._skeleton += (b"D" if type(value) is dict else b"M", COUNT.pack(len(value)))
         for key, child in value.items():
             self._skeleton.append(dump_literal(key))
             self.node(child)
@@ -210,7 +196,7 @@ class TreeEncoder:
         raise TypeError("a mapping's keys must be plain values such as strings or integers")
 
     def class_name(self, cls: type) -> bytes:
-        """What stands for a class in the skeleton."""
+        """The bytes for a class in the skeleton."""
         return dump_literal((cls.__module__, cls.__qualname__))
 
     def _named_tuple(self, value: Any) -> None:
@@ -220,20 +206,15 @@ class TreeEncoder:
             self.node(child)
 
 
+@lru_cache(maxsize=1 << 14)
 def _spec_of(leaf: Leaf) -> bytes:
-    """The bytes of a leaf; of those of a layout, which are the same in each step, found by name."""
-    found = _specs.get(id(leaf))
-    if found is not None and found[0] is leaf:
-        return found[1]
+    """The bytes of a leaf."""
     spec = spec_bytes(leaf.tag, leaf.dtype, leaf.shape, leaf.weak)
-    if leaf.tag == "K":
-        spec = b"K" + dump_literal(leaf.impl) + spec[1:]
-    _specs[id(leaf)] = leaf, spec
-    return spec
+    return b"K" + dump_literal(leaf.impl) + spec[1:] if leaf.tag == "K" else spec
 
 
 def _specs_of(leaves: Sequence[Leaf], first: int, stop: int) -> bytes:
-    """The bytes of several, found in the same way."""
+    """The bytes of several leaves, cached by identity: those of a layout do not change."""
     key = id(leaves), first, stop
     found = _runs.get(key)
     if found is not None and found[0] is leaves:
@@ -243,21 +224,19 @@ def _specs_of(leaves: Sequence[Leaf], first: int, stop: int) -> bytes:
     return specs
 
 
-_MAX_SPECS: Final = 1 << 14
-_specs: Final = BoundedDict[int, tuple[Leaf, bytes]](_MAX_SPECS)
 _MAX_RUNS: Final = 1 << 8
 _runs: Final = BoundedDict[tuple[int, int, int], tuple[Sequence[Leaf], bytes]](_MAX_RUNS)
 
 TreeEncoder.types = {
-    type(None): TreeEncoder._none,
+    type(None): lambda encoder, _: encoder._skeleton.append(b"N"),
     float: TreeEncoder._float,
     int: TreeEncoder._int,
     bool: TreeEncoder._bool,
     complex: TreeEncoder._complex,
     str: TreeEncoder.static,
     bytes: TreeEncoder.static,
-    tuple: TreeEncoder._tuple,
-    list: TreeEncoder._list,
-    dict: TreeEncoder._dict,
-    OrderedDict: TreeEncoder._ordered_dict,
+    tuple: TreeEncoder._sequence,
+    list: TreeEncoder._sequence,
+    dict: TreeEncoder._mapping,
+    OrderedDict: TreeEncoder._mapping,
 }

@@ -54,11 +54,11 @@ class Layout:
             ProtocolError: when they are not as many.
         """
         if len(leaves) != len(self.leaves):
-            raise ProtocolError("a tree has not as many leaves as its skeleton says.")
+            raise ProtocolError("a tree has another number of leaves than its skeleton.")
         return self._build(iter(leaves))
 
     def outline(self, leaves: Sequence[Any]) -> Any:
-        """As `build`, for values that are no data: objects of classes are lists of their leaves."""
+        """As `build`, for values that are no data: objects become lists of their leaves."""
         return self._build(OutlineLeaves(leaves))
 
 
@@ -78,13 +78,13 @@ def parse_skeleton(
             the content id and the numbers where there are any: the class.
         unpickle: reads pickled static values; None refuses them.
         own: finds what references stand for, and makes registered nodes; None refuses both.
-        open_template: reads an object without its leaves, and gives what puts them into it.
-        close: makes of what jax cannot trace something that it takes for a part of the structure.
+        open_template: reads an object without its leaves; returns a function of the leaves.
+        close: wraps what jax cannot trace, so that jax takes it for a part of the structure.
 
     Raises:
         ProtocolError: when it is not a skeleton.
     """
-    reader = SkeletonReader(_checked(skeleton), find_class, unpickle, own, open_template, close)
+    reader = SkeletonReader(skeleton, find_class, unpickle, own, open_template, close)
     return _parsed(reader, reader.node)
 
 
@@ -94,19 +94,18 @@ def parse_leaves(skeleton: bytes, count: int) -> Layout:
     Raises:
         ProtocolError: when it is another one.
     """
-    reader = SkeletonReader(_checked(skeleton), _no_class)
+    reader = SkeletonReader(skeleton, _no_class)
 
     def leaves() -> Build:
         reader.at = 1
         if skeleton[:1] != b"L" or reader.count() != count:
             raise _no_leaves()
-        builds = [leaf() for _ in range(count)]
+        builds = []
+        for _ in range(count):
+            if chr(skeleton[reader.at]) not in _LEAF_TAGS:
+                raise _no_leaves()
+            builds.append(reader.node())
         return lambda values: [build(values) for build in builds]
-
-    def leaf() -> Build:
-        if chr(skeleton[reader.at]) not in _LEAF_TAGS:
-            raise _no_leaves()
-        return reader.node()
 
     return _parsed(reader, leaves)
 
@@ -126,13 +125,9 @@ def _no_class(*_: Any) -> type:
     raise _no_leaves()
 
 
-def _checked(skeleton: bytes) -> bytes:
-    if type(skeleton) is not bytes:
-        raise ProtocolError("a tree's skeleton is no bytes.")
-    return skeleton
-
-
 def _parsed(reader: SkeletonReader, read: Callable[[], Build]) -> Layout:
+    if type(reader.data) is not bytes:
+        raise ProtocolError("a tree's skeleton is no bytes.")
     try:
         build = read()
     except (struct.error, IndexError, UnicodeDecodeError, RecursionError, ValueError) as error:

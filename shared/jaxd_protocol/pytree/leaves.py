@@ -1,8 +1,8 @@
-"""The leaves of a tree: what stands in the skeleton for each, and where its bytes lie.
+"""The leaves of a tree: their bytes in the skeleton, and where their data lies.
 
-A leaf's place follows from the skeleton alone. Numbers and small arrays lie one behind the other
-in the *blob*, which travels in the message; an array above `INLINE_BYTES` is a *buffer* of its
-own beside the message.
+A leaf's place follows from the skeleton alone. Numbers and small arrays are stored one after the
+other in the *blob*, a part of the message; an array above `INLINE_BYTES` is a *buffer* of its own
+beside the message.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from typing import Any, Final, NamedTuple
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 
 INLINE_BYTES: Final = 4096
-"""Arrays up to this size travel inside the message: a buffer of their own would cost more."""
+"""Arrays up to this size are stored in the message: a buffer of their own would cost more."""
 
 SCALAR_FORMATS: Final = {
-    tag: struct.Struct(form)
-    for tag, form in ((b"F", "<d"), (b"I", "<q"), (b"B", "<?"), (b"C", "<dd"))
+    tag: struct.Struct(form) for tag, form in (("F", "<d"), ("I", "<q"), ("B", "<?"), ("C", "<dd"))
 }
-_SCALAR_TAGS: Final = {tag[0]: codec for tag, codec in SCALAR_FORMATS.items()}
 _MAX_RANK: Final = 64  # numpy's own limit
 _MAX_ELEMENTS: Final = 1 << 59  # of 16 bytes each: what numpy can address
 _ALIGNMENT: Final = 16  # blob items begin at multiples of this: enough for every dtype
@@ -122,7 +120,7 @@ def lay_out_leaves(leaves: Sequence[Leaf], absent: Collection[int] = ()) -> Blob
             found.append(LeafOffset(buffer=buffer))
             buffer += 1 + leaf.buffers
             continue
-        size = leaf.nbytes if leaf.tag in "AK" else SCALAR_FORMATS[leaf.tag.encode()].size
+        size = leaf.nbytes if leaf.tag in "AK" else SCALAR_FORMATS[leaf.tag].size
         if size > INLINE_BYTES:
             found.append(LeafOffset(buffer=buffer))
             buffer += 1
@@ -134,7 +132,7 @@ def lay_out_leaves(leaves: Sequence[Leaf], absent: Collection[int] = ()) -> Blob
 
 def read_scalar(tag: str, blob: bytes, offset: int) -> float | int | bool | complex:
     """The Python number that lies at `offset` of the blob."""
-    values = SCALAR_FORMATS[tag.encode()].unpack_from(blob, offset)
+    values = SCALAR_FORMATS[tag].unpack_from(blob, offset)
     return complex(*values) if tag == "C" else values[0]
 
 
@@ -182,8 +180,7 @@ _SIZES: Final = {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "flo
 
 def itemsize_of(dtype: str) -> int:
     """Bytes per element. The usual dtypes need no numpy, which a light client may not have."""
-    size = _SIZES.get(dtype)
-    return size if size is not None else int(dtype_of(dtype).itemsize)
+    return _SIZES.get(dtype) or int(dtype_of(dtype).itemsize)
 
 
 def _is_number(dtype: Any) -> bool:

@@ -1,6 +1,6 @@
 """Plain values by content, as bytes that are equal exactly when type and value are equal.
 
-Used for what is part of a signature: dictionary keys, static arguments, class names.
+They write the parts of a signature: dictionary keys, static arguments, class names.
 
     tag | content, each length-prefixed; nothing here can name a callable
 """

@@ -1,8 +1,8 @@
-"""References: what stands in a result for something that is no data, such as a function.
+"""References: they stand in a result for objects that are no data, such as functions.
 
     kind  detail                        what it is on the client
     n     ((mark, number), ...)         an object that a function reaches, by its number there
-    c     (content id,)                 a callable that came with an argument
+    c     (content id,)                 a callable that an argument held
     k     (module, name, content id)    a class; without content id, an installed one
     i     (module, name)                an object of an installed module; without name, the module
     p     (module, name, attribute)     the default of the parameter for the attribute that it is,
@@ -11,9 +11,9 @@
     e     (module, name, content id, member)   a member of an enum
     d     (name,)                       a dtype
     s     (kind, items)                 a set or frozenset of plain values
-    o     ()                            nothing that the client could have
+    o     ()                            an object that the client cannot have
 
-Each carries a token as well, by which the server finds its object again when it is sent back.
+Each holds a token as well, by which the server finds its object when it is sent back.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _DETAIL_TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 class Reference(NamedTuple):
-    """One object that stays where it is. A plain tuple on the wire.
+    """A reference to one object of the server. A plain tuple on the wire.
 
     Attributes:
-        kind, detail: where the client finds its own; see above.
-        token: by which the server knows its object; empty where none is needed.
-        about: what it is, for people.
+        kind, detail: where the client finds its own object; see above.
+        token: identifies the server's object; empty where none is needed.
+        about: a description for people.
     """
 
     kind: str
@@ -58,10 +58,10 @@ class Reference(NamedTuple):
 
 
 def load_reference(value: Any) -> Reference:
-    """The reference that a literal stands for.
+    """The reference in a literal.
 
     Raises:
-        ProtocolError: when it stands for none.
+        ProtocolError: when there is none.
     """
     if type(value) is tuple and tuple(map(type, value)) == (str, tuple, bytes, str):
         reference = Reference(*value)
@@ -73,10 +73,10 @@ def load_reference(value: Any) -> Reference:
 def replace_tokens(
     skeleton: bytes, references: Iterable[Reference], token_of: Callable[[Reference], bytes]
 ) -> bytes:
-    """The skeleton with other tokens in its references, as another process has them.
+    """The skeleton with the tokens of another process in its references.
 
     Args:
-        skeleton: what a process wrote.
+        skeleton: as the first process wrote it.
         references: those that are in it.
         token_of: the token of the other process, as long as the one that it replaces.
     """
@@ -92,10 +92,10 @@ def _replace_token(
         skeleton = _replace_token(skeleton, load_reference(reference.detail[0]), token_of)
     if not reference.token:
         return skeleton
-    # Sixteen random bytes: nothing else in a skeleton looks like them.
+    # Sixteen random bytes, which occur nowhere else in a skeleton.
     return skeleton.replace(reference.token, token_of(reference))
 
 
 def function_mark(fingerprint: bytes) -> bytes:
-    """Names a function to those who know it: nobody can call a function by its mark."""
+    """Identifies a function to clients that have it; a function cannot be called by its mark."""
     return hashlib.blake2b(fingerprint, digest_size=16, person=b"jaxd references").digest()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from jaxd_protocol.wire.connection import BulkChannel as BulkChannel
 from jaxd_protocol.wire.connection import BulkConnection as BulkConnection
 from jaxd_protocol.wire.connection import Value as Value
-from jaxd_protocol.wire.frames import DEFAULT_MAX_FRAME_BYTES as DEFAULT_MAX_FRAME_BYTES
 from jaxd_protocol.wire.frames import Frame as Frame
 from jaxd_protocol.wire.stream import INTERRUPTIBLE_S as INTERRUPTIBLE_S
 from jaxd_protocol.wire.stream import BulkStream as BulkStream
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def stream_over(line: socket.socket | TlsSocket) -> BulkStream:
-    """A stream for calls over a connection that is past its handshakes: tuned, without timeout."""
+    """A stream for calls over a connection after its handshakes: tuned, without timeout."""
     if isinstance(line, socket.socket):
         tune_socket(line)
         return BulkStream(line)

@@ -4,9 +4,9 @@ Each message is a genuine rpyc request or reply. The one object that can be name
 root, and both ends know its name beforehand (`ROOT`), so that no netref is ever made: in rpyc a
 netref costs a round trip for each attribute, and copying one runs code that the peer chose.
 
-One of the doors to rpyc; relies on `Connection._local_root`, `_cleanup`, `_closed`, `_send`,
-`_box`, `_unbox`, on the message layout of `Connection._send` and `_async_request`, and on the
-`stream`, `send`, `recv` and `poll` of `Channel`.
+One of the modules that import rpyc; relies on `Connection._local_root`, `_cleanup`, `_closed`,
+`_send`, `_box`, `_unbox`, on the message layout of `Connection._send` and `_async_request`, and on
+the `stream`, `send`, `recv` and `poll` of `Channel`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import io
 import itertools
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, NoReturn
 
 from rpyc.core import brine, consts
@@ -70,7 +71,7 @@ class BulkChannel(Channel):  # type: ignore[misc]
 
 
 Value = Any
-"""What brine carries: None, bool, int, float, complex, str, bytes, slice, and tuples of these."""
+"""The values of brine: None, bool, int, float, complex, str, bytes, slice, and tuples of these."""
 
 Message = tuple[str | None, int, Value]
 """A verb, a number and arguments; or, of a reply, None, its number and its value.
@@ -97,34 +98,18 @@ PLAIN_CONFIG: Final[Mapping[str, object]] = {
 """rpyc's switches that let a peer reach further than the exposed methods, all off."""
 
 
-def _box_constant(value: Value) -> bytes:
-    return bytes(brine.dump(value))
-
-
 _REQUEST_HEAD: Final = brine.I1.pack(consts.MSG_REQUEST) + brine.TAG_TUP2
 _REPLY_HEAD: Final = brine.I1.pack(consts.MSG_REPLY) + brine.TAG_TUP2
-_REPLY_TAIL: Final = brine.TAG_TUP2 + _box_constant(consts.LABEL_VALUE)
-_PREFIXES: dict[str, bytes] = {}
+_REPLY_TAIL: Final = brine.TAG_TUP2 + brine.dump(consts.LABEL_VALUE)
 
 
+@cache
 def _request_prefix(verb: str) -> bytes:
-    """What stands between a request's number and its arguments: call `verb` of the root."""
-    prefix = _PREFIXES.get(verb)
-    if prefix is None:
-        prefix = _PREFIXES[verb] = b"".join(
-            (
-                brine.TAG_TUP2,
-                _box_constant(consts.HANDLE_CALLATTR),
-                brine.TAG_TUP2,
-                _box_constant(consts.LABEL_TUPLE),
-                brine.TAG_TUP3,
-                _box_constant((consts.LABEL_LOCAL_REF, ROOT)),
-                _box_constant((consts.LABEL_VALUE, verb)),
-                brine.TAG_TUP2,
-                _box_constant(consts.LABEL_VALUE),
-            )
-        )
-    return prefix
+    """The bytes between a request's number and its arguments: call `verb` of the root."""
+    no_args = brine.dump(())
+    call = (consts.LABEL_LOCAL_REF, ROOT), (consts.LABEL_VALUE, verb), (consts.LABEL_VALUE, ())
+    request = brine.dump((consts.HANDLE_CALLATTR, (consts.LABEL_TUPLE, call)))
+    return bytes(request).removesuffix(no_args)
 
 
 _CALL_PREFIX: Final = _request_prefix("call")
@@ -132,7 +117,7 @@ _LONG_INT: Final = brine.TAG_INT_L1[0]
 _DECODING_ERRORS: Final = (
     TypeError, ValueError, IndexError, AttributeError, struct.error, RecursionError
 )  # fmt: skip
-"""What rpyc's brine raises for bytes that are not brine."""
+"""The errors that rpyc's brine raises for bytes that are not brine."""
 
 
 def encode_request(seq: int, verb: str, args: tuple[Value, ...]) -> bytes:
@@ -150,7 +135,7 @@ def encode_reply(seq: int, value: Value) -> bytes:
 
 
 class BulkConnection(Connection):  # type: ignore[misc]
-    """Base of both ends: sends messages and reads those that come.
+    """Base of both ends: sends messages and reads those that arrive.
 
     Args:
         root: the rpyc service of this end.
@@ -216,11 +201,11 @@ class BulkConnection(Connection):  # type: ignore[misc]
         self._channel.close()
 
     def abandon(self) -> None:
-        """Forgets the socket in the child of a fork; the parent's connection stays whole."""
+        """Releases the socket in the child of a fork; the parent's connection stays intact."""
         self._closed = True
         self._channel.stream.abandon()
 
-    # What rpyc would do by reference, refused ------------------------------------------------
+    # rpyc's transfer by reference, refused ---------------------------------------------------
 
     def _box(self, obj: object) -> tuple[int, Value]:
         if brine.dumpable(obj):
@@ -239,7 +224,7 @@ class BulkConnection(Connection):  # type: ignore[misc]
         raise ProtocolError("only plain values travel between jaxd's ends, no references.")
 
     def _unbox_exc(self, raw: Value) -> RemoteError:
-        """A foreign end's exception by name: rpyc would make one, with attributes of its choice."""
+        """A foreign end's exception by name: rpyc would make one, with any attributes."""
         try:
             (module, name), _, _, text = raw
             return RemoteError(f"the peer raised an exception:\n{text}", f"{module}.{name}")
@@ -251,15 +236,14 @@ class BulkConnection(Connection):  # type: ignore[misc]
 
     def close(self) -> None:
         """Ends the connection; rpyc's own version would wait for an answer first."""
-        if not self._closed:
-            self.shut()
+        self.shut()
 
     def __del__(self) -> None:
         """Nothing: the owner closes, and after a fork the child must not."""
 
 
 def _usual_message(frame: Frame) -> Message | None:
-    """The parts of a `call` or of a plain reply, told by their constant bytes; None for others.
+    """The parts of a `call` or of a plain reply, found by constant bytes; None for others.
 
     These two are nearly all messages, and reading them item by item, as `_parse` does, takes
     three times as long.
@@ -325,10 +309,10 @@ def _root_call(packed: Value) -> tuple[str, tuple[Value, ...]]:
 
 
 def _ping_data(args: Value) -> Value:
-    """What a ping asks to have sent back.
+    """The data of a ping, which is sent back.
 
     Raises:
-        ProtocolError: when it asks for anything else.
+        ProtocolError: when there is anything else.
     """
     if type(args) is tuple and len(args) == 1:
         return args[0]

@@ -7,14 +7,14 @@ A frame is rpyc's own, with open files (flag 4) and raw buffers (flag 2) beside 
         [ flag 2: !L count | count x !Q size | bytes of each buffer ]
 
 The descriptors themselves come as SCM_RIGHTS with the first byte of the frame, over a Unix socket
-whose receiving end has said that it can take them. A stock rpyc peer reads and writes frames with
-flags 0 and 1.
+whose receiving end has announced that it can take them. A stock rpyc peer reads and writes frames
+with flags 0 and 1.
 
 Writing is scatter-gather straight from the caller's memory. Reading and writing can be interrupted
-anywhere, and another thread goes on: every byte count is appended to a list by the same C call that
-moved the bytes (`BulkStream.receive_into`, `BulkStream.send_some`). And the whole state of a reader
-is one tuple, `FrameReader._at`, that each step replaces by a single assignment; until then the step
-can be done again.
+anywhere, and continued by another thread: every byte count is appended to a list by the same C call
+that moved the bytes (`BulkStream.receive_into`, `BulkStream.send_some`). The whole state of a
+reader is one tuple, `FrameReader._at`, that each step replaces by a single assignment; until then
+the step can be repeated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEFAULT_MAX_FRAME_BYTES: Final = 8 << 30
 """Largest message, body and buffers together, that is sent or accepted: 8 GiB."""
 
 MAX_BODY_BYTES: Final = 1 << 30
-"""Largest body: trees, code and small arrays travel in it, large arrays beside it."""
+"""Largest body: it holds trees, code and small arrays; large arrays are beside it."""
 
 MAX_BUFFERS: Final = 1 << 16
 
@@ -53,7 +53,7 @@ MAX_DECOMPRESSED_BYTES: Final = 1 << 28
 
 
 class Frame(bytes):
-    """The body of one message, with what came beside it.
+    """The body of one message, with the data beside it.
 
     Attributes:
         buffers: bulk data.
@@ -109,7 +109,7 @@ def decompress(frame: Frame, admit: Callable[[int], None] | None = None) -> Fram
 
 
 def _decompressed_bytes(frame: Frame) -> int:
-    """How many bytes it becomes: nothing in it says so, so it is inflated piece by piece."""
+    """Its size once decompressed: no header holds it, so the frame is inflated piece by piece."""
     inflater, rest, size = zlib.decompressobj(), bytes(frame), 0
     while not inflater.eof:
         try:
@@ -154,7 +154,7 @@ class ByteTransfer:
         return sum(self.counts)
 
     def rest(self) -> list[memoryview]:
-        """What is left, in as many pieces as one system call takes; empty when all is moved."""
+        """The remaining pieces, as many as one system call takes; empty when all is moved."""
         done = self.moved
         if done >= self.total:
             return []
@@ -166,7 +166,7 @@ class ByteTransfer:
         return pieces
 
     def next(self, most: int) -> list[memoryview]:
-        """As `rest`, but no more than so many bytes of it."""
+        """As `rest`, but at most this number of bytes."""
         pieces = []
         for piece in self.rest():
             pieces.append(piece[:most])
@@ -176,7 +176,7 @@ class ByteTransfer:
         return pieces
 
     def fill(self, data: memoryview) -> int:
-        """Copies the beginning of `data` into the pieces; returns how much found room."""
+        """Copies the beginning of `data` into the pieces; returns how many bytes fitted."""
         taken = 0
         for piece in self._pieces:
             part = data[taken : taken + len(piece)]
@@ -216,7 +216,7 @@ class FrameWriter:
 
     @property
     def transfer(self) -> ByteTransfer | None:
-        """What is going out, if anything is. From any thread."""
+        """The transfer that is being sent, if any. Thread-safe."""
         return self._open
 
     def write(
@@ -278,7 +278,7 @@ class FrameWriter:
         transfer = self._open
         if transfer is None:
             return
-        # a system call may return only when all is sent: smaller steps show progress
+        # a system call may return only when all is sent: smaller steps report progress
         while (
             rest := transfer.rest() if transfer.total <= _STEP_BYTES else transfer.next(_STEP_BYTES)
         ):
@@ -288,7 +288,7 @@ class FrameWriter:
         self._open = None
 
     def _finish_later(self) -> None:
-        with self._lock, suppress(EOFError):  # whoever reads will see the end as well
+        with self._lock, suppress(EOFError):  # the reading thread will see the end as well
             self._finish()
 
 
@@ -309,7 +309,7 @@ def _frame_parts(
 
 _READ_AHEAD: Final = 1 << 16
 _INITIAL_BYTES: Final = 1 << 12
-"""Enough for a connection that says little; of those there may be thousands."""
+"""Enough for a connection with little traffic; there may be thousands of these."""
 
 _ATTACHMENT_FLAGS: Final = FLAG_BUFFERS | FLAG_DESCRIPTORS
 
@@ -317,7 +317,7 @@ ReceiveInto = Callable[[list[memoryview], list[int]], None]
 
 
 class _ReadAhead:
-    """Bytes that were received before they were asked for: the first `sum(counts)` of `view`."""
+    """Bytes that were received before they were requested: the first `sum(counts)` of `view`."""
 
     __slots__ = ("counts", "data", "view")
 
@@ -409,7 +409,7 @@ class FrameReader:
 
     @contextmanager
     def bounded_wait(self, is_readable: Callable[[], bool]) -> Iterator[None]:
-        """Within it, `peek` gives up in the middle of a message; the next one goes on there.
+        """Within it, `peek` may end in the middle of a message; the next one continues there.
 
         Args:
             is_readable: waits for bytes, and returns whether there are any.
@@ -432,7 +432,7 @@ class FrameReader:
 
     @property
     def transfer(self) -> ByteTransfer | None:
-        """What is coming in beside or as a large body, if anything is. From any thread."""
+        """The large body, or the buffers, being received, if any. Thread-safe."""
         phase = self._at[2]
         return phase if isinstance(phase, ByteTransfer) else None
 
@@ -491,13 +491,13 @@ class FrameReader:
         self._at = (ahead, start, decompress(frame, self._admit) if body.flags else frame)
         return None
 
-    def _open_attachments(self, frame: Frame, flags: int, offset: int, asked: int) -> None:
-        """Looks for what is beside the body, `offset` bytes behind `start`.
+    def _open_attachments(self, frame: Frame, flags: int, offset: int, admitted: int) -> None:
+        """Reads what is beside the body, `offset` bytes behind `start`.
 
-        `asked` bytes of the message have been admitted with its body.
+        `admitted` bytes of the message have been admitted with its body.
         """
         if not flags & FLAG_DESCRIPTORS or self._arrivals is None:
-            return self._open_bulk(frame, offset, asked)
+            return self._open_bulk(frame, offset, admitted)
         ahead, start, _ = self._at
         if sum(ahead.counts) - start < offset + 4:
             return self._fill(offset + 4)
@@ -506,11 +506,11 @@ class FrameReader:
             raise LimitExceeded(too_many_descriptors(frame.announced))
         frame.descriptors = self._arrivals.first()
         if flags & FLAG_BUFFERS:
-            return self._open_bulk(frame, offset + 4, asked)
+            return self._open_bulk(frame, offset + 4, admitted)
         self._at = (ahead, start + offset + 4, frame)
         return None
 
-    def _open_bulk(self, frame: Frame, offset: int, asked: int) -> None:
+    def _open_bulk(self, frame: Frame, offset: int, admitted: int) -> None:
         """Reads the sizes that stand `offset` bytes behind `start`, and takes the memory."""
         ahead, start, _ = self._at
         have = sum(ahead.counts) - start
@@ -523,21 +523,15 @@ class FrameReader:
         if have < needed:
             return self._fill(needed)
         sizes = struct.unpack_from(f"!{count}Q", ahead.data, start + offset + 4)
-        bulk = _IncomingBuffers(frame, self._allocate_buffers(sizes, len(frame), asked))
-        copied = bulk.fill(ahead.view[start + needed : start + have])
-        self._at = (ahead, start + needed + copied, bulk)
-        return None
-
-    def _allocate_buffers(
-        self, sizes: Sequence[int], body_bytes: int, asked: int
-    ) -> list[memoryview]:
-        """The buffers; `asked` bytes of the message have been admitted with its body."""
-        total = sum(sizes) + body_bytes
+        total = sum(sizes) + len(frame)
         if total > self.max_frame_bytes:
             raise LimitExceeded(too_large(total, self.max_frame_bytes))
         if self._admit is not None:
-            self._admit(total - asked)
-        return [allocate(size) for size in sizes]
+            self._admit(total - admitted)
+        bulk = _IncomingBuffers(frame, [allocate(size) for size in sizes])
+        copied = bulk.fill(ahead.view[start + needed : start + have])
+        self._at = (ahead, start + needed + copied, bulk)
+        return None
 
     def _receive_buffers(self, bulk: _IncomingBuffers) -> None:
         self._receive(bulk)

@@ -1,7 +1,7 @@
 """A socket stream, with open files beside the bytes, that loses nothing when it is interrupted.
 
-An interrupt may come anywhere: what a system call has moved is stored by C code, before any signal
-can be handled.
+An interrupt may come anywhere: C code stores the count of each system call before any signal can be
+handled.
 
 One of the modules that import rpyc; relies on `SocketStream.sock` and `SocketStream.closed`.
 """
@@ -26,7 +26,7 @@ from rpyc.core.stream import SocketStream
 from jaxd_protocol.errors import InternalError, ProtocolError
 
 MAX_DESCRIPTORS: Final = 64
-"""Linux passes up to 253 at once; a receiver has to have room for them before they come."""
+"""Linux passes up to 253 at once; a receiver needs room for them before they arrive."""
 
 _FIRST: Final = itemgetter(0)  # of what recvmsg_into returns: the count
 _NOT_INHERITABLE: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -52,9 +52,9 @@ def ancillary_data(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
 
 
 class Descriptors(list[int]):
-    """Open files that came with a message, in its order.
+    """Open files of a message, in its order.
 
-    They are closed with the list. Whoever wants to keep one takes it out (`pop`), and closes it.
+    They are closed with the list. To keep one, take it out (`pop`), and close it later.
     """
 
     def __del__(self) -> None:
@@ -63,9 +63,9 @@ class Descriptors(list[int]):
 
 
 class ReceivedDescriptors:
-    """Descriptors that have come over one socket, until their messages have been read.
+    """Descriptors that have arrived over one socket, until their messages have been read.
 
-    One thread at a time may use it. What is left is closed with the object.
+    One thread at a time may use it. The remaining ones are closed with the object.
     """
 
     __slots__ = ("_groups", "_keep")
@@ -96,7 +96,7 @@ class ReceivedDescriptors:
             del groups[_UNSORTED]
 
     def _sort(self) -> None:
-        """Gives what was received last an entry of its own, if there is anything in it."""
+        """Moves what was received last to an entry of its own, if there is anything in it."""
         groups = self._groups
         _, ancillary, flags, _ = groups[_UNSORTED]
         if not ancillary and not flags & _TRUNCATED:
@@ -121,7 +121,7 @@ class ReceivedDescriptors:
         return Descriptors()
 
     def drop(self, descriptors: Descriptors) -> None:
-        """Forgets what `first` returned: it belongs to the message from now on."""
+        """Removes what `first` returned: it belongs to the message from now on."""
         for key, group in list(self._groups.items()):
             if group is descriptors:
                 del self._groups[key]
@@ -144,7 +144,7 @@ def _unpacked(received: tuple[Any, ...]) -> list[int]:
 
 
 INTERRUPTIBLE_S: Final = 0.5
-"""How long a wait may keep its thread from seeing that it was interrupted."""
+"""How long a wait may delay the handling of an interrupt in its thread."""
 
 
 def tune_socket(sock: socket.socket) -> None:
@@ -158,21 +158,13 @@ def tune_socket(sock: socket.socket) -> None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        _set_if_known(sock, name, value)
-    _set_if_known(sock, "TCP_USER_TIMEOUT", 30_000)
+    options: dict[str, Any] = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+    options["TCP_USER_TIMEOUT"] = 30_000
     if sock.getpeername()[0] in ("127.0.0.1", "::1"):
-        # bbr, a common default, is half as fast as reno on loopback
-        _set_if_known(sock, "TCP_CONGESTION", b"reno")
-
-
-def _set_if_known(sock: socket.socket, name: str, value: int | bytes) -> None:
-    option = getattr(socket, name, None)
-    if option is not None:
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        except OSError:
-            return  # the system does not offer it; the default will do
+        options["TCP_CONGESTION"] = b"reno"  # bbr, a common default, is half as fast on loopback
+    for name, value in options.items():
+        with suppress(AttributeError, OSError):  # the system lacks it; the default will do
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class BulkStream(SocketStream):  # type: ignore[misc]
@@ -194,13 +186,13 @@ class BulkStream(SocketStream):  # type: ignore[misc]
     def expect_descriptors(self) -> None:
         """Takes descriptors from now on, where they can be passed: before a channel is made.
 
-        Not from the start, because receiving so takes 1 µs longer.
+        Not from the start, because receiving takes 1 µs longer then.
         """
         if self.passes_descriptors:
             self.arrivals = ReceivedDescriptors()
 
     def stay_interruptible(self) -> None:
-        """Has each wait for the peer end after half a second, in vain, and begin anew.
+        """Limits each wait for the peer to half a second, after which it begins anew.
 
         Python sees an interrupt between two opcodes. One that comes just before a system call, or
         that another thread makes (`_thread.interrupt_main`, as debuggers do), does not end that
@@ -235,7 +227,7 @@ class BulkStream(SocketStream):  # type: ignore[misc]
             return True
 
     def readiness(self) -> Callable[[], object]:
-        """A quick question, true when bytes (or the end) are there now."""
+        """A function that returns, without waiting, whether bytes (or the end) are there."""
         if not hasattr(select, "poll"):
             return lambda: self.wait_readable(0)
         poll = select.poll()
@@ -303,7 +295,7 @@ class BulkStream(SocketStream):  # type: ignore[misc]
         """Sends what `send_some` counted and an interrupt kept here: nothing, without TLS."""
 
     def abandon(self) -> None:
-        """Forgets the socket without a word to the peer: for the child of a fork.
+        """Releases the socket without shutting the connection down: for the child of a fork.
 
         `close` would shut the connection down for the parent as well.
         """
@@ -317,11 +309,11 @@ SPIN_S: Final = 200e-6
 three times that on a virtual machine, whose idle processors are taken away."""
 
 _SPIN_AFTER_MISS_S: Final = 600e-6
-"""The same after a vain attempt: a peer that was woken finds its caches cold, and takes longer."""
+"""The same after a miss: a peer that was woken has cold caches, and takes longer."""
 
 _MAX_MISSES: Final = 3
-"""Vain attempts in a row until it pauses. Whether one pays depends on whether the peer spins
-as well, which has pauses of its own: the attempts of both ends have to meet now and then."""
+"""Misses in a row until it pauses. Whether spinning pays depends on whether the peer spins as well,
+which has pauses of its own: the attempts of both ends have to coincide now and then."""
 
 _MIN_PAUSE: Final = 8
 _MAX_PAUSE: Final = 32
@@ -336,8 +328,8 @@ class AdaptiveWait:
     In a train of small calls the next message comes within some tens of microseconds, and to wake a
     thread that sleeps costs about as much as the message itself.
 
-    After some vain attempts it pauses for some messages, and for more the next time, so that a peer
-    that takes its time, or a machine without a free processor, costs next to nothing.
+    After some misses it pauses for some messages, and for more the next time, so that a slow peer,
+    or a machine without a free processor, costs next to nothing.
 
     Args:
         ready: whether a message is there, without waiting.
@@ -365,7 +357,7 @@ class AdaptiveWait:
         while not self._ready():
             if time.perf_counter() > end:
                 return False
-            _yield_processor()  # to whoever else could run here, the peer perhaps
+            _yield_processor()  # to another process, perhaps the peer
         return True
 
     def _learn(self, paid: bool) -> None:

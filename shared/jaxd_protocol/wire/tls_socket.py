@@ -3,7 +3,7 @@
 Python's own `SSLSocket` cannot do what the wire needs: two threads must not use it at once (in
 3.13.6 one that waited for bytes even kept the other out), and a signal may take away the count of
 bytes that were moved already. Here OpenSSL only turns bytes into bytes, in memory, under a lock
-that nobody holds while he waits; the socket itself is read and written as any other.
+that no thread holds while it waits; the socket itself is read and written as any other.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 _STEP_BYTES: Final = 1 << 18
-"""What is asked of the socket at once, and what is encrypted before it is sent."""
+"""The most that is received at once, and that is encrypted before it is sent."""
 
 _RECORD_BYTES: Final = 1 << 14
 
 
 class _OutgoingBytes:
-    """Encrypted bytes on their way out; the first `sum(counts)` of them are gone."""
+    """Encrypted bytes to be sent; the first `sum(counts)` of them have been."""
 
     __slots__ = ("counts", "pieces")
 
@@ -35,13 +35,13 @@ class _OutgoingBytes:
 class TlsSocket:
     """A socket with TLS on it. One thread at a time may read, and one at a time may write.
 
-    For the handshake of jaxd it is a socket with a timeout: `recv`, `sendall`. What follows goes
-    through `receive_into`, `send_some` and `flush`, which an interrupt may leave at any point: what
-    they count is what they did, or the connection is not used any more.
+    For the handshake of jaxd it is a socket with a timeout: `recv`, `sendall`. Messages go through
+    `receive_into`, `send_some` and `flush`, which an interrupt may end at any point: their counts
+    are exact, or the connection is not used any more.
 
     Args:
         raw: a connected socket, which belongs to this object from now on.
-        context: says who has to show a certificate.
+        context: determines which end has to show a certificate.
         server_side: whether the peer connected to us.
         server_name: the name that the server's certificate is checked against, if any.
 
@@ -79,27 +79,23 @@ class TlsSocket:
         """The handshake of TLS.
 
         Raises:
-            ssl.SSLError: when the peer is not trusted, or does not speak TLS; it was told why.
-            EOFError: when it hung up.
+            ssl.SSLError: when the peer is not trusted, or does not speak TLS; it was sent an alert.
+            EOFError: when it closed the connection.
             TimeoutError: when it took too long.
         """
         deadline = self._deadline()
         try:
-            while not self._handshake_step():
+            while True:
+                with suppress(ssl.SSLWantReadError):
+                    self._tls.do_handshake()
+                    break
                 self.flush()
                 self._receive(deadline)
         finally:
-            self.flush()  # also the alert that says what is wrong
-
-    def _handshake_step(self) -> bool:
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        return True
+            self.flush()  # an alert among it, if there is any
 
     def peer_certificate(self) -> bytes:
-        """What the peer has shown, in DER; empty when it has shown none."""
+        """The certificate that the peer has shown, in DER; empty when it has shown none."""
         found: bytes | None = self._tls.getpeercert(binary_form=True)
         return found or b""
 
@@ -132,13 +128,13 @@ class TlsSocket:
     def close(self) -> None:
         """Ends the connection.
 
-        Without a last word: an unread one would hide the end from who looks for it on the socket,
-        and our frames say where they end.
+        Without an alert: an unread one would hide the end from a peer that polls the socket, and
+        our frames have lengths.
         """
         self.raw.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What else a socket has is the socket's: its peer, its family, its options."""
+        """The other attributes of a socket: its peer, its family, its options."""
         return getattr(self.raw, name)
 
     def _deadline(self) -> float | None:
@@ -147,14 +143,14 @@ class TlsSocket:
     # as a stream of bytes, for the wire ---------------------------------------------------------
 
     def has_input(self) -> bool:
-        """Whether bytes have left the socket that nobody has taken, or parts of such."""
+        """Whether there are bytes that have left the socket and were not returned yet."""
         return bool(self._arrived.pending or self._tls.pending())
 
     def receive_into(self, views: Sequence[memoryview], received: list[int]) -> None:
         """Waits for bytes, fills the views as far as they suffice, and appends how many they were.
 
         Raises:
-            EOFError: when the peer hung up.
+            EOFError: when the peer closed the connection.
             OSError: when the connection broke.
         """
         while not self._open_records(views, received):
@@ -173,30 +169,30 @@ class TlsSocket:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what is encrypted and not sent yet; whoever writes calls it.
+        """Sends what is encrypted and not sent yet; only the writing thread calls it.
 
         Raises:
             OSError: when the connection broke.
         """
         while True:
-            leaving = self._outgoing
-            gone = sum(leaving.counts)
-            if gone == sum(map(len, leaving.pieces)):
+            outgoing = self._outgoing
+            sent = sum(outgoing.counts)
+            if sent == sum(map(len, outgoing.pieces)):
                 with self._lock:
                     if not self._encrypted.pending:
                         return
-                    leaving = self._outgoing = _OutgoingBytes()
-                    leaving.pieces.extend(map(self._encrypted.read, (-1,)))
-                gone = 0
-            rest = memoryview(leaving.pieces[0])[gone:]
+                    outgoing = self._outgoing = _OutgoingBytes()
+                    outgoing.pieces.extend(map(self._encrypted.read, (-1,)))
+                sent = 0
+            rest = memoryview(outgoing.pieces[0])[sent:]
             with suppress(BlockingIOError):  # see `BulkStream.stay_interruptible`
                 # map and extend run in C: no interrupt between the system call and its count
-                leaving.counts.extend(map(self.raw.send, (rest,)))
+                outgoing.counts.extend(map(self.raw.send, (rest,)))
 
     def _receive(self, deadline: float | None) -> None:
         """Waits for bytes from the socket, and hands them to OpenSSL in the same C call.
 
-        There may be none; whoever needs some asks again.
+        There may be none; the caller repeats it as needed.
         """
         if deadline is not None:
             left_s = deadline - time.monotonic()
@@ -256,9 +252,7 @@ class TlsSocket:
                 self._torn = False
             except ssl.SSLError:
                 raise
-            except (
-                BaseException
-            ):  # an interrupt: in memory there is room for all, or nothing is done
+            except BaseException:  # an interrupt: all was written to memory, or nothing
                 if len(sent) == counts and self._encrypted.pending != before:
                     sent.append(len(data))
                 self._torn = False

@@ -33,7 +33,7 @@ class TlsStream(BulkStream):
         return not self._tls.has_input() and super().has_ended()
 
     def readiness(self) -> Callable[[], object]:
-        """A quick question, true when bytes (or the end) are there now."""
+        """A function that returns, without waiting, whether bytes (or the end) are there."""
         has_input, is_readable = self._tls.has_input, super().readiness()
         return lambda: has_input() or is_readable()
 

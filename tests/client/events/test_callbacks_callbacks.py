@@ -11,6 +11,7 @@ from jaxd.connection.server_requests import NoCallbackExpected
 from jaxd.events.callbacks import CallbackRunner
 from jaxd_protocol.errors import CalledBack, ConnectionLost, ProtocolError
 from jaxd_protocol.fingerprint import walk
+from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import dump_literal
 
 CONNECTION: Any = Mock(address="a server")
@@ -68,7 +69,7 @@ def test_it_is_noted_that_a_call_has_called_back() -> None:
 
 def test_what_a_function_raises_is_the_cause() -> None:
     """Of whatever becomes of the call; other failures are not concerned."""
-    callbacks, failure = CallbackRunner(), ("builtins", "RuntimeError", "m", None, 0.0, "text")
+    callbacks, failure = CallbackRunner(), encode_failure(RuntimeError("m"))
     with pytest.raises(KeyError, match="of the user's"):
         callbacks.run(CONNECTION, Call(FAIL), None, (1, b"", b"", 1), ())  # type: ignore[arg-type]
     call: Any = Call(None)

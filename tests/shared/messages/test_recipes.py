@@ -62,7 +62,7 @@ def test_a_call_that_warmed_is_recorded_as_one_that_ran() -> None:
     """It brings only the buffers that are recorded."""
     call = recorded(LARGE, Pair(LARGE, 2), LARGE, Pair(1, [LARGE]))
     layout = parse_skeleton(call.skeleton, lambda *_: tuple, lambda _: None)
-    assert RecordedCall.of_specification(call.skeleton, layout, call.buffers()) == call
+    assert RecordedCall.of_specification(call.skeleton, layout.leaves, call.buffers()) == call
 
 
 def test_recipes_survive_the_wire() -> None:

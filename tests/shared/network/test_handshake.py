@@ -39,7 +39,6 @@ from jaxd_protocol.network.handshake import (
     receive_message,
     refuse_client,
     send_message,
-    server_proof,
 )
 from jaxd_protocol.wire.frames import HEADER, MAX_BODY_BYTES
 
@@ -68,8 +67,7 @@ def serve_those(
     sock: ByteStream, accounts: Sequence[Account], channel: ChannelBinding = UNIX
 ) -> ClientIdentity:
     """The same of a server with several accounts, from behind the first bytes."""
-    client_identity, said = handshake_with_client(sock, channel, accounts, "uid:7")
-    proof = server_proof(client_identity.account, said)
+    client_identity, proof = handshake_with_client(sock, channel, accounts, "uid:7")
     finish_handshake(sock, {"jax": "1"}, proof, {"session": "s", "slots": 4})
     return client_identity
 

@@ -123,7 +123,7 @@ def test_where_the_system_tells_nothing_nobody_is_known(
 ) -> None:
     """As on systems that are not Linux."""
     monkeypatch.delattr(socket, "AF_NETLINK")
-    monkeypatch.setattr(tcp_owners, "_SOCKET_TABLES", ("/nowhere", "/nowhere"))
+    monkeypatch.setattr(tcp_owners, "_SOCKET_TABLES", (("/nowhere", 12), ("/nowhere", 0)))
     assert owner_of_peer(pair[0]) is None
 
 

@@ -46,7 +46,7 @@ def test_a_number_is_read_where_it_lies(value: complex) -> None:
     """With its type."""
     tag = {float: "F", int: "I", bool: "B", complex: "C"}[type(value)]
     parts = (value.real, value.imag) if tag == "C" else (value,)
-    blob = bytes(16) + SCALAR_FORMATS[tag.encode()].pack(*parts)
+    blob = bytes(16) + SCALAR_FORMATS[tag].pack(*parts)
     found = read_scalar(tag, blob, 16)
     assert type(found) is type(value)
     assert repr(found) == repr(value)

@@ -1,4 +1,4 @@
-"""What a function is transformed by: how that is written in a key, and how it is done.
+"""Transformations of a function: their literals in a key, and their application.
 
 A list of transformations is part of a function's options, so that each list has a key of its own
 over the fingerprint of the one function. Nothing here imports jax until a function is called.

@@ -1,4 +1,4 @@
-"""A function behind transformations, as one that jax can trace."""
+"""A transformed function, as one that jax can trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd_protocol.jit.transforms.flat import STAGES
+from jaxd_protocol.jit.transforms.flat import STAGES, has_data
 from jaxd_protocol.jit.transforms.literal import (
     ON_INSTANCE,
     Transformation,
@@ -28,13 +28,10 @@ _Static = tuple[tuple[int, str], ...]
 class TransformedFunction:
     """What `jax.vmap(jax.grad(f))` and the like return, made when it is called.
 
-    It needs jax only then, and is pickled by what it is made of.
+    It needs jax only then, and is pickled as the function and the transformations.
     """
 
     __slots__ = ("__weakref__", "function", "transformations")
-
-    function: _Function
-    transformations: tuple[Transformation, ...]
 
     def __init__(self, function: _Function, transformations: Sequence[Transformation]) -> None:
         self.function = function
@@ -49,10 +46,13 @@ class TransformedFunction:
         Raises:
             Exception: what jax raises for the options or the arguments.
         """
-        return _encode_absent(_apply(self.function, self.transformations)(*args, **kwargs))
+        import jax
+
+        result = _apply(self.function, self.transformations)(*args, **kwargs)
+        return jax.tree.map(lambda leaf: leaf if has_data(leaf) else None, result)
 
     def __getattr__(self, name: str) -> Any:
-        # Looked up, and not kept: what it is made of is all that there is to pickle.
+        # Computed at each access: only the function and the transformations are pickled.
         if name in ("__name__", "__qualname__"):
             function = self.function
             plain = getattr(function, name, None) or type(function).__qualname__
@@ -68,20 +68,20 @@ class TransformedFunction:
 def apply_transformations(
     function: _Function, transformations: Sequence[Transformation]
 ) -> _Function:
-    """The function behind these transformations; itself when there are none."""
+    """The function under these transformations; itself when there are none."""
     return TransformedFunction(function, transformations) if transformations else function
 
 
 def untransformed(function: _Function) -> _Function:
-    """The function without what it is transformed by."""
+    """The function without its transformations."""
     return function.function if type(function) is TransformedFunction else function
 
 
 def _signature(function: _Function, transformations: Sequence[Transformation]) -> inspect.Signature:
-    """That of the function, unless one of them changes it.
+    """The signature of the function, as the transformations change it.
 
     Raises:
-        AttributeError: when the function does not have it.
+        AttributeError: when the function has none.
     """
     import inspect
 
@@ -95,7 +95,7 @@ def _signature(function: _Function, transformations: Sequence[Transformation]) -
 def _of_method(
     found: inspect.Signature, transformations: Sequence[Transformation]
 ) -> inspect.Signature:
-    """With the instance before what the method takes."""
+    """The signature of a method after transformations, with its instance as first parameter."""
     first, *rest = found.parameters.values()
     if first.kind.name == "VAR_POSITIONAL":
         return _changed(found, transformations)
@@ -120,9 +120,6 @@ def _changed(
     return found
 
 
-# how it is done ----------------------------------------------------------------------------------
-
-
 def _apply(function: _Function, transformations: Sequence[Transformation]) -> _Function:
     for literal in transformations:
         name, options = decode_transformation(literal)
@@ -131,7 +128,7 @@ def _apply(function: _Function, transformations: Sequence[Transformation]) -> _F
 
 
 def _on_instance(function: _Function, *, by: Sequence[Transformation]) -> _Function:
-    """The instance is closed over, as jax closes over that of a method."""
+    """A function that closes over its first argument, as jax does over a method's instance."""
 
     def method(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         return _apply(MethodType(function, instance), by)(*args, **kwargs)
@@ -186,7 +183,7 @@ def _jvp(function: _Function, *, has_aux: bool, static: _Static) -> _Function:
 
 
 def _zeros(primal: Any) -> Any:
-    """The tangent of an argument that stays what it is."""
+    """The tangent of an argument that is held fixed."""
     import jax
     import numpy
 
@@ -211,7 +208,7 @@ def _vjp(function: _Function, *, has_aux: bool, static: _Static) -> _Function:
 
 
 def _bound(function: _Function, kwargs: dict[str, Any], static: _Static) -> _Function:
-    """The function of what is differentiated; static arguments take their places before it."""
+    """The function of the primals alone; static arguments are inserted at their positions."""
     if not kwargs:
         return function
 
@@ -223,15 +220,6 @@ def _bound(function: _Function, kwargs: dict[str, Any], static: _Static) -> _Fun
         return function(*args, **named)
 
     return bound
-
-
-def _encode_absent(result: Any) -> Any:
-    import jax
-
-    def is_nothing(leaf: Any) -> bool:
-        return getattr(leaf, "dtype", None) == jax.dtypes.float0
-
-    return jax.tree.map(lambda leaf: None if is_nothing(leaf) else leaf, result)
 
 
 _APPLY: Final[dict[str, Callable[..., _Function]]] = {

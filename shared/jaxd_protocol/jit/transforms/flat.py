@@ -1,24 +1,25 @@
-"""Transformations of a function of arrays alone, as a client's own jax asks for them.
+"""Transformations of a function of arrays alone, as a client's own jax requests them.
 
 When a client differentiates or maps code that calls a persistent function, its jax has a rule for
-each step: what the step makes of the leaves of the arguments. Those rules end up here, one after
-the other, on the server.
+each step: what the step makes of the leaves of the arguments. The server applies those rules here,
+one after the other.
 
     flat            inputs: of each leaf, in jax's order, "" for an array, the name of a generator
-                    for the numbers of random keys, None for what stays as it is
-                    sent: which of the inputs stand in the call; in place of the others is something
+                    for the numbers of random keys, None for what is not transformed
+                    sent: which of the inputs are in the call; the others have placeholders there
     flat_vmap       axes: of each input, or None
-    flat_jvp        given: of each input, whether a tangent of it comes behind
+    flat_jvp        given: of each input, whether a tangent of it follows the inputs
     flat_transpose  linear: of each input, whether the function is linear in it; shapes: of those,
                     shape, dtype and weak type; given: of each output, whether a cotangent of it
-                    comes behind the other inputs
+                    follows the other inputs
 
 A flat function is called as `call(behind, *args, **kwargs)`: the arguments of the function itself,
-and a tuple of what comes behind them. It returns a tuple of arrays.
+and a tuple of what follows them. It returns a tuple of arrays.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -28,7 +29,7 @@ _Stage = Callable[[_LeafFunction], _LeafFunction]
 
 
 class FlatFunction:
-    """A function whose leaves are taken out of its arguments, behind some stages."""
+    """A function of the leaves of its arguments, with some stages applied."""
 
     def __init__(
         self,
@@ -37,28 +38,22 @@ class FlatFunction:
         sent: Sequence[int],
         static_argnums: Sequence[int],
         static_argnames: Sequence[str],
-        stages: tuple[_Stage, ...] = (),
     ) -> None:
         self._function = function
         self._inputs = inputs
         self._sent = sent
         self._argnums = frozenset(static_argnums)
         self._argnames = frozenset(static_argnames)
-        self._stages = stages
+        self._stages: tuple[_Stage, ...] = ()
 
     def with_stage(self, stage: _Stage) -> FlatFunction:
         """The same with one more stage."""
-        return FlatFunction(
-            self._function,
-            self._inputs,
-            self._sent,
-            tuple(self._argnums),
-            tuple(self._argnames),
-            (*self._stages, stage),
-        )
+        found = copy.copy(self)
+        found._stages = (*self._stages, stage)
+        return found
 
     def __call__(self, behind: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Calls it with arguments that look like the function's own, and what comes behind."""
+        """Calls it with arguments like the function's own, and the further arrays `behind` them."""
         import jax
 
         traced = (
@@ -76,18 +71,13 @@ class FlatFunction:
             waiting = iter(positional)
             every = [x if i in self._argnums else next(waiting) for i, x in enumerate(args)]
             result = self._function(*every, **{**kwargs, **named})
-            return [_as_numbers(leaf) for leaf in jax.tree.leaves(result) if _has_data(leaf)]
+            return [_as_numbers(leaf) for leaf in jax.tree.leaves(result) if has_data(leaf)]
 
         inner: _LeafFunction = of_inputs
         for stage in self._stages:
             inner = stage(inner)
         given = [_as_numbers(leaves[places[number]]) for number in self._sent]
         return tuple(inner(*given, *behind))
-
-
-def flatten_function(function: Callable[..., Any], **options: Any) -> FlatFunction:
-    """The flat form of a function; options are those of `flat`."""
-    return FlatFunction(function, **options)
 
 
 def _as_array(value: Any, kind: str | None) -> Any:
@@ -107,8 +97,8 @@ def _as_numbers(leaf: Any) -> Any:
     return leaf
 
 
-def _has_data(leaf: Any) -> bool:
-    """Not what stands for no derivative, which is known from its shape."""
+def has_data(leaf: Any) -> bool:
+    """Whether a leaf is anything else than `float0`, jax's dtype of what has no derivative."""
     import jax
 
     return getattr(leaf, "dtype", None) != jax.dtypes.float0
@@ -128,11 +118,14 @@ def _differentiated(inner: _LeafFunction, *, given: Sequence[bool]) -> _LeafFunc
 
         primals, tangents = args[: len(given)], args[len(given) :]
 
+        moving = tuple(_with(given, primals))
+        fixed = [value for has, value in zip(given, primals, strict=True) if not has]
+
         def of_moving(*moving: Any) -> Sequence[Any]:
-            outputs = inner(*_merged(given, moving, _without(given, primals)))
+            outputs = inner(*_merged(given, moving, fixed))
             return [x for x in outputs if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)]
 
-        found: Sequence[Any] = jax.jvp(of_moving, tuple(_with(given, primals)), tangents)[1]
+        found: Sequence[Any] = jax.jvp(of_moving, moving, tangents)[1]
         return found
 
     return tangents_of
@@ -173,10 +166,6 @@ def _with(mask: Sequence[bool], values: Sequence[Any]) -> list[Any]:
     return [value for chosen, value in zip(mask, values, strict=True) if chosen]
 
 
-def _without(mask: Sequence[bool], values: Sequence[Any]) -> list[Any]:
-    return [value for chosen, value in zip(mask, values, strict=True) if not chosen]
-
-
 def _staged(make: Callable[..., _LeafFunction]) -> Callable[..., FlatFunction]:
     def behind(flat: FlatFunction, **options: Any) -> FlatFunction:
         return flat.with_stage(partial(make, **options))
@@ -185,9 +174,9 @@ def _staged(make: Callable[..., _LeafFunction]) -> Callable[..., FlatFunction]:
 
 
 STAGES: Final[dict[str, Callable[..., FlatFunction]]] = {
-    "flat": flatten_function,
+    "flat": FlatFunction,
     "flat_vmap": _staged(_mapped),
     "flat_jvp": _staged(_differentiated),
     "flat_transpose": _staged(_transposed),
 }
-"""What makes each of them of the one before."""
+"""What makes the flat function of each transformation from the one before it."""

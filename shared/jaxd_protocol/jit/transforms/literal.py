@@ -3,8 +3,8 @@
 (name, ((option, value), …))
 value: ("value", literal), or ("tuple" | "list" | "dict", items); items of a dict are pairs
 
-What is done to the method that a function is on an instance is one transformation of the function,
-`on_instance`, whose option `by` has them all.
+Transformations of a bound method are one transformation of its function, `on_instance`, whose
+option `by` lists them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def decode_transformation(literal: Transformation) -> tuple[str, dict[str, Any]]
 def with_bound_method(
     transformations: tuple[Transformation, ...], one: Transformation
 ) -> tuple[Transformation, ...]:
-    """A list of transformations with one more: of the method that the function is, bound."""
+    """A list of transformations with one more, which applies to the function as a bound method."""
     last = decode_transformation(transformations[-1]) if transformations else ("", {})
     if last[0] != ON_INSTANCE:
         return (*transformations, encode_transformation(ON_INSTANCE, {"by": (one,)}))
@@ -58,29 +58,25 @@ def with_bound_method(
 
 
 def display_name(function: str, transformations: Sequence[Transformation]) -> str:
-    """What people call a transformed function: `vmap(grad(step))`."""
-    for name, _ in _each(transformations):
-        if name != "flat":  # which changes how it is called, and not what it does
-            function = f"{name.removeprefix(_FLAT)}({function})"
+    """The name of a transformed function for people: `vmap(grad(step))`."""
+    for name, _ in _displayed(transformations):
+        function = f"{name.removeprefix(_FLAT)}({function})"
     return function
 
 
 def describe_transformations(transformations: Sequence[Transformation]) -> str:
     """A list of transformations for people: `grad(argnums=1), vmap`.
 
-    Of those that jax asks for, the names: their options are not shown.
+    Those that the client's jax requests are shown without their options.
     """
-    return (
-        ", ".join(_describe_one(one) for one in _each(transformations) if one[0] != "flat")
-        or "none"
-    )
+    return ", ".join(map(_describe_one, _displayed(transformations))) or "none"
 
 
-def _each(transformations: Sequence[Transformation]) -> Iterator[Transformation]:
+def _displayed(transformations: Sequence[Transformation]) -> Iterator[Transformation]:
     for one in transformations:
         if one[0] == ON_INSTANCE:
-            yield from decode_transformation(one)[1]["by"]
-        else:
+            yield from _displayed(decode_transformation(one)[1]["by"])
+        elif one[0] != "flat":  # it changes the signature only
             yield one
 
 

@@ -1,13 +1,12 @@
 """Arguments to bytes: data, with the code in it by its content.
 
 A static argument or a tree's structure may hold functions and classes. Each of them is packed
-apart, by a walk of its own, and named by its content id, so that on the server it is the same
-object in each call and from every client: structures stay equal, and nothing is traced again.
+separately, after a walk of its own, and named by its content id, so that on the server it is the
+same object in each call and from every client: structures stay equal, and nothing is traced again.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
 import types
 from collections.abc import Callable
@@ -35,12 +34,10 @@ _MAX_CACHED: Final = 1024
 _MAX_ATTEMPTS: Final = 3
 
 _PICKLED_BY_NAME: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-"""What pickle writes by its name, when no other rule applies."""
+"""Types whose objects pickle writes by name, when no other rule applies."""
 
 _CODE_TYPES: Final = frozenset({types.FunctionType, types.MethodType, partial})
 _JITTED_KINDS: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "custom_vmap"})
-
-Collect = Callable[[pickle.PickleBuffer], Any]
 
 
 def pack(value: Any, what: str) -> Packed:
@@ -48,26 +45,21 @@ def pack(value: Any, what: str) -> Packed:
 
     Args:
         value: any object.
-        what: how to call it in an error, such as ``an argument of type Config``.
+        what: its name in an error, such as ``an argument of type Config``.
 
     Raises:
-        PackingError: when it reaches something that cannot travel; the message says what.
+        PackingError: when it reaches an object that cannot be sent, which the message names.
     """
-    return _pack(value, what, lambda: None)
+    return _pack(value, what, None)
 
 
 def pack_out_of_band(value: Any, what: str) -> tuple[Packed, list[memoryview]]:
     """As `pack`, with the memory of contiguous arrays beside the bytes instead of copied."""
     buffers: list[memoryview] = []
-
-    def collect() -> Collect:
-        buffers.clear()
-        return lambda buffer: _collect(buffer, buffers)
-
-    return _pack(value, what, collect), buffers
+    return _pack(value, what, buffers), buffers
 
 
-def _collect(buffer: pickle.PickleBuffer, buffers: list[memoryview]) -> bool:
+def _collect(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
     try:
         buffers.append(buffer.raw())
     except BufferError:  # not contiguous: the pickle carries a copy
@@ -75,13 +67,14 @@ def _collect(buffer: pickle.PickleBuffer, buffers: list[memoryview]) -> bool:
     return False
 
 
-def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packed:
+def _pack(value: Any, what: str, buffers: list[memoryview] | None) -> Packed:
+    collect = None if buffers is None else partial(_collect, buffers)
     for _ in range(_MAX_ATTEMPTS):
         with suppress(_ContentChanged):
-            file = io.BytesIO()
-            pickler = _ArgumentPickler(file, collect(), ReachedObjects(archives=current_archives()))
-            dump(pickler, value, value, what)
-            return Packed.of(file.getvalue(), pickler.classes, pickler.objects, pickler.installed)
+            pickler = _ArgumentPickler(ReachedObjects(archives=current_archives()), collect)
+            return dump(pickler, value, value, what)
+        if buffers:
+            buffers.clear()
     raise PackingError(
         f"{what} cannot travel to the server: a class or function in it is changed all the time "
         "while it is packed. Let that end before the call."
@@ -91,30 +84,25 @@ def _pack(value: Any, what: str, collect: Callable[[], Collect | None]) -> Packe
 class _ContentChanged(JaxdError):
     """A class or callable no longer matches its content id.
 
-    The server would have it under that id, for everybody who names it.
+    The server would use it under that id for all clients.
     """
 
 
 class _ArgumentPickler(Pickler):
-    """Writes data.
+    """Writes data; code in it by its content."""
 
-    Attributes:
-        objects: callables that were met, by content id.
-        installed: callables and classes that are held, by the name under which each is imported;
-            not those by which something else is to be made again.
-    """
-
-    def __init__(self, file: io.BytesIO, collect: Collect | None, reach: ReachedObjects) -> None:
-        super().__init__(file, collect, reach)
-        self.objects: dict[bytes, Any] = {}
-        self.installed: dict[tuple[str, str], Any] = {}
+    def __init__(
+        self, reach: ReachedObjects, collect: Callable[[pickle.PickleBuffer], Any] | None
+    ) -> None:
+        super().__init__(reach, collect)
         self._makers: dict[int, Any] = {}  # by id, which each keeps while it is here
 
     def reducer_override(self, value: Any) -> Any:
-        """As that of a function's pickler, but for code."""
+        """As that of a function's pickler, except for code."""
         reduced = self._reduced(value)
         if reduced is NotImplemented and not isinstance(value, _PICKLED_BY_NAME):
-            reduced = self._as_pickle_would(value)
+            reduce = self.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(PROTOCOL) if reduce is None else reduce(value)
         if type(reduced) is tuple:
             makers = [each for each in (reduced[0], *reduced[5:]) if not isinstance(each, type)]
             self._makers.update((id(each), each) for each in makers)
@@ -134,19 +122,16 @@ class _ArgumentPickler(Pickler):
         if name[0].partition(".")[0] not in OWN_PACKAGES:
             self.installed[name] = value
 
-    def _as_pickle_would(self, value: Any) -> Any:
-        reduce = self.dispatch_table.get(type(value))
-        return reduce(value) if reduce is not None else value.__reduce_ex__(PROTOCOL)
-
     def _reduced(self, value: Any) -> Any:
         archived = reduce_archived(self, value)
         if archived is not NotImplemented:
             return archived
-        if isinstance(value, FunctionWrapper | BoundWrapper):  # not what its module has there
+        if isinstance(value, FunctionWrapper | BoundWrapper):  # its name may lead to another object
             return self._interned(value)
         if type(value) in _CODE_TYPES or kind_of(value) in _JITTED_KINDS:
             self.last = value
-            name = None if _is_local(value) else importable_name(value)
+            is_local = type(value) is types.FunctionType and is_local_function(value)
+            name = None if is_local else importable_name(value)
             return self._interned(value) if name is None else self.by_name(value, name)
         return super().reducer_override(value)
 
@@ -174,10 +159,6 @@ class _ArgumentPickler(Pickler):
         return bytes(packed)
 
 
-def _is_local(value: Any) -> bool:
-    return type(value) is types.FunctionType and is_local_function(value)
-
-
 _packed_callables: Final = BoundedDict[bytes, Packed](_MAX_CACHED)
 
 
@@ -192,8 +173,8 @@ def _packed_once(content: bytes, value: Any) -> Packed:
     if not walked.guards.hold():
         walked = walk(value, name, archives=current_archives())
     fingerprint = walked.fingerprint
-    is_as_found = not walked.guards.complete or fingerprint.unshared  # then its id stays
-    if not is_as_found and fingerprint.digest != content:
+    keeps_id = not walked.guards.complete or fingerprint.unshared
+    if not keeps_id and fingerprint.digest != content:
         raise _ContentChanged(f"{name} was changed while it was packed.")
     _packed_callables[content] = found
     return found

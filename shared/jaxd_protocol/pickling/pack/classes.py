@@ -1,8 +1,8 @@
-"""Classes, taken apart: by value, under an id that is their content.
+"""Reduce tuples of classes: by value, under an id that is their content.
 
-A class is made empty and then completed, because its methods refer to it. Nothing that a class
-statement sets in motion runs again: its effects are in the class that travels. The
-members of an enum are made with the class, and completed afterwards.
+A class is made empty and then completed, because its methods refer to it. No code of the class
+statement (metaclass, decorators, `__init_subclass__`) runs again: its effects are in the class.
+The members of an enum are made with the class, and completed afterwards.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import abc
 import copyreg
 import enum
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
+from jaxd_protocol.jax_objects import build_class, class_registration
 from jaxd_protocol.packages.importable import importable_name, name_within
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.interface import Packer
@@ -30,16 +32,16 @@ _NOT_SENT: Final = _CREATION_NAMES | {
 
 
 def class_name(cls: type) -> tuple[str, str] | None:
-    """Where the server finds a class; None for one that travels by value."""
+    """Module and name by which the server finds a class; None for one that is sent by value."""
     module = cls.__module__
-    if type(module) is str and is_local_module(module):  # one from C may have anything there
+    if type(module) is str and is_local_module(module):  # a class from C may have any type there
         return None
     return importable_name(cls) or name_within("types", cls)
 
 
 def reduce_class(packer: Packer, cls: type) -> Any:
     """A reduce tuple for a class by value."""
-    names = packer.part_of(cls)
+    names = packer.reach.part_of(cls)
     if names is not None:
         return _partial_class(packer, cls, names)
     name = tuple(packer.class_id(cls))
@@ -56,7 +58,7 @@ def reduce_class(packer: Packer, cls: type) -> Any:
 
 
 def _creation_attributes(cls: type) -> dict[str, Any]:
-    """What has to be there when the class is made."""
+    """The attributes that have to be given when the class is made."""
     given = {name: vars(cls)[name] for name in sorted(_CREATION_NAMES) if name in vars(cls)}
     given["__qualname__"] = cls.__qualname__
     slots = given.get("__slots__")
@@ -66,8 +68,6 @@ def _creation_attributes(cls: type) -> dict[str, Any]:
 
 
 def _state(cls: type) -> dict[str, Any]:
-    from jaxd_protocol.jax_objects import class_registration
-
     state: dict[str, Any] = {"attributes": _attributes(cls)}
     if isinstance(cls, abc.ABCMeta):
         others = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
@@ -88,13 +88,9 @@ def _attributes(cls: type) -> dict[str, Any]:
         for name, value in vars(cls).items()
         if name not in _NOT_SENT
         and not _is_slot_descriptor(cls, value)
-        and not _has_address(name, value)
+        # a docstring that `dataclass` made of defaults without a name
+        and not (name == "__doc__" and isinstance(value, str) and " at 0x" in value)
     }
-
-
-def _has_address(name: str, value: Any) -> bool:
-    """Whether this is a docstring that `dataclass` made of defaults without a name."""
-    return name == "__doc__" and isinstance(value, str) and " at 0x" in value
 
 
 def _is_slot_descriptor(cls: type, value: Any) -> bool:
@@ -104,7 +100,10 @@ def _is_slot_descriptor(cls: type, value: Any) -> bool:
 
 
 def _partial_class(packer: Packer, cls: type, names: set[str]) -> Any:
-    """A class of which only some attributes are read, those of its bases among them."""
+    """A class of which only some attributes are read, those of its bases among them.
+
+    Each function has its own.
+    """
     local = [base for base in cls.__mro__ if is_local_module(base.__module__)]
     installed = [base for base in cls.__mro__ if base not in local]
     bases = [
@@ -121,37 +120,19 @@ def _partial_class(packer: Packer, cls: type, names: set[str]) -> Any:
     ]
     if cls.__dictoffset__ == 0:
         given["__slots__"] = tuple(slots)
-    found = {name: value for name in sorted(names) for value in _first_definition(local, name)}
-    found = {name: value for name, value in found.items() if name not in slots}
-    made = rebuild.make_partial_class, (type(cls), cls.__name__, tuple(bases), given)
+    defined = dict(ChainMap(*(dict(vars(base)) for base in local)))
+    found = {name: defined[name] for name in sorted(names) if name in defined and name not in slots}
+    made = build_class, (type(cls), cls.__name__, tuple(bases), given)
     return packer.nested(cls, made, rebuild.set_attributes, lambda: found)
 
 
-def _first_definition(bases: list[type], name: str) -> list[Any]:
-    return [vars(base)[name] for base in bases if name in vars(base)][:1]
-
-
 _METACLASS_NAMES: Final = frozenset(
-    {
-        "__new__",
-        "__new_member__",
-        "_all_bits_",
-        "_boundary_",
-        "_flag_mask_",
-        "_generate_next_value_",
-        "_hashable_values_",
-        "_inverted_",
-        "_member_map_",
-        "_member_names_",
-        "_member_type_",
-        "_new_member_",
-        "_singles_mask_",
-        "_unhashable_values_",
-        "_unhashable_values_map_",
-        "_use_args_",
-        "_value2member_map_",
-        "_value_repr_",
-    }
+    (
+        *("__new__", "__new_member__", "_new_member_", "_use_args_", "_generate_next_value_"),
+        *("_member_map_", "_member_names_", "_member_type_", "_value2member_map_", "_value_repr_"),
+        *("_hashable_values_", "_unhashable_values_", "_unhashable_values_map_"),
+        *("_all_bits_", "_boundary_", "_flag_mask_", "_inverted_", "_singles_mask_"),
+    )
 )
 """Attributes that `enum` computes again from the members."""
 
@@ -164,18 +145,15 @@ _PLAIN_CONVERSIONS: Final[Mapping[type, Callable[[Any], Any]]] = {
     str: lambda member: str.__getitem__(member, slice(None)),
     bytes: lambda member: bytes.__getitem__(member, slice(None)),
 }
-"""How to get at what a member is besides being a member, whatever its class overrides."""
+"""The plain value of a member of an enum with a data type, whatever its class overrides."""
 
 
 def enum_description(cls: type[enum.Enum]) -> tuple[Any, ...]:
-    """Metaclass, name, bases, members and boundary: what an enum is made of."""
-    members = {label: _plain_member_value(cls, member) for label, member in cls.__members__.items()}
+    """Metaclass, name, bases, members and boundary of an enum."""
+    data_type = getattr(cls, "_member_type_", object)
+    convert = _PLAIN_CONVERSIONS.get(data_type, lambda member: member._value_)
+    members = {label: convert(member) for label, member in cls.__members__.items()}
     return type(cls), cls.__name__, cls.__bases__, members, getattr(cls, "_boundary_", None)
-
-
-def _plain_member_value(cls: Any, member: Any) -> Any:
-    convert = _PLAIN_CONVERSIONS.get(cls._member_type_)
-    return member._value_ if convert is None else convert(member)
 
 
 def enum_state(cls: type[enum.Enum], attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Functions, taken apart."""
+"""Reduce tuples of functions."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ _PYTEST_PREFIX: Final = "@pytest_ar"
 
 
 def is_local_function(function: FunctionType) -> bool:
-    """Whether a function reads globals of the user's own; its `__module__` may differ."""
+    """Whether the globals of a function are of the user's own code; its `__module__` may differ."""
     return is_local_module(function.__globals__.get("__name__"))
 
 
@@ -43,7 +42,7 @@ def reduce_function(packer: Packer, function: FunctionType) -> Any:
             function,
             made,
             rebuild.fill_function,
-            lambda: _state(function, _packed_globals(packer, function)),
+            lambda: _state(function, _globals(packer, function)),
         )
     name = importable_name(function)
     if name is not None:
@@ -53,13 +52,13 @@ def reduce_function(packer: Packer, function: FunctionType) -> Any:
 
 
 def _library_function(packer: Packer, function: FunctionType) -> tuple[Any, ...]:
-    """One that a library made, such as `optax.sgd(0.1).update`: the server's own code, if any."""
-    home = str(function.__globals__["__name__"])
+    """A function that a library made, such as `optax.sgd(0.1).update`: by the server's own code."""
+    module = str(function.__globals__["__name__"])
     cells = _cells(packer, function)
-    place = locate_code(home, function.__code__)
+    place = locate_code(module, function.__code__)
     if place is not None:
         return rebuild.make_library_function, (place, function.__name__, cells)
-    return rebuild.make_function_in, (home, function.__code__, function.__name__, cells)
+    return rebuild.make_function_in, (module, function.__code__, function.__name__, cells)
 
 
 def _cells(packer: Packer, function: FunctionType) -> tuple[Any, ...] | None:
@@ -67,23 +66,19 @@ def _cells(packer: Packer, function: FunctionType) -> tuple[Any, ...] | None:
     return None if closure is None else tuple(packer.cell(cell) for cell in closure)
 
 
-def _globals(function: FunctionType) -> dict[str, Any]:
-    """The globals that the code names, and no others."""
+def _globals(packer: Packer, function: FunctionType) -> dict[str, Any]:
+    """The globals that the code names; none for a module that an archive brings."""
     namespace = function.__globals__
+    module = sys.modules.get(str(namespace.get("__name__")))
+    is_own = module is not None and vars(module) is namespace
+    archives = packer.reach.archives
+    if is_own and archives is not None and archives.name_of(module) is not None:
+        return {}
     names = facts_of(function.__code__).names - _MODULE_GLOBALS
     found = {name: namespace[name] for name in sorted(names) if name in namespace}
     if _PYTEST_PREFIX in found:
         found[_PYTEST_PREFIX] = pytest_asserts
     return found
-
-
-def _packed_globals(packer: Packer, function: FunctionType) -> dict[str, Any]:
-    """The globals that travel with it; those of an archive are there when it has been run."""
-    home = sys.modules.get(str(function.__globals__.get("__name__")))
-    archives = packer.archives
-    if archives is not None and home is not None and vars(home) is function.__globals__:
-        return {} if archives.name_of(home) is not None else _globals(function)
-    return _globals(function)
 
 
 def _state(function: FunctionType, found: dict[str, Any]) -> dict[str, Any]:
@@ -108,19 +103,15 @@ def _cell_content(cell: CellType) -> tuple[Any, ...]:
 
 
 def _extra_attributes(function: FunctionType) -> dict[str, Any]:
-    """What differs from what a new function has by itself.
+    """The attributes that a new function with the same code does not have.
 
-    Annotations stay behind: they decide nothing, and may name anything.
+    Annotations are not sent: they do not affect a call, and may refer to anything.
     """
-    code, namespace = function.__code__, function.__globals__
-    candidates: dict[str, tuple[Any, Callable[[], Any] | None]] = {
-        "__defaults__": (function.__defaults__, None),
-        "__kwdefaults__": (function.__kwdefaults__, None),
-        "__qualname__": (function.__qualname__, lambda: code.co_qualname),
-        "__module__": (function.__module__, lambda: namespace.get("__name__")),
+    usual = {
+        "__defaults__": None,
+        "__kwdefaults__": None,
+        "__qualname__": function.__code__.co_qualname,
+        "__module__": function.__globals__.get("__name__"),
     }
-    return {
-        name: value
-        for name, (value, usual) in candidates.items()
-        if value != (None if usual is None else usual())
-    }
+    found = {name: getattr(function, name) for name in usual}
+    return {name: value for name, value in found.items() if value != usual[name]}

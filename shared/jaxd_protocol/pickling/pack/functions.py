@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import io
 import sys
-import types
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +17,6 @@ from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.modules import archive_arguments
 from jaxd_protocol.pickling.pack.pickler import PickleBox, Pickler
 from jaxd_protocol.pickling.unpack.archives import add_archive
-from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.private_modules import add_sources
 
 _MIN_DEEP_CHAIN: Final = 20
@@ -29,8 +26,8 @@ class Packed(bytes):
     """A packed object.
 
     Attributes:
-        classes: `(module, qualified name)` to class, for each class of the user's own that was met
-            on the way, so that results can come back as instances of it.
+        classes: `(module, qualified name)` to class, for each class of the user's own that was
+            reached, so that results can be instances of it.
         objects: the same classes, and callables of the user's own that arguments held, by content
             id.
         installed: callables and classes of installed packages that arguments held, by the name
@@ -41,42 +38,25 @@ class Packed(bytes):
     objects: dict[bytes, Any]
     installed: dict[tuple[str, str], Any]
 
-    @classmethod
-    def of(
-        cls,
-        data: bytes,
-        classes: dict[ClassId, type],
-        objects: dict[bytes, Any],
-        installed: dict[tuple[str, str], Any],
-    ) -> Packed:
-        """The bytes, with what was met."""
-        packed = cls(data)
-        packed.classes = {(name.module, name.qualname): found for name, found in classes.items()}
-        packed.objects = {**objects, **{name.content: found for name, found in classes.items()}}
-        packed.installed = installed
-        return packed
-
 
 def pack_function(function: Any, what: str, reach: ReachedObjects) -> Packed:
     """A function, class or module, and all that it reaches, as bytes.
 
     Args:
         function: what the server is to have.
-        what: how to call it in an error, such as ``function 'step'``.
+        what: its name in an error, such as ``function 'step'``.
         reach: of a finished walk over `function`.
 
     Raises:
-        PackingError: when it reaches something that cannot travel; the message says what.
+        PackingError: when it reaches an object that cannot be sent, which the message names.
     """
-    file = io.BytesIO()
-    pickler = Pickler(file, None, reach)
+    pickler = Pickler(reach)
     body = _LazyList(_body(pickler, function, reach))
-    dump(pickler, (pickler.blob, body, function), function, what)
-    return Packed.of(file.getvalue(), pickler.classes, {}, {})
+    return dump(pickler, (pickler.blob, body, function), function, what)
 
 
 class _LazyList:
-    """A list whose items are found while it is written."""
+    """A list whose items are produced while it is written."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -86,7 +66,7 @@ class _LazyList:
 
 
 def _body(pickler: Pickler, function: Any, reach: ReachedObjects) -> Iterator[Any]:
-    """What is written ahead of the function, so that all it refers to is there already."""
+    """What is written ahead of the function, so that all it refers to exists already."""
     if reach.archives is not None:
         archive = archive_arguments(reach.archives.archive)
         yield PickleBox(reach, lambda: (add_archive, (pickler.blob, *archive)))
@@ -100,20 +80,15 @@ def _body(pickler: Pickler, function: Any, reach: ReachedObjects) -> Iterator[An
         yield from pickler.deferred_completions()
 
 
-def _deepest_first(reach: ReachedObjects) -> list[types.FunctionType]:
-    """Long chains of helpers from their end, so that they are not nested."""
-    found = [
-        each
-        for each in reversed([*reach.numbered, *reach.objects])
-        if type(each) is types.FunctionType
-    ]
-    return (
-        [each for each in found if is_local_function(each)] if len(found) > _MIN_DEEP_CHAIN else []
-    )
+def _deepest_first(reach: ReachedObjects) -> list[FunctionType]:
+    """The helpers of a long chain from its end, so that they are not nested."""
+    objects = reversed([*reach.numbered, *reach.objects])
+    found = [each for each in objects if type(each) is FunctionType]
+    return list(filter(is_local_function, found)) if len(found) > _MIN_DEEP_CHAIN else []
 
 
-def _carrying_modules(reach: ReachedObjects) -> list[types.ModuleType]:
-    """Installed modules of which something is carried: import statements look for them."""
+def _carrying_modules(reach: ReachedObjects) -> list[ModuleType]:
+    """Installed modules of which something is carried, and the packages that they are in."""
     names = {
         ".".join(name.split(".")[: count + 1])
         for name in reach.carried
@@ -122,21 +97,26 @@ def _carrying_modules(reach: ReachedObjects) -> list[types.ModuleType]:
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
 
-def dump(pickler: Pickler, value: Any, root: Any, what: str) -> None:
-    """Writes a value; an error names the object that cannot be written.
+def dump(pickler: Pickler, value: Any, root: Any, what: str) -> Packed:
+    """A value as bytes; an error names the object that cannot be written.
 
     Args:
-        pickler: writes.
+        pickler: writes it.
         value: what is written.
         root: where the path in an error begins.
-        what: how to call it.
+        what: the name of the root in an error.
 
     Raises:
         PackingError: when it cannot be written.
-        JaxdError: what objects of our own raise.
+        JaxdError: as jaxd's own objects raise it.
     """
     try:
         pickler.dump(value)
+        packed = Packed(pickler.file.getvalue())
+        classes = pickler.classes
+        packed.classes = {(name.module, name.qualname): cls for name, cls in classes.items()}
+        packed.objects = pickler.objects | {name.content: cls for name, cls in classes.items()}
+        packed.installed = pickler.installed
     except RecursionError as error:
         raise PackingError(
             f"{what} reaches a chain of objects that is too deep to pack. Break the chain, or "
@@ -156,6 +136,7 @@ def dump(pickler: Pickler, value: Any, root: Any, what: str) -> None:
             "pass what it yields as an argument. What a module of your package makes when it is "
             "imported need not travel with persistent_call(ship='source')."
         ) from error
+    return packed
 
 
 _MAX_OBJECTS: Final = 200_000
@@ -164,7 +145,7 @@ _ATOMS: Final = (bool, bytes, complex, float, int, str, type(None))
 
 
 def object_path(root: Any, target: Any) -> str:
-    """The shortest path; the type of the target where none is found."""
+    """The shortest path from the root to the target, in words; a phrase where none is found."""
     start = getattr(root, "__qualname__", None) or type(root).__qualname__
     queue = deque([(root, start)])
     seen = {id(root): root}

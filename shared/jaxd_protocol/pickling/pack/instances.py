@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from types import BuiltinFunctionType, ModuleType, SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 from jaxd_protocol.fingerprint.values.instances import reduce_by_content
 from jaxd_protocol.packages.importable import importable_name
@@ -15,17 +15,22 @@ from jaxd_protocol.pickling.unpack import rebuild
 _constant_names: dict[str, tuple[int, dict[int, str]]] = {}
 
 _missing = object()
-_NO_REPLACEMENTS: Final[Mapping[str, Any]] = {}
 
 
-def reduce_partial(value: Any, names: set[str], given: Mapping[str, Any] = _NO_REPLACEMENTS) -> Any:
-    """An object with only the attributes that are read, and what stands for those given away."""
+def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any]) -> Any:
+    """A reduce tuple for an object with only the attributes that are read.
+
+    Args:
+        value: the object.
+        names: the attributes.
+        replacements: values that replace those of some attributes.
+    """
     attributes = getattr(value, "__dict__", {})
     found = {name: attributes.get(name, _missing) for name in sorted(names)}
     for name, attribute in found.items():
         if attribute is _missing and rebuild.is_slot(type(value), name):
             found[name] = getattr(value, name, _missing)
-    kept = {name: each for name, each in found.items() if each is not _missing} | {**given}
+    kept = {name: each for name, each in found.items() if each is not _missing} | {**replacements}
     return rebuild.make_instance, (type(value),), kept, None, None, rebuild.fill_instance
 
 
@@ -41,9 +46,9 @@ def is_plain(cls: type) -> bool:
 
 
 def reduce_singleton(value: Any) -> Any:
-    """An object of the user's own that pickle would name, by its content: others lack its module.
+    """A reduce tuple, by content, for an object of the user's own that pickle would write by name.
 
-    `NotImplemented` for any other.
+    The server lacks its module. `NotImplemented` for any other object.
     """
     cls = type(value)
     reduce: Any = cls.__reduce__
@@ -53,7 +58,7 @@ def reduce_singleton(value: Any) -> Any:
 
 
 def constant_name(value: Any) -> tuple[str, str] | None:
-    """Where an installed module holds this very object of one of its own classes.
+    """Module and name of an installed constant that is an instance of a class of that module.
 
     Such as `dataclasses.MISSING`: code compares them by identity.
     """

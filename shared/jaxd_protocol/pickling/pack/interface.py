@@ -6,11 +6,9 @@ from collections.abc import Callable
 from types import CellType, ModuleType
 from typing import Any, Protocol
 
-from jaxd_protocol.fingerprint.model import Archives
+from jaxd_protocol.fingerprint.model import ReachedObjects
 from jaxd_protocol.pickling.unpack.content_table import ClassId
-
-Filler = Callable[[Any, Any], None]
-"""Completes an object with its state; both are on the server then."""
+from jaxd_protocol.pickling.unpack.rebuild import Filler
 
 
 class Packer(Protocol):
@@ -18,24 +16,20 @@ class Packer(Protocol):
 
     Attributes:
         blob: stands for the `PrivateModules`.
-        carried, archives: as in `ReachedObjects`.
+        reach: of the walk over the function.
     """
 
     blob: Any
-    carried: dict[str, dict[str, Any]]
-    archives: Archives | None
-
-    def part_of(self, value: Any) -> set[Any] | None:
-        """The names that are read of it; None when it counts whole."""
+    reach: ReachedObjects
 
     def replacements_of(self, value: Any) -> dict[str, Any]:
-        """What stands for its attributes that are only given to be called back."""
+        """The replacements of its attributes that are only passed to be called back."""
 
     def by_name(self, value: Any, name: tuple[str, str]) -> Any:
         """An installed object under the name that leads to it."""
 
     def class_id(self, cls: type) -> ClassId:
-        """What names a class by value."""
+        """The id of a class by value."""
 
     def nested(
         self, value: Any, made: tuple[Any, ...], filler: Filler, state: Callable[[], Any]
@@ -50,9 +44,6 @@ class Packer(Protocol):
 
     def names_of_module(self, module: ModuleType) -> set[str] | None:
         """What is read of a local module; None when all of it can be."""
-
-    def carried_below(self, name: str) -> set[str]:
-        """The submodules of an installed package that lead to something carried."""
 
     def value_or_placeholder(self, value: Any) -> Any:
         """The value, or a placeholder when it cannot be packed: it may never be used."""

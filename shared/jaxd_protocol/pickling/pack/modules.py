@@ -1,4 +1,4 @@
-"""Modules: the user's own in parts, installed and archived ones by name."""
+"""Reduce tuples of modules: the user's own in parts, installed and archived ones by name."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def reduce_module(packer: Packer, module: ModuleType) -> Any:
     refuse_compiled(module)
     made = (
         rebuild.make_module,
-        (packer.blob, *_module_arguments(vars(module), name), _public_names(module)),
+        (packer.blob, *_module_arguments(vars(module), name), sys.modules.get(name) is module),
     )
     return (*made, _content(packer, module), None, None, rebuild.fill_module)
 
 
 def reduce_unnamed_namespace(packer: Packer, stray: UnnamedNamespace) -> Any:
-    """As an empty module that cannot be imported."""
+    """A reduce tuple: an empty module that cannot be imported."""
     name = str(stray.namespace.get("__name__"))
     return rebuild.make_module, (packer.blob, *_module_arguments(stray.namespace, name), False)
 
@@ -58,10 +58,6 @@ def _module_arguments(namespace: dict[str, Any], name: str) -> tuple[str, str | 
         kind = "package" if namespace.get("__file__") else "namespace"
     package = namespace.get("__package__")
     return name, package if isinstance(package, str) else None, kind
-
-
-def _public_names(module: ModuleType) -> bool:
-    return sys.modules.get(module.__name__) is module
 
 
 def _content(packer: Packer, module: ModuleType) -> dict[str, Any]:
@@ -86,12 +82,14 @@ def _attribute(module: ModuleType, name: str) -> Any:
 
 
 def _installed(packer: Packer, module: ModuleType) -> Any:
-    """By name, together with what its reached attributes are here."""
-    attributes = dict(sorted(packer.carried.get(module.__name__, {}).items()))
-    for below in sorted(packer.carried_below(module.__name__)):
-        child = vars(module).get(below)
-        if isinstance(child, ModuleType) and child.__name__ == f"{module.__name__}.{below}":
-            attributes.setdefault(below, child)
+    """By name, with those of its attributes that are sent."""
+    carried, prefix = packer.reach.carried, f"{module.__name__}."
+    attributes = dict(sorted(carried.get(module.__name__, {}).items()))
+    below = {name[len(prefix) :].partition(".")[0] for name in carried if name.startswith(prefix)}
+    for name in sorted(below):  # submodules that lead to something carried
+        child = vars(module).get(name)
+        if isinstance(child, ModuleType) and child.__name__ == prefix + name:
+            attributes.setdefault(name, child)
     if not attributes:
         stable = name_of(module.__name__, "")  # for the asserts that pytest rewrites
         if stable is not None:
@@ -101,10 +99,10 @@ def _installed(packer: Packer, module: ModuleType) -> Any:
 
 
 def refuse_compiled(module: object) -> None:
-    """Raises for a compiled module of the user's own.
+    """Refuses a compiled module of the user's own.
 
     Raises:
-        PackingError: with its file, and what to do.
+        PackingError: when it is one.
     """
     file = getattr(module, "__file__", None)
     name = getattr(module, "__name__", None)
@@ -117,20 +115,19 @@ def refuse_compiled(module: object) -> None:
 
 
 def refuse_compiled_object(value: Any) -> None:
-    """Raises for a function, class or instance that such a module has made.
+    """Refuses a function, class or instance that such a module has made.
 
     Raises:
-        PackingError: as `refuse_compiled`.
+        PackingError: when one has.
     """
-    cls = type(value)
-    for home in (getattr(value, "__module__", None), cls.__module__):
-        if isinstance(home, str):
-            refuse_compiled(sys.modules.get(home))
+    for module in (getattr(value, "__module__", None), type(value).__module__):
+        if isinstance(module, str):
+            refuse_compiled(sys.modules.get(module))
 
 
 def reduce_archived(packer: Packer, value: Any) -> Any:
     """A reduce tuple that names an object of an archive; `NotImplemented` for any other."""
-    archives = packer.archives
+    archives = packer.reach.archives
     if archives is None:
         return NotImplemented
     if isinstance(value, FunctionWrapper):

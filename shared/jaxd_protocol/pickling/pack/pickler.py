@@ -29,7 +29,6 @@ from jaxd_protocol.pickling.pack.instances import (
     reduce_partial,
     reduce_singleton,
 )
-from jaxd_protocol.pickling.pack.interface import Filler
 from jaxd_protocol.pickling.pack.modules import (
     UnnamedNamespace,
     reduce_archived,
@@ -40,8 +39,8 @@ from jaxd_protocol.pickling.pack.modules import (
 from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_stream
 from jaxd_protocol.pickling.unpack import rebuild
 from jaxd_protocol.pickling.unpack.content_table import ClassId
-from jaxd_protocol.pickling.unpack.private_modules import make_private_modules
-from jaxd_protocol.pickling.unpack.rebuild import make_placeholder
+from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
+from jaxd_protocol.pickling.unpack.rebuild import Filler, make_placeholder
 
 PROTOCOL: Final = 5
 
@@ -63,29 +62,33 @@ class Pickler(pickle.Pickler):
     """Writes one function and all that it reaches.
 
     Attributes:
+        file: what is written to.
         blob: stands for the `PrivateModules`.
-        carried, archives: as in `ReachedObjects`.
+        reach: of a finished walk over it.
         last: the object that was processed last: the cause of an error.
-        classes: classes by value that were met, by id.
+        classes: classes by value that were reached, by id.
+        objects: callables that arguments hold, by content id.
+        installed: callables and classes that arguments hold, by the name under which each is
+            imported; not those that only make other objects.
     """
 
     dispatch_table: ClassVar[Any] = ChainMap(copyreg.dispatch_table, DISPATCH)  # type: ignore[misc]
 
     def __init__(
         self,
-        file: io.BytesIO,
-        buffers: Callable[[pickle.PickleBuffer], Any] | None,
         reach: ReachedObjects,
+        collect: Callable[[pickle.PickleBuffer], Any] | None = None,
         *,
         trial: bool = False,
     ) -> None:
-        super().__init__(file, PROTOCOL, buffer_callback=buffers)
+        self.file = io.BytesIO()
+        super().__init__(self.file, PROTOCOL, buffer_callback=collect)
         self.blob = _PrivateModulesMark()
-        self.carried = reach.carried
         self.last: Any = None
         self.classes: dict[ClassId, type] = {}
-        self.archives = reach.archives
-        self._reach = reach
+        self.objects: dict[bytes, Any] = {}
+        self.installed: dict[tuple[str, str], Any] = {}
+        self.reach = reach
         self._trial = trial
         self._depth = 0
         self._deferred: deque[PickleBox] = deque()
@@ -94,33 +97,33 @@ class Pickler(pickle.Pickler):
         self._modules = {id(vars(module)): module for module in _local_modules(reach)}
         self._packable: dict[int, bool] = {}
 
-    # what pickle asks --------------------------------------------------------------------------
+    # the hooks of pickle -----------------------------------------------------------------------
 
     def persistent_id(self, value: Any) -> Any:
         """What is written instead of `value`; None for the value itself.
 
-        Not for keys of anything: what is returned is written, and read back as it is. It is the
-        only hook that pickle has for sets and dicts.
+        What is returned is written, and read back as the value itself. It is the only hook that
+        pickle has for sets and dicts.
         """
         kind = type(value)
-        if self.archives is not None and kind in _CONTAINERS:
+        if self.reach.archives is not None and kind in _CONTAINERS:
             reduced = reduce_archived(self, value)
             if reduced is not NotImplemented:
                 return self._box(value, lambda it: PickleBox(it, lambda: reduced))
         if kind is set or kind is frozenset:
             return self._box(value, boxed_set)
-        if kind is dict and id(value) in self._reach.partial_reads:
-            keys = self._reach.part_of(value)
+        if kind is dict and id(value) in self.reach.partial_reads:
+            keys = self.reach.part_of(value)
             return None if keys is None else self._box(value, lambda it: boxed_dict(it, keys))
         if value is _END:
             self._depth -= 1
             return False
-        if id(value) in self._reach.replacements:
-            return self._reach.replacements[id(value)]
+        if id(value) in self.reach.replacements:
+            return self.reach.replacements[id(value)]
         return None
 
     def reducer_override(self, value: Any) -> Any:
-        """A reduce tuple, or `NotImplemented` where pickle knows best."""
+        """A reduce tuple, or `NotImplemented` where pickle has its own."""
         kind = type(value)
         if kind is PickleBox:
             return value.reduce()
@@ -128,8 +131,8 @@ class Pickler(pickle.Pickler):
         archived = reduce_archived(self, value)
         if archived is not NotImplemented:
             return archived
-        if id(value) in self._reach.unpicklable and kind is not types.ModuleType:
-            return make_placeholder, tuple(self._reach.unpicklable[id(value)])
+        if id(value) in self.reach.unpicklable and kind is not types.ModuleType:
+            return make_placeholder, tuple(self.reach.unpicklable[id(value)])
         special = _SPECIAL.get(kind)
         if special is not None:
             return special(self, value)
@@ -137,7 +140,7 @@ class Pickler(pickle.Pickler):
             return self.reduce_type(value)
         if isinstance(value, types.ModuleType):
             return self.reduce_module(value)
-        names = self._reach.part_of(value)
+        names = self.reach.part_of(value)
         if names is not None and is_plain(kind):
             return reduce_partial(value, names, self.replacements_of(value))
         return self._reduce_other(value)
@@ -153,15 +156,11 @@ class Pickler(pickle.Pickler):
             return reduce_singleton(value)
         return find_object, name
 
-    # what the reducers ask ---------------------------------------------------------------------
-
-    def part_of(self, value: Any) -> set[Any] | None:
-        """The names that are read of it; None when it counts whole."""
-        return self._reach.part_of(value)
+    # the interface for reducers (`Packer`) -----------------------------------------------------
 
     def replacements_of(self, value: Any) -> dict[str, Any]:
-        """What stands for its attributes that are only given to be called back."""
-        found = self._reach.partial_reads.get(id(value))
+        """The replacements of its attributes that are only passed to be called back."""
+        found = self.reach.partial_reads.get(id(value))
         return {} if found is None else found.given
 
     def reduce_type(self, cls: type) -> Any:
@@ -190,7 +189,7 @@ class Pickler(pickle.Pickler):
         return name[1] if name == own else (find_object, name)
 
     def class_id(self, cls: type) -> ClassId:
-        """What names a class by value."""
+        """The id of a class by value."""
         name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
         self.classes[name] = cls
         return name
@@ -212,10 +211,10 @@ class Pickler(pickle.Pickler):
         return (*made, (filler, state(), _END), None, None, rebuild.fill)
 
     def deferred_completions(self) -> Iterator[Any]:
-        """What `nested` has put off, until nothing is left.
+        """What `nested` has deferred, until nothing is left.
 
-        pickle may ask for the next item before it writes one, and stop when there is none; so
-        nothing is put between them.
+        pickle may take the next item before it writes one, and stop when there is none; so a None
+        follows each.
         """
         while self._deferred:
             yield self._deferred.popleft()
@@ -223,7 +222,7 @@ class Pickler(pickle.Pickler):
 
     def cell(self, cell: types.CellType) -> PickleBox:
         """A cell of a function's closure."""
-        return self._box(cell, boxed_cell)
+        return self._box(cell, lambda it: PickleBox(it, lambda: (rebuild.make_cell, ())))
 
     def namespace(self, namespace: dict[str, Any]) -> PickleBox:
         """The globals of a function: those of its module, where there is one."""
@@ -236,38 +235,28 @@ class Pickler(pickle.Pickler):
                 module = self._unnamed_namespaces.setdefault(
                     id(namespace), UnnamedNamespace(namespace)
                 )
-        return self._box(namespace, lambda _: PickleBox(namespace, lambda: _namespace_of(module)))
+        return self._box(
+            namespace, lambda it: PickleBox(it, lambda: (rebuild.namespace_of, (module,)))
+        )
 
     def names_of_module(self, module: types.ModuleType) -> set[str] | None:
         """What is read of a local module; None when all of it can be."""
-        if id(module) in self._reach.whole:
+        if id(module) in self.reach.whole:
             return set() if self._trial else None
-        return self._reach.part_of(module) or set()
-
-    def carried_below(self, name: str) -> set[str]:
-        """The submodules of an installed package that lead to something carried."""
-        prefix = f"{name}."
-        below = [each for each in self.carried if each.startswith(prefix)]
-        return {each[len(prefix) :].partition(".")[0] for each in below}
+        return self.reach.part_of(module) or set()
 
     def value_or_placeholder(self, value: Any) -> Any:
         """The value, or a placeholder when it cannot be packed: it may never be used."""
         if type(value) in (bool, bytes, float, int, str, type(None)) or self._can_pack(value):
             return value
-        kind = type(value)
-        return PickleBox(
-            value,
-            lambda: (
-                make_placeholder,
-                ("a global", kind.__qualname__, "it has no form that could be sent"),
-            ),
-        )
+        words = "a global", type(value).__qualname__, "it has no form that could be sent"
+        return PickleBox(value, lambda: (make_placeholder, words))
 
     def _can_pack(self, value: Any) -> bool:
         known = self._packable.get(id(value))
         if known is None:
             try:
-                Pickler(io.BytesIO(), None, self._reach, trial=True).dump(value)
+                Pickler(self.reach, trial=True).dump(value)
                 known = True
             except Exception:  # noqa: BLE001  whatever a user's __reduce__ may raise
                 known = False
@@ -282,13 +271,9 @@ class Pickler(pickle.Pickler):
 
 
 def _name_of_callable(value: Any) -> tuple[str, str] | None:
-    """Where a library has a function of a kind of its own, such as those that Cython makes."""
+    """The name of a library's callable of a type of its own, such as Cython's functions."""
     name = importable_name(value) if callable(value) else None
     return None if name is None or is_local_module(name[0]) else name
-
-
-def _namespace_of(module: Any) -> Any:
-    return rebuild.namespace_of, (module,)
 
 
 def _local_modules(reach: ReachedObjects) -> Iterator[types.ModuleType]:
@@ -299,7 +284,7 @@ def _local_modules(reach: ReachedObjects) -> Iterator[types.ModuleType]:
 
 
 def _reduce_cell(pickler: Pickler, cell: types.CellType) -> Any:
-    """A cell that was met as a value; where a function has it, it is the same one."""
+    """A cell that is reached as a value; where a function has it, it is the same one."""
     try:
         content = (cell.cell_contents,)
     except ValueError:
@@ -316,18 +301,16 @@ def _reduce_weak_reference(pickler: Pickler, reference: weakref.ref[Any]) -> Any
 
 _SPECIAL: Final[dict[type, Callable[[Pickler, Any], Any]]] = {
     types.FunctionType: reduce_function,
-    type: lambda pickler, value: pickler.reduce_type(value),
-    types.ModuleType: lambda pickler, value: pickler.reduce_module(value),
     types.CodeType: lambda _, code: (rebuild.make_code, code_arguments(code)),
     types.CellType: _reduce_cell,
     weakref.ref: _reduce_weak_reference,
-    _PrivateModulesMark: lambda _, mark: (make_private_modules, ()),
+    _PrivateModulesMark: lambda _, mark: (PrivateModules, ()),
     UnnamedNamespace: reduce_unnamed_namespace,
 }
 
 
 class PickleBox:
-    """Is pickled by a reduce tuple of its own; unpacked, it is the value again.
+    """An object that is pickled by a reduce tuple of its own, and unpickled as the value.
 
     Attributes:
         value: kept alive, so that its id stays its own while it is packed.
@@ -374,8 +357,3 @@ def boxed_dict(value: dict[Any, Any], keys: AbstractSet[Any]) -> PickleBox:
     """A dict of which only some keys are read."""
     part = [(key, item) for key, item in value.items() if key in keys]
     return PickleBox(value, lambda: (dict, (), None, None, iter(part)))
-
-
-def boxed_cell(cell: Any) -> PickleBox:
-    """A cell that the function which has it fills by itself."""
-    return PickleBox(cell, lambda: (rebuild.make_cell, ()))

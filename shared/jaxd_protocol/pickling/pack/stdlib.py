@@ -1,4 +1,4 @@
-"""Objects that pickle refuses or would not make alike: each type with its reduce function."""
+"""Reduce functions for types that pickle refuses or restores differently."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jaxd_protocol.pickling.unpack import rebuild
 
 
 def _recreate(make: Callable[[], Any]) -> Callable[[Any], Any]:
-    """What it holds is a matter of the process: the server's is new."""
+    """The server has a new one: its content belongs to the process."""
     return lambda value: (make, ())
 
 
-def _event(event: threading.Event) -> Any:
-    return rebuild.make_event, (event.is_set(),)
+def _descriptor(value: Any) -> Any:
+    return rebuild.class_attribute, (value.__objclass__, value.__name__)
 
 
 def _context_variable(variable: contextvars.ContextVar[Any]) -> Any:
@@ -31,30 +31,6 @@ def _context_variable(variable: contextvars.ContextVar[Any]) -> Any:
         return rebuild.make_context_variable, (variable.name, variable.get())
     except LookupError:
         return contextvars.ContextVar, (variable.name,)
-
-
-def _thread_local(value: threading.local) -> Any:
-    return rebuild.ThreadLocal, (vars(value),)
-
-
-def _logger(logger: logging.Logger) -> Any:
-    return logging.getLogger, (logger.name,)
-
-
-def _root_logger(_: logging.Logger) -> Any:
-    return logging.getLogger, ()
-
-
-def _property(value: property) -> Any:
-    return type(value), (value.fget, value.fset, value.fdel, value.__doc__)
-
-
-def _static_or_class_method(value: Any) -> Any:
-    return type(value), (value.__func__,)
-
-
-def _method(method: types.MethodType) -> Any:
-    return types.MethodType, (method.__func__, method.__self__)
 
 
 def _cached(value: Any) -> Any:
@@ -70,18 +46,6 @@ def _cached(value: Any) -> Any:
 _CACHE_ATTRIBUTES: Final = frozenset(
     {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters", "__annotate__"}
 )
-
-
-def _mapping_proxy(value: types.MappingProxyType[Any, Any]) -> Any:
-    return types.MappingProxyType, (dict(value),)
-
-
-def _memory_view(value: memoryview) -> Any:
-    return memoryview, (value.tobytes(),)
-
-
-def _descriptor(value: Any) -> Any:
-    return rebuild.class_attribute, (value.__objclass__, value.__name__)
 
 
 def _view(kind: str) -> Callable[[Any], Any]:
@@ -109,23 +73,23 @@ DISPATCH: Final[dict[type, Callable[[Any], Any]]] = {
     type(threading.Lock()): _recreate(threading.Lock),
     type(threading.RLock()): _recreate(threading.RLock),
     threading.Condition: _recreate(threading.Condition),
-    threading.Event: _event,
-    threading.local: _thread_local,
-    rebuild.ThreadLocal: _thread_local,
+    threading.Event: lambda value: (rebuild.make_event, (value.is_set(),)),
+    threading.local: lambda value: (rebuild.ThreadLocal, (vars(value),)),
+    rebuild.ThreadLocal: lambda value: (rebuild.ThreadLocal, (vars(value),)),
     weakref.WeakKeyDictionary: _recreate(weakref.WeakKeyDictionary),
     weakref.WeakValueDictionary: _recreate(weakref.WeakValueDictionary),
     weakref.WeakSet: _recreate(weakref.WeakSet),
     contextvars.ContextVar: _context_variable,
-    logging.Logger: _logger,
-    logging.RootLogger: _root_logger,
-    property: _property,
-    staticmethod: _static_or_class_method,
-    classmethod: _static_or_class_method,
-    types.MethodType: _method,
-    types.MappingProxyType: _mapping_proxy,
+    logging.Logger: lambda value: (logging.getLogger, (value.name,)),
+    logging.RootLogger: lambda value: (logging.getLogger, ()),
+    property: lambda value: (property, (value.fget, value.fset, value.fdel, value.__doc__)),
+    staticmethod: lambda value: (staticmethod, (value.__func__,)),
+    classmethod: lambda value: (classmethod, (value.__func__,)),
+    types.MethodType: lambda value: (types.MethodType, (value.__func__, value.__self__)),
+    types.MappingProxyType: lambda value: (types.MappingProxyType, (dict(value),)),
     types.GetSetDescriptorType: _descriptor,
     types.MemberDescriptorType: _descriptor,
-    memoryview: _memory_view,
+    memoryview: lambda value: (memoryview, (value.tobytes(),)),
     type({}.keys()): _view("keys"),
     type({}.values()): _view("values"),
     type({}.items()): _view("items"),
@@ -136,9 +100,8 @@ DISPATCH: Final[dict[type, Callable[[Any], Any]]] = {
 
 
 def reduce_stream(value: Any) -> Any:
-    """The standard streams of one process are those of the other."""
-    if value is sys.stdout or value is sys.__stdout__:
-        return rebuild.standard_stream, ("stdout",)
-    if value is sys.stderr or value is sys.__stderr__:
-        return rebuild.standard_stream, ("stderr",)
+    """The standard streams are those of the server; `NotImplemented` for any other object."""
+    for name in ("stdout", "stderr"):
+        if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
+            return rebuild.standard_stream, (name,)
     return NotImplemented

@@ -1,7 +1,7 @@
-"""Packages that travel as source: what is in them is named, and made on the server by running them.
+"""Packages that are sent as source: their objects are named, and made on the server by running it.
 
-An archive runs once in a process, whichever functions and arguments name it, so its classes are one
-class each there. It lives as long as something that it made.
+An archive runs once in a process, whichever functions and arguments name it, so that each of its
+classes exists once. It lives as long as any object that it made.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Mapping
+from importlib.util import resolve_name
 from types import CodeType, ModuleType
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -45,15 +46,14 @@ class UnpackedArchive(PrivateModules):
             "jaxd": lambda real: PatchedModule(real, {"persistent_call": _undecorated}),
         }
 
-    # what a walk asks --------------------------------------------------------------------------
+    # the interface for walks -------------------------------------------------------------------
 
     def has(self, module: str, is_local: bool = False) -> bool:
         """Whether a module is in the archive."""
-        top = module.partition(".")[0]
-        return any(name.partition(".")[0] == top for name in self.sources)
+        return self._is_private(module)
 
     def name_of(self, value: Any) -> Name | None:
-        """The name by which a function or argument has asked for this very object."""
+        """The name by which a function or argument has requested this object."""
         found = self._named.get(id(value))
         return None if found is None else found[1]
 
@@ -61,38 +61,33 @@ class UnpackedArchive(PrivateModules):
         """A module of the archive that has been run."""
         return self._executed.get(name)
 
-    # what code asks ----------------------------------------------------------------------------
+    # the interface for code --------------------------------------------------------------------
 
     def find(self, name: Name) -> Any:
-        """The object of that name, running what has to be run.
+        """The object of that name, for which modules are run if necessary.
 
         Raises:
             PackingError: when the source does not make it.
             Exception: whatever the user's modules raise when they are run.
         """
-        home, inner = name
-        if home == IMPORTLIB:
+        module, inner = name
+        if module == IMPORTLIB:
             real = importlib.import_module(IMPORTLIB)
             found = self._import_module if inner else self.special(real)
         else:
-            found = self._load(home)
+            found = self._load(module)
             found = look_up(found, inner) if inner else found
         if found is MISSING:
             raise PackingError(
-                f"the source of {home} does not make {inner}: it was put there after the import. "
+                f"the source of {module} does not make {inner}: it was put there after the import. "
                 "Pass it as an argument, or leave ship= out."
             )
         self._named[id(found)] = (found, name)
         return found
 
     def import_module(self, name: str, package: str | None = None) -> ModuleType:
-        """Stands for `importlib.import_module` in the code of the archive."""
-        level = len(name) - len(name.lstrip("."))
-        full = name[level:]
-        if level:
-            home = (package or "").split(".")
-            base = ".".join(home[: len(home) - level + 1])
-            full = f"{base}.{full}" if full else base
+        """Replaces `importlib.import_module` in the code of the archive."""
+        full = resolve_name(name, package)
         if self.has(full):
             return self._load(full)
         try:
@@ -107,7 +102,7 @@ class UnpackedArchive(PrivateModules):
             ) from error
 
     def special(self, module: ModuleType) -> ModuleType:
-        """A module of the server's own; those that know of modules are this archive's."""
+        """A module of the server's own; those that give access to modules are patched."""
         name = module.__name__
         if name in self._substitutes and name not in self.patched_modules:
             self.patched_modules[name] = self._substitutes[name](module)
@@ -132,7 +127,7 @@ def add_archive(
     """Gives a function its packages.
 
     Raises:
-        PackingError: when they are not what they are named by.
+        PackingError: when the content is not theirs.
     """
     with _lock:
         found = _archives.get(content)
@@ -149,10 +144,10 @@ def add_archive(
 
 
 def find_archived(content: bytes, module: str, name: str) -> Any:
-    """An object of an archive that came with a function.
+    """An object of an archive that was sent with a function.
 
     Raises:
-        PackingError: when no function of that archive is here.
+        PackingError: when there is no function of that archive any more.
     """
     with _lock:
         found = _archives.get(content)
@@ -167,17 +162,17 @@ def find_archived(content: bytes, module: str, name: str) -> Any:
 def archived_content_id(value: Any) -> bytes | None:
     """The id of a class or callable that an archive has made in this process."""
     try:
-        home, inner = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        name, inner = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     except Exception:  # noqa: BLE001  a user's __getattr__ may do anything
         return None
-    if not isinstance(home, str) or not isinstance(inner, str):
+    if not isinstance(name, str) or not isinstance(inner, str):
         return None
     with _lock:
         found = list(_archives.values())
     for each in found:
-        module = each.module(home)
+        module = each.module(name)
         if module is not None and look_up(module, inner) is value:
-            return archived_id(each.archive.content, (home, inner))
+            return archived_id(each.archive.content, (name, inner))
     return None
 
 

@@ -1,7 +1,7 @@
 """Interned classes and callables of a server's clients, each once per content.
 
 A class that arrives twice, from two calls or two clients, is one class here, so that tree
-structures stay equal and nothing is traced again. It is never written to after it was made.
+structures stay equal and nothing is traced again. It is never changed after it was made.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ClassId(NamedTuple):
     """What names a class on the wire.
 
     Attributes:
-        content: sixteen bytes over all that it means.
-        qualname, module: what it is called, and where it was written.
+        content: its content id, sixteen bytes.
+        qualname, module: as in the client's process.
     """
 
     content: bytes
@@ -30,42 +30,17 @@ class ClassId(NamedTuple):
     module: str
 
 
-class _ClassTable:
-    """Classes by id. A script may be `__main__` in one process and a module in the next."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[bytes, str], dict[str, type]] = {}
-        self._ids: dict[int, ClassId] = {}
-
-    def find(self, name: ClassId) -> type | None:
-        homes = self._found.get(name[:2], {})
-        exact = homes.get(name.module)
-        if exact is not None:
-            return exact
-        if name.module in _MAIN_MODULES:
-            others = list(homes.values())
-        else:
-            others = [homes[main] for main in _MAIN_MODULES & homes.keys()]
-        return others[0] if len(others) == 1 else None
-
-    def add(self, name: ClassId, cls: type) -> None:
-        self._found.setdefault((name.content, name.qualname), {})[name.module] = cls
-        self._ids[id(cls)] = name
-
-    def content_id_of(self, cls: type) -> ClassId | None:
-        return self._ids.get(id(cls))
-
-
 class ContentTable:
     """Classes (kept for ever) and callables (the least recently used of 4,096 goes first).
 
-    Safe to use from several threads: what is being made is seen only by the thread that makes
-    it, and the others wait.
+    Thread-safe: an object that is being made is visible only to the thread that makes it, and the
+    others wait.
     """
 
     def __init__(self, max_callables: int = _MAX_CALLABLES) -> None:
         self._making = threading.RLock()  # held while code is unpacked: its classes are half made
-        self._classes = _ClassTable()
+        self._classes: dict[tuple[bytes, str], dict[str, type]] = {}  # by module below that
+        self._class_ids: dict[int, bytes] = {}
         self._pending: dict[ClassId, tuple[type, bool]] = {}  # guarded by _making; filled or not
         self._depth = 0
         self._lock = threading.Lock()  # guards the three below
@@ -74,28 +49,29 @@ class ContentTable:
 
     @contextmanager
     def unpacking(self) -> Iterator[None]:
-        """Around the unpacking of code: its classes count when all of it has arrived."""
+        """Around the unpacking of code: its classes are added when all of it has arrived."""
         with self._making:
             self._depth += 1
             try:
                 yield
                 if self._depth == 1:
                     for name, (cls, _) in self._pending.items():
-                        self._classes.add(name, cls)
+                        self._classes.setdefault(name[:2], {})[name.module] = cls
+                        self._class_ids[id(cls)] = name.content
             finally:
                 self._depth -= 1
                 if self._depth == 0:
                     self._pending.clear()
 
     def discard_wrong(self, is_right: Callable[[ClassId, type], bool]) -> None:
-        """Releases classes that came in this unpacking and do not match their ids."""
+        """Releases classes of this unpacking that do not match their ids."""
         for name, (cls, _) in list(self._pending.items()):
             if not is_right(name, cls):
                 del self._pending[name]
 
     def class_of(self, name: ClassId, make: Callable[[], type]) -> type:
         """The class of that id, made at the first call; only inside `unpacking`."""
-        found = self._classes.find(name)
+        found = self.find_class(name)
         if found is not None:
             return found
         pending = self._pending.get(name)
@@ -112,8 +88,14 @@ class ContentTable:
                 return
 
     def find_class(self, name: ClassId) -> type | None:
-        """A complete class."""
-        return self._classes.find(name)
+        """A complete class; a script may be `__main__` in one process and a module in another."""
+        modules = self._classes.get(name[:2], {})
+        exact = modules.get(name.module)
+        if exact is not None:
+            return exact
+        is_main = name.module in _MAIN_MODULES
+        others = [cls for module, cls in modules.items() if is_main or module in _MAIN_MODULES]
+        return others[0] if len(others) == 1 else None
 
     def callable_of(self, content: bytes, make: Callable[[], Any]) -> Any:
         """The callable of that content, made at the first call."""
@@ -127,10 +109,9 @@ class ContentTable:
         return found
 
     def content_id_of(self, value: Any) -> bytes | None:
-        """The content id by which a class or callable came here; None for everything else."""
+        """The content id of a class or callable of a client; None for anything else."""
         if isinstance(value, type):
-            name = self._classes.content_id_of(value)
-            return None if name is None else name.content
+            return self._class_ids.get(id(value))
         with self._lock:
             return self._callable_ids.get(id(value))
 
@@ -147,4 +128,4 @@ class ContentTable:
 
 
 content_table: Final = ContentTable()
-"""That of this process."""
+"""The content table of this process."""

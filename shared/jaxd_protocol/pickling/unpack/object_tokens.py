@@ -1,7 +1,7 @@
 """Objects that a server keeps for its clients, which know them only by a token.
 
-A token is a capability: whoever has it can have the object put into an argument, and no more.
-It is random, so it is known only to clients whose results held the object.
+A token is a capability: its holder can pass the object as an argument, and no more. It is random,
+so it is known only to clients whose results held the object.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ _TOKEN_BYTES: Final = 16
 
 
 class _Lookup(NamedTuple):
-    """Stands for an object that is looked up when its token is used."""
+    """An object that is looked up each time its token is used."""
 
     name: Hashable
     find: Callable[[], Any]
 
 
 class ObjectTokens:
-    """The objects that were kept or used last. Thread-safe.
+    """The most recently kept or used objects, by token. Thread-safe.
 
     Args:
         limit: how many to keep.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
-        self._limit = limit
         self._objects = BoundedDict[bytes, Any](limit)
-        self._tokens: dict[Hashable, bytes] = {}  # by identity, or by the name of a promise
+        self._tokens: dict[Hashable, bytes] = {}  # by identity, or by the name of a lookup
         self._lock = threading.RLock()  # guards both; dropping an object may run its finalizer
 
     def keep(self, value: Any) -> bytes:
@@ -43,12 +42,12 @@ class ObjectTokens:
         return self._keep(id(value), value)
 
     def promise(self, name: Hashable, find: Callable[[], Any]) -> bytes:
-        """The token of an object that may not be here yet; the same one for the same name.
+        """The token of an object that may not exist yet; the same one for the same name.
 
         Args:
-            name: what the object is known by, which must not be a number.
-            find: called each time that it is recalled. ImportError, AttributeError and LookupError
-                mean that it cannot be had.
+            name: identifies the object; not a number.
+            find: called each time the token is used. ImportError, AttributeError and LookupError
+                mean that there is no such object.
         """
         return self._keep(name, _Lookup(name, find))
 
@@ -72,43 +71,25 @@ class ObjectTokens:
             ArgumentError: when it is not kept, or not any more.
         """
         with self._lock:
-            found = self._objects.get(token, self)
-            if found is not self:
-                self._objects.move_to_end(token)
+            found = self._objects.use(token)
+        cause: Exception | None = None
         if type(found) is _Lookup:
             try:
                 return found.find()
             except (AttributeError, ImportError, LookupError) as error:
-                raise self._gone() from error
-        if found is self:
-            raise self._gone()
-        return found
-
-    def _gone(self) -> ArgumentError:
-        return ArgumentError(
+                cause = error
+        elif found is not None:
+            return found
+        raise ArgumentError(
             "an argument holds a RemoteObject that this server does not have, or not any more: a "
-            f"server keeps the last {self._limit} of them, and none when it starts again. Call the "
-            "function that returned it once more, or make the object in your own process."
-        )
+            f"server keeps the last {self._objects.limit} of them, and none when it starts again. "
+            "Call the function that returned it once more, or make the object in your own process."
+        ) from cause
 
 
 _object_tokens: Final = ObjectTokens()
 
-
-def keep_object(value: Any) -> bytes:
-    """The token of an object in this process."""
-    return _object_tokens.keep(value)
-
-
-def keep_lookup(name: Hashable, find: Callable[[], Any]) -> bytes:
-    """The token of an object that this process looks for when it is recalled."""
-    return _object_tokens.promise(name, find)
-
-
-def find_kept_object(token: bytes) -> Any:
-    """The object of that token in this process: how a `RemoteObject` arrives at its server.
-
-    Raises:
-        ArgumentError: when it is not kept, or not any more.
-    """
-    return _object_tokens.find(token)
+keep_object: Final = _object_tokens.keep
+keep_lookup: Final = _object_tokens.promise
+find_kept_object: Final = _object_tokens.find
+"""What a `RemoteObject` is unpickled by, in the process that has kept the object."""

@@ -1,7 +1,7 @@
 """The private modules of one packed function, invisible to all other code.
 
-Two versions of a user's module live side by side on a server, and neither is in `sys.modules`.
-Its functions have builtins of their own, whose `__import__` looks here first.
+Two versions of a user's module coexist on a server, and neither is in `sys.modules`. Their
+functions have builtins of their own, whose `__import__` searches the private modules first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
+from importlib.util import resolve_name
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -22,22 +23,23 @@ from jaxd_protocol.packages.installed import is_local_file
 
 
 class NotShipped(PackingError, ModuleNotFoundError):
-    """Code on the server imports a module of the user's own that did not come with it."""
+    """Code on the server imports a module of the user's own that was not sent with it."""
 
 
 class PrivateModules:
-    """The modules that came with one function, and the import that its code uses.
+    """The modules that were sent with one function, and the import that its code uses.
 
-    Safe to use from several threads.
+    Thread-safe.
 
     Attributes:
-        modules: the user's modules that came as values, complete or in part, by name.
-        sources: those that came as source, to be run at the first import.
-        patched_modules: installed modules of which some attributes came along, by name.
+        modules: the user's modules that were sent as values, complete or in part, by name.
+        sources: those that were sent as source, which runs at the first import.
+        patched_modules: installed modules of which some attributes were sent, by name; the user's
+            code imports these.
         namespaces: those of `modules` that are namespace packages.
-        builtins: what `__builtins__` is in these modules.
+        builtins: `__builtins__` of these modules.
         kept: objects that only weak references lead to.
-        arrived: the user's packages that came as a whole, to be run when they are imported.
+        arrived: the user's packages that were sent as a whole, which run when they are imported.
     """
 
     def __init__(self) -> None:
@@ -52,7 +54,7 @@ class PrivateModules:
         self._lock = threading.RLock()  # guards _executed, while a source runs
 
     def make_module(self, name: str, package: str | None, is_package: bool) -> ModuleType:
-        """An empty module whose code imports these modules first."""
+        """An empty module whose code searches these modules first when it imports."""
         module = ModuleType(name)
         content = vars(module)
         content["__builtins__"] = self.builtins
@@ -69,8 +71,8 @@ class PrivateModules:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Stands for `builtins.__import__` in the code of these modules."""
-        full = _absolute(name, globals or {}, level)
+        """Replaces `builtins.__import__` in the code of these modules."""
+        full = resolve_name("." * level + name, _package_of(globals or {})) if level else name
         if not self._is_private(full):
             archive = self.arrived
             if archive is not None and archive._is_private(full):
@@ -81,12 +83,14 @@ class PrivateModules:
         wanted = fromlist or ()
         if "*" in wanted:
             wanted = vars(module).get("__all__", ())
-        for item in wanted:
-            self._load_from(module, full, item)
+        for item in wanted:  # a submodule, perhaps
+            inner = f"{full}.{item}"
+            if not hasattr(module, item) and (inner in self.modules or inner in self.sources):
+                vars(module).setdefault(item, self._load(inner))
         return module if fromlist else self._load(full.partition(".")[0])
 
     def special(self, module: ModuleType) -> ModuleType:
-        """A module of the server's own, as the code of these modules has it."""
+        """A module of the server's own, or the patched one that replaces it."""
         return self.patched_modules.get(module.__name__, module)
 
     def _is_private(self, name: str) -> bool:
@@ -94,7 +98,7 @@ class PrivateModules:
             return True
         top = name.partition(".")[0]
         if top in self.namespaces:
-            return False  # other distributions may have parts of it
+            return False  # other distributions may hold parts of it
         return any(known.partition(".")[0] == top for known in (*self.modules, *self.sources))
 
     def _load(self, name: str) -> ModuleType:
@@ -106,32 +110,24 @@ class PrivateModules:
             return found
         parent, _, last = name.rpartition(".")
         package = self._load(parent) if parent else None
-        if name not in self.sources:
-            if any(known.startswith(name + ".") for known in (*self.modules, *self.sources)):
-                return self._bare_package(name, package, last)
+        if name in self.sources:
+            module = self._execute(name)
+        elif any(known.startswith(f"{name}.") for known in (*self.modules, *self.sources)):
+            with self._lock:  # a package of which only submodules were sent
+                module = self._executed.setdefault(name, self.make_module(name, name, True))
+        else:
             raise NotShipped(
                 f"no module named {name!r} came with this function: it was not seen that it is "
                 f"imported. Write 'import {name}' where the function's code can be read, at the "
                 "top of its file or in its body, instead of computing the name; or send whole "
                 "packages with persistent_call(ship='source')."
             )
-        module = self._execute(name)
         if package is not None:
             vars(package).setdefault(last, module)
         return module
 
-    def _bare_package(self, name: str, parent: ModuleType | None, last: str) -> ModuleType:
-        """A package of which only submodules came."""
-        with self._lock:
-            module = self._executed.get(name)
-            if module is None:
-                module = self._executed[name] = self.make_module(name, name, True)
-        if parent is not None:
-            vars(parent).setdefault(last, module)
-        return module
-
     def _execute(self, name: str) -> ModuleType:
-        """Runs a module's source, once; circular imports see it half done, as in Python."""
+        """Runs a module's source, once; circular imports see it incomplete, as in Python."""
         with self._lock:
             if name in self._executed:
                 return self._executed[name]
@@ -148,18 +144,12 @@ class PrivateModules:
                 raise
             return module
 
-    def _load_from(self, module: ModuleType, name: str, item: str) -> None:
-        """Makes `from name import item` find a submodule."""
-        full = f"{name}.{item}"
-        if not hasattr(module, item) and (full in self.modules or full in self.sources):
-            vars(module).setdefault(item, self._load(full))
-
 
 @contextmanager
 def _in_sys_modules(name: str, module: ModuleType) -> Iterator[None]:
-    """While a module runs, `sys.modules` has it: `dataclasses` looks there for annotations.
+    """Puts a module into `sys.modules` while it runs: `dataclasses` reads annotations there.
 
-    Not where the name means something else, to this process or on its disk.
+    Not where the name means something else in this process or on its disk.
     """
     if name in sys.modules or _is_installed(name.partition(".")[0]):
         yield
@@ -181,33 +171,22 @@ def _is_installed(top: str) -> bool:
     return spec is not None and not (spec.has_location and is_local_file(spec.origin or ""))
 
 
-def make_private_modules() -> PrivateModules:
-    """An empty one."""
-    return PrivateModules()
-
-
-def _absolute(name: str, namespace: Mapping[str, Any], level: int) -> str:
-    if not level:
-        return name
-    package = namespace.get("__package__")
-    if package is None:
-        package = namespace.get("__name__", "")
-        if "__path__" not in namespace:
-            package = package.rpartition(".")[0]
-    parts = package.split(".") if package else []
-    if len(parts) < level:
-        raise ImportError("attempted relative import beyond top-level package")
-    base = ".".join(parts[: len(parts) - level + 1])
-    return f"{base}.{name}" if name else base
+def _package_of(namespace: Mapping[str, Any]) -> str:
+    """The package to which relative imports refer in code with these globals."""
+    package: str | None = namespace.get("__package__")
+    if package is not None:
+        return package
+    name: str = namespace.get("__name__", "")
+    return name if "__path__" in namespace else name.rpartition(".")[0]
 
 
 def add_sources(blob: PrivateModules, sources: Mapping[str, tuple[CodeType, bool]]) -> None:
-    """Modules that are run when they are first imported."""
+    """Adds modules that run when they are first imported."""
     blob.sources.update({name: Source(*source) for name, source in sources.items()})
 
 
 class PatchedModule(ModuleType):
-    """An installed module with some attributes of a client's; all others are the server's own."""
+    """An installed module with some attributes of a client's; the others are the server's own."""
 
     def __init__(self, real: ModuleType, attributes: Mapping[str, Any]) -> None:
         super().__init__(real.__name__, real.__doc__)
@@ -231,7 +210,7 @@ def installed_module(name: str) -> ModuleType:
 
 
 def patched_module(blob: PrivateModules, name: str, attributes: Mapping[str, Any]) -> ModuleType:
-    """The installed module; with the client's attributes on top where the server's differ."""
+    """The installed module; patched with the client's attributes where the server's differ."""
     real = installed_module(name)
     if all(_same(vars(real).get(each, real), value) for each, value in attributes.items()):
         return real

@@ -1,4 +1,4 @@
-"""What packed bytes call on the server to make functions, classes and containers again."""
+"""Functions that packed bytes call on the server to rebuild functions, classes and containers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
 
 Filler = Callable[[Any, Any], None]
+"""Completes an object, the first argument, with its state."""
 
 
 class ThreadLocal(threading.local):
-    """What a client's `threading.local` held in the thread that called, in every thread here."""
+    """A client's `threading.local`: each thread has the content of the client's calling thread."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         vars(self).update(content)
 
 
 def make_context_variable(name: str, value: Any) -> ContextVar[Any]:
-    """One that has this value in every context."""
+    """A context variable that has this value in every context."""
     return ContextVar(name, default=value)
 
 
@@ -51,7 +52,7 @@ def make_module(
 
 
 def fill_module(module: ModuleType, content: dict[str, Any]) -> None:
-    """Puts what was read of a module into it."""
+    """Sets the attributes of a module that are read."""
     vars(module).update(content)
 
 
@@ -76,33 +77,33 @@ def same(value: Any) -> Any:
 
 
 def fill_cell(cell: CellType, content: tuple[Any]) -> None:
-    """Puts the content into a cell that was met outside of a function."""
+    """Fills a cell that is reached otherwise than by its function."""
     cell.cell_contents = content[0]
 
 
 def make_function(
     code: CodeType, namespace: dict[str, Any], name: str, cells: tuple[CellType, ...] | None
 ) -> FunctionType:
-    """A local function, without what it refers to."""
+    """A local function, not completed yet."""
     return FunctionType(code, namespace, name, None, cells)
 
 
 def make_function_in(
     module: str, code: CodeType, name: str, cells: tuple[CellType, ...] | None
 ) -> FunctionType:
-    """A function of code that an installed module made at run time."""
+    """A function whose code an installed module made at run time."""
     return FunctionType(code, vars(importlib.import_module(module)), name, None, cells)
 
 
 def make_library_function(
     place: CodeLocation, name: str, cells: tuple[CellType, ...] | None
 ) -> FunctionType:
-    """A function of code that this process's own library has."""
+    """A function with the code of this process's own library."""
     return FunctionType(find_code(place), vars(sys.modules[place[0]]), name, None, cells)
 
 
 def fill_function(function: FunctionType, state: dict[str, Any]) -> None:
-    """Puts globals, closure, defaults and attributes into a function."""
+    """Sets globals, closure, defaults and attributes of a function."""
     function.__globals__.update(state.get("globals", ()))
     for cell, content in zip(function.__closure__ or (), state.get("closure", ()), strict=True):
         if content:
@@ -113,18 +114,18 @@ def fill_function(function: FunctionType, state: dict[str, Any]) -> None:
 
 
 def fill(value: Any, filling: tuple[Filler, Any, bool]) -> None:
-    """Completes a function or class; the last item is of no use here."""
+    """Completes a function or class; only the pickler uses the last item."""
     filler, state, _ = filling
     filler(value, state)
 
 
 def fill_later(value: Any, filler: Filler, state: Any) -> None:
-    """Completes what was made first and completed after all that it is nested in."""
+    """Completes a function or class that is nested too deeply for `fill`."""
     filler(value, state)
 
 
 def class_attribute(cls: type, name: str) -> Any:
-    """What stands in a class, such as the descriptor of a slot."""
+    """An entry of the namespace of a class, such as the descriptor of a slot."""
     return vars(cls)[name]
 
 
@@ -139,7 +140,7 @@ def make_instance(cls: type) -> Any:
 
 
 def fill_instance(value: Any, attributes: dict[str, Any]) -> None:
-    """Those attributes of an object that are read; also of a frozen one."""
+    """Sets the attributes of an object that are read; also of a frozen one."""
     own = getattr(value, "__dict__", None)
     for name, attribute in attributes.items():
         if own is not None and not is_slot(type(value), name):
@@ -149,7 +150,7 @@ def fill_instance(value: Any, attributes: dict[str, Any]) -> None:
 
 
 def is_slot(cls: type, name: str) -> bool:
-    """Whether a class keeps an attribute of its instances itself."""
+    """Whether a class or a base has a data descriptor for an attribute of its instances."""
     return any(name in vars(base) and hasattr(vars(base)[name], "__set__") for base in cls.__mro__)
 
 
@@ -207,17 +208,10 @@ def make_class(
     bases: tuple[type, ...],
     given: dict[str, Any],
 ) -> type:
-    """The class of that id: the one that is here, or a new one without attributes."""
+    """The known class of that id, or a new one without attributes."""
     return content_table.class_of(
         ClassId(*name), lambda: build_class(metaclass, short_name, bases, given)
     )
-
-
-def make_partial_class(
-    metaclass: type, short_name: str, bases: tuple[type, ...], given: dict[str, Any]
-) -> type:
-    """A class that will have only the attributes that are read; each function has its own."""
-    return build_class(metaclass, short_name, bases, given)
 
 
 def fill_class(cls: type, state: dict[str, Any]) -> None:
@@ -235,7 +229,7 @@ def _fill_class(cls: type, state: dict[str, Any]) -> None:
 
 
 def set_attributes(cls: type, attributes: dict[str, Any]) -> None:
-    """Sets them without asking the metaclass, which may have rules for users."""
+    """Sets attributes of a class without `__setattr__` of its metaclass."""
     setter: Callable[[type, str, Any], None] = type.__setattr__
     for name, value in attributes.items():
         setter(cls, name, value)
@@ -249,15 +243,14 @@ def make_enum(
     members: dict[str, Any],
     boundary: Any,
 ) -> type:
-    """The enum of that id: the one that is here, or a new one with only its members."""
+    """The known enum of that id, or a new one with only its members."""
     identity = ClassId(*name)
 
     def make() -> type:
         meta: Any = next(base for base in metaclass.__mro__ if base.__module__ == "enum")
         content = meta.__prepare__(short_name, bases)
-        content["__module__"] = identity.module
-        content["__qualname__"] = identity.qualname
-        for label, value in members.items():
+        own = {"__module__": identity.module, "__qualname__": identity.qualname}
+        for label, value in {**own, **members}.items():
             content[label] = value
         more = {} if boundary is None else {"boundary": boundary}
         made: type = meta.__new__(metaclass, short_name, bases, content, **more)
@@ -281,7 +274,7 @@ def _fill_enum(cls: Any, state: dict[str, Any]) -> None:
 
 
 def _change_value(cls: Any, member: Any, value: Any) -> None:
-    """For an enum whose `__new__` gives its members another value than they are made from."""
+    """Sets the value of a member where `__new__` of the enum gave it another one."""
     known = cls._value2member_map_
     for old, found in list(known.items()):
         if found is member:
@@ -290,7 +283,7 @@ def _change_value(cls: Any, member: Any, value: Any) -> None:
 
 
 class Placeholder:
-    """Raises, whatever is done with it."""
+    """Raises `PackingError` at any use."""
 
     __slots__ = ("_jaxd_message",)
 
@@ -298,7 +291,7 @@ class Placeholder:
         object.__setattr__(self, "_jaxd_message", message)
 
     def __getattr__(self, name: str) -> NoReturn:
-        # hasattr() and copy look for names like __array__: they are answered with "no"
+        # hasattr() and copy probe for names like __array__
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
         _refuse(self)
@@ -308,52 +301,17 @@ def _refuse(self: Placeholder, *_: Any, **__: Any) -> NoReturn:
     raise PackingError(object.__getattribute__(self, "_jaxd_message"))
 
 
-_OPERATIONS = [
-    "__call__",
-    "__iter__",
-    "__next__",
-    "__len__",
-    "__bool__",
-    "__getitem__",
-    "__setitem__",
-    "__delitem__",
-    "__contains__",
-    "__setattr__",
-    "__delattr__",
-    "__enter__",
-    "__exit__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__add__",
-    "__radd__",
-    "__sub__",
-    "__rsub__",
-    "__mul__",
-    "__rmul__",
-    "__truediv__",
-    "__rtruediv__",
-    "__floordiv__",
-    "__rfloordiv__",
-    "__mod__",
-    "__rmod__",
-    "__pow__",
-    "__rpow__",
-    "__matmul__",
-    "__rmatmul__",
-    "__neg__",
-    "__pos__",
-    "__abs__",
-    "__lt__",
-    "__le__",
-    "__gt__",
-    "__ge__",
-    "__await__",
-    "__array__",
-    "__jax_array__",
-]
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_OPERATIONS = (
+    *("call", "iter", "next", "await", "enter", "exit", "setattr", "delattr"),
+    *("len", "getitem", "setitem", "delitem", "contains"),
+    *("bool", "int", "float", "index", "array", "jax_array"),
+    *("lt", "le", "gt", "ge", "neg", "pos", "abs"),
+    *_BINARY,
+    *(f"r{name}" for name in _BINARY),
+)
 for _name in _OPERATIONS:
-    setattr(Placeholder, _name, _refuse)
+    setattr(Placeholder, f"__{_name}__", _refuse)
 
 
 def make_placeholder(path: str, type_name: str, reason: str) -> Placeholder:

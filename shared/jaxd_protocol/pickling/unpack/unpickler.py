@@ -1,4 +1,4 @@
-"""Packed bytes, read: on the server, and only from authenticated clients."""
+"""Reads packed bytes: on the server, and only from authenticated clients."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class UnpicklingGate:
         self._is_shut = False
 
     def shut(self) -> None:
-        """From now on nothing is unpacked, and nothing is imported because a client names it."""
+        """From now on nothing is unpickled, and nothing is imported by a name from a client."""
         self._is_shut = True
 
     def require_open(self, what: str) -> None:
-        """Returns when code of others may run here.
+        """Checks that code of others may run in this process.
 
         Args:
-            what: what is to be opened, for people.
+            what: the data that would be unpickled, for people.
 
         Raises:
             NotPermitted: when it may not.
@@ -50,16 +50,12 @@ unpickling_gate = UnpicklingGate()
 
 
 class Unpacked(NamedTuple):
-    """A function that has arrived.
+    """An unpacked function.
 
     Attributes:
         function: with modules, classes and builtins of its own.
-        modules: the user's modules that came with it, complete or in part, by name, and those
-            installed ones of which some attributes came.
-        sources: the user's modules that are run when code first imports them.
-        patched_modules: installed modules of which some attributes came along, by name; the
-            user's code gets these where it imports them.
-        archives: the user's packages that came as source.
+        modules, sources, patched_modules: as in `PrivateModules`.
+        archives: the user's packages that were sent as source.
     """
 
     function: Any
@@ -71,7 +67,7 @@ class Unpacked(NamedTuple):
 
 class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
-        """What was written instead of an object is that object."""
+        """The object that the pickler's `persistent_id` has returned."""
         return pid
 
     def find_class(self, module: str, name: str) -> Any:

@@ -95,7 +95,7 @@ def test_an_object_that_its_own_methods_reach() -> None:
 
 def test_a_part_has_only_what_the_object_has() -> None:
     """A name that is looked for and missing stays missing."""
-    reduced = reduce_partial(SETTINGS, {"rate", "absent"})
+    reduced = reduce_partial(SETTINGS, {"rate", "absent"}, {})
     assert reduced[2] == {"rate": 0.5}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ class _Archives:
 
 def reduced(archives: Any, value: Any) -> Any:
     """The reduce tuple of a value."""
-    return reduce_archived(Pickler(io.BytesIO(), None, ReachedObjects(archives)), value)
+    return reduce_archived(Pickler(ReachedObjects(archives)), value)
 
 
 def test_an_object_of_an_archive_is_named() -> None:
