@@ -51,7 +51,14 @@ JAX_TYPES: dict[str, tuple[str, str]] = {
 }
 """What we call a type of jax, with its name in a module that is loaded where jax is."""
 
-_LIBRARY = frozenset({"jax", "jaxlib"})
+COPIED_ATTRIBUTES = frozenset(
+    {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__"}
+)
+"""Names and texts that `functools.wraps` copies; they decide nothing."""
+
+_NAMED_KINDS = frozenset(
+    {"jit", "custom_jvp", "custom_vjp", "custom_vmap", "ufunc", "primitive", "cache"}
+)
 _kinds: dict[type, str | None] = {}
 
 
@@ -67,7 +74,7 @@ def attribute(module: str, name: str) -> Any:
 def is_of_jax(cls: type) -> bool:
     """Whether jax itself defines the type."""
     module = getattr(cls, "__module__", None)
-    return isinstance(module, str) and module.partition(".")[0] in _LIBRARY
+    return isinstance(module, str) and module.partition(".")[0] in ("jax", "jaxlib")
 
 
 def kind_of(value: Any) -> str | None:
@@ -84,6 +91,11 @@ def kind_of(value: Any) -> str | None:
     found = {attribute(*where): kind for kind, where in JAX_TYPES.items()}
     _kinds[cls] = next((found[base] for base in cls.__mro__ if base in found), None)
     return _kinds[cls]
+
+
+def name_of_function_like(kind: str, value: Any) -> tuple[str, str] | None:
+    """The name of a jax object of a kind that may be a library's own: a function or a primitive."""
+    return name_of_jax_object(value) if kind in _NAMED_KINDS else None
 
 
 def name_of_jax_object(value: Any) -> tuple[str, str] | None:

@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import PackingError, TracerError
 from jaxd_protocol.jax_objects.jit_objects import jit_parts
-from jaxd_protocol.jax_objects.names import attribute, is_of_jax, kind_of, name_of_jax_object
+from jaxd_protocol.jax_objects.names import (
+    COPIED_ATTRIBUTES,
+    attribute,
+    is_of_jax,
+    kind_of,
+    name_of_function_like,
+)
 
 
 class ObjectParts(NamedTuple):
@@ -37,7 +43,7 @@ def decompose(value: Any) -> ObjectParts | None:
     kind = kind_of(value)
     if kind is None or kind not in _PARTS_OF_KIND:
         return None
-    name = name_of_jax_object(value) if kind in _NAMED_KINDS else None
+    name = name_of_function_like(kind, value)
     if name is not None:
         return ObjectParts(kind, (("module", name[0]), ("name", name[1])))
     parts = _PARTS_OF_KIND[kind](value)
@@ -49,9 +55,6 @@ def decompose(value: Any) -> ObjectParts | None:
     )
 
 
-_NAMED_KINDS = frozenset(
-    {"jit", "custom_jvp", "custom_vjp", "custom_vmap", "ufunc", "primitive", "cache"}
-)
 # jax compares these by content, and makes equal ones anew or not as it likes.
 _VALUE_KINDS = frozenset(
     {
@@ -72,10 +75,6 @@ _VALUE_KINDS = frozenset(
     }
 )
 _LITERAL_TYPES = (bool, int, float, str, bytes)
-# Names and texts that `functools.wraps` copies; they decide nothing.
-_COPIED_ATTRIBUTES = frozenset(
-    {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__"}
-)
 
 
 def _is_literal(value: Any) -> bool:
@@ -90,7 +89,7 @@ def _attributes(*names: str) -> Callable[[Any], dict[str, Any]]:
 
 def _state_parts(value: Any) -> dict[str, Any]:
     state = vars(value)
-    return {name: state[name] for name in sorted(state) if name not in _COPIED_ATTRIBUTES}
+    return {name: state[name] for name in sorted(state) if name not in COPIED_ATTRIBUTES}
 
 
 def _ufunc_parts(value: Any) -> dict[str, Any]:
@@ -177,11 +176,6 @@ _CONTEXT = (
 )
 
 
-def closed_jaxpr_parts(closed: Any) -> dict[str, Any]:
-    """The program and its constants."""
-    return {"jaxpr": closed.jaxpr, "consts": tuple(closed.consts)}
-
-
 def jaxpr_parts(jaxpr: Any) -> dict[str, Any]:
     """The equations of a program; each variable has the number of its first appearance."""
     numbering = _Numbering()
@@ -262,7 +256,7 @@ _PARTS_OF_KIND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "partial": _attributes("func", "args", "keywords"),
     "traceback": lambda _: {},
     "automatic layout": lambda _: {},
-    "closed jaxpr": closed_jaxpr_parts,
+    "closed jaxpr": lambda closed: {"jaxpr": closed.jaxpr, "consts": tuple(closed.consts)},
     "jaxpr": jaxpr_parts,
     "literal array": _literal_array_parts,
 }

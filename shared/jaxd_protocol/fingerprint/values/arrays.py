@@ -11,7 +11,7 @@ from typing import Any
 from jaxd_protocol.fingerprint.canonical import DIGEST_SIZE
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
-from jaxd_protocol.jax_objects import array_content
+from jaxd_protocol.jax_objects.parts import array_content
 from jaxd_protocol.packages.importable import name_within
 
 _jax_contents: dict[int, tuple[weakref.ref[Any], bytes]] = {}

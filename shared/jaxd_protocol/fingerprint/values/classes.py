@@ -102,7 +102,9 @@ def _is_made_in_python(cls: type) -> bool:
 
 
 def _emit_content(walk: Walk, cls: type) -> None:
-    from jaxd_protocol.jax_objects import class_registration  # many functions reach no class
+    from jaxd_protocol.jax_objects.registrations import (
+        class_registration,  # many functions reach no class
+    )
 
     walk.tag("class")
     walk.text(cls.__name__)
@@ -137,7 +139,7 @@ def _virtual_subclasses(walk: Walk, cls: Any) -> None:
 
 
 def _is_content(cls: type, name: str) -> bool:
-    from jaxd_protocol.jax_objects import GENERATED_ATTRIBUTES
+    from jaxd_protocol.jax_objects.registrations import GENERATED_ATTRIBUTES
 
     if name in _IGNORED_ATTRIBUTES or name in GENERATED_ATTRIBUTES:
         return False

@@ -66,7 +66,7 @@ def _creation_attributes(cls: type) -> dict[str, Any]:
 
 
 def _state(cls: type) -> dict[str, Any]:
-    from jaxd_protocol.jax_objects import class_registration
+    from jaxd_protocol.jax_objects.registrations import class_registration
 
     state: dict[str, Any] = {"attributes": _attributes(cls)}
     if isinstance(cls, abc.ABCMeta):
