@@ -81,7 +81,7 @@ def _is_replaced_builtin(walk: Walk, name: str, value: Any) -> bool:
     return is_plain_data(value) and name not in _CONSTANTS
 
 
-def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
+def follow(walk: Walk, value: Any, steps: Steps, written: bool = False) -> None:
     """Appends what the steps lead to.
 
     Args:
@@ -95,11 +95,8 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
             walk.callback_only(value)
             return
         walk.mark_partly_read(value)
-        taken = (
-            _follow_step(walk, value, steps)
-            if steps[1:] != _THEN_ASSIGNED
-            else _unguarded_step(walk, value, steps)
-        )
+        take = _unguarded_step if steps[1:] == _THEN_ASSIGNED else _follow_step
+        taken = take(walk, value, steps)
         if taken is None:
             break
         value, steps = taken
@@ -153,6 +150,15 @@ def _follow_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
     return follow_attribute(walk, value, kind, name, steps[1:])
 
 
+def _result_of_step(walk: Walk, value: Any, step: str, rest: Steps) -> Followed:
+    """The value that a step leads to; where there is none, the path ends."""
+    if value is MISSING:
+        walk.tag("missing")
+        return MISSING, ()
+    walk.label += step
+    return value, rest
+
+
 def _module_attribute(
     walk: Walk, module: ModuleType, kind: str, name: str, rest: Steps
 ) -> Followed | None:
@@ -165,11 +171,7 @@ def _module_attribute(
         return None
     walk.guards.item(content, name, value)
     walk.reach.partial_read_of(module).names.add(name)
-    if value is MISSING:
-        walk.tag("missing")
-        return MISSING, ()
-    walk.label += f".{name}"
-    return value, rest
+    return _result_of_step(walk, value, f".{name}", rest)
 
 
 def _dict_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> Followed | None:
@@ -182,11 +184,7 @@ def _dict_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> Followed | No
     item = value.get(name, MISSING)
     walk.guards.instance(value)
     walk.guards.item(value, name, item)
-    if item is MISSING:
-        walk.tag("missing")
-        return MISSING, ()
-    walk.label += f"[{short_repr(name)}]"
-    return item, rest
+    return _result_of_step(walk, item, f"[{short_repr(name)}]", rest)
 
 
 def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
@@ -197,19 +195,13 @@ def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
         return None
     if kind != "a" or type(cls) is not type:
         return None
-    for base in cls.__mro__:
-        value = vars(base).get(name, MISSING)
-        if value is not MISSING:
-            break
-    else:
-        return None
-    if hasattr(type(value), "__get__") or not walk.is_local(base.__module__):
+    base, value = _static_lookup(cls, name)
+    if base is None or hasattr(type(value), "__get__") or not walk.is_local(base.__module__):
         return None  # a method, or anything else that makes its value when it is read
     walk.guards.attribute(cls, name, value)
-    walk.guards.bases(cls)
+    walk.guards.attribute(cls, "__bases__", cls.__bases__)
     walk.reach.partial_read_of(cls).names.add(name)
-    walk.label += f".{name}"
-    return value, rest
+    return _result_of_step(walk, value, f".{name}", rest)
 
 
 def uses_of_first_parameter(walk: Walk, function: Any) -> dict[Steps, int] | None:
@@ -279,27 +271,22 @@ def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) 
     if type(on_class) is MemberDescriptorType:
         return _slot_attribute(walk, value, name, rest)
     if base is not None and (name not in attributes or hasattr(type(on_class), "__set__")):
-        return (
-            _attribute_of_class(walk, value, base, name, rest)
-            if walk.is_local(cls.__module__)
-            else None
-        )
+        is_own = walk.is_local(cls.__module__)
+        return _attribute_of_class(walk, value, base, name, rest) if is_own else None
     if name not in attributes:
         return None
     _begin_partial_read(walk, value)
     walk.reach.partial_read_of(value).names.add(name)
     walk.guards.item(attributes, name, attributes[name])
-    walk.label += f".{name}"
-    return attributes[name], rest
+    return _result_of_step(walk, attributes[name], f".{name}", rest)
 
 
 def _begin_partial_read(walk: Walk, value: Any) -> Followed:
     """The object, and its class, are read in part."""
     walk.tag("of")
     walk.guards.instance(value)
-    attributes = getattr(value, "__dict__", MISSING)
-    if attributes is not MISSING:
-        walk.guards.attribute(value, "__dict__", attributes)
+    if hasattr(value, "__dict__"):
+        walk.guards.attribute(value, "__dict__", value.__dict__)
     walk.reach.partial_read_of(value)
     walk.reach.partial_read_of(type(value))
     return MISSING, ()
@@ -309,12 +296,9 @@ def _slot_attribute(walk: Walk, value: Any, name: str, rest: Steps) -> Followed:
     _begin_partial_read(walk, value)
     content = getattr(value, name, MISSING)
     walk.guards.attribute(value, name, content)
-    if content is MISSING:
-        walk.tag("missing")
-        return MISSING, ()
-    walk.reach.partial_read_of(value).names.add(name)
-    walk.label += f".{name}"
-    return content, rest
+    if content is not MISSING:
+        walk.reach.partial_read_of(value).names.add(name)
+    return _result_of_step(walk, content, f".{name}", rest)
 
 
 def _attribute_of_class(
@@ -389,7 +373,7 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
     value = _static_attribute(module, name)
     if "_jaxd_real" not in vars(module):
         walk.guards.item(vars(module), name, value)
-    path = [name, *_leading_attributes(rest)]
+    path = [name, *(str(step) for kind, step in rest if kind == "a")]
     impure = modules.impurity(module.__name__, ".".join(path)) or modules.impurity(
         f"{module.__name__}.{name}", ".".join(path[1:])
     )
@@ -405,12 +389,11 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         walk.text(f"{module.__name__}:{name}")
         walk.carry(module.__name__, name, value)
         walk.follow(value, rest)
-    elif isinstance(value, type):
-        refuse_patched_class(value, walk.is_local, walk.path)
-        emit_setting(walk, module.__name__, name, value, rest)
     elif isinstance(value, FunctionType):
         refuse_patched_function(value, walk.path)
     else:
+        if isinstance(value, type):
+            refuse_patched_class(value, walk.is_local, walk.path)
         emit_setting(walk, module.__name__, name, value, rest)
 
 
@@ -466,10 +449,6 @@ def emit_setting(walk: Walk, module: str, name: str, holder: Any, rest: Steps) -
     walk.part("installed", f"{module}.{path}", data, short_repr(value))
 
 
-def _leading_attributes(steps: Steps) -> list[str]:
-    return [str(name) for kind, name in steps if kind == "a"]
-
-
 def check_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None:
     """Appends something only where an access path may lead to something patched.
 
@@ -481,9 +460,8 @@ def check_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None
         if not isinstance(value, ModuleType):
             _of_installed_attribute(walk, module, name, rest)
             return
+        walk.guards.item(vars(module), name, value)
         if walk.is_local(value.__name__):
-            walk.guards.item(vars(module), name, value)
             walk.follow(value, rest)
             return
-        walk.guards.item(vars(module), name, value)
         module, steps = value, rest

@@ -13,7 +13,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical import ATOMS, digest
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.fingerprint.model import Source, Steps
+from jaxd_protocol.fingerprint.model import Steps
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 
@@ -210,18 +210,14 @@ def emit_archive(walk: Walk) -> None:
 
 def _reached_sources(sources: Any, named: set[str]) -> set[str]:
     """All that these modules import, and the archived ones among it in turn."""
+    from jaxd_protocol.fingerprint.local_archives import imported_names
+
     left, found = [name for name in named if name in sources], set[str]()
     while left:
         name = left.pop()
         parents = {name.rpartition(".")[0]} - {""}
-        for imported in {*_imported(name, sources[name]), *parents} - found:
+        for imported in {*imported_names(name, sources[name]), *parents} - found:
             found.add(imported)
             if imported in sources:
                 left.append(imported)
     return found
-
-
-def _imported(name: str, source: Source) -> set[str]:
-    from jaxd_protocol.fingerprint.local_archives import imported_names
-
-    return set(imported_names(name, source))

@@ -16,6 +16,7 @@ from jaxd_protocol.fingerprint import archive_members
 from jaxd_protocol.fingerprint.access_paths import check_installed
 from jaxd_protocol.fingerprint.code.reads import CodeFacts, Import, facts_of
 from jaxd_protocol.fingerprint.model import Source, Steps
+from jaxd_protocol.fingerprint.process_view import prefixes_of
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -30,7 +31,7 @@ def emit_import(walk: Walk, home: dict[str, Any], statement: Import, facts: Code
         return
     if archive_members.emit_import(walk, name, statement.names):
         return
-    for parent in _parents(name):
+    for parent in prefixes_of(name):
         _local_import(walk, parent)
     module = walk.process_view.module(name)
     for each in statement.names:
@@ -78,11 +79,6 @@ def absolute_name(name: str, level: int, home: dict[str, Any]) -> str:
         return "." * level + name
 
 
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
 def _merged_uses(
     statement: Import, facts: CodeFacts, path: tuple[str, ...]
 ) -> Mapping[Steps, int] | None:
@@ -102,7 +98,7 @@ def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts
     if module is None:
         walk.guards.answer(lambda: process_view.module(name) is None, True)
         return
-    top = walk.process_view.module(name.partition(".")[0])
+    top = process_view.module(name.partition(".")[0])
     for each in statement.names:
         for steps, line in (_merged_uses(statement, facts, (each,)) or {(): 0}).items():
             walk.line = line
@@ -191,16 +187,14 @@ def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
 
 
 def _local_by_source(walk: Walk, full: str) -> None:
-    parts = full.split(".")
-    for count in range(1, len(parts) + 1):
-        name = ".".join(parts[:count])
+    for name in prefixes_of(full):
         walk.text(name)
-        module = walk.process_view.module(name)
-        if module is not None:
+        module, source = walk.process_view.module(name), None
+        if module is None:
+            source = walk.process_view.source(name)
+        else:
             walk.reach.imports[name] = module
-            if count == len(parts):
+            if name == full:
                 modules.emit_module(walk, module)
-            continue
-        source = walk.process_view.source(name)
         if source is not None:
             _emit_source(walk, name, source)

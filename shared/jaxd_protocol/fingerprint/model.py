@@ -231,7 +231,9 @@ class CallbackCandidates:
         if is_inner:
             return
         self.objects += [
-            _target(function, each) for each in gives.objects if _is_available(code, each)
+            _target(function, each)
+            for each in gives.objects
+            if each.kind != "variable" or each.name in code.co_freevars
         ]
         if function is self.root:
             names = parameters_of(code)
@@ -270,10 +272,6 @@ class CallbackCandidates:
         for each in gives.objects:
             if (each.kind, each.name) == ("variable", first):
                 self.objects.append(CallbackCandidate(instance, each.names))
-
-
-def _is_available(code: CodeType, origin: Origin) -> bool:
-    return origin.kind != "variable" or origin.name in code.co_freevars
 
 
 def _target(function: FunctionType, origin: Origin) -> CallbackCandidate:

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 from hashlib import blake2b
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Final, NamedTuple
@@ -41,9 +42,6 @@ class _FoundPackage(NamedTuple):
 
 _found: dict[str, _FoundPackage] = {}
 """By module: full names as they were asked for, and roots. Changed under `_lock`, read without."""
-
-_described: dict[FileStamp, Package] = {}
-"""By RECORD: what a distribution is, so that its modules share one look at it."""
 
 _lock = threading.Lock()
 
@@ -154,10 +152,7 @@ def _package_at(root: str, path: str) -> list[_FoundPackage]:
     for metadata in owners(site, inside):
         if metadata.record is not None:
             state = file_stamp(metadata.record)
-            package = _described.get(state)
-            if package is None:
-                package = Package(*describe(metadata), digest_of_record(metadata.record))
-                _described[state] = package
+            package = _recorded_package(metadata, state)
         else:
             state = file_stamp(metadata.path)
             package = Package(*describe(metadata), digest_of_files(_package_folder(path)))
@@ -166,6 +161,12 @@ def _package_at(root: str, path: str) -> list[_FoundPackage]:
         bare = Package(root, "", digest_of_files(_package_folder(path)))
         return [_FoundPackage(bare, root, (file_stamp(path), file_stamp(site)))]
     return found
+
+
+@cache
+def _recorded_package(metadata: Metadata, record: FileStamp) -> Package:
+    """A distribution with a RECORD; its modules share one look at it."""
+    return Package(*describe(metadata), digest_of_record(record.path))
 
 
 def _package_folder(path: str) -> str:
@@ -337,10 +338,8 @@ def _normalized_name(name: str) -> str:
 
 def _name_distance(folder: str, top: str) -> int:
     """How far a distribution's name is from that of a module: 0 equal, 1 similar, 2 other."""
-    ours, theirs = (
-        _normalized_name(folder.rpartition(".")[0].partition("-")[0]),
-        _normalized_name(top),
-    )
+    ours = _normalized_name(folder.rpartition(".")[0].partition("-")[0])
+    theirs = _normalized_name(top)
     if ours == theirs:
         return 0
     return 1 if theirs in ours or ours in theirs else 2

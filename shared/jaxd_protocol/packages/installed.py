@@ -89,13 +89,7 @@ def is_local_module(name: str | None) -> bool:
     folders = list(getattr(module, "__path__", ()))
     if folders:  # a namespace package: it has no file of its own
         return any(is_local_file(folder) for folder in folders)
-    return _is_parent_local(name)
-
-
-def _is_parent_local(name: str) -> bool:
-    """An extension module makes submodules that have no file: `jaxlib._jax.pytree`.
-
-    A name without parent was made by hand, or is gone: only its value can travel.
-    """
+    # An extension module makes submodules that have no file: `jaxlib._jax.pytree`. A module
+    # without a parent was made by hand, or is gone: only its value can travel.
     parent = name.rpartition(".")[0]
     return not parent or is_local_module(parent)

@@ -11,17 +11,9 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.code.reads import facts_of
-from jaxd_protocol.fingerprint.functions import code_digest
 from tests.shared.fingerprint.defining import define, digest_of, function, part_names, walk_of
 
 optax = pytest.importorskip("optax")
-
-
-def test_the_digest_of_code_is_that_of_its_content() -> None:
-    """Without what a function reads."""
-    made = function("return x * RATE", RATE=1)
-    assert code_digest(made.__code__) == facts_of(made.__code__).digest
 
 
 @pytest.mark.parametrize(

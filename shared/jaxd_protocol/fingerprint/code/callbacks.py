@@ -280,10 +280,7 @@ class _StackReader:
 
     _on_build_tuple = _on_build_list
 
-    def _on_list_extend(self, _: dis.Instruction) -> None:
-        self._pop()
-
-    _on_list_append = _on_list_extend
+    _on_list_extend = _on_list_append = _on_pop_top
 
     # calls ------------------------------------------------------------------------------------
 
@@ -336,19 +333,13 @@ def _merge(one: list[_StackValue], other: list[_StackValue]) -> list[_StackValue
     ]
 
 
-@lru_cache(maxsize=256)
-def _read(code: CodeType) -> _StackReader:
-    return _StackReader(code)
+_read: Final = lru_cache(maxsize=256)(_StackReader)
 
 
 def _may_call_back(code: CodeType) -> bool:
     """Whether the code can call back at all, as nearly all cannot."""
-    names = (*code.co_varnames, *code.co_freevars)
-    return (
-        "callback" in code.co_names
-        or not _CALLBACK_NAMES.isdisjoint(code.co_names)
-        or not _CALLBACK_NAMES.isdisjoint(names)
-    )
+    names = (*code.co_names, *code.co_varnames, *code.co_freevars)
+    return "callback" in code.co_names or not _CALLBACK_NAMES.isdisjoint(names)
 
 
 def loads_given_to_callbacks(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:

@@ -228,13 +228,6 @@ class _CodeReader:
             steps, _ = self.instructions.chain(at + 1)
             self.uses.add(second, steps, each.line)
 
-    def _uses_super(self) -> bool:
-        """Whether the first parameter may be read by `super()`, which does not name it.
-
-        Nor does it name the `__class__` that it reads, which therefore counts whole.
-        """
-        return "super" in self.names or "__class__" in self.code.co_freevars
-
     def _store(self, name: str) -> None:
         self.stored[name] = self.stored.get(name, 0) + 1
 
@@ -306,7 +299,9 @@ class _CodeReader:
         if not _READ_ALL_LOCALS.isdisjoint(self.names):
             return {}
         count = code.co_argcount + code.co_kwonlyargcount
-        first = set(code.co_varnames[:1]) if self._uses_super() else set()
+        # super() reads the first parameter and `__class__`, and names neither: both count whole
+        uses_super = "super" in self.names or "__class__" in code.co_freevars
+        first = set(code.co_varnames[:1]) if uses_super else set()
         once = {name for each in self.imports for name, _ in each.bound}
         wanted = {
             *(name for name in code.co_varnames[:count] if name not in first | self.stored.keys()),

@@ -108,7 +108,7 @@ def _emit_content(walk: Walk, cls: type) -> None:
 
     walk.tag("class")
     walk.text(cls.__name__)
-    walk.guards.bases(cls)
+    walk.guards.attribute(cls, "__bases__", cls.__bases__)
     walk.guards.mapping(vars(cls))
     names = sorted(name for name in vars(cls) if _is_content(cls, name))
     summary = " ".join([cls.__name__, *(base.__name__ for base in cls.__bases__), *names])

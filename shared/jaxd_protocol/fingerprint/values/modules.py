@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
-from jaxd_protocol.fingerprint.canonical import DIGEST_SIZE
+from jaxd_protocol.fingerprint.canonical import digest
 from jaxd_protocol.fingerprint.process_view import is_extension
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -55,7 +54,10 @@ def emit_module(walk: Walk, module: ModuleType) -> None:
 def _local_module(walk: Walk, module: ModuleType) -> None:
     file = getattr(module, "__file__", None)
     if isinstance(file, str) and is_extension(file):
-        emit_extension(walk, module, file)
+        walk.tag("extension")
+        with open(file, "rb") as source:
+            walk.write(digest(source.read()))
+        walk.unpicklable(module, "it is a compiled extension module")
         return
     walk.tag("module")
     content = vars(module)
@@ -68,17 +70,8 @@ def _local_module(walk: Walk, module: ModuleType) -> None:
 
 
 def _is_content(name: str) -> bool:
-    return name not in IGNORED_ATTRIBUTES and not name.startswith(
-        "@py"
-    )  # pytest's rewritten asserts
-
-
-def emit_extension(walk: Walk, module: Any, file: str) -> None:
-    """Appends a compiled module of the user's own: the bytes of its file."""
-    walk.tag("extension")
-    with open(file, "rb") as source:
-        walk.write(blake2b(source.read(), digest_size=DIGEST_SIZE).digest())
-    walk.unpicklable(module, "it is a compiled extension module")
+    # pytest puts names with "@py" there for its rewritten asserts
+    return name not in IGNORED_ATTRIBUTES and not name.startswith("@py")
 
 
 _CLOCKS: Final = frozenset(
