@@ -15,17 +15,17 @@ from typing import Generic, Protocol, TypeVar
 
 
 class ForkAware(Protocol):
-    """Something that belongs to one process."""
+    """An object whose state belongs to one process."""
 
     def after_fork(self) -> None:
-        """Called in the child: leave what is the parent's alone, and begin anew."""
+        """Called in the child: resets the state without touching the parent's resources."""
 
 
 class ForkShared(Protocol):
-    """Something of which the child has a part."""
+    """An object whose memory a child shares."""
 
     def on_fork(self) -> None:
-        """Called in the parent, before and after: a child has what there is now."""
+        """Called in the parent, before and after: the child shares what is mapped now."""
 
 
 _fork_shared: weakref.WeakSet[ForkShared] = weakref.WeakSet()
@@ -64,11 +64,11 @@ class Lazy(Generic[T]):
     """Gives one object, always the same. From any thread; it holds no lock, as after a fork.
 
     Args:
-        make: makes it. Threads that ask at the same moment may each make one, of which only
-            the first is ever given to anybody.
+        make: makes it. Threads that call at the same moment may each make one, of which only
+            the first is ever returned.
 
     Attributes:
-        made: the object; None as long as nobody has asked for it.
+        made: the object; None before the first call.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -89,7 +89,7 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 def machine_id() -> str | None:
     """A name of the kernel that runs this process, new at each boot; None where there is none.
 
-    For convenience, not for trust: whoever has seen it can say it.
+    No proof of identity: every process that has read it can send it.
     """
     try:
         with open(_BOOT, "rb") as file:

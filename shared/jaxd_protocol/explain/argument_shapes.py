@@ -29,7 +29,7 @@ class ArgumentShape(NamedTuple):
         kind: `leaf`, `static`, or `dict`, `list`, `tuple` or a class's name for what has children.
         text: a leaf's dtype and shape, such as ``float32[3,4]``; in short a static value, or the
             plain ones of an object.
-        identity: stands for the whole of what is static: `text` may be cut off, or not be all.
+        identity: bytes that identify the whole static value: `text` may be cut off.
         children: each with its step from here: ``['w']``, ``[0]``, ``.w``.
     """
 
@@ -158,7 +158,7 @@ def _object(outline: Any, leaves: Iterator[ArgumentShape], content: bytes = b"")
         outline: its kind, the steps to its children with their outlines, and those of its static
             values that are plain; None for a leaf.
         leaves: those of it.
-        content: stands for all that is static in it.
+        content: bytes that identify all that is static in it.
     """
     if outline is None:
         return next(leaves)

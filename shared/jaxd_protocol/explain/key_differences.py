@@ -19,7 +19,7 @@ _MAX_LINE: Final = 300
 
 
 class Difference(NamedTuple):
-    """One thing that differs between what is asked for and what is known.
+    """One difference between the requested key and a known one.
 
     Attributes:
         kind: that of the part, or `argument`, `option`, `config`, `structure`, `unknown`.

@@ -96,8 +96,8 @@ def walk(
 def content_id(value: Any) -> bytes:
     """The digest of one class or callable: sixteen bytes that are equal in every process.
 
-    Kept as long as nothing that it reaches has changed. Within `shipping` it is that of a function
-    whose packages count as files.
+    Kept as long as nothing that it reaches has changed. Within `using_archives` it is that of a
+    function whose packages count as files.
     """
     archives = current_archives()
     content = b"" if archives is None else archives.archive.content

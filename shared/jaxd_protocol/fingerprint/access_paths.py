@@ -34,24 +34,24 @@ _READ_ALL_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
 
 def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
     """Appends what a function reads of a global."""
-    name, home = read.name, function.__globals__
+    name, globals_ = read.name, function.__globals__
     if name in modules.IGNORED_ATTRIBUTES or name.startswith("@py"):
         return
     walk.text(name)
     walk.line = read.line
-    value = home.get(name, MISSING)
+    value = globals_.get(name, MISSING)
     if read.written and not read.steps and type(value) in ATOMS:
         walk.guards.complete = False  # the code may assign it: it counts as it was found
     else:
-        walk.guards.item(home, name, value)
+        walk.guards.item(globals_, name, value)
     if value is MISSING:
-        _builtin(walk, home, read)
+        _builtin(walk, globals_, read)
         return
     walk.label = f"global {name}"
     follow(walk, value, read.steps, read.written)
 
 
-def _builtin(walk: Walk, home: dict[str, Any], read: Read) -> None:
+def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
     name = read.name
     if not hasattr(builtins, name):
         walk.tag("missing")
@@ -69,7 +69,7 @@ def _builtin(walk: Walk, home: dict[str, Any], read: Read) -> None:
     impure = modules.impurity("builtins", name)
     if impure is not None:
         walk.note(impure)
-    own = walk.process_view.module(home.get("__name__") or "")
+    own = walk.process_view.module(globals_.get("__name__") or "")
     if name in _READ_ALL_GLOBALS and own is not None and walk.is_local(own.__name__):
         modules.emit_module(walk, own)
 
@@ -225,7 +225,7 @@ def record_method(walk: Walk, function: Any, instance: Any) -> None:
 def emit_callable_object(walk: Walk, instance: Any) -> bool:
     """Appends an object that is going to be called, by what its `__call__` reads of it.
 
-    False, and nothing is appended, when that cannot be said.
+    False, and nothing is appended, when that is not certain.
     """
     if uses_of_first_parameter(walk, _static_lookup(type(instance), "__call__")[1]) is None:
         return False
@@ -345,8 +345,8 @@ _COMPUTED_IMPORTS: Final = frozenset({("importlib", "import_module"), ("sys", "m
 def emit_installed(walk: Walk, module: ModuleType, steps: Steps) -> None:
     """Appends a chain from an installed module.
 
-    Its names are in the code, and what is behind them is the same on both sides, unless somebody
-    has put it there.
+    Its names are in the code, and their values are the same on both sides, unless they were
+    patched.
     """
     walk.reach.installed.append(module)
     modules.emit_reference(walk, module.__name__, "")
@@ -435,10 +435,10 @@ def emit_setting(walk: Walk, module: str, name: str, holder: Any, rest: Steps) -
     contents = [getattr(place, "__dict__", {}) for place in places]
     value = next((content[attribute] for content in contents if attribute in content), MISSING)
     path = f"{name}.{attribute}"
-    home = sys.modules.get(module)
-    if value is MISSING or not is_plain_data(value) or home is None:
+    loaded = sys.modules.get(module)
+    if value is MISSING or not is_plain_data(value) or loaded is None:
         return
-    if not walk.process_view.carries(home, path, value):
+    if not walk.process_view.carries(loaded, path, value):
         return
     walk.tag("set")
     walk.text(f"{module}:{path}")

@@ -65,7 +65,7 @@ def _unbound_wrapper(value: Any) -> Any:
 
 def _function_wrapper(walk: Walk, value: FunctionWrapper) -> None:
     """The function, and how it is jitted where it is called; one of an archive is plain there."""
-    if value.jit_options is None or archive_members.is_named(walk, value.__wrapped__):
+    if value.jit_options is None or archive_members.name_of(walk, value.__wrapped__):
         walk.emit(value.__wrapped__)
     else:
         walk.numbered(value, _jitted)

@@ -26,7 +26,7 @@ from jaxd_protocol.packages.importable import importable_name
 _CALLBACK_FUNCTIONS: Final = frozenset(
     {"pure_callback", "io_callback", "callback", "debug_callback"}
 )
-"""A function that uses one of these reads clocks and files where it means to."""
+"""A function that uses one of these may read clocks and files in the callback: no warning."""
 
 
 def emit_function(walk: Walk, function: FunctionType) -> None:
@@ -151,7 +151,8 @@ def emit_partial(walk: Walk, value: functools.partial[Any]) -> None:
     walk.emit(value.func)
     walk.text(len(value.args))
     walk.guards.mapping(value.keywords)
-    names = _parameters(value.func)
+    code = getattr(value.func, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if isinstance(code, CodeType) else ()
     for index, argument in enumerate(value.args):
         name = names[index] if index < len(names) else str(index)
         walk.emit_labelled(f"partial {name}", argument)
@@ -161,11 +162,6 @@ def emit_partial(walk: Walk, value: functools.partial[Any]) -> None:
         walk.emit_labelled(f"partial {name}", argument)
     if vars(value):
         walk.emit(vars(value))
-
-
-def _parameters(function: Any) -> tuple[str, ...]:
-    code = getattr(function, "__code__", None)
-    return code.co_varnames[: code.co_argcount] if isinstance(code, CodeType) else ()
 
 
 def emit_builtin(walk: Walk, value: BuiltinFunctionType) -> None:

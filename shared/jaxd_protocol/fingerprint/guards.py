@@ -20,8 +20,6 @@ use, as `jax.jit` does it."""
 MISSING: Final = object()
 """In place of a value: there is none."""
 
-_EMPTY: Final = object()
-
 
 class Guards:
     """What a walk saw.
@@ -189,7 +187,7 @@ def _contents(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return _EMPTY
+        return MISSING
 
 
 def _same(now: Any, then: tuple[Any, ...]) -> bool:

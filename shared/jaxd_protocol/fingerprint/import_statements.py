@@ -21,10 +21,10 @@ from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
 
 
-def emit_import(walk: Walk, home: dict[str, Any], statement: Import, facts: CodeFacts) -> None:
+def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import, facts: CodeFacts) -> None:
     """Appends what an import statement in a function brings in, as far as it is read."""
     walk.tag("import")
-    name = absolute_name(statement.name, statement.level, home)
+    name = absolute_name(statement.name, statement.level, globals_)
     if not walk.is_local(name):
         modules.emit_reference(walk, name, "")
         _installed_import(walk, name, statement, facts)
@@ -68,11 +68,12 @@ def _by_attributes(walk: Walk, name: str) -> Any:
     return found
 
 
-def absolute_name(name: str, level: int, home: dict[str, Any]) -> str:
+def absolute_name(name: str, level: int, globals_: Mapping[str, Any]) -> str:
     """The full name of a module in an import statement of a function with these globals."""
     if not level:
         return name
-    package = home.get("__package__") or getattr(home.get("__spec__"), "parent", None) or ""
+    parent = getattr(globals_.get("__spec__"), "parent", None)
+    package = globals_.get("__package__") or parent or ""
     try:
         return resolve_name("." * level + name, package)
     except ImportError:

@@ -1,8 +1,8 @@
 """The user's packages as files: what `ship="source"` counts and sends instead of values.
 
-An archive is the source of whole top-level packages. What stands in one of them under a name
-counts by that name, and the archive counts by its code, so code that imports modules by computed
-names can run. What was changed in a module after its import is not in its source and not seen.
+An archive is the source of whole top-level packages. An object that one of them defines under a
+name counts by that name, and the archive counts by its code, so code that imports modules by
+computed names can run. Changes of a module after its import are not in its source and not noticed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def archive_of(sources: Mapping[str, Source], packages: tuple[Package, ...] = ()
 
 
 class LocalArchives:
-    """Those of this process, growing while a walk meets more packages, until it is closed."""
+    """The archives of this process. They grow while a walk finds packages, until `close`."""
 
     def __init__(self) -> None:
         self._sources: dict[str, Source] = {}
@@ -107,9 +107,7 @@ class LocalArchives:
             return
         if LocalProcess().is_local(top):
             self._add(top)
-            return
-        package = package_of(top)
-        if package is not None:
+        elif (package := package_of(top)) is not None:
             self._packages.add(package)
 
     def name_of(self, value: Any) -> Name | None:
@@ -146,7 +144,7 @@ class LocalArchives:
         return (module, inner) if look_up(sys.modules.get(module), inner) is value else None
 
     def _location_of(self, value: Any) -> Name | None:
-        """Where a module holds an object that does not know its name, such as a registry."""
+        """Where a module holds an object without a `__qualname__`, such as a registry."""
         if self._locations is None:
             self._locations = dict(self._find_locations())
         found = self._locations.get(id(value))
@@ -161,7 +159,7 @@ class LocalArchives:
 
 
 def _is_made_here(value: Any) -> bool:
-    """Whether a module's attribute is an object of its own making that no value can stand for."""
+    """Whether a module's attribute is an object that the module made and that has no value form."""
     if isinstance(value, ModuleType | type | FunctionType | tuple | frozenset):
         return False
     if is_array(value) or is_plain_data(value):

@@ -1,4 +1,4 @@
-"""What a walk knows about modules: from this process or, on a server, from the client."""
+"""What a walk needs of modules: from this process or, on a server, from the client's report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SALT: Final = b"jaxd-1" + MAGIC_NUMBER + bytes([sys.flags.optimize])
 
 
 class ProcessView(Protocol):
-    """What a walk has to know of the process in which the function was written."""
+    """What a walk needs of the process in which the function was written."""
 
     @property
     def salt(self) -> bytes:

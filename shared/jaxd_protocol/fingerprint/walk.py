@@ -3,7 +3,7 @@
 It goes breadth first. What has an identity (functions, classes, modules, objects, mutable
 containers) gets a number when it is met first, and is named by it afterwards, so cycles end and
 chains may be of any length. What is only a value is written where it stands. Each kind of thing
-has a function that takes it apart, and the walk is given these: see `Handlers`.
+has a function that takes it apart, which `Handlers` passes to the walk.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ EmitContent = Callable[["Walk", Any], None]
 
 
 class CyclicClasses(Exception):
-    """A class leads back to one that is being walked over: they can only be one part.
+    """A class refers back to one that is being walked over: both belong to one walk.
 
     Attributes:
-        cls: the class that is led back to.
+        cls: the class that is referred to.
     """
 
     def __init__(self, cls: type) -> None:
@@ -64,7 +64,7 @@ class WalkResult(NamedTuple):
 
 
 class Handlers(NamedTuple):
-    """What takes things apart. They know the walk; the walk knows none of them.
+    """The functions that take objects apart. They import the walk, which imports none of them.
 
     Attributes:
         root: appends what a walk starts from.
@@ -198,17 +198,13 @@ class Walk:
         """Appends a value of any type, or the number that it has."""
         data = atom(value) if type(value) in ATOMS else None
         if self._ignore and self.label_as_code() in self._ignore:
-            self._emit_ignored(value)
+            self.tag("ignored")  # it travels, and does not count
+            self.reach.absorb(self._sub_walk().run(value, self.label_as_code()).reach)
         elif data is not None:
             self._stream += data
             self.part("value", self.label, data, short_repr(value))
         else:
             self._handlers.object(self, value)
-
-    def _emit_ignored(self, value: Any) -> None:
-        """Something that the user excludes by `ignore`: it travels, and does not count."""
-        self.tag("ignored")
-        self.reach.absorb(self._sub_walk().run(value, self.label_as_code()).reach)
 
     def emit_labelled(self, label: str, value: Any) -> None:
         """Appends a value that is read in another way than the one at hand."""
@@ -257,7 +253,7 @@ class Walk:
     def callback_only(self, value: Any) -> None:
         """Appends that something is given to be called back, and nothing of its content."""
         if self.is_inner:
-            self.emit(value)  # a class means the same wherever it is
+            self.emit(value)  # the digest of a class does not depend on the function
             return
         self.tag("live")
         if type(value) in ATOMS:
@@ -365,7 +361,7 @@ class Walk:
         return inner
 
     def walk_class(self, cls: type) -> WalkResult:
-        """What a class means by itself, whoever refers to it.
+        """The content of a class by itself, independent of what refers to it.
 
         On a server a class may have come with another function, and with it whatever it refers
         to. So what it shares with this function must not count: the walk over it has its own

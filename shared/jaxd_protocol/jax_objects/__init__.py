@@ -1,4 +1,4 @@
-"""What jaxd knows of jax's own objects: how to hash them, how they travel, how classes do.
+"""Objects of jax itself: how they are hashed, how they travel, and how classes are registered.
 
 The one place for private names of jax, and for those of the libraries whose classes need more
 than Python's own class machinery. None of it imports jax where jax is not loaded already, apart

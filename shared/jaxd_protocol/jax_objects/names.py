@@ -1,6 +1,6 @@
-"""Where the types of jax are that the walk and the packing know, most of them by public names.
+"""Where the types of jax are that walk and packing handle, most of them by public names.
 
-And the names of jax objects that do not know their own: primitives, caches, universal functions.
+And the names of jax objects without a `__qualname__`: primitives, caches, universal functions.
 
 Nothing here imports jax. An object of a jax type can only exist where jax is loaded, so its
 modules are looked up among those that are; tests/shared/jax_objects/test_names.py notices when a
@@ -56,9 +56,10 @@ COPIED_ATTRIBUTES = frozenset(
 )
 """Names and texts that `functools.wraps` copies; they decide nothing."""
 
-_NAMED_KINDS = frozenset(
+NAMED_KINDS = frozenset(
     {"jit", "custom_jvp", "custom_vjp", "custom_vmap", "ufunc", "primitive", "cache"}
 )
+"""Kinds of which a library may hold an object under a name, as `jnp.sin`."""
 _kinds: dict[type, str | None] = {}
 
 
@@ -91,11 +92,6 @@ def kind_of(value: Any) -> str | None:
     found = {attribute(*where): kind for kind, where in JAX_TYPES.items()}
     _kinds[cls] = next((found[base] for base in cls.__mro__ if base in found), None)
     return _kinds[cls]
-
-
-def name_of_function_like(kind: str, value: Any) -> tuple[str, str] | None:
-    """The name of a jax object of a kind that may be a library's own: a function or a primitive."""
-    return name_of_jax_object(value) if kind in _NAMED_KINDS else None
 
 
 def name_of_jax_object(value: Any) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.jax_objects.jit_objects import jit_extras, jit_options, make_jit
-from jaxd_protocol.jax_objects.names import JAX_TYPES, kind_of, name_of_function_like
+from jaxd_protocol.jax_objects.names import JAX_TYPES, NAMED_KINDS, kind_of, name_of_jax_object
 from jaxd_protocol.packages.importable import find_object
 
 
@@ -22,7 +22,7 @@ def reduce_jax(value: Any) -> Any:
     kind = kind_of(value)
     if kind is None or kind not in _REDUCERS:
         return NotImplemented
-    name = name_of_function_like(kind, value)
+    name = name_of_jax_object(value) if kind in NAMED_KINDS else None
     return _REDUCERS[kind](value) if name is None else (find_object, name)
 
 

@@ -99,7 +99,7 @@ GENERATED_ATTRIBUTES = frozenset(
         "__signature__",  # flax sets it where documents are built
     }
 )
-"""Attributes of a class that follow from the rest, for whoever hashes a class."""
+"""Attributes of a class that follow from the rest: they do not count in its digest."""
 
 
 class Registration(NamedTuple):  # keys name it and its module
@@ -107,7 +107,7 @@ class Registration(NamedTuple):  # keys name it and its module
 
     Attributes:
         style: `node`, `keyed`, `dataclass` or `static`, as jax calls its ways; `equinox` or
-            `flax.nnx` where the library does it; `none` when only flax's serialisation knows it.
+            `flax.nnx` where the library does it; `none` when only flax's serialisation has it.
         parts: the functions or field names that go with the style.
         state_dict: the functions with which flax saves and restores instances, if it does.
     """

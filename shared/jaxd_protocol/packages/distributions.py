@@ -1,7 +1,7 @@
 """Installed packages: which distribution a module comes from, and what exactly is installed.
 
-Nothing is imported to find out. What was found is kept until `changed_since_first_seen` notices
-that it is no longer what stands on the disk.
+Nothing is imported to find out. Results are kept until `changed_since_first_seen` finds other
+files on the disk.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ class Package(NamedTuple):
     """An installed distribution.
 
     Attributes:
-        name: as pip calls it; several for a namespace that they share: `a, b`.
-        version: as its metadata says; empty for a module that stands in `site-packages` without
-            any metadata.
+        name: as for pip; several for a namespace that they share: `a, b`.
+        version: from its metadata; empty for a module in `site-packages` without any metadata.
         digest: sixteen bytes over the rows of its RECORD that name files inside the package; over
             names, sizes and times of its code files where there is no RECORD.
     """
@@ -41,7 +40,7 @@ class _FoundPackage(NamedTuple):
 
 
 _found: dict[str, _FoundPackage] = {}
-"""By module: full names as they were asked for, and roots. Changed under `_lock`, read without."""
+"""By full name of a module, and by root. Changed under `_lock`, read without."""
 
 _lock = threading.Lock()
 
@@ -59,8 +58,8 @@ if hasattr(os, "register_at_fork"):
 def package_of(module: str) -> Package | None:
     """The distribution that a module belongs to, imported or not.
 
-    Answers with what was found first in this process, until `changed_since_first_seen` has told
-    that it changed.
+    The result is what was found first in this process, until `changed_since_first_seen` has
+    reported a change.
 
     Args:
         module: a full name, such as `jax.numpy`.
@@ -89,7 +88,7 @@ def import_root(module: str) -> str:
 
 
 def still_current(package: Package) -> bool:
-    """Whether what stands on the disk is still that package; costs a look at its RECORD's stamp.
+    """Whether that package is still on the disk; costs one `stat` of its RECORD.
 
     A package that was not found by this process is not current.
     """
@@ -98,10 +97,10 @@ def still_current(package: Package) -> bool:
 
 
 def changed_since_first_seen() -> list[tuple[Package, Package | None]]:
-    """Packages that are no longer what `package_of` said: what it said, and what is there now.
+    """Packages that differ from what `package_of` returned: its result, and what is there now.
 
-    Each change is told once; from then on `package_of` tells what is there. None stands for a
-    package that is gone. Costs one system call for each package that is known.
+    Each change is reported once; `package_of` then returns the new package. None is a package
+    that is gone. Costs one system call for each package that was found.
     """
     changes: dict[Package, Package | None] = {}
     for root, found in list(_found.items()):
@@ -143,7 +142,7 @@ def _find_package(root: str) -> _FoundPackage | None:
 
 
 def _package_at(root: str, path: str) -> list[_FoundPackage]:
-    """What is known of a file, or a folder (with `/` at its end): the last installed first."""
+    """The owners of a file, or of a folder (with `/` at its end): the last installed first."""
     site = site_folder(path)
     if site is None or is_local_file(path):
         return []
@@ -215,11 +214,11 @@ _BINARY_SUFFIXES: Final = (".so", ".pyd", ".dll", ".dylib")
 
 
 class FileStamp(NamedTuple):
-    """A file as it was when it was looked at; another one has another stamp.
+    """The state of a file; a changed file has another stamp.
 
     Attributes:
         path: the file.
-        mtime_ns, size: what the system says of it; both -1 for a file that is not there.
+        mtime_ns, size: as `os.stat` returns them; both -1 for a file that does not exist.
     """
 
     path: str
@@ -263,7 +262,7 @@ def owners(site: str, inside: str) -> list[Metadata]:
     nearest = 0
     for name in names:
         if found and _name_distance(name, top) > nearest and not inside.endswith("/"):
-            break  # one file has one owner, and the likely ones were asked first
+            break  # one file has one owner, and the likely ones were read first
         nearest = _name_distance(name, top)
         path = os.path.join(site, name)
         record = os.path.join(path, "RECORD")

@@ -469,7 +469,9 @@ class Instructions(list[Instruction]):
                 return False
             if each.op in ("STORE_SUBSCR", "DELETE_SUBSCR") and above == 1:
                 return True
-            above += dis.stack_effect(dis.opmap[each.op], _stack_argument(each), jump=False)
+            opcode = dis.opmap[each.op]
+            argument = each.arg if opcode >= dis.HAVE_ARGUMENT else None
+            above += dis.stack_effect(opcode, argument, jump=False)
             if above <= 0:
                 return False
         return False
@@ -492,7 +494,3 @@ class Instructions(list[Instruction]):
             at += 1
         stored = self._at(at, *_STORE)
         return [] if stored is None else [(stored.value, ())]
-
-
-def _stack_argument(each: Instruction) -> int | None:
-    return each.arg if dis.opmap[each.op] >= dis.HAVE_ARGUMENT else None

@@ -144,7 +144,7 @@ def _instance(walk: Walk, value: Any) -> None:
     reduce = copyreg.dispatch_table.get(kind)
     try:
         reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-    except Exception as error:  # noqa: BLE001  whatever it says, it cannot be taken apart
+    except Exception as error:  # noqa: BLE001  a user's `__reduce__` may raise anything
         walk.unshared(value, str(error) or type(error).__name__)
         return
     walk.guards.instance(value)

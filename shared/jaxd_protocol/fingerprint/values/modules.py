@@ -89,20 +89,6 @@ _CLOCKS: Final = frozenset(
         "strftime",
     ]
 )
-_NUMPY_RANDOM_OBJECTS: Final = frozenset(
-    [
-        "Generator",
-        "RandomState",
-        "SeedSequence",
-        "default_rng",
-        "PCG64",
-        "PCG64DXSM",
-        "MT19937",
-        "Philox",
-        "SFC64",
-        "BitGenerator",
-    ]
-)
 _NUMPY_FILES: Final = frozenset(["load", "fromfile", "loadtxt", "genfromtxt", "memmap"])
 _RANDOM_OBJECTS: Final = frozenset({"Random", "SystemRandom", "seed"})
 _OS_FILES: Final = frozenset(
@@ -121,6 +107,12 @@ _OS_FILES: Final = frozenset(
     ]
 )
 
+_FILE_READERS: Final = {
+    **dict.fromkeys(["builtins", "io", "_io"], ("open",)),
+    **dict.fromkeys(["os", "posix", "nt"], _OS_FILES),
+    **dict.fromkeys(["posixpath", "genericpath", "glob"], ("exists", "isfile", "glob")),
+}
+
 
 def impurity(module: str, name: str) -> str | None:
     """What an installed function reads besides its arguments, None for most.
@@ -137,21 +129,13 @@ def impurity(module: str, name: str) -> str | None:
         return f"numpy's global random state (numpy.random.{name})"
     if module == "random" and name and name not in _RANDOM_OBJECTS:
         return f"Python's global random state (random.{name})"
-    return _files(module, name)
-
-
-def _is_numpy_state(module: str, name: str) -> bool:
-    is_function = name[:1].islower() and name not in _NUMPY_RANDOM_OBJECTS
-    return is_function and (module + ".").startswith("numpy.random.")
-
-
-def _files(module: str, name: str) -> str | None:
-    if (module in ("builtins", "io", "_io") and name == "open") or (
-        module in ("os", "posix", "nt") and name in _OS_FILES
-    ):
+    if name in _FILE_READERS.get(module, ()):
         return f"the file system ({name})"
     if module.startswith("numpy") and name in _NUMPY_FILES:
         return f"the file system (numpy.{name})"
-    if module in ("posixpath", "genericpath", "glob") and name in ("exists", "isfile", "glob"):
-        return f"the file system ({name})"
     return None
+
+
+def _is_numpy_state(module: str, name: str) -> bool:
+    is_function = name[:1].islower() and name != "default_rng"  # which makes an object, as a class
+    return is_function and (module + ".").startswith("numpy.random.")
