@@ -36,13 +36,14 @@ def emit_archived(walk: Walk, value: Any) -> bool:
     name = name_of(walk, value)
     if name is None:
         return False
+    home, inner = name
 
     def body(walk: Walk, _: Any) -> None:
         walk.tag("archived")
-        walk.text(name[0])
-        walk.text(name[1])
+        walk.text(home)
+        walk.text(inner)
 
-    walk.archived.add(name[0])
+    walk.archived.add(home)
     walk.numbered(value, body)
     return True
 
