@@ -54,6 +54,22 @@ def test_an_installed_function_counts_by_its_name() -> None:
     assert digest_of(json.dumps) != digest_of(json.loads)
 
 
+def test_an_error_of_a_hook_is_not_an_empty_cell_of_an_installed_function() -> None:
+    """It ends the walk, as for a function of the user's own."""
+
+    class Kept:
+        def __fingerprint__(self) -> int:
+            raise ValueError("not now")
+
+    def make(kept: Kept) -> Any:
+        return lambda: kept
+
+    made = make(Kept())
+    installed = FunctionType(made.__code__, vars(optax), "update", None, made.__closure__)
+    with pytest.raises(ValueError, match="not now"):
+        walk_of(installed)
+
+
 def test_a_function_that_a_library_made_counts_by_what_it_closes_over() -> None:
     """`optax.sgd` gives functions of its own."""
     one, same, other = (optax.sgd(rate).update for rate in (0.1, 0.1, 0.2))
