@@ -1,8 +1,7 @@
-"""What belongs to one process: what a fork must not share, what is made lazily; and its machine.
+"""State of one process: what is reset or kept at a fork, lazily made objects, the machine's id.
 
-The child of a fork forgets its parent's connections: both would otherwise read from one socket, and
-the child's end of it would close the parent's. Memory that both have mapped is the child's as well
-from then on.
+The child of a fork drops its parent's connections: both would otherwise read from one socket, and
+the exit of the child would close that of the parent. Shared memory stays mapped in both.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def reset_after_fork(thing: ForkAware) -> None:
-    """Has `thing.after_fork` called in every child that this process forks while it is alive."""
+    """Registers an object whose `after_fork` every child of this process calls; held weakly."""
     _fork_aware.add(thing)
 
 
 def notify_before_forks(thing: ForkShared) -> None:
-    """Has `thing.on_fork` called in this process at every fork while it is alive."""
+    """Registers an object whose `on_fork` this process calls at every fork; held weakly."""
     _fork_shared.add(thing)
 
 
@@ -61,7 +60,7 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """Gives one object, always the same. From any thread; it holds no lock, as after a fork.
+    """Makes one object at the first call and always returns that. Thread-safe, without a lock.
 
     Args:
         make: makes it. Threads that call at the same moment may each make one, of which only

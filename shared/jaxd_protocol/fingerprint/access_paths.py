@@ -63,8 +63,8 @@ def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
         refuse_computed_import(walk, name)
     if _is_replaced_builtin(walk, name, getattr(builtins, name)):
         raise PackingError(
-            f"{walk.path()} uses {name} ({walk.where}), which somebody has put into Python's "
-            "builtins. The server's are as Python made them. Import or define it instead."
+            f"{walk.path()} uses {name} ({walk.where}), which was added to Python's "
+            "builtins. The server has only Python's own. Import or define it instead."
         )
     impure = modules.impurity("builtins", name)
     if impure is not None:

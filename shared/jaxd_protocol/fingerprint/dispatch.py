@@ -1,4 +1,4 @@
-"""Which function takes apart which kind of object, and how those of Python's own types are."""
+"""The handler of each kind of object, and the handlers of Python's own types."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _emit_object(walk: Walk, value: Any) -> None:
     elif isinstance(value, types.ModuleType):
         modules.emit_module(walk, value)
     else:
-        from jaxd_protocol.fingerprint.values.instances import emit_other  # many reach none
+        # many functions reach no such object
+        from jaxd_protocol.fingerprint.values.instances import emit_other
 
         emit_other(walk, value)
 

@@ -178,8 +178,7 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
 
 def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
     name = absolute_name(statement.name, statement.level, {"__package__": package})
-    names = [name, *(f"{name}.{each}" for each in statement.names)]
-    for full in names:
+    for full in (name, *(f"{name}.{each}" for each in statement.names)):
         if walk.is_local(full.partition(".")[0]):
             _local_by_source(walk, full)
         else:
@@ -190,12 +189,10 @@ def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
 def _local_by_source(walk: Walk, full: str) -> None:
     for name in prefixes_of(full):
         walk.text(name)
-        module, source = walk.process_view.module(name), None
-        if module is None:
-            source = walk.process_view.source(name)
-        else:
+        module = walk.process_view.module(name)
+        if module is not None:
             walk.reach.imports[name] = module
             if name == full:
                 modules.emit_module(walk, module)
-        if source is not None:
+        elif (source := walk.process_view.source(name)) is not None:
             _emit_source(walk, name, source)

@@ -90,8 +90,7 @@ class LocalArchives:
         self._top_level[top] = bool(files)
         self._locations = None
         for name, path in files.items():
-            source = source_of(path)
-            if source is not None:
+            if (source := source_of(path)) is not None:
                 self._sources[name] = source
         for name in files.keys() & self._sources.keys():
             source = self._sources[name]
