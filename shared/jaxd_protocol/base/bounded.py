@@ -34,7 +34,7 @@ class BoundedDict(OrderedDict[K, V]):
     def put(self, key: K, value: V) -> V | None:
         """Sets an entry; returns the value that was dropped for it, None when none was.
 
-        Who holds a lock can so let go of that value after releasing it.
+        A caller with a lock can destroy that value after releasing it.
         """
         super().__setitem__(key, value)
         try:

@@ -1,8 +1,7 @@
-"""What belongs to one process: what a fork must not share, what is made lazily; and its machine.
+"""State of one process: what is reset or kept at a fork, lazily made objects, the machine's id.
 
-The child of a fork forgets its parent's connections: both would otherwise read from one socket, and
-the child's end of it would close the parent's. Memory that both have mapped is the child's as well
-from then on.
+The child of a fork drops its parent's connections: both would otherwise read from one socket, and
+the exit of the child would close that of the parent. Shared memory stays mapped in both.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Generic, Protocol, TypeVar
 
 
 class ForkAware(Protocol):
-    """Something that belongs to one process."""
+    """An object whose state belongs to one process."""
 
     def after_fork(self) -> None:
-        """Called in the child: leave what is the parent's alone, and begin anew."""
+        """Called in the child: resets the state without touching the parent's resources."""
 
 
 class ForkShared(Protocol):
-    """Something of which the child has a part."""
+    """An object whose memory a child shares."""
 
     def on_fork(self) -> None:
-        """Called in the parent, before and after: a child has what there is now."""
+        """Called in the parent, before and after: the child shares what is mapped now."""
 
 
 _fork_shared: weakref.WeakSet[ForkShared] = weakref.WeakSet()
@@ -33,12 +32,12 @@ _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def reset_after_fork(thing: ForkAware) -> None:
-    """Has `thing.after_fork` called in every child that this process forks while it is alive."""
+    """Registers an object whose `after_fork` every child of this process calls; held weakly."""
     _fork_aware.add(thing)
 
 
 def notify_before_forks(thing: ForkShared) -> None:
-    """Has `thing.on_fork` called in this process at every fork while it is alive."""
+    """Registers an object whose `on_fork` this process calls at every fork; held weakly."""
     _fork_shared.add(thing)
 
 
@@ -61,14 +60,14 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """Gives one object, always the same. From any thread; it holds no lock, as after a fork.
+    """Makes one object at the first call and always returns that. Thread-safe, without a lock.
 
     Args:
-        make: makes it. Threads that ask at the same moment may each make one, of which only
-            the first is ever given to anybody.
+        make: makes it. Threads that call at the same moment may each make one, of which only
+            the first is ever returned.
 
     Attributes:
-        made: the object; None as long as nobody has asked for it.
+        made: the object; None before the first call.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -89,7 +88,7 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 def machine_id() -> str | None:
     """A name of the kernel that runs this process, new at each boot; None where there is none.
 
-    For convenience, not for trust: whoever has seen it can say it.
+    No proof of identity: every process that has read it can send it.
     """
     try:
         with open(_BOOT, "rb") as file:

@@ -64,7 +64,7 @@ def check_sealed(descriptor: int, nbytes: int) -> None:
         raise ProtocolError("the peer shares memory that it could take away again.")
     if not 0 < nbytes <= status.st_size:
         raise ProtocolError(
-            f"the peer shares {status.st_size:,} bytes of memory, not the {nbytes:,} that it says."
+            f"the peer shares {status.st_size:,} bytes of memory, not {nbytes:,} as it announced."
         )
 
 

@@ -13,7 +13,7 @@ _FEW: Final = 64
 
 
 class Timer:
-    """Something that is to be done at a time, unless it is cancelled before."""
+    """A function that is called at a given time, unless it is cancelled before."""
 
     __slots__ = ("_do", "at")
 
@@ -22,8 +22,8 @@ class Timer:
         self._do: Callable[[], object] | None = do
 
     def cancel(self) -> None:
-        """It is not done any more, unless it is being done."""
-        self._do = None  # and lets go of what it would be done to
+        """The function is not called any more; a call that has begun goes on."""
+        self._do = None  # and drops its reference to the function
 
     @property
     def is_over(self) -> bool:
@@ -31,20 +31,20 @@ class Timer:
         return self._do is None
 
     def run(self) -> None:
-        """Does it, unless it was cancelled."""
+        """Calls the function, unless it was cancelled."""
         do, self._do = self._do, None
         if do is not None:
             do()
 
 
 class TimerThread:
-    """Does what it is told at the time that it is told. Thread-safe; its thread starts when needed.
+    """Calls functions at given times. Thread-safe; its thread starts when needed.
 
-    What is done is to be quick, because everything else waits meanwhile.
+    The functions have to be quick, because all other timers wait meanwhile.
 
     Args:
         name: of its thread.
-        failed: called in an `except` block when something that was done has raised an exception.
+        failed: called in an `except` block when a function has raised an exception.
     """
 
     def __init__(self, name: str, failed: Callable[[], object]) -> None:
@@ -61,7 +61,7 @@ class TimerThread:
         self._runs = False
 
     def at(self, when: float, do: Callable[[], object]) -> Timer:
-        """Has something done at a time of `time.monotonic()`."""
+        """Schedules a function at a time of `time.monotonic()`."""
         timer = Timer(when, do)
         with self._changed:
             if len(self._timers) >= self._most:
@@ -77,7 +77,7 @@ class TimerThread:
         return timer
 
     def after(self, seconds: float, do: Callable[[], object]) -> Timer:
-        """Has something done in so many seconds."""
+        """Schedules a function in so many seconds."""
         return self.at(time.monotonic() + seconds, do)
 
     def _run(self) -> None:
@@ -91,7 +91,7 @@ class TimerThread:
                 timer = heapq.heappop(self._timers)[2]
             try:
                 timer.run()
-            except Exception:  # noqa: BLE001  the others have to be done all the same
+            except Exception:  # noqa: BLE001  the other timers still have to run
                 self._failed()
             del timer
 

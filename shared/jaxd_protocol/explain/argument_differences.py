@@ -21,10 +21,10 @@ def argument_differences(
         was, now = before.get(name), after.get(name)
         if was is None and now is not None:
             text = f"argument {name}: now given ({now.form})"
-            found.append(_difference(name, "added", "", str(now.form), text))
+            found.append(Difference("argument", name, "added", after=str(now.form), text=text))
         elif was is not None and now is None:
             text = f"argument {name}: no longer given (was {was.form})"
-            found.append(_difference(name, "removed", str(was.form), "", text))
+            found.append(Difference("argument", name, "removed", str(was.form), text=text))
         elif was is not None and now is not None:
             found += _argument_difference(name, was, now)
     return tuple(found)
@@ -33,14 +33,14 @@ def argument_differences(
 def _argument_difference(name: str, was: Argument, now: Argument) -> list[Difference]:
     found = list(_shape_differences(name, was.form, now.form))
     if not found and was.by_name != now.by_name:
-        how = ["by name" if argument.by_name else "by position" for argument in (was, now)]
-        text = f"argument {name}: given {how[0]} → given {how[1]}"
-        return [_difference(name, "changed", how[0], how[1], text)]
+        before, after = (
+            "by name" if argument.by_name else "by position" for argument in (was, now)
+        )
+        return [_changed(name, before, after, f"given {before} → given {after}")]
     if len(found) <= _MAX_PER_ARGUMENT:
         return found
     first = found[0].text.removeprefix("argument ")
-    text = f"argument {name}: {len(found)} leaves changed, such as {first}"
-    return [_difference(name, "changed", "", "", text)]
+    return [_changed(name, "", "", f"{len(found)} leaves changed, such as {first}")]
 
 
 def _shape_differences(path: str, was: ArgumentShape, now: ArgumentShape) -> Iterator[Difference]:
@@ -54,21 +54,19 @@ def _shape_differences(path: str, was: ArgumentShape, now: ArgumentShape) -> Ite
                 for step in new
                 for each in _shape_differences(path + step, old[step], new[step])
             ]
-            yield from found or [_static_differences(path, was, now)]
+            yield from found or [_value_difference(path, was, now, True, "object")]
             return
     if was.children or now.children or _is_container(was) or _is_container(now):
-        text = f"argument {path}: structure changed ({_structure(was, now)})"
-        yield _difference(path, "changed", str(was), str(now), text)
-        return
-    static = " (static)" if "static" in (was.kind, now.kind) else ""
-    values = f"{was.text} → {now.text}" if was.text != now.text else f"another {_noun(now)}"
-    text = f"argument {path}{static}: {values}"
-    yield _difference(path, "changed", was.text, now.text, text)
+        yield _changed(path, str(was), str(now), f"structure changed ({_structure(was, now)})")
+    else:
+        yield _value_difference(path, was, now, "static" in (was.kind, now.kind), _noun(now))
 
 
-def _static_differences(path: str, was: ArgumentShape, now: ArgumentShape) -> Difference:
-    values = f"{was.text} → {now.text}" if was.text != now.text else "another object"
-    return _difference(path, "changed", was.text, now.text, f"argument {path} (static): {values}")
+def _value_difference(
+    path: str, was: ArgumentShape, now: ArgumentShape, is_static: bool, noun: str
+) -> Difference:
+    values = f"{was.text} → {now.text}" if was.text != now.text else f"another {noun}"
+    return _changed(path, was.text, now.text, values, " (static)" if is_static else "")
 
 
 def _is_container(form: ArgumentShape) -> bool:
@@ -83,7 +81,7 @@ def _noun(form: ArgumentShape) -> str:
 
 def _structure(was: ArgumentShape, now: ArgumentShape) -> str:
     """What is new and what is gone where the keys differ, else what either is."""
-    old, new = [step for step, _ in was.children], [step for step, _ in now.children]
+    old, new = dict(was.children), dict(now.children)
     come = [step for step in new if step not in old]
     gone = [step for step in old if step not in new]
     if was.kind != now.kind or was.kind in ("list", "tuple") or not (come or gone):
@@ -97,5 +95,6 @@ def _steps(steps: list[str]) -> str:
     return ", ".join(steps[:_MAX_STEPS]) + more
 
 
-def _difference(name: str, change: str, before: str, after: str, text: str) -> Difference:
-    return Difference("argument", name, change, before, after, "", text)
+def _changed(name: str, before: str, after: str, what: str, note: str = "") -> Difference:
+    text = f"argument {name}{note}: {what}"
+    return Difference("argument", name, before=before, after=after, text=text)

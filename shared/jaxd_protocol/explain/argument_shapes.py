@@ -17,9 +17,8 @@ from jaxd_protocol.pytree.leaves import Leaf
 from jaxd_protocol.pytree.literals import dump_literal
 
 _MAX_SHOWN: Final = 60
-_NO_SKELETON: Final = (
-    *(struct.error, LookupError, RecursionError, ValueError, TypeError, StopIteration),
-)
+_UNREADABLE: Final = (struct.error, LookupError, RecursionError, ValueError)
+_MISSHAPEN: Final = (TypeError, AttributeError, StopIteration)
 _SCALARS: Final = {"F": "float", "I": "int", "B": "bool", "C": "complex", "P": "pickled object"}
 
 
@@ -30,7 +29,7 @@ class ArgumentShape(NamedTuple):
         kind: `leaf`, `static`, or `dict`, `list`, `tuple` or a class's name for what has children.
         text: a leaf's dtype and shape, such as ``float32[3,4]``; in short a static value, or the
             plain ones of an object.
-        identity: stands for the whole of what is static: `text` may be cut off, or not be all.
+        identity: bytes that identify the whole static value: `text` may be cut off.
         children: each with its step from here: ``['w']``, ``[0]``, ``.w``.
     """
 
@@ -80,9 +79,8 @@ def argument_shapes(skeleton: bytes, parameters: Sequence[str] = ()) -> dict[str
     try:
         build = reader.node()
         args, kwargs = build(iter([_leaf(leaf) for leaf in reader.leaves]))
-        if isinstance(args, ArgumentShape) and isinstance(
-            kwargs, ArgumentShape
-        ):  # a stock client's
+        if isinstance(args, ArgumentShape) and isinstance(kwargs, ArgumentShape):
+            # of a stock client
             return {"arguments": Argument(ArgumentShape("leaf", "pickled objects"))}
         named = {
             _name(i, parameters): Argument(form)
@@ -90,7 +88,7 @@ def argument_shapes(skeleton: bytes, parameters: Sequence[str] = ()) -> dict[str
         }
         for name, value in kwargs.items():
             named[str(name)] = Argument(_shape(value), by_name=True)
-    except (*_NO_SKELETON, AttributeError) as error:
+    except (*_UNREADABLE, *_MISSHAPEN) as error:
         raise ProtocolError("the skeleton of a call cannot be read.") from error
     return named
 
@@ -113,28 +111,26 @@ class _ShapeReader(SkeletonReader):
     """Puts forms in the place of static values; literals and pickles alike stay closed."""
 
     def node(self) -> Build:
-        if self.data[self.at : self.at + 1] == b"S":
-            self.at += 1
+        tag = self.data[self.at : self.at + 1]
+        if tag not in (b"S", b"Q", b"X", b"V"):
+            return super().node()
+        self.at += 1
+        if tag == b"S":
             value = self.literal()
             return _constant(ArgumentShape("static", shortened(repr(value)), dump_literal(value)))
-        if self.data[self.at : self.at + 1] == b"Q":
-            self.at += 1
+        if tag == b"Q":
             digest = hashlib.blake2b(self.packed(), digest_size=8).digest()
             return _constant(ArgumentShape("static", "an object", digest))
-        if self.data[self.at : self.at + 1] == b"X":
-            self.at += 1
+        if tag == b"X":
             name = self.literal()
             static: ArgumentShape = self.node()(iter(()))
             return _constant(static._replace(text=shortened(name)) if name else static)
-        if self.data[self.at : self.at + 1] == b"V":
-            self.at += 1
-            outline, content = self.literal()
-            self.packed()
-            children = [self.node() for _ in range(self.count())]
-            return lambda leaves: _object(
-                outline, iter([_shape(child(leaves)) for child in children]), content
-            )
-        return super().node()
+        outline, content = self.literal()
+        self.packed()
+        children = [self.node() for _ in range(self.count())]
+        return lambda leaves: _object(
+            outline, iter([_shape(child(leaves)) for child in children]), content
+        )
 
 
 def _no_unpickling(_: bytes) -> Any:
@@ -162,7 +158,7 @@ def _object(outline: Any, leaves: Iterator[ArgumentShape], content: bytes = b"")
         outline: its kind, the steps to its children with their outlines, and those of its static
             values that are plain; None for a leaf.
         leaves: those of it.
-        content: stands for all that is static in it.
+        content: bytes that identify all that is static in it.
     """
     if outline is None:
         return next(leaves)
@@ -195,9 +191,7 @@ class _NamedTupleClassStub:
 
 
 def _stub_class(_: str, name: str, fields: tuple[str, ...] | None) -> Any:
-    if fields is None:
-        return type(name, (_ObjectStub,), {})
-    return _NamedTupleClassStub(name, fields)
+    return type(name, (_ObjectStub,), {}) if fields is None else _NamedTupleClassStub(name, fields)
 
 
 def _shape(value: Any) -> ArgumentShape:

@@ -19,7 +19,7 @@ _MAX_LINE: Final = 300
 
 
 class Difference(NamedTuple):
-    """One thing that differs between what is asked for and what is known.
+    """One difference between the requested key and a known one.
 
     Attributes:
         kind: that of the part, or `argument`, `option`, `config`, `structure`, `unknown`.
@@ -31,12 +31,12 @@ class Difference(NamedTuple):
     """
 
     kind: str
-    name: str
-    change: str
-    before: str
-    after: str
-    where: str
-    text: str
+    name: str = ""
+    change: str = "changed"
+    before: str = ""
+    after: str = ""
+    where: str = ""
+    text: str = ""
 
     def to_dict(self) -> dict[str, str]:
         """For JSON."""
@@ -50,7 +50,8 @@ class Difference(NamedTuple):
     @classmethod
     def of_values(cls, kind: str, name: str, before: str, after: str) -> Difference:
         """For something that had one value and has another."""
-        return cls(kind, name, "changed", before, after, "", f"{name}: {before} → {after}")
+        text = f"{name}: {before} → {after}"
+        return cls(kind, name, before=before, after=after, text=text)
 
 
 def part_differences(before: Sequence[Part], after: Sequence[Part]) -> tuple[Difference, ...]:
@@ -65,10 +66,9 @@ def part_differences(before: Sequence[Part], after: Sequence[Part]) -> tuple[Dif
     changed, added, removed = [], [], []
     for name in {**new, **old}:
         gone, come = _without_unchanged(old.get(name, []), new.get(name, []))
-        both = min(len(gone), len(come))
         changed += [_changed(was, now) for was, now in zip(gone, come, strict=False)]
-        added += [_added(part) for part in come[both:]]
-        removed += [_removed(part) for part in gone[both:]]
+        added += [_added(part) for part in come[len(gone) :]]
+        removed += [_removed(part) for part in gone[len(come) :]]
     found: dict[str, Difference] = {}  # a global that two helpers read changes once
     for difference in changed + added + removed:
         found.setdefault(difference.text, difference)
@@ -82,24 +82,20 @@ def option_differences(before: Options, after: Options) -> tuple[Difference, ...
         was, now = getattr(before, name), getattr(after, name)
         if name == "config":
             found += _entries(
-                "config", {**CONFIG_DEFAULTS, **dict(was)}, {**CONFIG_DEFAULTS, **dict(now)}
+                name, {**CONFIG_DEFAULTS, **dict(was)}, {**CONFIG_DEFAULTS, **dict(now)}
             )
         elif name == "compiler_options":
             found += _entries("option", dict(was), dict(now))
+        elif was == now and type(was) is type(now):
+            continue
         elif name == "transformations":
-            if was != now:
-                found.append(
-                    _transformations(describe_transformations(was), describe_transformations(now))
-                )
-        elif was != now or type(was) is not type(now):
+            before_text, after_text = describe_transformations(was), describe_transformations(now)
+            if before_text == after_text:  # those that jax adds may differ in nothing that is shown
+                after_text += ", for other arguments"
+            found.append(Difference.of_values("option", name, before_text, after_text))
+        else:
             found.append(Difference.of_values("option", name, repr(was), repr(now)))
     return tuple(found)
-
-
-def _transformations(before: str, after: str) -> Difference:
-    """Those that jax asks for may differ in nothing that is shown."""
-    described = after if before != after else f"{after}, for other arguments"
-    return Difference.of_values("option", "transformations", before, described)
 
 
 def similarity(one: Sequence[Part], other: Sequence[Part]) -> float:
@@ -123,21 +119,10 @@ def summarize(differences: Sequence[Difference]) -> str:
 
 _UNKNOWN: Final = Difference(
     "unknown",
-    "",
-    "changed",
-    "",
-    "",
-    "",
-    "its code, or something that it reads, changed (which, is not known of this function)",
+    text="its code, or something that it reads, changed (which, is not known of this function)",
 )
 _STRUCTURE: Final = Difference(
-    "structure",
-    "",
-    "changed",
-    "",
-    "",
-    "",
-    "every part is the same, but they refer to each other in another way",
+    "structure", text="every part is the same, but they refer to each other in another way"
 )
 
 
@@ -191,25 +176,22 @@ def _describe(part: Part) -> str:
 
 
 def _added(part: Part) -> Difference:
-    text = f"now {_verb(part)} {part.name}{_details(part)}"
+    text = f"now {_use_of(part)}"
     return Difference(part.kind, part.name, "added", "", part.shown, part.where, text)
 
 
 def _removed(part: Part) -> Difference:
-    text = f"no longer {_verb(part)} {part.name}{_details(part)}"
+    text = f"no longer {_use_of(part)}"
     return Difference(part.kind, part.name, "removed", part.shown, "", part.where, text)
 
 
-def _verb(part: Part) -> str:
-    return "reads" if part.kind in ("value", "array", "variable") else "uses"
-
-
-def _details(part: Part) -> str:
-    if part.kind in _CODE_KINDS:
-        return f" ({part.where})" if part.where else ""
-    if part.kind in _INSTALLED_KINDS:
-        return f" {part.shown}".rstrip()
-    return f" ({part.shown})" if part.shown else ""
+def _use_of(part: Part) -> str:
+    """That a function uses a part: ``reads global LR (0.1)``."""
+    verb = "reads" if part.kind in ("value", "array", "variable") else "uses"
+    details = part.where if part.kind in _CODE_KINDS else part.shown
+    if details and part.kind not in _INSTALLED_KINDS:
+        details = f"({details})"
+    return f"{verb} {part.name} {details}".rstrip()
 
 
 def _entries(

@@ -15,13 +15,9 @@ from jaxd_protocol.fingerprint.guards import Guards as Guards
 from jaxd_protocol.fingerprint.model import Archives
 from jaxd_protocol.fingerprint.model import CallbackList as CallbackList
 from jaxd_protocol.fingerprint.model import Fingerprint as Fingerprint
-from jaxd_protocol.fingerprint.model import ImpureRead as ImpureRead
 from jaxd_protocol.fingerprint.model import ListedCallback as ListedCallback
 from jaxd_protocol.fingerprint.model import Part as Part
-from jaxd_protocol.fingerprint.model import ReachedObjects as ReachedObjects
-from jaxd_protocol.fingerprint.model import UnsharedObject as UnsharedObject
-from jaxd_protocol.fingerprint.process_view import LocalProcess
-from jaxd_protocol.fingerprint.process_view import ProcessView as ProcessView
+from jaxd_protocol.fingerprint.process_view import LocalProcess, ProcessView
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.fingerprint.walk import WalkResult as WalkResult
 
@@ -100,8 +96,8 @@ def walk(
 def content_id(value: Any) -> bytes:
     """The digest of one class or callable: sixteen bytes that are equal in every process.
 
-    Kept as long as nothing that it reaches has changed. Within `shipping` it is that of a function
-    whose packages count as files.
+    Kept as long as nothing that it reaches has changed. Within `using_archives` it is that of a
+    function whose packages count as files.
     """
     archives = current_archives()
     content = b"" if archives is None else archives.archive.content

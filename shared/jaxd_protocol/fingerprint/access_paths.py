@@ -34,24 +34,24 @@ _READ_ALL_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
 
 def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
     """Appends what a function reads of a global."""
-    name, home = read.name, function.__globals__
+    name, globals_ = read.name, function.__globals__
     if name in modules.IGNORED_ATTRIBUTES or name.startswith("@py"):
         return
     walk.text(name)
     walk.line = read.line
-    value = home.get(name, MISSING)
+    value = globals_.get(name, MISSING)
     if read.written and not read.steps and type(value) in ATOMS:
         walk.guards.complete = False  # the code may assign it: it counts as it was found
     else:
-        walk.guards.item(home, name, value)
+        walk.guards.item(globals_, name, value)
     if value is MISSING:
-        _builtin(walk, home, read)
+        _builtin(walk, globals_, read)
         return
     walk.label = f"global {name}"
     follow(walk, value, read.steps, read.written)
 
 
-def _builtin(walk: Walk, home: dict[str, Any], read: Read) -> None:
+def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
     name = read.name
     if not hasattr(builtins, name):
         walk.tag("missing")
@@ -63,13 +63,13 @@ def _builtin(walk: Walk, home: dict[str, Any], read: Read) -> None:
         refuse_computed_import(walk, name)
     if _is_replaced_builtin(walk, name, getattr(builtins, name)):
         raise PackingError(
-            f"{walk.path()} uses {name} ({walk.where}), which somebody has put into Python's "
-            "builtins. The server's are as Python made them. Import or define it instead."
+            f"{walk.path()} uses {name} ({walk.where}), which was added to Python's "
+            "builtins. The server has only Python's own. Import or define it instead."
         )
     impure = modules.impurity("builtins", name)
     if impure is not None:
         walk.note(impure)
-    own = walk.process_view.module(home.get("__name__") or "")
+    own = walk.process_view.module(globals_.get("__name__") or "")
     if name in _READ_ALL_GLOBALS and own is not None and walk.is_local(own.__name__):
         modules.emit_module(walk, own)
 
@@ -81,7 +81,7 @@ def _is_replaced_builtin(walk: Walk, name: str, value: Any) -> bool:
     return is_plain_data(value) and name not in _CONSTANTS
 
 
-def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
+def follow(walk: Walk, value: Any, steps: Steps, written: bool = False) -> None:
     """Appends what the steps lead to.
 
     Args:
@@ -95,11 +95,8 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool) -> None:
             walk.callback_only(value)
             return
         walk.mark_partly_read(value)
-        taken = (
-            _follow_step(walk, value, steps)
-            if steps[1:] != _THEN_ASSIGNED
-            else _unguarded_step(walk, value, steps)
-        )
+        take = _unguarded_step if steps[1:] == _THEN_ASSIGNED else _follow_step
+        taken = take(walk, value, steps)
         if taken is None:
             break
         value, steps = taken
@@ -153,6 +150,15 @@ def _follow_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
     return follow_attribute(walk, value, kind, name, steps[1:])
 
 
+def _result_of_step(walk: Walk, value: Any, step: str, rest: Steps) -> Followed:
+    """The value that a step leads to; where there is none, the path ends."""
+    if value is MISSING:
+        walk.tag("missing")
+        return MISSING, ()
+    walk.label += step
+    return value, rest
+
+
 def _module_attribute(
     walk: Walk, module: ModuleType, kind: str, name: str, rest: Steps
 ) -> Followed | None:
@@ -165,11 +171,7 @@ def _module_attribute(
         return None
     walk.guards.item(content, name, value)
     walk.reach.partial_read_of(module).names.add(name)
-    if value is MISSING:
-        walk.tag("missing")
-        return MISSING, ()
-    walk.label += f".{name}"
-    return value, rest
+    return _result_of_step(walk, value, f".{name}", rest)
 
 
 def _dict_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> Followed | None:
@@ -182,11 +184,7 @@ def _dict_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> Followed | No
     item = value.get(name, MISSING)
     walk.guards.instance(value)
     walk.guards.item(value, name, item)
-    if item is MISSING:
-        walk.tag("missing")
-        return MISSING, ()
-    walk.label += f"[{short_repr(name)}]"
-    return item, rest
+    return _result_of_step(walk, item, f"[{short_repr(name)}]", rest)
 
 
 def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
@@ -197,19 +195,13 @@ def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
         return None
     if kind != "a" or type(cls) is not type:
         return None
-    for base in cls.__mro__:
-        value = vars(base).get(name, MISSING)
-        if value is not MISSING:
-            break
-    else:
-        return None
-    if hasattr(type(value), "__get__") or not walk.is_local(base.__module__):
+    base, value = _static_lookup(cls, name)
+    if base is None or hasattr(type(value), "__get__") or not walk.is_local(base.__module__):
         return None  # a method, or anything else that makes its value when it is read
     walk.guards.attribute(cls, name, value)
-    walk.guards.bases(cls)
+    walk.guards.attribute(cls, "__bases__", cls.__bases__)
     walk.reach.partial_read_of(cls).names.add(name)
-    walk.label += f".{name}"
-    return value, rest
+    return _result_of_step(walk, value, f".{name}", rest)
 
 
 def uses_of_first_parameter(walk: Walk, function: Any) -> dict[Steps, int] | None:
@@ -233,7 +225,7 @@ def record_method(walk: Walk, function: Any, instance: Any) -> None:
 def emit_callable_object(walk: Walk, instance: Any) -> bool:
     """Appends an object that is going to be called, by what its `__call__` reads of it.
 
-    False, and nothing is appended, when that cannot be said.
+    False, and nothing is appended, when that is not certain.
     """
     if uses_of_first_parameter(walk, _static_lookup(type(instance), "__call__")[1]) is None:
         return False
@@ -279,27 +271,22 @@ def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) 
     if type(on_class) is MemberDescriptorType:
         return _slot_attribute(walk, value, name, rest)
     if base is not None and (name not in attributes or hasattr(type(on_class), "__set__")):
-        return (
-            _attribute_of_class(walk, value, base, name, rest)
-            if walk.is_local(cls.__module__)
-            else None
-        )
+        is_own = walk.is_local(cls.__module__)
+        return _attribute_of_class(walk, value, base, name, rest) if is_own else None
     if name not in attributes:
         return None
     _begin_partial_read(walk, value)
     walk.reach.partial_read_of(value).names.add(name)
     walk.guards.item(attributes, name, attributes[name])
-    walk.label += f".{name}"
-    return attributes[name], rest
+    return _result_of_step(walk, attributes[name], f".{name}", rest)
 
 
 def _begin_partial_read(walk: Walk, value: Any) -> Followed:
     """The object, and its class, are read in part."""
     walk.tag("of")
     walk.guards.instance(value)
-    attributes = getattr(value, "__dict__", MISSING)
-    if attributes is not MISSING:
-        walk.guards.attribute(value, "__dict__", attributes)
+    if hasattr(value, "__dict__"):
+        walk.guards.attribute(value, "__dict__", value.__dict__)
     walk.reach.partial_read_of(value)
     walk.reach.partial_read_of(type(value))
     return MISSING, ()
@@ -309,12 +296,9 @@ def _slot_attribute(walk: Walk, value: Any, name: str, rest: Steps) -> Followed:
     _begin_partial_read(walk, value)
     content = getattr(value, name, MISSING)
     walk.guards.attribute(value, name, content)
-    if content is MISSING:
-        walk.tag("missing")
-        return MISSING, ()
-    walk.reach.partial_read_of(value).names.add(name)
-    walk.label += f".{name}"
-    return content, rest
+    if content is not MISSING:
+        walk.reach.partial_read_of(value).names.add(name)
+    return _result_of_step(walk, content, f".{name}", rest)
 
 
 def _attribute_of_class(
@@ -361,8 +345,8 @@ _COMPUTED_IMPORTS: Final = frozenset({("importlib", "import_module"), ("sys", "m
 def emit_installed(walk: Walk, module: ModuleType, steps: Steps) -> None:
     """Appends a chain from an installed module.
 
-    Its names are in the code, and what is behind them is the same on both sides, unless somebody
-    has put it there.
+    Its names are in the code, and their values are the same on both sides, unless they were
+    patched.
     """
     walk.reach.installed.append(module)
     modules.emit_reference(walk, module.__name__, "")
@@ -389,7 +373,7 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
     value = _static_attribute(module, name)
     if "_jaxd_real" not in vars(module):
         walk.guards.item(vars(module), name, value)
-    path = [name, *_leading_attributes(rest)]
+    path = [name, *(str(step) for kind, step in rest if kind == "a")]
     impure = modules.impurity(module.__name__, ".".join(path)) or modules.impurity(
         f"{module.__name__}.{name}", ".".join(path[1:])
     )
@@ -405,12 +389,11 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         walk.text(f"{module.__name__}:{name}")
         walk.carry(module.__name__, name, value)
         walk.follow(value, rest)
-    elif isinstance(value, type):
-        refuse_patched_class(value, walk.is_local, walk.path)
-        emit_setting(walk, module.__name__, name, value, rest)
     elif isinstance(value, FunctionType):
         refuse_patched_function(value, walk.path)
     else:
+        if isinstance(value, type):
+            refuse_patched_class(value, walk.is_local, walk.path)
         emit_setting(walk, module.__name__, name, value, rest)
 
 
@@ -452,10 +435,10 @@ def emit_setting(walk: Walk, module: str, name: str, holder: Any, rest: Steps) -
     contents = [getattr(place, "__dict__", {}) for place in places]
     value = next((content[attribute] for content in contents if attribute in content), MISSING)
     path = f"{name}.{attribute}"
-    home = sys.modules.get(module)
-    if value is MISSING or not is_plain_data(value) or home is None:
+    loaded = sys.modules.get(module)
+    if value is MISSING or not is_plain_data(value) or loaded is None:
         return
-    if not walk.process_view.carries(home, path, value):
+    if not walk.process_view.carries(loaded, path, value):
         return
     walk.tag("set")
     walk.text(f"{module}:{path}")
@@ -464,10 +447,6 @@ def emit_setting(walk: Walk, module: str, name: str, holder: Any, rest: Steps) -
     data = repr(value).encode()
     walk.write(digest(data))
     walk.part("installed", f"{module}.{path}", data, short_repr(value))
-
-
-def _leading_attributes(steps: Steps) -> list[str]:
-    return [str(name) for kind, name in steps if kind == "a"]
 
 
 def check_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None:
@@ -481,9 +460,8 @@ def check_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None
         if not isinstance(value, ModuleType):
             _of_installed_attribute(walk, module, name, rest)
             return
+        walk.guards.item(vars(module), name, value)
         if walk.is_local(value.__name__):
-            walk.guards.item(vars(module), name, value)
             walk.follow(value, rest)
             return
-        walk.guards.item(vars(module), name, value)
         module, steps = value, rest

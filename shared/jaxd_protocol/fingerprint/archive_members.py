@@ -1,6 +1,6 @@
-"""What stands in an archive, appended by its name, and the archive by its code.
+"""Members of an archive: an object is appended by its name, the archive by its code.
 
-Most functions travel without archives, so what makes these is imported by those that have one.
+Most functions travel without archives, so the modules that build archives are imported lazily.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical import ATOMS, digest
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.fingerprint.model import Source, Steps
+from jaxd_protocol.fingerprint.model import Name, Steps
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 
@@ -22,12 +22,8 @@ def is_archived(walk: Walk, module: str) -> bool:
     return walk.archives is not None and walk.archives.has(module, walk.is_local(module))
 
 
-def is_named(walk: Walk, value: Any) -> bool:
-    """Whether an object has a name in an archive."""
-    return _name_of(walk, value) is not None
-
-
-def _name_of(walk: Walk, value: Any) -> Any:
+def name_of(walk: Walk, value: Any) -> Name | None:
+    """The name of an object in an archive; None when it has none."""
     if walk.archives is None:
         return None
     for home in _possible_modules(value):
@@ -37,16 +33,17 @@ def _name_of(walk: Walk, value: Any) -> Any:
 
 def emit_archived(walk: Walk, value: Any) -> bool:
     """Appends an object by its name in an archive; False when it has none."""
-    name = _name_of(walk, value)
+    name = name_of(walk, value)
     if name is None:
         return False
+    home, inner = name
 
     def body(walk: Walk, _: Any) -> None:
         walk.tag("archived")
-        walk.text(name[0])
-        walk.text(name[1])
+        walk.text(home)
+        walk.text(inner)
 
-    walk.archived.add(name[0])
+    walk.archived.add(home)
     walk.numbered(value, body)
     return True
 
@@ -105,7 +102,7 @@ def add_computed_imports(walk: Walk, function: FunctionType) -> None:
 
 
 def allow_computed_import(walk: Walk, steps: Steps) -> bool:
-    """Whether code may ask for modules by computed names.
+    """Whether code may import modules by computed names.
 
     A name that can be read puts its package into the archive.
     """
@@ -140,7 +137,10 @@ def emit_read(walk: Walk, value: Any, steps: Steps) -> bool:
             return True
         walk.text(name)
         found = content[name]
-        _guard_attribute(walk, value, name, found)
+        if isinstance(value, type):
+            walk.guards.attribute(value, name, getattr(value, name, MISSING))
+        else:
+            walk.guards.item(content, name, found)
         path.append(name)
         _refuse_patched(walk, ".".join(path), found)
         value = found
@@ -152,18 +152,11 @@ def emit_read(walk: Walk, value: Any, steps: Steps) -> bool:
 
 
 def _is_user_code(walk: Walk, owner: Any) -> bool:
-    """Whether what stands in an object is the user's own, and not a library's."""
+    """Whether the attributes of an object are the user's own, and not a library's."""
     if isinstance(owner, ModuleType):
         return is_archived(walk, owner.__name__)
     cls = owner if isinstance(owner, type) else type(owner)
     return walk.is_local(cls.__module__)
-
-
-def _guard_attribute(walk: Walk, owner: Any, name: str, found: Any) -> None:
-    if isinstance(owner, type):
-        walk.guards.attribute(owner, name, getattr(owner, name, MISSING))
-    else:
-        walk.guards.item(vars(owner), name, found)
 
 
 def _refuse_patched(walk: Walk, place: str, found: Any) -> None:
@@ -210,18 +203,14 @@ def emit_archive(walk: Walk) -> None:
 
 def _reached_sources(sources: Any, named: set[str]) -> set[str]:
     """All that these modules import, and the archived ones among it in turn."""
+    from jaxd_protocol.fingerprint.local_archives import imported_names
+
     left, found = [name for name in named if name in sources], set[str]()
     while left:
         name = left.pop()
         parents = {name.rpartition(".")[0]} - {""}
-        for imported in {*_imported(name, sources[name]), *parents} - found:
+        for imported in {*imported_names(name, sources[name]), *parents} - found:
             found.add(imported)
             if imported in sources:
                 left.append(imported)
     return found
-
-
-def _imported(name: str, source: Source) -> set[str]:
-    from jaxd_protocol.fingerprint.local_archives import imported_names
-
-    return set(imported_names(name, source))

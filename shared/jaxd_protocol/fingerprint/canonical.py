@@ -17,7 +17,7 @@ ATOMS: Final = frozenset(
 """Types whose instances are nothing but their value; subclasses are more than that."""
 
 
-def digest(data: bytes | bytearray) -> bytes:
+def digest(data: bytes | bytearray | memoryview) -> bytes:
     """Sixteen bytes: BLAKE2b."""
     return blake2b(data, digest_size=DIGEST_SIZE).digest()
 

@@ -1,4 +1,4 @@
-"""Which function takes apart which kind of object, and how those of Python's own types are."""
+"""The handler of each kind of object, and the handlers of Python's own types."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import types
 import weakref
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from operator import attrgetter
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint import access_paths, archive_members, functions
 from jaxd_protocol.fingerprint.canonical import constant
+from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
 from jaxd_protocol.fingerprint.values import classes, modules
 from jaxd_protocol.fingerprint.walk import Handlers, Walk, short_repr
@@ -49,7 +51,8 @@ def _emit_object(walk: Walk, value: Any) -> None:
     elif isinstance(value, types.ModuleType):
         modules.emit_module(walk, value)
     else:
-        from jaxd_protocol.fingerprint.values.instances import emit_other  # many reach none
+        # many functions reach no such object
+        from jaxd_protocol.fingerprint.values.instances import emit_other
 
         emit_other(walk, value)
 
@@ -63,7 +66,7 @@ def _unbound_wrapper(value: Any) -> Any:
 
 def _function_wrapper(walk: Walk, value: FunctionWrapper) -> None:
     """The function, and how it is jitted where it is called; one of an archive is plain there."""
-    if value.jit_options is None or archive_members.is_named(walk, value.__wrapped__):
+    if value.jit_options is None or archive_members.name_of(walk, value.__wrapped__):
         walk.emit(value.__wrapped__)
     else:
         walk.numbered(value, _jitted)
@@ -76,23 +79,22 @@ def _jitted(walk: Walk, value: FunctionWrapper) -> None:
 
 
 def _code(walk: Walk, value: types.CodeType) -> None:
-    walk.write(constant(value, functions.code_digest))
+    walk.write(constant(value, lambda code: facts_of(code).digest))
+
+
+def _with_identity(content: Emit) -> Emit:
+    """For a list or dict, which can be changed."""
+
+    def emit(walk: Walk, value: Any) -> None:
+        walk.reach.whole.add(id(value))
+        walk.numbered(value, content)
+
+    return emit
 
 
 def _list(walk: Walk, value: list[Any]) -> None:
-    """Appends a list: it can be changed, so it has an identity."""
-    walk.reach.whole.add(id(value))
-    walk.numbered(value, _list_content)
-
-
-def _list_content(walk: Walk, value: list[Any]) -> None:
     walk.guards.sequence(value)
     _items(walk, value)
-
-
-def _tuple(walk: Walk, value: tuple[Any, ...]) -> None:
-    """Appends a tuple: equal ones are the same."""
-    walk.nested(value, _items)
 
 
 def _items(walk: Walk, value: list[Any] | tuple[Any, ...]) -> None:
@@ -103,12 +105,7 @@ def _items(walk: Walk, value: list[Any] | tuple[Any, ...]) -> None:
 
 
 def _dict(walk: Walk, value: dict[Any, Any]) -> None:
-    """Appends a dict, in its order."""
-    walk.reach.whole.add(id(value))
-    walk.numbered(value, _dict_content)
-
-
-def _dict_content(walk: Walk, value: dict[Any, Any]) -> None:
+    """Appends the items of a dict, in its order."""
     walk.tag("dict")
     walk.text(len(value))
     walk.guards.mapping(value)
@@ -118,17 +115,10 @@ def _dict_content(walk: Walk, value: dict[Any, Any]) -> None:
 
 
 def _set(walk: Walk, value: AbstractSet[Any]) -> None:
-    """Appends a set or frozenset."""
-    if type(value) is frozenset:
-        walk.nested(value, _set_content)
-    else:
-        walk.numbered(value, _set_content)
-
-
-def _set_content(walk: Walk, value: Any) -> None:
+    """Appends the elements of a set or frozenset."""
     walk.tag(type(value).__name__)
     if type(value) is set:
-        walk.guards.elements(value)
+        walk.guards.sequence(value)
     walk.unordered(value)
 
 
@@ -145,20 +135,14 @@ def _property(walk: Walk, value: property) -> None:
         walk.emit_labelled("", item)
 
 
-def _wrapper(walk: Walk, value: Any) -> None:
-    """A `staticmethod` or `classmethod`."""
-    walk.tag(type(value).__name__)
-    walk.emit(value.__func__)
+def _around(name: str, content: Callable[[Any], Any]) -> Emit:
+    """For what holds one other object and decides nothing else."""
 
+    def emit(walk: Walk, value: Any) -> None:
+        walk.tag(name)
+        walk.emit(content(value))
 
-def _cached_property(walk: Walk, value: functools.cached_property[Any]) -> None:
-    walk.tag("cached_property")
-    walk.emit(value.func)
-
-
-def _lru_cache(walk: Walk, value: Any) -> None:
-    walk.tag("lru_cache")  # what it has cached follows from the function
-    walk.emit(value.__wrapped__)
+    return emit
 
 
 def _descriptor(walk: Walk, value: Any) -> None:
@@ -177,11 +161,6 @@ def _cell(walk: Walk, value: types.CellType) -> None:
         walk.tag("empty")
 
 
-def _weak_reference(walk: Walk, value: weakref.ref[Any]) -> None:
-    walk.tag("weakref")
-    walk.emit(value())
-
-
 def _proxy(walk: Walk, value: types.MappingProxyType[Any, Any]) -> None:
     walk.tag("mappingproxy")
     walk.guards.mapping(value)
@@ -197,11 +176,11 @@ _DESCRIPTORS: Final = (
 )
 
 _EMITTERS: Final[dict[type, Emit]] = {
-    list: _list,
-    tuple: _tuple,
-    dict: _dict,
-    set: _set,
-    frozenset: _set,
+    list: _with_identity(_list),
+    tuple: lambda walk, value: walk.nested(value, _items),
+    dict: _with_identity(_dict),
+    set: lambda walk, value: walk.numbered(value, _set),
+    frozenset: lambda walk, value: walk.nested(value, _set),
     types.FunctionType: functions.emit_function,
     types.MethodType: functions.emit_method,
     types.BuiltinFunctionType: functions.emit_builtin,
@@ -210,13 +189,14 @@ _EMITTERS: Final[dict[type, Emit]] = {
     types.CellType: _cell,
     types.MappingProxyType: _proxy,
     functools.partial: functions.emit_partial,
-    functools.cached_property: _cached_property,
-    type(functools.lru_cache(len)): _lru_cache,
+    functools.cached_property: _around("cached_property", attrgetter("func")),
+    # what it has cached follows from the function
+    type(functools.lru_cache(len)): _around("lru_cache", attrgetter("__wrapped__")),
     property: _property,
-    staticmethod: _wrapper,
-    classmethod: _wrapper,
+    staticmethod: _around("staticmethod", attrgetter("__func__")),
+    classmethod: _around("classmethod", attrgetter("__func__")),
     slice: _slice,
-    weakref.ref: _weak_reference,
+    weakref.ref: _around("weakref", lambda reference: reference()),
     **dict.fromkeys(_DESCRIPTORS, _descriptor),
 }
 

@@ -13,7 +13,7 @@ JitOptions = tuple[tuple[str, Any], ...]
 
 
 class FunctionWrapper:
-    """Base of what stands for a function, and is that function inside of another one.
+    """Base of the objects that wrap a function, and count as that function inside of another one.
 
     A subclass is pickled as that function, by `jaxd_protocol.jit.nested.nested`.
 
@@ -33,8 +33,8 @@ class FunctionWrapper:
 class BoundWrapper(partial[Any]):
     """Base of what a persistent function is on an instance, where that has more names than a call.
 
-    Looked at, compared and packed it is the bound method of the function that it stands for. A
-    `partial`, because that is made and called in C.
+    Hashed, compared and packed it is the bound method of the wrapped function. A `partial`,
+    because that is made and called in C.
     """
 
     __slots__ = ()

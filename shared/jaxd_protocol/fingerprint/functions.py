@@ -5,13 +5,15 @@ from __future__ import annotations
 import builtins
 import functools
 import sys
+from collections.abc import Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import access_paths, archive_members
-from jaxd_protocol.fingerprint.code.reads import CodeFacts, facts_of
+from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.import_statements import emit_import
+from jaxd_protocol.fingerprint.model import Steps
 from jaxd_protocol.fingerprint.unpatched import (
     globals_module,
     refuse_patched_function,
@@ -24,12 +26,7 @@ from jaxd_protocol.packages.importable import importable_name
 _CALLBACK_FUNCTIONS: Final = frozenset(
     {"pure_callback", "io_callback", "callback", "debug_callback"}
 )
-"""A function that uses one of these reads clocks and files where it means to."""
-
-
-def code_digest(code: CodeType) -> bytes:
-    """The digest of a code object."""
-    return facts_of(code).digest
+"""A function that uses one of these may read clocks and files in the callback: no warning."""
 
 
 def emit_function(walk: Walk, function: FunctionType) -> None:
@@ -62,7 +59,7 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     walk.reach.targets.note(function, facts.callbacks_passed, is_inner=walk.is_inner)
     _defaults(walk, function)
     _attributes(walk, function)
-    _closure(walk, function, facts)
+    _closure(walk, function, facts.uses)
     archive_members.add_computed_imports(walk, function)
     if archive_members.emit_defining_module(walk, function):
         return
@@ -95,7 +92,7 @@ def _attributes(walk: Walk, function: FunctionType) -> None:
         walk.emit_labelled(f"attribute {function.__name__}.{name}", attributes[name])
 
 
-def _closure(walk: Walk, function: FunctionType, facts: CodeFacts) -> None:
+def _closure(walk: Walk, function: FunctionType, uses: Mapping[str, Mapping[Steps, int]]) -> None:
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
         walk.text(name)
@@ -105,7 +102,7 @@ def _closure(walk: Walk, function: FunctionType, facts: CodeFacts) -> None:
         except ValueError:
             walk.tag("empty")
             continue
-        walk.emit_uses(f"closure {name}", value, facts.uses.get(name))
+        walk.emit_uses(f"closure {name}", value, uses.get(name))
 
 
 def _installed_function(walk: Walk, function: FunctionType) -> None:
@@ -125,13 +122,7 @@ def _installed_function(walk: Walk, function: FunctionType) -> None:
     walk.guards.function(function)
     _defaults(walk, function)
     _attributes(walk, function)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        walk.text(name)
-        walk.guards.cell(cell)
-        try:
-            walk.emit_labelled(f"closure {name}", cell.cell_contents)
-        except ValueError:
-            walk.tag("empty")
+    _closure(walk, function, {})
 
 
 def emit_method(walk: Walk, method: MethodType) -> None:
@@ -160,7 +151,8 @@ def emit_partial(walk: Walk, value: functools.partial[Any]) -> None:
     walk.emit(value.func)
     walk.text(len(value.args))
     walk.guards.mapping(value.keywords)
-    names = _parameters(value.func)
+    code = getattr(value.func, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if isinstance(code, CodeType) else ()
     for index, argument in enumerate(value.args):
         name = names[index] if index < len(names) else str(index)
         walk.emit_labelled(f"partial {name}", argument)
@@ -170,11 +162,6 @@ def emit_partial(walk: Walk, value: functools.partial[Any]) -> None:
         walk.emit_labelled(f"partial {name}", argument)
     if vars(value):
         walk.emit(vars(value))
-
-
-def _parameters(function: Any) -> tuple[str, ...]:
-    code = getattr(function, "__code__", None)
-    return code.co_varnames[: code.co_argcount] if isinstance(code, CodeType) else ()
 
 
 def emit_builtin(walk: Walk, value: BuiltinFunctionType) -> None:

@@ -20,8 +20,6 @@ use, as `jax.jit` does it."""
 MISSING: Final = object()
 """In place of a value: there is none."""
 
-_EMPTY: Final = object()
-
 
 class Guards:
     """What a walk saw.
@@ -38,7 +36,6 @@ class Guards:
         self._functions: list[tuple[FunctionType, Any, Any, Any]] = []
         self._cells: list[tuple[CellType, Any]] = []
         self._types: list[tuple[Any, type]] = []
-        self._bases: list[tuple[type, tuple[type, ...]]] = []
         self._dicts: dict[int, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {}
         self._sequences: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         self._attributes: list[tuple[Any, str, Any]] = []
@@ -69,10 +66,6 @@ class Guards:
         """Which class an object has."""
         self._types.append((value, type(value)))
 
-    def bases(self, cls: type) -> None:
-        """Which classes a class is made from."""
-        self._bases.append((cls, cls.__bases__))
-
     def attribute(self, value: Any, name: str, content: Any) -> None:
         """An attribute that is not kept in a `__dict__`."""
         self._attributes.append((value, name, content))
@@ -82,11 +75,7 @@ class Guards:
         self._dicts[id(value)] = (value, tuple(value), tuple(value.values()))
 
     def sequence(self, value: Any) -> None:
-        """All items of a list or deque."""
-        self._sequences[id(value)] = (value, tuple(value))
-
-    def elements(self, value: set[Any]) -> None:
-        """All elements of a set, in the order that it has now: changes end at other ones."""
+        """All items of a list or deque; of a set in the order that it has now."""
         self._sequences[id(value)] = (value, tuple(value))
 
     def array(self, value: Any) -> None:
@@ -157,9 +146,6 @@ class Guards:
                 or function.__kwdefaults__ is not keywords
             ):
                 return False
-        for cls, bases in self._bases:
-            if cls.__bases__ != bases:
-                return False
         for value, cls in self._types:  # noqa: SIM110
             if type(value) is not cls:
                 return False
@@ -201,7 +187,7 @@ def _contents(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return _EMPTY
+        return MISSING
 
 
 def _same(now: Any, then: tuple[Any, ...]) -> bool:

@@ -16,21 +16,22 @@ from jaxd_protocol.fingerprint import archive_members
 from jaxd_protocol.fingerprint.access_paths import check_installed
 from jaxd_protocol.fingerprint.code.reads import CodeFacts, Import, facts_of
 from jaxd_protocol.fingerprint.model import Source, Steps
+from jaxd_protocol.fingerprint.process_view import prefixes_of
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
 
 
-def emit_import(walk: Walk, home: dict[str, Any], statement: Import, facts: CodeFacts) -> None:
+def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import, facts: CodeFacts) -> None:
     """Appends what an import statement in a function brings in, as far as it is read."""
     walk.tag("import")
-    name = absolute_name(statement.name, statement.level, home)
+    name = absolute_name(statement.name, statement.level, globals_)
     if not walk.is_local(name):
         modules.emit_reference(walk, name, "")
         _installed_import(walk, name, statement, facts)
         return
     if archive_members.emit_import(walk, name, statement.names):
         return
-    for parent in _parents(name):
+    for parent in prefixes_of(name):
         _local_import(walk, parent)
     module = walk.process_view.module(name)
     for each in statement.names:
@@ -67,20 +68,16 @@ def _by_attributes(walk: Walk, name: str) -> Any:
     return found
 
 
-def absolute_name(name: str, level: int, home: dict[str, Any]) -> str:
+def absolute_name(name: str, level: int, globals_: Mapping[str, Any]) -> str:
     """The full name of a module in an import statement of a function with these globals."""
     if not level:
         return name
-    package = home.get("__package__") or getattr(home.get("__spec__"), "parent", None) or ""
+    parent = getattr(globals_.get("__spec__"), "parent", None)
+    package = globals_.get("__package__") or parent or ""
     try:
         return resolve_name("." * level + name, package)
     except ImportError:
         return "." * level + name
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def _merged_uses(
@@ -102,7 +99,7 @@ def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts
     if module is None:
         walk.guards.answer(lambda: process_view.module(name) is None, True)
         return
-    top = walk.process_view.module(name.partition(".")[0])
+    top = process_view.module(name.partition(".")[0])
     for each in statement.names:
         for steps, line in (_merged_uses(statement, facts, (each,)) or {(): 0}).items():
             walk.line = line
@@ -181,8 +178,7 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
 
 def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
     name = absolute_name(statement.name, statement.level, {"__package__": package})
-    names = [name, *(f"{name}.{each}" for each in statement.names)]
-    for full in names:
+    for full in (name, *(f"{name}.{each}" for each in statement.names)):
         if walk.is_local(full.partition(".")[0]):
             _local_by_source(walk, full)
         else:
@@ -191,16 +187,12 @@ def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
 
 
 def _local_by_source(walk: Walk, full: str) -> None:
-    parts = full.split(".")
-    for count in range(1, len(parts) + 1):
-        name = ".".join(parts[:count])
+    for name in prefixes_of(full):
         walk.text(name)
         module = walk.process_view.module(name)
         if module is not None:
             walk.reach.imports[name] = module
-            if count == len(parts):
+            if name == full:
                 modules.emit_module(walk, module)
-            continue
-        source = walk.process_view.source(name)
-        if source is not None:
+        elif (source := walk.process_view.source(name)) is not None:
             _emit_source(walk, name, source)

@@ -1,8 +1,8 @@
 """The user's packages as files: what `ship="source"` counts and sends instead of values.
 
-An archive is the source of whole top-level packages. What stands in one of them under a name
-counts by that name, and the archive counts by its code, so code that imports modules by computed
-names can run. What was changed in a module after its import is not in its source and not seen.
+An archive is the source of whole top-level packages. An object that one of them defines under a
+name counts by that name, and the archive counts by its code, so code that imports modules by
+computed names can run. Changes of a module after its import are not in its source and not noticed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
-from threading import Lock
+from importlib.machinery import PathFinder
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
@@ -23,8 +22,8 @@ from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.model import Archive, Name, Source
-from jaxd_protocol.fingerprint.process_view import LocalProcess
-from jaxd_protocol.fingerprint.unpatched import is_plain_data
+from jaxd_protocol.fingerprint.process_view import LocalProcess, compiled_source, is_extension
+from jaxd_protocol.fingerprint.unpatched import is_array, is_plain_data
 from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.packages.importable import importable_name
 
@@ -43,7 +42,7 @@ def archive_of(sources: Mapping[str, Source], packages: tuple[Package, ...] = ()
 
 
 class LocalArchives:
-    """Those of this process, growing while a walk meets more packages, until it is closed."""
+    """The archives of this process. They grow while a walk finds packages, until `close`."""
 
     def __init__(self) -> None:
         self._sources: dict[str, Source] = {}
@@ -91,8 +90,7 @@ class LocalArchives:
         self._top_level[top] = bool(files)
         self._locations = None
         for name, path in files.items():
-            source = source_of(path)
-            if source is not None:
+            if (source := source_of(path)) is not None:
                 self._sources[name] = source
         for name in files.keys() & self._sources.keys():
             source = self._sources[name]
@@ -108,9 +106,7 @@ class LocalArchives:
             return
         if LocalProcess().is_local(top):
             self._add(top)
-            return
-        package = package_of(top)
-        if package is not None:
+        elif (package := package_of(top)) is not None:
             self._packages.add(package)
 
     def name_of(self, value: Any) -> Name | None:
@@ -130,33 +126,28 @@ class LocalArchives:
         return sys.modules.get(name) if name in self._sources else None
 
     def _declared_name(self, value: Any) -> Name | None:
-        if isinstance(value, FunctionType) and (hidden := self._undecorated_name(value)):
-            return hidden
+        if isinstance(value, FunctionType):  # also behind a persistent one of its name
+            home = value.__globals__.get("__name__")
+            if (name := self._verified_name(home, value.__qualname__, value)) is not None:
+                return name
         try:
-            name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+            home, inner = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         except Exception:  # noqa: BLE001  a user's __getattr__ may do anything
             return None
-        module, inner = name
+        return self._verified_name(home, inner, value)
+
+    def _verified_name(self, module: Any, inner: Any, value: Any) -> Name | None:
+        """The name, when an archived module holds this very object under it."""
         if not isinstance(module, str) or not isinstance(inner, str) or module not in self._sources:
             return None
         return (module, inner) if look_up(sys.modules.get(module), inner) is value else None
 
-    def _undecorated_name(self, function: FunctionType) -> Name | None:
-        """A function that stands behind a persistent one of its name."""
-        module = function.__globals__.get("__name__")
-        if not isinstance(module, str) or module not in self._sources:
-            return None
-        found = look_up(sys.modules.get(module), function.__qualname__)
-        return (module, function.__qualname__) if found is function else None
-
     def _location_of(self, value: Any) -> Name | None:
-        """Where a module holds an object that does not know its name, such as a registry."""
+        """Where a module holds an object without a `__qualname__`, such as a registry."""
         if self._locations is None:
             self._locations = dict(self._find_locations())
         found = self._locations.get(id(value))
-        if found is None or look_up(sys.modules.get(found[1][0]), found[1][1]) is not value:
-            return None
-        return found[1]
+        return None if found is None else self._verified_name(*found[1], value)
 
     def _find_locations(self) -> Iterator[tuple[int, tuple[Any, Name]]]:
         for module in sorted(self._sources, key=lambda name: (-name.count("."), name)):
@@ -167,13 +158,11 @@ class LocalArchives:
 
 
 def _is_made_here(value: Any) -> bool:
-    """Whether a module's attribute is an object of its own making that no value can stand for."""
+    """Whether a module's attribute is an object that the module made and that has no value form."""
     if isinstance(value, ModuleType | type | FunctionType | tuple | frozenset):
         return False
-    if any(base.__name__ in ("ndarray", "ArrayImpl") for base in type(value).__mro__):
+    if is_array(value) or is_plain_data(value):
         return False  # its content counts
-    if is_plain_data(value):
-        return False
     return not callable(value) or importable_name(value) is None
 
 
@@ -209,7 +198,7 @@ def imported_names(name: str, source: Source) -> Iterator[str]:
     for read in facts.reads:
         if read.steps and read.steps[-1][0] == "c" and type(read.steps[-1][1]) is str:
             called = (read.name, *(step[1] for step in read.steps[:-1]))[-1]
-            if called in ("import_module", "__import__") and read.steps[-1][1].strip("."):
+            if called in _COMPUTING_IMPORTS and read.steps[-1][1].strip("."):
                 yield read.steps[-1][1]
 
 
@@ -224,18 +213,7 @@ def packages_in_strings(code: CodeType) -> set[str]:
         computes = computes or not _COMPUTING_IMPORTS.isdisjoint(each.co_names)
         texts = [text for text in each.co_consts if isinstance(text, str)]
         found.update(text.partition(".")[0] for text in texts if "." in text)
-    return {top for top in found if _may_be_package(top)} if computes else set()
-
-
-def _may_be_package(top: str) -> bool:
-    return top.isidentifier() and top not in sys.stdlib_module_names
-
-
-_EXTENSION_SUFFIXES: Final = tuple(EXTENSION_SUFFIXES)
-_MAIN_MODULES: Final = frozenset({"__main__", "__mp_main__"})
-
-_sources: dict[str, tuple[tuple[int, int], Source | None]] = {}  # by path, with its state
-_lock: Final = Lock()  # guards _sources
+    return set(filter(str.isidentifier, found - sys.stdlib_module_names)) if computes else set()
 
 
 def files_of(top: str) -> dict[str, str]:
@@ -246,7 +224,7 @@ def files_of(top: str) -> dict[str, str]:
     Raises:
         PackingError: when there is a compiled extension among them.
     """
-    if top in _MAIN_MODULES:
+    if top in ("__main__", "__mp_main__"):
         return {}
     origin, folders = _find_package(top)
     found: dict[str, str] = {}
@@ -288,12 +266,12 @@ def _modules_below(package: str, folder: str) -> Iterator[tuple[str, str]]:
             yield from _modules_below(f"{package}.{stem}", entry.path)
         elif entry.name == "__init__.py":
             yield package, entry.path
-        elif entry.name == f"{stem}.py" or entry.name.endswith(_EXTENSION_SUFFIXES):
+        elif entry.name == f"{stem}.py" or is_extension(entry.name):
             yield f"{package}.{stem}", entry.path
 
 
 def _add(found: dict[str, str], name: str, path: str) -> None:
-    if path.endswith(_EXTENSION_SUFFIXES):
+    if is_extension(path):
         raise PackingError(
             f"{path} is a compiled extension, which cannot travel, also not with ship='source'. "
             "Install its package where the server runs and here, so that it travels by name."
@@ -305,24 +283,6 @@ def _add(found: dict[str, str], name: str, path: str) -> None:
 def source_of(path: str) -> Source | None:
     """A module's compiled source; None when it cannot be compiled, and so not be imported."""
     try:
-        stat = os.stat(path)
-        state = (stat.st_mtime_ns, stat.st_size)
-        with _lock:
-            known = _sources.get(path)
-        if known is not None and known[0] == state:
-            return known[1]
-        with open(path, "rb") as file:
-            source = _compiled(file.read(), path)
-    except OSError:
+        return compiled_source(path)
+    except (OSError, SyntaxError, ValueError):
         return None
-    with _lock:
-        _sources[path] = (state, source)
-    return source
-
-
-def _compiled(text: bytes, path: str) -> Source | None:
-    try:
-        code = compile(text, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None
-    return Source(code, os.path.basename(path) == "__init__.py")

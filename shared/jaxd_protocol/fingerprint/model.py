@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 class UnsharedObject(NamedTuple):
-    """Something without a content that could be hashed.
+    """An object whose content cannot be hashed.
 
     Attributes:
         path: how it was reached: ``f → CONFIG['stream']``.
@@ -56,7 +56,7 @@ class UnsharedObject(NamedTuple):
 
 
 class ImpureRead(NamedTuple):
-    """Something that a traced function reads and that no key can hold.
+    """A read of a traced function that no key can hold.
 
     Attributes:
         path: the function that reads it.
@@ -89,7 +89,7 @@ class Archive(NamedTuple):
     """The source of some top-level packages.
 
     Attributes:
-        content: sixteen bytes over all that it means; comments, docstrings and places do not count.
+        content: sixteen bytes over the code; comments, docstrings and positions do not count.
         sources: their modules, by full name.
         packages: installed packages that they import.
     """
@@ -100,7 +100,7 @@ class Archive(NamedTuple):
 
 
 class Archives(Protocol):
-    """What a walk asks about archived packages."""
+    """What a walk needs of archived packages."""
 
     @property
     def archive(self) -> Archive:
@@ -131,7 +131,7 @@ class PartialRead:
     Attributes:
         value: the object, module or dict.
         names: attribute names; keys of a dict.
-        given: what stands for attributes that are only given to be called back, by name.
+        given: by name, what replaces attributes that are only given to be called back.
     """
 
     __slots__ = ("given", "names", "value")
@@ -191,7 +191,7 @@ def parameters_of(code: CodeType) -> tuple[str, ...]:
 
 
 class CallbackCandidate(NamedTuple):
-    """Something that may be called back.
+    """An object that may be called back.
 
     Attributes:
         root: the object with which it begins; None where that is a module.
@@ -207,7 +207,7 @@ class CallbackCandidate(NamedTuple):
 
 
 class CallbackCandidates:
-    """What a server may have called back, by number: the same numbers at both ends.
+    """The objects that a server may call back, by number: the same numbers at both ends.
 
     Attributes:
         objects: what code gives by name.
@@ -231,7 +231,9 @@ class CallbackCandidates:
         if is_inner:
             return
         self.objects += [
-            _target(function, each) for each in gives.objects if _is_available(code, each)
+            _target(function, each)
+            for each in gives.objects
+            if each.kind != "variable" or each.name in code.co_freevars
         ]
         if function is self.root:
             names = parameters_of(code)
@@ -245,10 +247,10 @@ class CallbackCandidates:
         return bool(self.parameters) or any(owner is self.root for owner, _ in self.codes)
 
     def argument(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a parameter of the function itself has in a call.
+        """The value of a parameter of the function itself in a call.
 
         Raises:
-            KeyError: when it has nothing.
+            KeyError: when it has none.
         """
         if name in kwargs:
             return kwargs[name]
@@ -272,10 +274,6 @@ class CallbackCandidates:
                 self.objects.append(CallbackCandidate(instance, each.names))
 
 
-def _is_available(code: CodeType, origin: Origin) -> bool:
-    return origin.kind != "variable" or origin.name in code.co_freevars
-
-
 def _target(function: FunctionType, origin: Origin) -> CallbackCandidate:
     if origin.kind == "module":
         return CallbackCandidate(None, origin.names, origin.name)
@@ -289,7 +287,7 @@ def _target(function: FunctionType, origin: Origin) -> CallbackCandidate:
 
 
 class ListedCallback(NamedTuple):
-    """One of what `callbacks=` lists, as a server knows it.
+    """An entry of `callbacks=`, as a server receives it.
 
     Attributes:
         owner: the number of the object that it is, or whose method it is.
@@ -331,7 +329,7 @@ class CallbackList:
         )
 
     def number_of(self, value: Any) -> int | None:
-        """Which owner a value is, or stands for on a server; None when it is none."""
+        """The number of the owner that a value is, or replaces on a server; None for no owner."""
         if self._owners:
             return None if id(value) in self.counted else self._owners.get(id(value))
         known: Any = value  # on a server
@@ -374,7 +372,7 @@ class ReachedObjects:
             with what is shipped instead.
         unpicklable: `id` of what can neither be hashed nor packed, with what is known of it.
         numbered: everything that has a number, by number.
-        objects: whatever else was reached and has to be kept alive, because its `id` stands for it:
+        objects: other reached objects that are kept alive, because they are identified by `id`:
             classes, and what these lead to.
         archives: the user's packages that travel as files, when there are any.
         callback_only: what is only given to be called back: it stays where it is, with its content.

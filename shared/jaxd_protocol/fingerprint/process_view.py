@@ -1,10 +1,11 @@
-"""What a walk knows about modules: from this process or, on a server, from the client."""
+"""What a walk needs of modules: from this process or, on a server, from the client's report."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import ModuleType
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from jaxd_protocol.fingerprint.model import Source
 from jaxd_protocol.fingerprint.unpatched import is_unpatched
-from jaxd_protocol.packages.distributions import Package, package_of
+from jaxd_protocol.packages.distributions import FileStamp, Package, file_stamp, package_of
 from jaxd_protocol.packages.installed import is_local_file, is_local_module
 
 SALT: Final = b"jaxd-1" + MAGIC_NUMBER + bytes([sys.flags.optimize])
@@ -20,7 +21,7 @@ SALT: Final = b"jaxd-1" + MAGIC_NUMBER + bytes([sys.flags.optimize])
 
 
 class ProcessView(Protocol):
-    """What a walk has to know of the process in which the function was written."""
+    """What a walk needs of the process in which the function was written."""
 
     @property
     def salt(self) -> bytes:
@@ -47,12 +48,9 @@ class LocalProcess:
 
     salt: bytes = SALT
 
-    def __init__(self) -> None:
-        self._sources: dict[str, tuple[tuple[int, int], Source]] = {}
-
     def is_local(self, module: str) -> bool:
         """Whether a module is the user's own; one that is not imported yet by where it lies."""
-        if module in sys.modules or ("." not in module and not _loaded_module(module)):
+        if module in sys.modules or ("." not in module and _find_spec(module) is None):
             return is_local_module(module)
         origin = _find_file(module)
         return is_local_file(origin) if origin else is_local_module(module.rpartition(".")[0])
@@ -66,30 +64,32 @@ class LocalProcess:
         return sys.modules.get(name)
 
     def source(self, name: str) -> Source | None:
-        """The compiled source of a local module that is not imported yet.
-
-        Kept while its file stays as it is.
-        """
+        """The compiled source of a local module that is not imported yet."""
         path = _find_file(name)
         if path is None or not path.endswith(".py") or not is_local_file(path):
             return None
-        stat = os.stat(path)
-        state = (stat.st_mtime_ns, stat.st_size)
-        known = self._sources.get(path)
-        if known is None or known[0] != state:
-            with open(path, "rb") as file:
-                code = compile(file.read(), path, "exec", dont_inherit=True)
-            is_package = os.path.basename(path) == "__init__.py"
-            known = self._sources[path] = (state, Source(code, is_package))
-        return known[1]
+        return compiled_source(path)
 
     def carries(self, module: ModuleType, name: str, value: Any) -> bool:
         """Whether an installed module may have been patched."""
         return not is_unpatched(module, name, value, self.is_local)
 
 
-def _loaded_module(module: str) -> bool:
-    return _find_spec(module) is not None
+def compiled_source(path: str) -> Source:
+    """The compiled source of a module; the same object while its file stays as it is.
+
+    Raises:
+        OSError: when there is no such file.
+        SyntaxError, ValueError: when it cannot be compiled.
+    """
+    return _compiled(file_stamp(path))
+
+
+@lru_cache(maxsize=4096)
+def _compiled(file: FileStamp) -> Source:
+    with open(file.path, "rb") as opened:
+        code = compile(opened.read(), file.path, "exec", dont_inherit=True)
+    return Source(code, is_package=os.path.basename(file.path) == "__init__.py")
 
 
 def _find_spec(module: str) -> ModuleSpec | None:
@@ -125,6 +125,12 @@ def is_extension(path: str) -> bool:
     return path.endswith(tuple(EXTENSION_SUFFIXES))
 
 
+def prefixes_of(name: str) -> list[str]:
+    """A module and the packages that it lies in, the outermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
 class ClientProcess(NamedTuple):
     """The client's process, as reported to a server: it replays what the client decided.
 
@@ -148,9 +154,8 @@ class ClientProcess(NamedTuple):
 
     def package(self, module: str) -> Package | None:
         """The client's version."""
-        parts = module.split(".")
-        names = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-        return next((self.packages[name] for name in names if name in self.packages), None)
+        known = (self.packages.get(name) for name in prefixes_of(module))
+        return next(filter(None, known), None)
 
     def module(self, name: str) -> ModuleType | None:
         """The client's own module before one of this process."""

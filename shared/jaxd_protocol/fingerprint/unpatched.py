@@ -50,7 +50,7 @@ def is_unpatched(
         return _is_known_constant(name, value)
     if isinstance(value, ModuleType):
         return True
-    if is_plain_data(value) or _is_array(value):
+    if is_plain_data(value) or is_array(value):
         return False
     if isinstance(value, functools.partial | tuple):
         return False  # made at run time
@@ -93,7 +93,8 @@ def is_plain_data(value: Any) -> bool:
     return False
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
+    """Whether it is an array of numpy or jax, or of a subclass."""
     names = {base.__name__ for base in type(value).__mro__}
     return bool(names & {"ndarray", "ArrayImpl"})
 

@@ -3,7 +3,7 @@
 It goes breadth first. What has an identity (functions, classes, modules, objects, mutable
 containers) gets a number when it is met first, and is named by it afterwards, so cycles end and
 chains may be of any length. What is only a value is written where it stands. Each kind of thing
-has a function that takes it apart, and the walk is given these: see `Handlers`.
+has a function that takes it apart, which `Handlers` passes to the walk.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ EmitContent = Callable[["Walk", Any], None]
 
 
 class CyclicClasses(Exception):
-    """A class leads back to one that is being walked over: they can only be one part.
+    """A class refers back to one that is being walked over: both belong to one walk.
 
     Attributes:
-        cls: the class that is led back to.
+        cls: the class that is referred to.
     """
 
     def __init__(self, cls: type) -> None:
@@ -49,7 +49,7 @@ class CyclicClasses(Exception):
         self.cls = cls
 
 
-class WalkResult:
+class WalkResult(NamedTuple):
     """A finished walk.
 
     Attributes:
@@ -58,27 +58,24 @@ class WalkResult:
         guards: whether it still means that.
     """
 
-    __slots__ = ("fingerprint", "guards", "reach")
-
-    def __init__(self, fingerprint: Fingerprint, reach: ReachedObjects, guards: Guards) -> None:
-        self.fingerprint = fingerprint
-        self.reach = reach
-        self.guards = guards
+    fingerprint: Fingerprint
+    reach: ReachedObjects
+    guards: Guards
 
 
 class Handlers(NamedTuple):
-    """What takes things apart. They know the walk; the walk knows none of them.
+    """The functions that take objects apart. They import the walk, which imports none of them.
 
     Attributes:
         root: appends what a walk starts from.
         object: appends anything that is not an atom.
-        follow: appends what steps from a value lead to, with whether the walked code changes it.
+        follow: appends what steps from a value lead to.
         archive: appends the code of the archived packages, at the end of a walk with any.
     """
 
     root: Callable[[Walk, Any], None]
     object: Callable[[Walk, Any], None]
-    follow: Callable[[Walk, Any, Steps, bool], None]
+    follow: Callable[[Walk, Any, Steps], None]
     archive: Callable[[Walk], None]
 
 
@@ -162,10 +159,7 @@ class Walk:
         if self._unshared:
             self._stream += os.urandom(DIGEST_SIZE)
         self.guards.settle()
-        return WalkResult(self._fingerprint(), self.reach, self.guards)
-
-    def _fingerprint(self) -> Fingerprint:
-        return Fingerprint(
+        fingerprint = Fingerprint(
             digest(self._stream),
             tuple(self._parts.values()),
             self._packages,
@@ -174,6 +168,7 @@ class Walk:
             tuple(self._unshared.values()),
             tuple(self._notes),
         )
+        return WalkResult(fingerprint, self.reach, self.guards)
 
     def _emit_queued(self) -> None:
         while self._queue:
@@ -203,18 +198,13 @@ class Walk:
         """Appends a value of any type, or the number that it has."""
         data = atom(value) if type(value) in ATOMS else None
         if self._ignore and self.label_as_code() in self._ignore:
-            self._emit_ignored(value)
+            self.tag("ignored")  # it travels, and does not count
+            self.reach.absorb(self._sub_walk().run(value, self.label_as_code()).reach)
         elif data is not None:
             self._stream += data
             self.part("value", self.label, data, short_repr(value))
         else:
             self._handlers.object(self, value)
-
-    def _emit_ignored(self, value: Any) -> None:
-        """Something that the user excludes by `ignore`: it travels, and does not count."""
-        self.tag("ignored")
-        reach = self._sub_walk().run(value, self.label_as_code()).reach
-        self.reach.absorb(reach)
 
     def emit_labelled(self, label: str, value: Any) -> None:
         """Appends a value that is read in another way than the one at hand."""
@@ -231,7 +221,7 @@ class Walk:
 
     def follow(self, value: Any, steps: Steps) -> None:
         """Appends what the steps from a value lead to; `label` says how the value is read."""
-        self._handlers.follow(self, value, steps, False)
+        self._handlers.follow(self, value, steps)
 
     def emit_uses(self, label: str, value: Any, uses: Mapping[Steps, int] | None) -> None:
         """Appends what is read of a value, with the line of each read; None: all of it."""
@@ -263,7 +253,7 @@ class Walk:
     def callback_only(self, value: Any) -> None:
         """Appends that something is given to be called back, and nothing of its content."""
         if self.is_inner:
-            self.emit(value)  # a class means the same wherever it is
+            self.emit(value)  # the digest of a class does not depend on the function
             return
         self.tag("live")
         if type(value) in ATOMS:
@@ -344,12 +334,10 @@ class Walk:
         if id(items) in self._open_sets:  # an element that leads back to its own set
             return
         alone = self._open_sets | {id(items)}
-        digests = [
-            (self._digest_alone(item, alone), index, item) for index, item in enumerate(items)
-        ]
+        digests = [(self._digest_alone(item, alone), item) for item in items]
         digests.sort(key=lambda each: each[0])
         self.text(len(digests))
-        for content, _, item in digests:
+        for content, item in digests:
             self._stream += content
             if type(item) not in ATOMS:
                 self.emit(item)  # for what it reaches
@@ -365,7 +353,7 @@ class Walk:
         """A walk for a part of this one, with numbers of its own."""
         inner = Walk(self._handlers, self.process_view, self._ignore, self.archives, self.listed)
         inner.is_inner = True
-        inner._open_sets = self._open_sets if open_sets is None else open_sets
+        inner._open_sets = open_sets or self._open_sets
         inner._classes = self._classes
         inner.open_classes = self.open_classes
         inner.classes_inside |= self.classes_inside
@@ -373,7 +361,7 @@ class Walk:
         return inner
 
     def walk_class(self, cls: type) -> WalkResult:
-        """What a class means by itself, whoever refers to it.
+        """The content of a class by itself, independent of what refers to it.
 
         On a server a class may have come with another function, and with it whatever it refers
         to. So what it shares with this function must not count: the walk over it has its own
@@ -393,10 +381,12 @@ class Walk:
 
     def package(self, module: str) -> None:
         """Appends which distribution an installed module belongs to."""
-        package = self._package_of(module)
+        top = import_root(module)
+        package = self._packages.get(top) or self.process_view.package(module)
         if package is None:
             self.tag("standard")
             return
+        self._packages[top] = package
         data = b"".join(filter(None, map(atom, package)))
         self._stream += data
         self.part("package", f"package {package.name}", data, package.version, "")
@@ -469,11 +459,7 @@ class Walk:
     def unpicklable(self, value: Any, reason: str) -> None:
         """Notes an object that has no content and cannot be packed."""
         kind = type(value)
-        name = (
-            kind.__qualname__
-            if kind.__module__ == "builtins"
-            else (f"{kind.__module__}.{kind.__qualname__}")
-        )
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
         self.reach.unpicklable[id(value)] = UnsharedObject(self.path(), name, reason)
         self.reach.objects.append(value)  # keeps its id from being used again
 
@@ -483,16 +469,6 @@ class Walk:
             return
         where = f"{self.where.rpartition(':')[0]}:{self.line}" if self.line else self.where
         self._notes[ImpureRead(" → ".join(self._trail), what, where)] = None
-
-    def _package_of(self, module: str) -> Package | None:
-        """The distribution that an installed module belongs to; None for Python's own."""
-        top = import_root(module)
-        package = self._packages.get(top)
-        if package is None:
-            package = self.process_view.package(module)
-            if package is not None:
-                self._packages[top] = package
-        return package
 
 
 def short_repr(value: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxd_protocol.jax_objects.names import attribute
+from jaxd_protocol.jax_objects.names import COPIED_ATTRIBUTES, attribute
 
 _PLAIN_OPTIONS = (
     "static_argnums",
@@ -21,19 +21,7 @@ _PLAIN_OPTIONS = (
     "backend",
 )
 # What `functools.wraps` and jax put on every jitted function; the rest is the user's.
-_STANDARD_ATTRIBUTES = frozenset(
-    {
-        "__annotations__",
-        "__doc__",
-        "__module__",
-        "__name__",
-        "__qualname__",
-        "__type_params__",
-        "__wrapped__",
-        "_fun",
-        "_jit_info",
-    }
-)
+_STANDARD_ATTRIBUTES = COPIED_ATTRIBUTES | {"__wrapped__", "_fun", "_jit_info"}
 
 
 def jit_parts(jitted: Any) -> dict[str, Any]:

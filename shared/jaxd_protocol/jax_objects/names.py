@@ -1,6 +1,6 @@
-"""Where the types of jax are that the walk and the packing know, most of them by public names.
+"""Where the types of jax are that walk and packing handle, most of them by public names.
 
-And the names of jax objects that do not know their own: primitives, caches, universal functions.
+And the names of jax objects without a `__qualname__`: primitives, caches, universal functions.
 
 Nothing here imports jax. An object of a jax type can only exist where jax is loaded, so its
 modules are looked up among those that are; tests/shared/jax_objects/test_names.py notices when a
@@ -51,7 +51,15 @@ JAX_TYPES: dict[str, tuple[str, str]] = {
 }
 """What we call a type of jax, with its name in a module that is loaded where jax is."""
 
-_LIBRARY = frozenset({"jax", "jaxlib"})
+COPIED_ATTRIBUTES = frozenset(
+    {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__"}
+)
+"""Names and texts that `functools.wraps` copies; they decide nothing."""
+
+NAMED_KINDS = frozenset(
+    {"jit", "custom_jvp", "custom_vjp", "custom_vmap", "ufunc", "primitive", "cache"}
+)
+"""Kinds of which a library may hold an object under a name, as `jnp.sin`."""
 _kinds: dict[type, str | None] = {}
 
 
@@ -67,7 +75,7 @@ def attribute(module: str, name: str) -> Any:
 def is_of_jax(cls: type) -> bool:
     """Whether jax itself defines the type."""
     module = getattr(cls, "__module__", None)
-    return isinstance(module, str) and module.partition(".")[0] in _LIBRARY
+    return isinstance(module, str) and module.partition(".")[0] in ("jax", "jaxlib")
 
 
 def kind_of(value: Any) -> str | None:

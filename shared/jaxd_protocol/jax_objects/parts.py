@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import PackingError, TracerError
 from jaxd_protocol.jax_objects.jit_objects import jit_parts
-from jaxd_protocol.jax_objects.names import attribute, is_of_jax, kind_of, name_of_jax_object
+from jaxd_protocol.jax_objects.names import (
+    COPIED_ATTRIBUTES,
+    NAMED_KINDS,
+    attribute,
+    is_of_jax,
+    kind_of,
+    name_of_jax_object,
+)
 
 
 class ObjectParts(NamedTuple):
@@ -29,7 +36,7 @@ class ObjectParts(NamedTuple):
 
 
 def decompose(value: Any) -> ObjectParts | None:
-    """The parts of a jax object; None when it is not one that we know.
+    """The parts of a jax object; None when it is of no known kind.
 
     Arrays are not taken apart here: see `array_content`. What has a name in an installed package
     (`jnp.sin`, a primitive) is that name, as long as the name leads to this very object.
@@ -37,7 +44,7 @@ def decompose(value: Any) -> ObjectParts | None:
     kind = kind_of(value)
     if kind is None or kind not in _PARTS_OF_KIND:
         return None
-    name = name_of_jax_object(value) if kind in _NAMED_KINDS else None
+    name = name_of_jax_object(value) if kind in NAMED_KINDS else None
     if name is not None:
         return ObjectParts(kind, (("module", name[0]), ("name", name[1])))
     parts = _PARTS_OF_KIND[kind](value)
@@ -45,37 +52,13 @@ def decompose(value: Any) -> ObjectParts | None:
         kind,
         tuple(part for part in parts.items() if _is_literal(part[1])),
         tuple(part for part in parts.items() if not _is_literal(part[1])),
-        kind in _VALUE_KINDS,
+        kind not in _KINDS_WITH_IDENTITY,
     )
 
 
-_NAMED_KINDS = frozenset(
-    {"jit", "custom_jvp", "custom_vjp", "custom_vmap", "ufunc", "primitive", "cache"}
-)
-# jax compares these by content, and makes equal ones anew or not as it likes.
-_VALUE_KINDS = frozenset(
-    {
-        "abstract array",
-        "abstract mesh",
-        "automatic layout",
-        "device",
-        "key type",
-        "literal array",
-        "mesh",
-        "named sharding",
-        "partition spec",
-        "random implementation",
-        "shape",
-        "single device sharding",
-        "traceback",
-        "tree structure",
-    }
-)
+# All other kinds jax compares by content, and makes equal ones anew or not as it likes.
+_KINDS_WITH_IDENTITY = NAMED_KINDS | {"closed jaxpr", "exported", "jaxpr", "partial"}
 _LITERAL_TYPES = (bool, int, float, str, bytes)
-# Names and texts that `functools.wraps` copies; they decide nothing.
-_COPIED_ATTRIBUTES = frozenset(
-    {"__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "__type_params__"}
-)
 
 
 def _is_literal(value: Any) -> bool:
@@ -90,12 +73,7 @@ def _attributes(*names: str) -> Callable[[Any], dict[str, Any]]:
 
 def _state_parts(value: Any) -> dict[str, Any]:
     state = vars(value)
-    return {name: state[name] for name in sorted(state) if name not in _COPIED_ATTRIBUTES}
-
-
-def _ufunc_parts(value: Any) -> dict[str, Any]:
-    properties: dict[str, Any] = value._ufunc__static_props
-    return {"name": value.__name__} | properties
+    return {name: state[name] for name in sorted(state) if name not in COPIED_ATTRIBUTES}
 
 
 def _tree_parts(structure: Any) -> dict[str, Any]:
@@ -177,11 +155,6 @@ _CONTEXT = (
 )
 
 
-def closed_jaxpr_parts(closed: Any) -> dict[str, Any]:
-    """The program and its constants."""
-    return {"jaxpr": closed.jaxpr, "consts": tuple(closed.consts)}
-
-
 def jaxpr_parts(jaxpr: Any) -> dict[str, Any]:
     """The equations of a program; each variable has the number of its first appearance."""
     numbering = _Numbering()
@@ -240,7 +213,7 @@ _PARTS_OF_KIND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "custom_jvp": _state_parts,
     "custom_vjp": _state_parts,
     "custom_vmap": _state_parts,
-    "ufunc": _ufunc_parts,
+    "ufunc": lambda ufunc: {"name": ufunc.__name__, **ufunc._ufunc__static_props},
     "primitive": _state_parts,
     "cache": _attributes("__wrapped__"),
     "tree structure": _tree_parts,
@@ -262,7 +235,7 @@ _PARTS_OF_KIND: dict[str, Callable[[Any], dict[str, Any]]] = {
     "partial": _attributes("func", "args", "keywords"),
     "traceback": lambda _: {},
     "automatic layout": lambda _: {},
-    "closed jaxpr": closed_jaxpr_parts,
+    "closed jaxpr": lambda closed: {"jaxpr": closed.jaxpr, "consts": tuple(closed.consts)},
     "jaxpr": jaxpr_parts,
     "literal array": _literal_array_parts,
 }
@@ -309,7 +282,7 @@ def array_content(value: Any) -> ArrayContent | None:
     implementation = None
     if kind_of(value.dtype) == "key type":
         implementation = value.dtype._impl.name
-        with attribute("jax", "ensure_compile_time_eval")():  # jax may be tracing whoever asks
+        with attribute("jax", "ensure_compile_time_eval")():  # the caller may be traced
             value = attribute("jax", "random").key_data(value)
     import numpy
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.jax_objects.jit_objects import jit_extras, jit_options, make_jit
-from jaxd_protocol.jax_objects.names import JAX_TYPES, kind_of, name_of_jax_object
+from jaxd_protocol.jax_objects.names import JAX_TYPES, NAMED_KINDS, kind_of, name_of_jax_object
 from jaxd_protocol.packages.importable import find_object
 
 
@@ -22,15 +22,8 @@ def reduce_jax(value: Any) -> Any:
     kind = kind_of(value)
     if kind is None or kind not in _REDUCERS:
         return NotImplemented
-    return _REDUCERS[kind](value)
-
-
-def _by_name_or(other: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def reduce(value: Any) -> Any:
-        name = name_of_jax_object(value)
-        return other(value) if name is None else (find_object, name)
-
-    return reduce
+    name = name_of_jax_object(value) if kind in NAMED_KINDS else None
+    return _REDUCERS[kind](value) if name is None else (find_object, name)
 
 
 def _jit(value: Any) -> Any:
@@ -57,10 +50,6 @@ def _make_empty(kind: str) -> Any:
 
 def _set_attributes(value: Any, state: dict[str, Any]) -> None:
     vars(value).update(state)
-
-
-def _device(value: Any) -> Any:
-    return _find_device, (value.platform, value.id)
 
 
 def _find_device(platform: str, index: int) -> Any:
@@ -104,17 +93,8 @@ def _literal_array(value: Any) -> Any:
     return type(value), (numpy.asarray(value), value.aval)
 
 
-def _automatic_layout(_: Any) -> Any:
-    # jax knows it by identity, and pickles a copy.
-    return find_object, ("jax.experimental.layout", "Layout.AUTO")
-
-
-def _as_none(_: Any) -> Any:
-    return _none, ()
-
-
 def _none() -> None:
-    return None
+    """In the place of a traceback."""
 
 
 def _refuse(what: str, instead: str) -> Callable[[Any], NoReturn]:
@@ -131,10 +111,6 @@ def _primitive(value: Any) -> NoReturn:
     )
 
 
-def _cache(value: Any) -> Any:
-    return _make_cache, (value.__wrapped__,)
-
-
 def _make_cache(function: Any) -> Any:
     import jax  # noqa: F401
 
@@ -142,18 +118,19 @@ def _make_cache(function: Any) -> Any:
 
 
 _REDUCERS: dict[str, Callable[[Any], Any]] = {
-    "jit": _by_name_or(_jit),
-    "custom_jvp": _by_name_or(_reduce_in_two_steps),
-    "custom_vjp": _by_name_or(_reduce_in_two_steps),
-    "custom_vmap": _by_name_or(_reduce_in_two_steps),
-    "ufunc": _by_name_or(_reduce_in_two_steps),
-    "primitive": _by_name_or(_primitive),
-    "cache": _by_name_or(_cache),
-    "device": _device,
+    "jit": _jit,
+    "custom_jvp": _reduce_in_two_steps,
+    "custom_vjp": _reduce_in_two_steps,
+    "custom_vmap": _reduce_in_two_steps,
+    "ufunc": _reduce_in_two_steps,
+    "primitive": _primitive,
+    "cache": lambda cache: (_make_cache, (cache.__wrapped__,)),
+    "device": lambda device: (_find_device, (device.platform, device.id)),
     "exported": _exported,
     "literal array": _literal_array,
-    "automatic layout": _automatic_layout,
-    "traceback": _as_none,
+    # jax compares it by identity, and pickles a copy
+    "automatic layout": lambda _: (find_object, ("jax.experimental.layout", "Layout.AUTO")),
+    "traceback": lambda _: (_none, ()),
     "lowered": _refuse("a lowered program", "capture the function and let the server lower it"),
     "compiled": _refuse("a compiled program", "capture the function and let the server compile it"),
     "tracer": _refuse("a jax tracer", "pass the value as an argument"),

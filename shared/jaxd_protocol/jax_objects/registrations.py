@@ -67,18 +67,11 @@ def _new(meta: type) -> Any:
     return type.__new__
 
 
-def _hook_owners(bases: tuple[type, ...]) -> list[type]:
-    owners = dict.fromkeys(owner for base in bases for owner in base.__mro__)
-    return [owner for owner in owners if isinstance(_hook_of(owner), classmethod)]
-
-
-def _hook_of(owner: type) -> Any:
-    return vars(owner).get("__init_subclass__")
-
-
 @contextmanager
 def _disabled_hooks(bases: tuple[type, ...]) -> Iterator[None]:
-    kept = {owner: _hook_of(owner) for owner in _hook_owners(bases)}
+    owners = dict.fromkeys(owner for base in bases for owner in base.__mro__)
+    hooks = {owner: vars(owner).get("__init_subclass__") for owner in owners}
+    kept = {owner: hook for owner, hook in hooks.items() if isinstance(hook, classmethod)}
     for owner, hook in kept.items():
         type.__setattr__(owner, "__init_subclass__", _in_other_threads(hook))
     try:
@@ -106,7 +99,7 @@ GENERATED_ATTRIBUTES = frozenset(
         "__signature__",  # flax sets it where documents are built
     }
 )
-"""Attributes of a class that follow from the rest, for whoever hashes a class."""
+"""Attributes of a class that follow from the rest: they do not count in its digest."""
 
 
 class Registration(NamedTuple):  # keys name it and its module
@@ -114,7 +107,7 @@ class Registration(NamedTuple):  # keys name it and its module
 
     Attributes:
         style: `node`, `keyed`, `dataclass` or `static`, as jax calls its ways; `equinox` or
-            `flax.nnx` where the library does it; `none` when only flax's serialisation knows it.
+            `flax.nnx` where the library does it; `none` when only flax's serialisation has it.
         parts: the functions or field names that go with the style.
         state_dict: the functions with which flax saves and restores instances, if it does.
     """
@@ -136,11 +129,12 @@ def class_registration(cls: type) -> Registration | None:
     registry = attribute("jax._src.tree_util", "_registry")
     if registry is None:
         return None
-    style = library_registration(cls)
+    style = _library_registration(cls)
     if style is None and cls in registry:
         entry = registry[cls]
         style = _style(cls, entry.to_iter, entry.from_iter)
-    state_dict = state_dict_of(cls)
+    serialization = sys.modules.get(_SERIALIZATION)
+    state_dict = None if serialization is None else serialization._STATE_DICT_REGISTRY.get(cls)
     if style is None and state_dict is None:
         return None
     return Registration(*(style or ("none", ())), state_dict)
@@ -159,12 +153,11 @@ def finish_class(cls: type, registration: Registration | None) -> None:
         abc.update_abstractmethods(cls)  # type: ignore[arg-type]
     if registration is None:
         return
-    if registration.style in _REGISTER:
+    if registration.style != "none":
         _REGISTER[registration.style](cls, *registration.parts)
-    elif registration.style != "none":
-        register_with_library(cls, registration.style, registration.parts)
     if registration.state_dict is not None:
-        register_serialization(cls, registration.state_dict)
+        serialization = importlib.import_module(_SERIALIZATION)
+        serialization.register_serialization_state(cls, *registration.state_dict, override=True)
 
 
 def _style(cls: type, to_iter: Any, from_iter: Any) -> tuple[str, tuple[Any, ...]]:
@@ -194,42 +187,21 @@ def _closure(function: Any) -> dict[str, Any]:
     }
 
 
-def _register_node(cls: type, to_iter: Any, from_iter: Any) -> None:
-    import jax
+def _register_with_jax(function: str) -> Callable[..., None]:
+    def register(cls: type, *parts: Any) -> None:
+        import jax
 
-    jax.tree_util.register_pytree_node(cls, to_iter, from_iter)
+        getattr(jax.tree_util, function)(cls, *parts)
 
-
-def _register_keyed(cls: type, with_keys: Any, from_iter: Any, to_iter: Any = None) -> None:
-    import jax
-
-    jax.tree_util.register_pytree_with_keys(cls, with_keys, from_iter, to_iter)
+    return register
 
 
 def _register_dataclass(cls: type, data: tuple[str, ...], meta: tuple[str, ...]) -> None:
     import jax
 
-    names = {field.name for field in dataclasses.fields(cls) if field.init} if _is_data(cls) else ()
-    dropped = tuple(set(names) - {*data, *meta})
-    jax.tree_util.register_dataclass(cls, data, meta, drop_fields=dropped)
-
-
-def _is_data(cls: type) -> bool:
-    return dataclasses.is_dataclass(cls)
-
-
-def _register_static(cls: type) -> None:
-    import jax
-
-    jax.tree_util.register_static(cls)
-
-
-_REGISTER: dict[str, Callable[..., None]] = {
-    "node": _register_node,
-    "keyed": _register_keyed,
-    "dataclass": _register_dataclass,
-    "static": _register_static,
-}
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    dropped = {field.name for field in fields if field.init} - {*data, *meta}
+    jax.tree_util.register_dataclass(cls, data, meta, drop_fields=tuple(dropped))
 
 
 _EQUINOX = "equinox._module._module"
@@ -243,7 +215,7 @@ FLAX_HOOKS = {
 """The classes of `flax.nnx`, by module, that register each subclass with flax and jax."""
 
 
-def library_registration(cls: type) -> tuple[str, tuple[Any, ...]] | None:
+def _library_registration(cls: type) -> tuple[str, tuple[Any, ...]] | None:
     """Which library registers the class, and with which settings; None when none does."""
     equinox = sys.modules.get(_EQUINOX)
     if equinox is not None and cls in equinox._module_info:
@@ -252,26 +224,6 @@ def library_registration(cls: type) -> tuple[str, tuple[Any, ...]] | None:
     if _flax_hook(cls) is not None:
         return "flax.nnx", (getattr(cls, "_pytree__is_pytree", None),)
     return None
-
-
-def register_with_library(cls: type, library: str, settings: tuple[Any, ...]) -> None:
-    """Registers a class that has arrived as its library does when the class is defined."""
-    if library == "equinox":
-        _register_with_equinox(cls, *settings)
-    else:
-        _register_with_flax(cls, *settings)
-
-
-def state_dict_of(cls: type) -> tuple[Any, Any] | None:
-    """The functions with which flax saves and restores instances; None when it does not."""
-    serialization = sys.modules.get(_SERIALIZATION)
-    return None if serialization is None else serialization._STATE_DICT_REGISTRY.get(cls)
-
-
-def register_serialization(cls: type, functions: tuple[Any, Any]) -> None:
-    """Registers with flax how to save and restore instances of a class that has arrived."""
-    serialization = importlib.import_module(_SERIALIZATION)
-    serialization.register_serialization_state(cls, *functions, override=True)
 
 
 def _register_with_equinox(cls: type, has_dataclass_init: bool, is_abstract: bool) -> None:
@@ -315,3 +267,14 @@ def _register_with_flax(cls: type, is_pytree: bool | None) -> None:
     for name, value in before.items():
         if vars(cls)[name] is not value:
             setattr(cls, name, value)
+
+
+_REGISTER: dict[str, Callable[..., None]] = {
+    "node": _register_with_jax("register_pytree_node"),
+    "keyed": _register_with_jax("register_pytree_with_keys"),
+    "static": _register_with_jax("register_static"),
+    "dataclass": _register_dataclass,
+    "equinox": _register_with_equinox,
+    "flax.nnx": _register_with_flax,
+}
+"""By the style of a `Registration`."""

@@ -1,7 +1,7 @@
 """Installed packages: which distribution a module comes from, and what exactly is installed.
 
-Nothing is imported to find out. What was found is kept until `changed_since_first_seen` notices
-that it is no longer what stands on the disk.
+Nothing is imported to find out. Results are kept until `changed_since_first_seen` finds other
+files on the disk.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 from hashlib import blake2b
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Final, NamedTuple
@@ -21,9 +22,8 @@ class Package(NamedTuple):
     """An installed distribution.
 
     Attributes:
-        name: as pip calls it; several for a namespace that they share: `a, b`.
-        version: as its metadata says; empty for a module that stands in `site-packages` without
-            any metadata.
+        name: as for pip; several for a namespace that they share: `a, b`.
+        version: from its metadata; empty for a module in `site-packages` without any metadata.
         digest: sixteen bytes over the rows of its RECORD that name files inside the package; over
             names, sizes and times of its code files where there is no RECORD.
     """
@@ -40,10 +40,7 @@ class _FoundPackage(NamedTuple):
 
 
 _found: dict[str, _FoundPackage] = {}
-"""By module: full names as they were asked for, and roots. Changed under `_lock`, read without."""
-
-_described: dict[FileStamp, Package] = {}
-"""By RECORD: what a distribution is, so that its modules share one look at it."""
+"""By full name of a module, and by root. Changed under `_lock`, read without."""
 
 _lock = threading.Lock()
 
@@ -61,8 +58,8 @@ if hasattr(os, "register_at_fork"):
 def package_of(module: str) -> Package | None:
     """The distribution that a module belongs to, imported or not.
 
-    Answers with what was found first in this process, until `changed_since_first_seen` has told
-    that it changed.
+    The result is what was found first in this process, until `changed_since_first_seen` has
+    reported a change.
 
     Args:
         module: a full name, such as `jax.numpy`.
@@ -91,7 +88,7 @@ def import_root(module: str) -> str:
 
 
 def still_current(package: Package) -> bool:
-    """Whether what stands on the disk is still that package; costs a look at its RECORD's stamp.
+    """Whether that package is still on the disk; costs one `stat` of its RECORD.
 
     A package that was not found by this process is not current.
     """
@@ -100,10 +97,10 @@ def still_current(package: Package) -> bool:
 
 
 def changed_since_first_seen() -> list[tuple[Package, Package | None]]:
-    """Packages that are no longer what `package_of` said: what it said, and what is there now.
+    """Packages that differ from what `package_of` returned: its result, and what is there now.
 
-    Each change is told once; from then on `package_of` tells what is there. None stands for a
-    package that is gone. Costs one system call for each package that is known.
+    Each change is reported once; `package_of` then returns the new package. None is a package
+    that is gone. Costs one system call for each package that was found.
     """
     changes: dict[Package, Package | None] = {}
     for root, found in list(_found.items()):
@@ -145,7 +142,7 @@ def _find_package(root: str) -> _FoundPackage | None:
 
 
 def _package_at(root: str, path: str) -> list[_FoundPackage]:
-    """What is known of a file, or a folder (with `/` at its end): the last installed first."""
+    """The owners of a file, or of a folder (with `/` at its end): the last installed first."""
     site = site_folder(path)
     if site is None or is_local_file(path):
         return []
@@ -154,10 +151,7 @@ def _package_at(root: str, path: str) -> list[_FoundPackage]:
     for metadata in owners(site, inside):
         if metadata.record is not None:
             state = file_stamp(metadata.record)
-            package = _described.get(state)
-            if package is None:
-                package = Package(*describe(metadata), digest_of_record(metadata.record))
-                _described[state] = package
+            package = _recorded_package(metadata, state)
         else:
             state = file_stamp(metadata.path)
             package = Package(*describe(metadata), digest_of_files(_package_folder(path)))
@@ -166,6 +160,12 @@ def _package_at(root: str, path: str) -> list[_FoundPackage]:
         bare = Package(root, "", digest_of_files(_package_folder(path)))
         return [_FoundPackage(bare, root, (file_stamp(path), file_stamp(site)))]
     return found
+
+
+@cache
+def _recorded_package(metadata: Metadata, record: FileStamp) -> Package:
+    """A distribution with a RECORD; its modules share one look at it."""
+    return Package(*describe(metadata), digest_of_record(record.path))
 
 
 def _package_folder(path: str) -> str:
@@ -214,11 +214,11 @@ _BINARY_SUFFIXES: Final = (".so", ".pyd", ".dll", ".dylib")
 
 
 class FileStamp(NamedTuple):
-    """A file as it was when it was looked at; another one has another stamp.
+    """The state of a file; a changed file has another stamp.
 
     Attributes:
         path: the file.
-        mtime_ns, size: what the system says of it; both -1 for a file that is not there.
+        mtime_ns, size: as `os.stat` returns them; both -1 for a file that does not exist.
     """
 
     path: str
@@ -262,7 +262,7 @@ def owners(site: str, inside: str) -> list[Metadata]:
     nearest = 0
     for name in names:
         if found and _name_distance(name, top) > nearest and not inside.endswith("/"):
-            break  # one file has one owner, and the likely ones were asked first
+            break  # one file has one owner, and the likely ones were read first
         nearest = _name_distance(name, top)
         path = os.path.join(site, name)
         record = os.path.join(path, "RECORD")
@@ -337,10 +337,8 @@ def _normalized_name(name: str) -> str:
 
 def _name_distance(folder: str, top: str) -> int:
     """How far a distribution's name is from that of a module: 0 equal, 1 similar, 2 other."""
-    ours, theirs = (
-        _normalized_name(folder.rpartition(".")[0].partition("-")[0]),
-        _normalized_name(top),
-    )
+    ours = _normalized_name(folder.rpartition(".")[0].partition("-")[0])
+    theirs = _normalized_name(top)
     if ours == theirs:
         return 0
     return 1 if theirs in ours or ours in theirs else 2

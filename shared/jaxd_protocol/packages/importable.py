@@ -1,8 +1,8 @@
 """The name under which an object of an installed module can be imported.
 
-What an object says of itself is not always where it is: on Python 3.11 `jax.Array` calls itself
-`jaxlib._jax.Array` in the module `jax`. So each name is tried and counts only when it leads to
-this very object.
+The `__module__` and `__qualname__` of an object do not always lead to it: on Python 3.11
+`jax.Array` has the name `jaxlib._jax.Array` in the module `jax`. So each name is tried and counts
+only when it leads to this very object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def importable_name(value: Any) -> tuple[str, str] | None:
 def name_within(package: str, value: Any) -> tuple[str, str] | None:
     """Where in the loaded modules of `package` this very object is; public modules come first.
 
-    For objects that do not know their name. The first call looks at all modules of the package.
+    For objects without a `__qualname__`. The first call indexes all modules of the package.
     """
     found = _index(package).get(id(value))
     return found if found is not None and _look_up(*found) is value else None
@@ -74,7 +74,7 @@ def _declared_name(value: Any) -> tuple[str, str] | None:
     for name in _names(value):
         if _look_up(root, inner + name) is value:
             return root, inner + name
-    # The types of None, of functions and the like say `builtins`, and are only in `types`.
+    # The types of None, of functions and the like have `builtins` as module, and are in `types`.
     return name_within("types", value) if module == "builtins" else None
 
 
@@ -88,8 +88,8 @@ def _loaded_part(module: str) -> tuple[str, str]:
 
 
 def _names(value: Any) -> list[str]:
-    said = [getattr(value, attribute, None) for attribute in ("__qualname__", "__name__")]
-    names = [name for name in said if isinstance(name, str) and name]
+    declared = [getattr(value, attribute, None) for attribute in ("__qualname__", "__name__")]
+    names = [name for name in declared if isinstance(name, str) and name]
     return list(dict.fromkeys([*names, *(name.rpartition(".")[2] for name in names)]))
 
 

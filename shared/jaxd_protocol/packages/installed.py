@@ -1,6 +1,6 @@
 """Which code belongs to the environment, and which to the user.
 
-Installed code (the standard library and what stands in a `site-packages`) travels by name: both
+Installed code (the standard library and the content of `site-packages`) travels by name: both
 ends have it. Everything else is *local* and travels by value, so that the server never imports a
 file that the user is still editing. Editable installs are local, whether a `.pth` file, a link or
 an import hook leads to them; what `pip install .` has copied is installed, and its RECORD tells one
@@ -24,7 +24,7 @@ _SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 def _prefixes() -> tuple[str, ...]:
     """Folders below which all of the standard library lies, with more beside it.
 
-    To find them takes a hundredth of the time that `sysconfig` needs to say where it lies.
+    Finding them takes a hundredth of the time that `sysconfig.get_paths` takes.
     """
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
@@ -89,13 +89,7 @@ def is_local_module(name: str | None) -> bool:
     folders = list(getattr(module, "__path__", ()))
     if folders:  # a namespace package: it has no file of its own
         return any(is_local_file(folder) for folder in folders)
-    return _is_parent_local(name)
-
-
-def _is_parent_local(name: str) -> bool:
-    """An extension module makes submodules that have no file: `jaxlib._jax.pytree`.
-
-    A name without parent was made by hand, or is gone: only its value can travel.
-    """
+    # An extension module makes submodules that have no file: `jaxlib._jax.pytree`. A module
+    # without a parent was made by hand, or is gone: only its value can travel.
     parent = name.rpartition(".")[0]
     return not parent or is_local_module(parent)

@@ -7,8 +7,9 @@ from textwrap import dedent, indent
 from types import CodeType, ModuleType
 from typing import Any
 
-from jaxd_protocol.fingerprint import ProcessView, WalkResult, walk
+from jaxd_protocol.fingerprint import WalkResult, walk
 from jaxd_protocol.fingerprint.code.reads import CodeFacts, facts_of
+from jaxd_protocol.fingerprint.process_view import ProcessView
 
 _SIGNS = {"a": ".{}", "i": "[{!r}]", "c": "({!r})", "w": "={}", "+": "+"}
 

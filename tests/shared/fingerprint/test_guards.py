@@ -125,11 +125,12 @@ def test_the_bases_of_a_class() -> None:
     class Child(First):
         pass
 
-    guards = taken(lambda g: g.bases(Child))
+    bases = Child.__bases__
+    guards = taken(lambda g: g.attribute(Child, "__bases__", bases))
     check(
         guards,
         lambda: setattr(Child, "__bases__", (Second,)),
-        lambda: setattr(Child, "__bases__", (First,)),
+        lambda: setattr(Child, "__bases__", bases),
     )
 
 
@@ -171,7 +172,7 @@ def test_all_of_a_sequence(kind: Callable[..., Any]) -> None:
 def test_all_of_a_set() -> None:
     """An element more, and another one instead."""
     elements = {"a", "b"}
-    guards = taken(lambda g: g.elements(elements))
+    guards = taken(lambda g: g.sequence(elements))
     check(guards, lambda: elements.add("c"), lambda: elements.remove("c"))
     elements.remove("a")
     elements.add("d")

@@ -18,7 +18,8 @@ from typing import Any
 
 import cloudpickle
 
-from jaxd_protocol.jax_objects import build_class, class_registration, finish_class, reduce_jax
+from jaxd_protocol.jax_objects.reducers import reduce_jax
+from jaxd_protocol.jax_objects.registrations import build_class, class_registration, finish_class
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import is_local_module
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest  # noqa: TC002 - the fixture is a test's argument
 
-from jaxd_protocol.jax_objects import name_of_jax_object
+from jaxd_protocol.jax_objects.names import name_of_jax_object
 from tests.shared.jax_objects.samples_jax import sine, up
 
 

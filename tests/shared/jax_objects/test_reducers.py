@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.jax_objects import reduce_jax
+from jaxd_protocol.jax_objects.reducers import reduce_jax
 from tests.shared.jax_objects.by_value import dumps, run
 from tests.shared.jax_objects.samples_jax import cosine, product, samples, sine, up
 from tests.shared.jax_objects.shown import digest

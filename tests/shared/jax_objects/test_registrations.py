@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxd_protocol.jax_objects import Registration, class_registration, finish_class
+from jaxd_protocol.jax_objects.registrations import Registration, class_registration, finish_class
 from tests.shared.jax_objects import samples_trees as samples
 
 

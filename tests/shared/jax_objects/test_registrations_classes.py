@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.jax_objects import build_class
+from jaxd_protocol.jax_objects.registrations import build_class
 
 T = typing.TypeVar("T")
 

@@ -106,7 +106,7 @@ def test_what_a_library_knows_of_a_class_is_plain(tmp_path: Path) -> None:
     pytest.importorskip("equinox", reason="equinox is not installed")
     program = """
 import json
-from jaxd_protocol.jax_objects import class_registration
+from jaxd_protocol.jax_objects.registrations import class_registration
 from tests.shared.jax_objects import samples_equinox as samples
 print(json.dumps([class_registration(samples.Layer), class_registration(samples.Deep)]))
 """

@@ -4,9 +4,9 @@ What `jax.debug.callback` or `io_callback` is given runs in the client's process
 that are there then: a list that fills, a progress bar. Two questions are answered here. *May it be
 called?* All that can stand as the first argument of such a call, as far as the code shows it: a
 name with its attributes, a function made in place, either of them in `functools.partial` or in a
-branch of a conditional. A client lets a server call this and nothing else. *Does it count?* What
-stands there itself, and nothing else is done with it, is not in the key: it decides nothing about
-the program. Where that is not certain, it counts like everything else.
+branch of a conditional. A client lets a server call this and nothing else. *Does it count?* An
+object that is passed there itself and used for nothing else is not in the key: it decides nothing
+about the program. Where that is not certain, it counts like everything else.
 
 Code of CPython 3.11 to 3.13 is read. An instruction that is not known makes an unknown
 value, so that less may be called, and more counts.
@@ -85,7 +85,7 @@ _HAS_LOAD_METHOD: Final = "LOAD_METHOD" in dis.opmap  # before CPython 3.12
 
 
 def nested_codes(code: CodeType) -> list[CodeType]:
-    """The code that stands directly inside of another one, in order."""
+    """The code objects that are directly nested in another one, in order."""
     return [each for each in code.co_consts if isinstance(each, CodeType)]
 
 
@@ -280,10 +280,7 @@ class _StackReader:
 
     _on_build_tuple = _on_build_list
 
-    def _on_list_extend(self, _: dis.Instruction) -> None:
-        self._pop()
-
-    _on_list_append = _on_list_extend
+    _on_list_extend = _on_list_append = _on_pop_top
 
     # calls ------------------------------------------------------------------------------------
 
@@ -336,27 +333,21 @@ def _merge(one: list[_StackValue], other: list[_StackValue]) -> list[_StackValue
     ]
 
 
-@lru_cache(maxsize=256)
-def _read(code: CodeType) -> _StackReader:
-    return _StackReader(code)
+_read: Final = lru_cache(maxsize=256)(_StackReader)
 
 
 def _may_call_back(code: CodeType) -> bool:
     """Whether the code can call back at all, as nearly all cannot."""
-    names = (*code.co_varnames, *code.co_freevars)
-    return (
-        "callback" in code.co_names
-        or not _CALLBACK_NAMES.isdisjoint(code.co_names)
-        or not _CALLBACK_NAMES.isdisjoint(names)
-    )
+    names = (*code.co_names, *code.co_varnames, *code.co_freevars)
+    return "callback" in code.co_names or not _CALLBACK_NAMES.isdisjoint(names)
 
 
 def loads_given_to_callbacks(code: CodeType) -> tuple[frozenset[int], frozenset[int]]:
     """Where names are loaded that are only given to be called back, and functions made.
 
     Returns:
-        Offsets of the loads (of two at once the first is meant), and the `id` of the code of
-        functions that are made in place.
+        Offsets of the loads (for a paired load, of the first of the two), and the `id` of the code
+        of functions that are made in place.
     """
     if not _may_call_back(code):
         return frozenset(), frozenset()
@@ -377,7 +368,7 @@ def callback_references(code: CodeType, inner: Sequence[CallbackReferences]) -> 
 
     Args:
         code: the code.
-        inner: the same of each code that stands directly in it, in order.
+        inner: the same of each code that is directly nested in it, in order.
     """
     given = [each for v in _read(code).given for each in v.origins] if _may_call_back(code) else []
     codes = [(at, *path) for at, gives in enumerate(inner) for path in gives.codes]
@@ -415,7 +406,7 @@ def _resolved(code: CodeType, origin: Origin) -> Iterator[Origin]:
 
 
 def _is_assigned_below(code: CodeType, name: str) -> bool:
-    """Whether code that stands inside assigns a variable of this one."""
+    """Whether nested code assigns a variable of this one."""
     return any(
         name in each.co_freevars and (name in _read(each).bound or _is_assigned_below(each, name))
         for each in nested_codes(code)
@@ -428,10 +419,11 @@ def cell_origin(
     names: tuple[str, ...] = (),
     seen: tuple[str, ...] = (),
 ) -> CellOrigin:
-    """What a free variable holds, of the last of these, each of which stands in the one before.
+    """What a free variable of nested code holds.
 
     Args:
-        codes: those.
+        codes: the code objects from the outermost to the one with the variable, each of which is
+            nested in the one before.
         name: of the variable.
         names: of the attributes that lead from it.
         seen: variables of the same code that are assigned it, directly or by another one.
@@ -440,21 +432,20 @@ def cell_origin(
         code = codes[depth]
         if name in code.co_freevars:
             continue
+        local = CellOrigin("local", depth, name)
         if _is_assigned_below(code, name):
-            return CellOrigin("local", depth, name)
+            return local
         values = _read(code).bound.get(name, [])
         if name in parameters_of(code):
             return CellOrigin("local" if values else "parameter", depth, name, names)
-        if len(values) != 1 or len(values[0].origins) != 1:
-            return CellOrigin("local", depth, name)
+        if len(values) != 1 or len(values[0].origins) != 1 or not values[0].alone:
+            return local  # also of a partial of one origin
         (origin,) = values[0].origins
-        if not values[0].alone:  # such as a partial of it
-            return CellOrigin("local", depth, name)
         origin = origin._replace(names=(*origin.names, *names), offset=-1)
         if origin.kind != "variable":
             return CellOrigin("static", depth, name, (), origin)
         if origin.name in (name, *seen):  # they are assigned each other
-            return CellOrigin("local", depth, name)
+            return local
         return _aliased_cell(codes[: depth + 1], origin, (*seen, name))
     return CellOrigin("own", 0, name, names)
 
@@ -463,5 +454,5 @@ def _aliased_cell(codes: Sequence[CodeType], origin: Origin, seen: tuple[str, ..
     """What a variable holds that is assigned another one."""
     if origin.name in codes[-1].co_freevars:
         return cell_origin(codes, origin.name, origin.names)
-    inside = [*codes, codes[-1]]  # as code that stands in it sees it
+    inside = [*codes, codes[-1]]  # as code nested in it reads the variable
     return cell_origin(inside, origin.name, origin.names, seen)

@@ -228,13 +228,6 @@ class _CodeReader:
             steps, _ = self.instructions.chain(at + 1)
             self.uses.add(second, steps, each.line)
 
-    def _uses_super(self) -> bool:
-        """Whether the first parameter may be read by `super()`, which does not name it.
-
-        Nor does it name the `__class__` that it reads, which therefore counts whole.
-        """
-        return "super" in self.names or "__class__" in self.code.co_freevars
-
     def _store(self, name: str) -> None:
         self.stored[name] = self.stored.get(name, 0) + 1
 
@@ -306,7 +299,9 @@ class _CodeReader:
         if not _READ_ALL_LOCALS.isdisjoint(self.names):
             return {}
         count = code.co_argcount + code.co_kwonlyargcount
-        first = set(code.co_varnames[:1]) if self._uses_super() else set()
+        # super() reads the first parameter and `__class__`, and names neither: both count whole
+        uses_super = "super" in self.names or "__class__" in code.co_freevars
+        first = set(code.co_varnames[:1]) if uses_super else set()
         once = {name for each in self.imports for name, _ in each.bound}
         wanted = {
             *(name for name in code.co_varnames[:count] if name not in first | self.stored.keys()),
@@ -474,7 +469,9 @@ class Instructions(list[Instruction]):
                 return False
             if each.op in ("STORE_SUBSCR", "DELETE_SUBSCR") and above == 1:
                 return True
-            above += dis.stack_effect(dis.opmap[each.op], _stack_argument(each), jump=False)
+            opcode = dis.opmap[each.op]
+            argument = each.arg if opcode >= dis.HAVE_ARGUMENT else None
+            above += dis.stack_effect(opcode, argument, jump=False)
             if above <= 0:
                 return False
         return False
@@ -497,7 +494,3 @@ class Instructions(list[Instruction]):
             at += 1
         stored = self._at(at, *_STORE)
         return [] if stored is None else [(stored.value, ())]
-
-
-def _stack_argument(each: Instruction) -> int | None:
-    return each.arg if dis.opmap[each.op] >= dis.HAVE_ARGUMENT else None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Any
 
-from jaxd_protocol.fingerprint.canonical import DIGEST_SIZE
+from jaxd_protocol.fingerprint.canonical import digest
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
-from jaxd_protocol.jax_objects import array_content
+from jaxd_protocol.jax_objects.parts import array_content
 from jaxd_protocol.packages.importable import name_within
 
 _jax_contents: dict[int, tuple[weakref.ref[Any], bytes]] = {}
@@ -49,7 +48,7 @@ def _dtype(dtype: Any) -> str:
 
 def _content(numpy: Any, array: Any) -> bytes:
     flat = numpy.ascontiguousarray(array).reshape(-1).view("u1")
-    return blake2b(flat.data, digest_size=DIGEST_SIZE).digest()
+    return digest(flat.data)
 
 
 def _numpy_array(walk: Walk, numpy: Any, array: Any) -> None:

@@ -102,13 +102,14 @@ def _is_made_in_python(cls: type) -> bool:
 
 
 def _emit_content(walk: Walk, cls: type) -> None:
-    from jaxd_protocol.jax_objects import class_registration  # many functions reach no class
+    from jaxd_protocol.jax_objects import registrations  # many functions reach no class
 
     walk.tag("class")
     walk.text(cls.__name__)
-    walk.guards.bases(cls)
+    walk.guards.attribute(cls, "__bases__", cls.__bases__)
     walk.guards.mapping(vars(cls))
-    names = sorted(name for name in vars(cls) if _is_content(cls, name))
+    candidates = vars(cls).keys() - registrations.GENERATED_ATTRIBUTES - _IGNORED_ATTRIBUTES
+    names = sorted(name for name in candidates if _is_content(cls, name))
     summary = " ".join([cls.__name__, *(base.__name__ for base in cls.__bases__), *names])
     walk.part("class", f"class {cls.__qualname__}", summary.encode())
     walk.emit_labelled("", type(cls))
@@ -123,7 +124,7 @@ def _emit_content(walk: Walk, cls: type) -> None:
         _members(walk, cls)
     if isinstance(cls, abc.ABCMeta):
         _virtual_subclasses(walk, cls)
-    registration = class_registration(cls)
+    registration = registrations.class_registration(cls)
     if registration is not None:
         walk.tag("pytree")
         walk.emit_labelled("", registration)
@@ -137,10 +138,6 @@ def _virtual_subclasses(walk: Walk, cls: Any) -> None:
 
 
 def _is_content(cls: type, name: str) -> bool:
-    from jaxd_protocol.jax_objects import GENERATED_ATTRIBUTES
-
-    if name in _IGNORED_ATTRIBUTES or name in GENERATED_ATTRIBUTES:
-        return False
     if isinstance(cls, EnumMeta):
         return name not in _ENUM_MACHINERY and name not in cls.__members__
     slots = vars(cls).get("__slots__", ())

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict, defaultdict, deque
 from contextvars import ContextVar
 from dataclasses import Field
+from functools import partial
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical import constant
@@ -16,8 +17,8 @@ from jaxd_protocol.fingerprint.values import modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
-from jaxd_protocol.jax_objects import ObjectParts, decompose
 from jaxd_protocol.jax_objects.names import name_of_jax_object
+from jaxd_protocol.jax_objects.parts import ObjectParts, decompose
 
 _WITHOUT_CONTENT: Final = frozenset(
     [
@@ -55,11 +56,11 @@ _FIELD_ATTRIBUTES: Final = [
 
 def emit_other(walk: Walk, value: Any) -> None:
     """Appends an object by what it is made of."""
-    if not (emit_jax(walk, value) or emit_array(walk, value)):
-        emit_instance(walk, value)
+    if not (_emit_jax(walk, value) or emit_array(walk, value)):
+        _emit_instance(walk, value)
 
 
-def emit_instance(walk: Walk, value: Any) -> None:
+def _emit_instance(walk: Walk, value: Any) -> None:
     """Appends an object that counts whole."""
     kind = type(value)
     if settings.is_environment(value):
@@ -143,7 +144,7 @@ def _instance(walk: Walk, value: Any) -> None:
     reduce = copyreg.dispatch_table.get(kind)
     try:
         reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-    except Exception as error:  # noqa: BLE001  whatever it says, it cannot be taken apart
+    except Exception as error:  # noqa: BLE001  a user's `__reduce__` may raise anything
         walk.unshared(value, str(error) or type(error).__name__)
         return
     walk.guards.instance(value)
@@ -181,10 +182,8 @@ def _reduced(walk: Walk, kind: type, reduced: tuple[Any, ...]) -> None:
 
 
 def _state(walk: Walk, state: Any) -> None:
-    if (
-        type(state) is dict and not state
-    ):  # whether an object without attributes has a dict depends on who has asked
-        state = None
+    if type(state) is dict and not state:
+        state = None  # an object without attributes has a dict only after it was read
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     walk.text(len(parts))
     for part in parts:
@@ -204,10 +203,8 @@ def _guard_content(walk: Walk, value: Any) -> None:
         guards.array(value)
     if isinstance(value, dict | OrderedDict | defaultdict):
         guards.mapping(value)
-    elif isinstance(value, list | deque):
+    elif isinstance(value, list | deque | set):
         guards.sequence(value)
-    elif isinstance(value, set):
-        guards.elements(value)
     elif isinstance(value, bytearray):
         guards.answer(lambda: bytes(value), bytes(value))
     attributes = getattr(value, "__dict__", None)
@@ -218,25 +215,24 @@ def _guard_content(walk: Walk, value: Any) -> None:
         guards.attribute(value, name, getattr(value, name, MISSING))
 
 
-def emit_jax(walk: Walk, value: Any) -> bool:
-    """Appends an object of jax; False when it is none that is known."""
+def _emit_jax(walk: Walk, value: Any) -> bool:
+    """Appends an object of jax; False when it is of no known kind."""
     object_parts = decompose(value)
     if object_parts is None:
         return False
+    body = partial(_emit_parts, object_parts)
     name = name_of_jax_object(value)
     if name is not None and not walk.is_local(name[0]):
         walk.reach.installed.append(value)
         modules.emit_reference(walk, *name)
     elif object_parts.is_value:  # jax makes equal ones the same object whenever it likes
-        walk.nested(value, _emit_parts)
+        walk.nested(value, body)
     else:
-        walk.numbered(value, _emit_parts)
+        walk.numbered(value, body)
     return True
 
 
-def _emit_parts(walk: Walk, value: Any) -> None:
-    object_parts = decompose(value)
-    assert isinstance(object_parts, ObjectParts)
+def _emit_parts(object_parts: ObjectParts, walk: Walk, value: Any) -> None:
     walk.tag(object_parts.kind)
     walk.guards.instance(value)
     attributes = getattr(value, "__dict__", None)

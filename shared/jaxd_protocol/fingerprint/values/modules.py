@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
-from jaxd_protocol.fingerprint.canonical import DIGEST_SIZE
+from jaxd_protocol.fingerprint.canonical import digest
 from jaxd_protocol.fingerprint.process_view import is_extension
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -55,7 +54,10 @@ def emit_module(walk: Walk, module: ModuleType) -> None:
 def _local_module(walk: Walk, module: ModuleType) -> None:
     file = getattr(module, "__file__", None)
     if isinstance(file, str) and is_extension(file):
-        emit_extension(walk, module, file)
+        walk.tag("extension")
+        with open(file, "rb") as source:
+            walk.write(digest(source.read()))
+        walk.unpicklable(module, "it is a compiled extension module")
         return
     walk.tag("module")
     content = vars(module)
@@ -68,17 +70,8 @@ def _local_module(walk: Walk, module: ModuleType) -> None:
 
 
 def _is_content(name: str) -> bool:
-    return name not in IGNORED_ATTRIBUTES and not name.startswith(
-        "@py"
-    )  # pytest's rewritten asserts
-
-
-def emit_extension(walk: Walk, module: Any, file: str) -> None:
-    """Appends a compiled module of the user's own: the bytes of its file."""
-    walk.tag("extension")
-    with open(file, "rb") as source:
-        walk.write(blake2b(source.read(), digest_size=DIGEST_SIZE).digest())
-    walk.unpicklable(module, "it is a compiled extension module")
+    # pytest puts names with "@py" there for its rewritten asserts
+    return name not in IGNORED_ATTRIBUTES and not name.startswith("@py")
 
 
 _CLOCKS: Final = frozenset(
@@ -94,20 +87,6 @@ _CLOCKS: Final = frozenset(
         "gmtime",
         "ctime",
         "strftime",
-    ]
-)
-_NUMPY_RANDOM_OBJECTS: Final = frozenset(
-    [
-        "Generator",
-        "RandomState",
-        "SeedSequence",
-        "default_rng",
-        "PCG64",
-        "PCG64DXSM",
-        "MT19937",
-        "Philox",
-        "SFC64",
-        "BitGenerator",
     ]
 )
 _NUMPY_FILES: Final = frozenset(["load", "fromfile", "loadtxt", "genfromtxt", "memmap"])
@@ -128,6 +107,12 @@ _OS_FILES: Final = frozenset(
     ]
 )
 
+_FILE_READERS: Final = {
+    **dict.fromkeys(["builtins", "io", "_io"], ("open",)),
+    **dict.fromkeys(["os", "posix", "nt"], _OS_FILES),
+    **dict.fromkeys(["posixpath", "genericpath", "glob"], ("exists", "isfile", "glob")),
+}
+
 
 def impurity(module: str, name: str) -> str | None:
     """What an installed function reads besides its arguments, None for most.
@@ -144,21 +129,13 @@ def impurity(module: str, name: str) -> str | None:
         return f"numpy's global random state (numpy.random.{name})"
     if module == "random" and name and name not in _RANDOM_OBJECTS:
         return f"Python's global random state (random.{name})"
-    return _files(module, name)
-
-
-def _is_numpy_state(module: str, name: str) -> bool:
-    is_function = name[:1].islower() and name not in _NUMPY_RANDOM_OBJECTS
-    return is_function and (module + ".").startswith("numpy.random.")
-
-
-def _files(module: str, name: str) -> str | None:
-    if (module in ("builtins", "io", "_io") and name == "open") or (
-        module in ("os", "posix", "nt") and name in _OS_FILES
-    ):
+    if name in _FILE_READERS.get(module, ()):
         return f"the file system ({name})"
     if module.startswith("numpy") and name in _NUMPY_FILES:
         return f"the file system (numpy.{name})"
-    if module in ("posixpath", "genericpath", "glob") and name in ("exists", "isfile", "glob"):
-        return f"the file system ({name})"
     return None
+
+
+def _is_numpy_state(module: str, name: str) -> bool:
+    is_function = name[:1].islower() and name != "default_rng"  # which makes an object, as a class
+    return is_function and (module + ".").startswith("numpy.random.")

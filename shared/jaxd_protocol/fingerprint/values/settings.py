@@ -16,15 +16,15 @@ from jaxd_protocol.fingerprint.walk import Walk
 
 
 class ReadEnvironment(dict[str, str]):
-    """The variables that a function reads, as its client had them. Stands for `os.environ`."""
+    """The variables that a function reads, as its client had them. Replaces `os.environ`."""
 
     def getenv(self, key: str, default: Any = None) -> Any:
-        """Stands for `os.getenv`."""
+        """Replaces `os.getenv`."""
         return self.get(key, default)
 
 
 def is_environment(value: Any) -> bool:
-    """Whether this is `os.environ` or `os.getenv`, or what stands for them on a server."""
+    """Whether this is `os.environ` or `os.getenv`, or their replacement on a server."""
     return (
         value is os.environ
         or value is os.getenv
@@ -98,7 +98,7 @@ def refuse_whole_environment(walk: Walk) -> NoReturn:
 
 
 class ReadFlags(SimpleNamespace):
-    """The flags that a function reads, as its client had them. Stands for `absl.flags.FLAGS`."""
+    """The flags that a function reads, as its client had them. Replaces `absl.flags.FLAGS`."""
 
     def __getitem__(self, name: str) -> Any:
         """As in absl, where it gives the flag object: here something with its `value`."""
@@ -106,7 +106,7 @@ class ReadFlags(SimpleNamespace):
 
 
 def is_flags(value: Any) -> bool:
-    """Whether this is absl's registry of flags, or what stands for it on a server."""
+    """Whether this is absl's registry of flags, or its replacement on a server."""
     kind = type(value)
     return kind is ReadFlags or (
         kind.__name__ == "FlagValues" and kind.__module__ == "absl.flags._flagvalues"

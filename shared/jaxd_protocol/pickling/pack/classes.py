@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
-from jaxd_protocol.jax_objects import build_class, class_registration
+from jaxd_protocol.jax_objects.registrations import build_class, class_registration
 from jaxd_protocol.packages.importable import importable_name, name_within
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.interface import Packer

@@ -15,7 +15,7 @@ from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.jax_objects import build_class, finish_class
+from jaxd_protocol.jax_objects.registrations import build_class, finish_class
 from jaxd_protocol.pickling.code_objects import CodeLocation, find_code
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
