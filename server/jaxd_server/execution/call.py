@@ -22,9 +22,9 @@ from jaxd_server.codec.arguments import empty_leaves, read_leaves
 from jaxd_server.codec.results import pack_result
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.functions.table import FunctionSource
+from jaxd_server.execution.admission import Operation
 from jaxd_server.runtime.counters import Counts
 from jaxd_server.runtime.events import SILENT, Emit
-from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
 from jaxd_server.values.references import ReferencedData
 
 Reply = tuple[Any, Sequence[memoryview]]
@@ -66,36 +66,34 @@ class Client:
 _NO_SESSION: Final = Client("", "")
 
 
-@dataclass(slots=True)
-class Call:
+@dataclass(slots=True, eq=False)
+class Call(Operation):
     """One request.
 
     Attributes:
         key: names function, options and configuration.
         skeleton, blob, buffers: the arguments; of a call to warm up, no data of arrays.
-        source: whom to ask what the key stands for.
-        deadline: `time.monotonic()` after which nobody waits, or None.
-        may_repeat: whether running it twice is the same as running it once.
+        source: describes the function of the key, and has its code.
         number: the client's number for it, which events carry.
         emit: its event stream.
-        deliver: what becomes of its result; by default it goes home whole.
+        deliver: makes the reply of its results; by default all of them are sent.
         strict: whether packages that differ from the client's are an error.
         warm_only: whether the executable is wanted, and no result.
         lost: how many workers have died during it; 2: or more.
-        inside: whether it is made by something that a program has called back.
         call_back: calls a function in the process of its client, see `ClientProxy.call_back`.
         session: whose call it is.
         elsewhere: where the data of its arguments lies that is not in the message, as rows.
-        stay: what of its result is to stay; None: nothing.
+        stay: which results are to stay; None: none.
         referenced_data: what it may refer to; None: nothing.
-        layout: what its skeleton says, once its leaves were read.
+        layout: of its arguments, once they were read.
         given: ids of the values that it takes for good once it is dispatched, by leaf.
         given_up: numbers of the leaves whose values on the server it has taken for good.
         not_kept: ids of what it brought to be kept, and there was no room for.
         device: the index of the one that it runs on, once its function is known.
-        inflated: how many bytes there is room for of what its compressed data becomes; or why
-            there is none.
-        cancel_token: whether anybody still waits for it.
+        inflated: bytes that are reserved for its compressed data once that is decompressed; or the
+            error why none are.
+        place: its slot in the flight recorder; -1: none.
+        nbytes: bytes of the call budget that its message holds.
     """
 
     key: bytes
@@ -103,15 +101,12 @@ class Call:
     blob: bytes
     buffers: Sequence[memoryview]
     source: FunctionSource
-    deadline: float | None = None
-    may_repeat: bool = True
     number: int = 0
     emit: Emit = SILENT
     deliver: Deliver = deliver_inline
     strict: bool = False
     warm_only: bool = False
     lost: int = 0
-    inside: bool = False
     call_back: Callable[..., Any] | None = None
     session: Client = _NO_SESSION
     elsewhere: bytes = b""
@@ -123,7 +118,8 @@ class Call:
     not_kept: tuple[int, ...] = ()
     device: int = 0
     inflated: int | JaxdError = 0
-    cancel_token: CancelToken = NEVER_CANCELLED
+    place: int = -1
+    nbytes: int = 0
     _rows: list[DataLocation] | None = field(default=None, repr=False)
 
     def rows(self, layout: Layout) -> list[DataLocation]:

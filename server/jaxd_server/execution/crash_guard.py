@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.errors import Quarantined, WorkerLost
-from jaxd_server.execution.admission import Admission, AdmittedCall
+from jaxd_server.execution.admission import Admission
 
 if TYPE_CHECKING:
     from jaxd_server.compilation.functions.function import Function
@@ -132,22 +131,22 @@ class CrashGuard:
     """Admits calls whose function may crash the worker. Thread-safe.
 
     Args:
-        admission: where they are counted.
+        admission: admits them.
         suspects: which functions have ended earlier workers; by default none.
-        box: where the host reads what runs; None where nobody does.
+        recorder: where the host reads which calls run; None where there is no host.
     """
 
     def __init__(
         self,
         admission: Admission,
         suspects: CrashSuspects | None = None,
-        box: FlightRecorder | None = None,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         self.suspects = CrashSuspects() if suspects is None else suspects
         self._admission = admission
-        self._box = box
+        self._recorder = recorder
 
-    def admit(self, call: Call) -> AdmittedCall:
+    def admit(self, call: Call) -> None:
         """Admits a call: alone when it was under way while a worker died.
 
         Raises:
@@ -155,65 +154,59 @@ class CrashGuard:
             JaxdError: as `Admission.acquire`.
         """
         if self.suspects.judge(call.key, name="", lost=call.lost):
-            return self.admit_alone(call)
-        running = self._admission.acquire(
-            "(unknown function)", call.deadline, call.cancel_token, inside=call.inside
-        )
-        self.record(running, call)
-        return running
+            self.admit_alone(call)
+        else:
+            self._admission.acquire(call)
+            self.record(call)
 
-    def admit_alone(self, call: Call) -> AdmittedCall:
+    def admit_alone(self, call: Call) -> None:
         """Admits a call that runs beside no other, if that is possible without a long wait.
 
         Raises:
-            JaxdError: as `Admission.acquire`.
+            JaxdError: as `Admission.acquire_exclusive`.
         """
-        company: list[None] = []
-        place = -1
+        is_beside_others = threading.Event()
 
-        def on_company() -> None:
-            company.append(None)
-            if self._box is not None:
-                self._box.clear_alone(place)
+        def on_concurrent() -> None:
+            is_beside_others.set()
+            if self._recorder is not None:
+                self._recorder.clear_alone(call.place)
 
-        running, is_alone = self._admission.enter_exclusive(
-            "(unknown function)",
-            call.deadline,
-            on_company,
-            call.cancel_token,
-            alone_s=self.suspects.alone_s(call.key),
+        is_alone = self._admission.acquire_exclusive(
+            call, on_concurrent, alone_s=self.suspects.alone_s(call.key)
         )
-        if self._box is not None:
-            place = self._begin(running, call, is_alone=is_alone)
-            if company:
-                self._box.clear_alone(place)
-        return running
+        if self._recorder is not None:
+            self._begin(call, self._recorder, is_alone=is_alone)
+            if is_beside_others.is_set():
+                self._recorder.clear_alone(call.place)
 
-    def record(self, running: AdmittedCall, call: Call) -> None:
-        """Enters an admitted call, which others run beside, in the box."""
-        if self._box is not None and running.place < 0:
-            place = self._begin(running, call, is_alone=False)
-            self._box.identify(place, b"", running.function)
+    def record(self, call: Call) -> None:
+        """Enters an admitted call, which others run beside, in the flight recorder."""
+        if self._recorder is not None and call.place < 0:
+            self._begin(call, self._recorder, is_alone=False)
+            self._recorder.identify(call.place, b"", call.name)
 
-    def _begin(self, running: AdmittedCall, call: Call, *, is_alone: bool) -> int:
-        assert self._box is not None
+    def _begin(self, call: Call, recorder: FlightRecorder, *, is_alone: bool) -> None:
         principal, is_repeated = call.session.principal, call.lost > 0
-        place = self._box.begin(call.key, principal, is_repeated=is_repeated, is_alone=is_alone)
-        running.place = place
-        running.leaves = [*(running.leaves or ()), partial(self._box.end, place)]
-        return place
 
-    def examine(self, running: AdmittedCall, call: Call, function: Function) -> None:
-        """Looks at the function of a call that `admit` has returned, once it is known.
+        def end() -> None:
+            recorder.end(call.place)
+            call.place = -1
+
+        call.place = recorder.begin(call.key, principal, is_repeated=is_repeated, is_alone=is_alone)
+        call.on_release = end
+
+    def examine(self, call: Call, function: Function) -> None:
+        """Judges an admitted call by its function, once that is known.
 
         Raises:
-            Suspected: when the call has to leave, and to be admitted alone.
+            MustRunAlone: when the call has to be released, and to be admitted alone.
             Quarantined, WorkerLost: see `CrashSuspects.judge`.
         """
         fingerprint = function.described.fingerprint
-        running.function = function.name
-        if self._box is not None:
-            self._box.identify(running.place, fingerprint, function.name)
+        call.name = function.name
+        if self._recorder is not None:
+            self._recorder.identify(call.place, fingerprint, function.name)
         suspected = self.suspects.judge(fingerprint, call.key, name=function.name, lost=call.lost)
-        if suspected and not running.is_suspect:
+        if suspected and not call.is_exclusive:
             raise MustRunAlone

@@ -24,7 +24,7 @@ from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.package_skew import refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from jaxd_server.compilation.history.build_log import BuildLog
-from jaxd_server.execution.admission import Admission, AdmittedCall
+from jaxd_server.execution.admission import Admission
 from jaxd_server.execution.build_job import BuildJob
 from jaxd_server.execution.call import Call, Client, Finish, Reply
 from jaxd_server.execution.callback_lock import CallbackLock
@@ -143,19 +143,18 @@ class Pipeline:
         return self.cancelled_reply(run.call)
 
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
-        running = self.admission.acquire(
-            executable.name, call.deadline, call.cancel_token, inside=call.inside
-        )
+        call.name = executable.name
+        self.admission.acquire(call)
         try:
             if self._are_several:
                 leaves = _placed_leaves(call, plan, executable)
             else:
                 leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
-            finish = self._started(Run(call, executable, leaves), running, self._count_hit)
-            executable.record_start_time(time.monotonic() - running.started)
+            finish = self._started(Run(call, executable, leaves), self._count_hit)
+            executable.record_start_time(time.monotonic() - call.started)
             return finish
         except BaseException:
-            self.admission.release(running)
+            self.admission.release(call)
             raise
 
     def _count_hit(self, run: Run, seconds: float) -> None:
@@ -169,26 +168,28 @@ class Pipeline:
             self._packages.poll(call.emit)
         try:
             try:
-                return self._admitted(call, self.crash_guard.admit(call))
+                self.crash_guard.admit(call)
+                return self._admitted(call)
             except MustRunAlone:
-                return self._admitted(call, self.crash_guard.admit_alone(call))
+                self.crash_guard.admit_alone(call)
+                return self._admitted(call)
         finally:
             if self._packages is not None:
                 self._packages.record_imports()
 
-    def _admitted(self, call: Call, running: AdmittedCall) -> Finish:
+    def _admitted(self, call: Call) -> Finish:
         try:
             try:
-                return self._found(call, running)
+                return self._found(call)
             except FunctionReplaced:
-                return self._found(call, running)
+                return self._found(call)
         except BaseException:
-            self.admission.release(running)
+            self.admission.release(call)
             raise
 
-    def _found(self, call: Call, running: AdmittedCall) -> Finish:
+    def _found(self, call: Call) -> Finish:
         """Finds or makes the executable, and runs it."""
-        function = self._function(call, running)
+        function = self._function(call)
         call.device = self._devices.of(function.options.device, call.session.device)
         layout = self.executables.layout(call.key, call.skeleton, call.session.device)
         donated = donated_leaves(layout, function.options, function.parameters)
@@ -212,7 +213,7 @@ class Pipeline:
         made = order.made
         self._count_first_use(call.session, executable, made)
         if call.warm_only:
-            self.admission.release(running)
+            self.admission.release(call)
             report = self._report(executable, made)
             return lambda: report
         # In this order: whoever cancels it sees that it runs, or the check sees the cancellation.
@@ -220,37 +221,31 @@ class Pipeline:
         call.cancel_token.check()
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
         own, hits = call.session.counts, 0 if made else 1
-        return self._started(
-            run, running, lambda *_: self.counters.add(own, calls=1, executable_hits=hits)
-        )
+        return self._started(run, lambda *_: self.counters.add(own, calls=1, executable_hits=hits))
 
-    def _started(
-        self, run: Run, running: AdmittedCall, count: Callable[[Run, float], None]
-    ) -> Finish:
+    def _started(self, run: Run, count: Callable[[Run, float], None]) -> Finish:
         run.executable.hold()
         try:
             if run.executable.calls_python:
-                self.crash_guard.record(running, run.call)
+                self.crash_guard.record(run.call)
                 self._callback_lock.start(run, self._executor.dispatch)
             else:
                 self._executor.dispatch(run)
         except BaseException:
             run.executable.release()
             raise
-        return partial(self._finished, run, running, count)
+        return partial(self._finished, run, count)
 
-    def _finished(
-        self, run: Run, running: AdmittedCall, count: Callable[[Run, float], None]
-    ) -> Reply:
+    def _finished(self, run: Run, count: Callable[[Run, float], None]) -> Reply:
         try:
             try:
                 reply = self._executor.deliver(run)
             finally:
                 run.executable.release()
-                self.admission.release(running)
+                self.admission.release(run.call)
                 if run.executable.calls_python:
                     self._callback_lock.end(run)
-            seconds = time.monotonic() - running.started
+            seconds = time.monotonic() - run.call.started
             run.executable.record_run_time(seconds)
             count(run, seconds)
             return self._too_late(run) if run.call.cancel_token.is_client_notified else reply
@@ -261,9 +256,9 @@ class Pipeline:
             run.undo()
             return reply
 
-    def _function(self, call: Call, running: AdmittedCall) -> Function:
+    def _function(self, call: Call) -> Function:
         function = self.functions.obtain(call.key, call.source)
-        self.crash_guard.examine(running, call, function)
+        self.crash_guard.examine(call, function)
         refuse_or_warn(function.differences, call.emit, strict=call.strict)
         if function.doubt is not None:
             call.emit("warning", {"function": function.name, "text": function.doubt})
@@ -302,7 +297,7 @@ def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:
     """The leaves of a warm call as its executable takes them, where there are several devices.
 
     Raises:
-        Elsewhere: when some were put somewhere, and not where those were that it was made for.
+        PlacementMismatch: when some were put on other devices than those that it was made for.
     """
     with placed(executable.device):
         leaves = plan.arrange(call.leaves(plan.layout, plan.donated))

@@ -22,6 +22,7 @@ from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_protocol.wire.stream import AdaptiveWait
+from jaxd_server.execution.admission import Operation
 from jaxd_server.execution.call import Reply
 from jaxd_server.rpc.call_scheduler import CallScheduler
 from jaxd_server.rpc.client_proxy import ClientProxy, PendingQuestions
@@ -213,15 +214,15 @@ class ServerConnection(BulkConnection):
         self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
     ) -> Reply:
         """Counts as a call: a worker does not give way to the next one while arrays arrive."""
-        admission = self._worker_context.pipeline.admission
+        admission, request = self._worker_context.pipeline.admission, Operation(name=f"({verb})")
         try:
-            running = admission.acquire_shared(f"({verb})", leaves_values=verb == "put")
+            admission.acquire_shared(request, leaves_values=verb == "put")
         except ServerDraining as error:
             return (FAILED, encode_failure(error)), ()
         try:
             return self._values.answer(verb, args, buffers)
         finally:
-            admission.release(running)
+            admission.release(request)
 
     def _run_inline(self, run: Callable[[], object]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
-from weakref import WeakValueDictionary, ref
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.messages.calls import FAILED, OK
@@ -27,9 +27,9 @@ from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire.stream import Descriptors
 from jaxd_server.execution.call import Client, Finish, Reply
 from jaxd_server.jax_compat.devices import Devices
+from jaxd_server.rpc.inflight_calls import InflightCall
 from jaxd_server.rpc.ordered_calls import OrderedCallQueue, ReplyCache
 from jaxd_server.runtime.counters import Counts
-from jaxd_server.runtime.threads.cancellation import CancelToken
 from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.store import ValueStore
@@ -39,40 +39,25 @@ _REPEAT_WINDOW_S: Final = 3.0
 """A client that is back has repeated by then what it still wants."""
 
 
-class Cancellable(Protocol):
-    """A call that its client may not want any more.
-
-    Attributes:
-        is_in_order: whether it is one of its session's calls on values.
-        cancel_token: in the call.
-    """
-
-    is_in_order: bool
-    cancel_token: CancelToken
-
-    def cancel(self) -> None:
-        """Nobody waits for it."""
-
-
 class InterruptedCalls:
     """The calls of a session that were running when their connection ended. Thread-safe.
 
-    Nobody can be sent the reply of such a call, but for one on values, which is kept. A client that
-    comes back repeats what it still wants, and that joins what is being built. What it does not
-    repeat is wanted by nobody, and would hold its place among the builds for ever if it never ends.
-
-    Attributes:
-        calls: when the connection of each ended, and the call.
+    Their replies cannot be sent, but those of calls on values are kept. A client that reconnects
+    repeats what it still wants, and that joins what is being built. What it does not repeat has to
+    be cancelled, or it would keep its place among the builds, perhaps for ever.
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[float, ref[Cancellable]]] = []
+        self._calls: WeakKeyDictionary[InflightCall, float] = WeakKeyDictionary()
         self._lock = threading.Lock()  # guards it
 
-    def add(self, calls: Iterable[Cancellable], now: float) -> None:
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, calls: Iterable[InflightCall], now: float) -> None:
         """Their connection has just ended."""
         with self._lock:
-            self.calls += [(now, ref(call)) for call in calls]
+            self._calls.update(dict.fromkeys(calls, now))
 
     def cancel(self) -> None:
         """Cancels all of them: the client does not reconnect."""
@@ -82,17 +67,15 @@ class InterruptedCalls:
     def cancel_unrepeated(self, before: float) -> None:
         """Cancels the calls interrupted before then that a reconnected client has not repeated.
 
-        What runs already ends by itself: giving it up could cost its worker.
+        Those that run end by themselves: to cancel one could cost the worker.
         """
         for call in self._before(before):
-            if not call.is_in_order and call.cancel_token.phase != "running":
+            if not call.is_ordered and call.cancel_token.phase != "running":
                 call.cancel()
 
-    def _before(self, when: float) -> list[Cancellable]:
+    def _before(self, when: float) -> list[InflightCall]:
         with self._lock:
-            self.calls = [one for one in self.calls if one[1]() is not None]
-            found = [call() for at, call in self.calls if at < when]
-        return [call for call in found if call is not None]
+            return [call for call, at in self._calls.items() if at < when]
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +103,7 @@ class Session(Client):
     reply_cache: ReplyCache = field(default_factory=ReplyCache)
     skeletons: dict[int, bytes] = field(default_factory=dict)
     unanswered: InterruptedCalls = field(default_factory=InterruptedCalls)
-    ordered_calls: WeakValueDictionary[int, Cancellable] = field(
+    ordered_calls: WeakValueDictionary[int, InflightCall] = field(
         default_factory=WeakValueDictionary
     )
     resumed_at: float = 0.0
@@ -218,7 +201,7 @@ class Sessions:
             for session in over:
                 del self._sessions[session.id]
             before = now - _REPEAT_WINDOW_S
-            back = [s for s in self._sessions.values() if s.unanswered.calls and s.connections]
+            back = [s for s in self._sessions.values() if s.unanswered and s.connections]
         for session in back:
             if session.resumed_at < before:
                 session.unanswered.cancel_unrepeated(before)
@@ -278,11 +261,6 @@ class SessionState:
         self._values = values
         self._client_memory = ClientMemory(max_shared_bytes)
         self.referenced_data = ReferencedData(values, session.values, self._client_memory)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether a call on values could start at once."""
-        return self._session.call_queue.is_idle
 
     def enqueue(
         self,

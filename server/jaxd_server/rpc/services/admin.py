@@ -14,6 +14,7 @@ from jaxd_protocol.jit.options import function_key
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recipes import dump_recipes
+from jaxd_server.execution.admission import Operation
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.rpc.services.inventory import inventory
@@ -54,11 +55,12 @@ class AdminService:
         try:
             if verb in INQUIRIES:
                 return self._inquire(verb, args, principal)
-            running = self._pipeline.admission.acquire(f"({verb})", None)
+            operation = Operation(name=f"({verb})")
+            self._pipeline.admission.acquire(operation)
             try:
                 return self._verbs[verb](principal, *_checked(verb, args))
             finally:
-                self._pipeline.admission.release(running)
+                self._pipeline.admission.release(operation)
                 self._pipeline.counters.add()  # the server was not idle
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             return (FAILED, encode_failure(error)), ()

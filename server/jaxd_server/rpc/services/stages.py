@@ -21,7 +21,7 @@ from jaxd_server.codec.signature import signature_of
 from jaxd_server.compilation.compiling.compiler import Compiler, explained
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions, FunctionSource
-from jaxd_server.execution.admission import Admission
+from jaxd_server.execution.admission import Admission, Operation
 from jaxd_server.execution.call import Reply
 from jaxd_server.jax_compat.config import pinned, restore_defaults
 from jaxd_server.jax_compat.devices import Devices
@@ -68,7 +68,8 @@ class Stages:
         """
         try:
             key, skeleton, stage, dialect, places = _checked(args)
-            running = self._admission.acquire(f"({stage})", None)
+            operation = Operation(name=f"({stage})")
+            self._admission.acquire(operation)
             try:
                 function = self._function(key, source)
                 self._devices.of(function.options.device, 0)
@@ -77,7 +78,7 @@ class Stages:
                     found = self._shown(function, arguments, stage, dialect, places=places)
                 return json.dumps(found), ()
             finally:
-                self._admission.release(running)
+                self._admission.release(operation)
                 self._counters.add()  # the server was not idle
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             return (FAILED, encode_failure(error)), ()
