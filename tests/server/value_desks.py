@@ -12,7 +12,6 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.static_args import infer_static_args
-from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
     DataLocation,
@@ -21,11 +20,11 @@ from jaxd_protocol.messages.data_locations import (
     pack_ids,
     pack_locations,
 )
-from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.pytree import Leaf, TreeEncoder, parse_skeleton
 from jaxd_protocol.pytree.leaves import numpy_leaf
 from jaxd_server.execution.call import Call
 from jaxd_server.execution.memory_room import OutOfMemoryHandler
+from jaxd_server.rpc.services.requests import check_arguments
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.runtime.reclaimer import Reclaimer
 from jaxd_server.values.references import ReferencedData
@@ -71,11 +70,9 @@ class ValueServiceRig:
         self.number = 0
 
     def ask(self, verb: str, *args: Any, buffers: Sequence[memoryview] = ()) -> tuple[Any, Any]:
-        """The answer; raises what it says instead of one."""
-        value, data = self.rig.answer(verb, args, buffers)
-        if value[0] == FAILED:
-            raise decode_failure(value[1])
-        return value, data
+        """The answer."""
+        check_arguments(verb, args)
+        return self.rig.answer(verb, args, buffers)
 
     def put(
         self, *leaves: Any, rows: Sequence[DataLocation] = (), config: Any = ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -124,23 +125,28 @@ class Admission:
         if self._draining:
             self._refuse()
 
-    def acquire_shared(self, request: Operation, *, leaves_values: bool = False) -> None:
-        """As `acquire`, for a request that is no call: it waits only during a `pause`.
+    @contextmanager
+    def shared(self, name: str, *, leaves_values: bool = False) -> Iterator[None]:
+        """Within it, a request that is no call is admitted; it waits only during a `pause`.
 
         Args:
-            request: what is to be admitted.
+            name: for the status page.
             leaves_values: whether it leaves values here that its client goes on to use. Then it is
                 refused as calls are; what reads or ends something is answered until the end.
 
         Raises:
             ServerDraining, WorkerReplaced: as `acquire`.
         """
-        request.started = time.monotonic()
+        request = Operation(name=name, started=time.monotonic())
         with self._changed:
             self._changed.wait_for(lambda: not self._paused or self._draining)
             if leaves_values and self._draining:
                 self._refuse()
             self._running.add(request)
+        try:
+            yield
+        finally:
+            self.release(request)
 
     def _wait_for_change(self, until: float, call: Operation) -> None:
         """Waits for a change, until that time at the latest. The lock is held."""

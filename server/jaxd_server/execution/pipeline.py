@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.package_skew import refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from jaxd_server.compilation.history.build_log import BuildLog
-from jaxd_server.execution.admission import Admission
+from jaxd_server.execution.admission import Admission, Operation
 from jaxd_server.execution.build_job import BuildJob
 from jaxd_server.execution.call import Call, Client, Finish, Reply
 from jaxd_server.execution.callback_lock import CallbackLock
@@ -116,6 +117,24 @@ class Pipeline:
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             reply = self._failed(call, error)
             return lambda: reply
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """Within it, a request is admitted as a call is, and the server is not idle.
+
+        Args:
+            name: for the status page.
+
+        Raises:
+            JaxdError: as `Admission.acquire`.
+        """
+        operation = Operation(name=name)
+        self.admission.acquire(operation)
+        try:
+            yield
+        finally:
+            self.admission.release(operation)
+            self.counters.add()
 
     def _failed(self, call: Call, error: BaseException) -> Reply:
         self.counters.add(call.session.counts, calls=1, failed_calls=1)

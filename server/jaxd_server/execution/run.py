@@ -39,7 +39,8 @@ from jaxd_server.codec.results import (
 )
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.executables import Executables
-from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.compilation.functions.table import FunctionReplaced, Functions, FunctionSource
 from jaxd_server.execution.call import Call, Reply
 from jaxd_server.execution.memory_room import MemoryReservations, OutOfMemoryHandler
 from jaxd_server.jax_compat.config import configured
@@ -250,6 +251,21 @@ class Run:
         self.results = ()
 
 
+def unpacked_function(functions: Functions, key: bytes, source: FunctionSource) -> Function:
+    """The function with that key and its callable.
+
+    Raises:
+        Exception: as `Functions.obtain` and `Functions.unpack`.
+    """
+    function = functions.obtain(key, source)
+    try:
+        functions.unpack(function, source)
+    except FunctionReplaced:
+        function = functions.obtain(key, source)
+        functions.unpack(function, source)
+    return function
+
+
 def find_nan(call: Call, functions: Functions, executables: Executables) -> FloatingPointError:
     """Runs the function step by step, so that the line is seen that makes the first NaN.
 
@@ -261,11 +277,7 @@ def find_nan(call: Call, functions: Functions, executables: Executables) -> Floa
     Raises:
         FloatingPointError: at that line.
     """
-    function = functions.obtain(call.key, call.source)
-    try:
-        functions.unpack(function, call.source)
-    except FunctionReplaced:
-        function = functions.obtain(call.key, call.source)
+    function = unpacked_function(functions, call.key, call.source)
     layout = executables.layout(call.key, call.skeleton)
     arguments = build_arguments(layout, call.leaves(layout), function.statics)
     why_not = (

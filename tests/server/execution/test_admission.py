@@ -2,13 +2,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining, WorkerReplaced
 from jaxd_server.execution.admission import Admission
-from tests.server.admitted import admitted, admitted_shared
+from tests.server.admitted import admitted
 from tests.server.staging import PATIENCE_S, join, start, until, waiting
+
+
+def pass_through(admission: Admission, **more: Any) -> None:
+    """Has a request admitted that is no call."""
+    with admission.shared("(request)", **more):
+        pass
 
 
 def test_running_calls_are_listed_the_oldest_first() -> None:
@@ -111,7 +118,7 @@ def test_a_pause_ends_when_no_call_runs() -> None:
     paused = start(lambda: admission.pause(PATIENCE_S))
     until(lambda: waiting(admission._changed))
     late = start(lambda: admission.release(admitted(admission, "late")))
-    always = start(lambda: admission.release(admitted_shared(admission, "(put)")))
+    always = start(lambda: pass_through(admission))
     until(lambda: waiting(admission._changed) == 3)
     admission.release(running)
     join([paused])
@@ -150,7 +157,7 @@ def test_calls_for_a_worker_that_is_there_already_do_not_wait() -> None:
     admission.replace(is_followed=True)
     with pytest.raises(WorkerReplaced):
         admitted(admission, "other")
-    admission.release(admitted_shared(admission, "(fetch)"))
+    pass_through(admission)
     admission.release(running)
 
 
@@ -161,6 +168,6 @@ def test_what_leaves_values_is_refused_as_calls_are(end: Callable[[Admission], N
     end(admission)
     refused = WorkerReplaced if end is Admission.replace else ServerDraining
     with pytest.raises(refused, match="Repeat the call"):
-        admitted_shared(admission, "(put)", leaves_values=True)
+        pass_through(admission, leaves_values=True)
     assert admission.running() == []
-    admission.release(admitted_shared(admission, "(fetch)"))
+    pass_through(admission)

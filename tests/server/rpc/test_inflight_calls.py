@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -164,10 +165,11 @@ def test_what_a_call_holds_is_freed_with_it() -> None:
     """Not when Python next looks for cycles: it may be arrays."""
     gc.disable()
     try:
-        for finish in (
+        finishes: list[Callable[[InflightCall], None]] = [
             lambda one: one.run("running", lambda: DONE),
-            lambda one: one.drop(),
-        ):
+            InflightCall.drop,
+        ]
+        for finish in finishes:
             rig = Rig()
             one = rig.open()
             held = weakref.ref(one.cancel_token)  # as long as the call

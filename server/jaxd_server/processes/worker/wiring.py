@@ -256,11 +256,10 @@ class WorkerComponents:
         compilation: _Compilation,
         report: Callable[[str, str], dict[str, Any]],
     ) -> WorkerContext:
-        functions, compiler = compilation.functions, compilation.compiler
         return WorkerContext(
             pipeline=self.pipeline,
             operations=AdminService(self.pipeline),
-            stages=Stages(functions, compiler, self.pipeline.admission, self._counters),
+            stages=Stages(self.pipeline, compilation.compiler),
             runners=FairThreadPool(options.threads, "jaxd-run"),
             builders=ThreadPerTask(_BUILDER_THREADS, "jaxd-build"),
             watchdog=StallWatchdog(),

@@ -1,38 +1,28 @@
-"""Answers what people ask: `functions`, `recipes`, `forget`, and `why` and `recent`.
+"""Answers `functions`, `recipes`, `forget`, `why` and `recent`, which administrators ask for.
 
-All of it reads files or builds something, so none of it is for a thread that others wait for.
+All of them read files or build something, so they are not for a thread that others wait for.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import function_key
-from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recipes import dump_recipes
-from jaxd_server.execution.admission import Operation
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.rpc.services.inventory import inventory
 from jaxd_server.rpc.services.recipes import Recorder
-from jaxd_server.rpc.services.why import answer_inquiry
-
-OPERATIONS: Final = frozenset({"functions", "recipes", "forget"})
-"""What can be asked by those who look after a server."""
-
-INQUIRIES: Final = frozenset({"why", "recent"})
-"""What can be asked about builds; answered while the server drains as well."""
+from jaxd_server.rpc.services.why import why
 
 
 class AdminService:
     """Safe from any thread.
 
     Args:
-        pipeline: what answers calls; an operation is admitted, and waited for, as one of them.
+        pipeline: what answers calls.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -45,32 +35,23 @@ class AdminService:
         }
 
     def answer(self, verb: str, args: tuple[Any, ...], principal: str = "") -> Reply:
-        """Does what was asked; never raises: an error comes back as that of a call does.
+        """Answers a request; those about builds also while the server drains.
 
         Args:
-            verb: one of `OPERATIONS` or `INQUIRIES`.
+            verb: `functions`, `recipes`, `forget`, `why` or `recent`.
             args: see `jaxd_protocol.messages.calls`.
             principal: who asks, who may not see everything.
-        """
-        try:
-            if verb in INQUIRIES:
-                return self._inquire(verb, args, principal)
-            operation = Operation(name=f"({verb})")
-            self._pipeline.admission.acquire(operation)
-            try:
-                return self._verbs[verb](principal, *_checked(verb, args))
-            finally:
-                self._pipeline.admission.release(operation)
-                self._pipeline.counters.add()  # the server was not idle
-        except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            return (FAILED, encode_failure(error)), ()
 
-    def _inquire(self, verb: str, args: tuple[Any, ...], principal: str) -> Reply:
-        pipeline = self._pipeline
-        found = answer_inquiry(
-            pipeline.build_log, pipeline.executables, pipeline.program_cache, verb, args, principal
-        )
-        return json.dumps(found), ()
+        Raises:
+            JaxdError: when there is no answer.
+        """
+        if verb == "recent":
+            found = self._pipeline.build_log.recent(*args, principal=principal)
+            return json.dumps({"decisions": [decision.to_dict() for decision in found]}), ()
+        if verb == "why":
+            return json.dumps(why(self._pipeline, *args, principal=principal)), ()
+        with self._pipeline.operation(f"({verb})"):
+            return self._verbs[verb](principal, *args)
 
     def _functions(self, principal: str) -> Reply:
         pipeline = self._pipeline
@@ -119,16 +100,3 @@ class AdminService:
             return False
         described = record.description
         return function_key(described.fingerprint, described.options) == key
-
-
-_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    "functions": (),
-    "recipes": (str,),
-    "forget": (bytes,),
-}
-
-
-def _checked(verb: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    if tuple(map(type, args)) != _TYPES[verb]:
-        raise ProtocolError(f"the arguments of {verb!r} are not those that it takes.")
-    return args

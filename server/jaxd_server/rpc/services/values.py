@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError, ValueDeleted
-from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
     NOT_IN_MESSAGE,
     VALUE,
@@ -22,7 +22,6 @@ from jaxd_protocol.messages.data_locations import (
     unpack_ids,
     unpack_locations,
 )
-from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Layout, Leaf, TreeEncoder
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.results import ResultLayout, host_data
@@ -33,9 +32,6 @@ from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.placement import placed
 from jaxd_server.values.references import ReferencedData, copy_of
 from jaxd_server.values.value import Value
-
-VALUE_VERBS: Final = frozenset({"put", "fetch", "part", "name", "named", "unname", "values"})
-"""What can be asked."""
 
 _MAX_NAME: Final = 200
 _NO_LOCATION: Final = b""
@@ -76,21 +72,17 @@ class ValueService:
         }
 
     def answer(self, verb: str, args: tuple[Any, ...], buffers: Sequence[memoryview]) -> Reply:
-        """Does what was asked; never raises: an error comes back as that of a call does.
+        """Answers a request.
 
         Args:
             verb: one of `VALUE_VERBS`.
             args: see `jaxd_protocol.messages.calls`.
             buffers: those beside the message.
+
+        Raises:
+            JaxdError: when there is no answer.
         """
-        try:
-            if tuple(map(type, args)) not in _TYPES[verb]:
-                text = f"the arguments of {verb!r} are not those that it takes."
-                raise ProtocolError(text)  # noqa: TRY301  one way out for all errors
-            given = (*args, buffers) if verb == "put" else args
-            return self._verbs[verb](*given)
-        except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            return (FAILED, encode_failure(error)), ()
+        return self._verbs[verb](*args, *([buffers] if verb == "put" else ()))
 
     def _put(
         self,
@@ -175,17 +167,6 @@ class ValueService:
             "limit_bytes": self._values.limit,
         }
         return json.dumps({"holders": rows, "totals": totals}), ()
-
-
-_TYPES: Final[Mapping[str, tuple[tuple[type, ...], ...]]] = {
-    "put": ((int, bytes, bytes, bytes, tuple),),
-    "fetch": ((bytes, bytes),),
-    "part": ((int, tuple, int, int),),
-    "name": ((str, bytes, bytes, type(None)), (str, bytes, bytes, float)),
-    "named": ((str, int),),
-    "unname": ((str,),),
-    "values": ((),),
-}
 
 
 def _is_flat(layout: Layout) -> bool:

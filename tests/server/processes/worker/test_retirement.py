@@ -16,7 +16,7 @@ from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues, Value
 from tests.fake_packages import FakeSite
-from tests.server.admitted import admitted, admitted_shared
+from tests.server.admitted import admitted
 from tests.server.staging import join, start, until, waiting
 
 
@@ -112,8 +112,8 @@ def test_an_array_that_comes_at_the_last_moment_keeps_it() -> None:
     def has_values() -> bool:
         looks.append(worker.has_values)
         if len(looks) == 1:
-            worker.admission.release(admitted_shared(worker.admission, "(put)", leaves_values=True))
-            worker.has_values = True
+            with worker.admission.shared("(put)", leaves_values=True):
+                worker.has_values = True
         return looks[-1]
 
     worker.rest._has_values = has_values
@@ -131,8 +131,11 @@ def test_an_array_that_comes_too_late_goes_to_the_next_one() -> None:
     refused: list[BaseException] = []
 
     def put() -> None:
-        with pytest.raises(WorkerReplaced) as raised:
-            admitted_shared(worker.admission, "(put)", leaves_values=True)
+        with (
+            pytest.raises(WorkerReplaced) as raised,
+            worker.admission.shared("(put)", leaves_values=True),
+        ):
+            pass
         refused.append(raised.value)
 
     threads: list[threading.Thread] = []
