@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
-from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.static_args import infer_static_args
 from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
@@ -27,6 +26,7 @@ from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.rpc.services.requests import check_arguments
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues
@@ -34,21 +34,12 @@ from tests.client.fake_fetcher import single_array
 from tests.server.in_process import Source
 
 
-class Blocks:
+class Blocks(ClientMemory):
     """Memory that is shared with a client: one block for each number."""
 
     def __init__(self, **blocks: bytearray) -> None:
-        self.blocks = {int(name[1:]): memoryview(data) for name, data in blocks.items()}
-
-    def view(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """To be read."""
-        return self.writable_view(number, offset, nbytes).toreadonly()
-
-    def writable_view(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """To be written."""
-        if number not in self.blocks or offset + nbytes > len(self.blocks[number]):
-            raise ProtocolError("there is no such place.")
-        return self.blocks[number][offset : offset + nbytes]
+        super().__init__(1 << 30)
+        self._blocks = {int(name[1:]): memoryview(data) for name, data in blocks.items()}
 
 
 class ValueServiceRig:

@@ -62,7 +62,7 @@ class ResultLayout:
         Raises:
             ProtocolError: when it is no skeleton.
         """
-        layout = parse_skeleton(skeleton, lambda *_: _AnyTuple, None, _NoObjects())
+        layout, _ = _parsed(skeleton)
         keys = any(leaf.tag == "K" for leaf in layout.leaves)
         return cls(skeleton, tuple(order), layout, keys, is_lasting)
 
@@ -92,16 +92,16 @@ def result_layout(leaves: Sequence[Any], structure: Any) -> ResultLayout:
     return ResultLayout.of(encoder.skeleton, encoder.order, is_lasting=not encoder.has_tokens)
 
 
-class _AnyTuple:
-    """Takes the place of every class when only a layout's places are wanted."""
+class _References:
+    """Collects the references of a skeleton, and makes no objects."""
 
-
-class _NoObjects:
-    """Takes the place of a client's own objects, in the same way."""
+    def __init__(self) -> None:
+        self.found: list[Reference] = []
 
     def getter(
         self, reference: Reference, holders: tuple[type, ...], field: str
     ) -> Callable[[], Any]:
+        self.found.append(reference)
         return lambda: None
 
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
@@ -109,6 +109,12 @@ class _NoObjects:
 
     def structure(self, tree: Any) -> Any:
         return None
+
+
+def _parsed(skeleton: bytes) -> tuple[Layout, list[Reference]]:
+    """The layout of a result, which no result can be built from, and the references in it."""
+    references = _References()
+    return parse_skeleton(skeleton, lambda *_: object, None, references), references.found
 
 
 _ROW: Final = 16
@@ -277,29 +283,9 @@ def rebind_form(form: ResultLayout) -> ResultLayout:
     """
     if b"R" not in form.skeleton:
         return form
-    own = _References()
-    parse_skeleton(form.skeleton, lambda *_: object, None, own)
-    skeleton = replace_tokens(form.skeleton, own.found, _token_of)
+    _, references = _parsed(form.skeleton)
+    skeleton = replace_tokens(form.skeleton, references, _token_of)
     return replace(form, skeleton=skeleton)
-
-
-class _References:
-    """Takes down the references of a skeleton; nothing is built from it."""
-
-    def __init__(self) -> None:
-        self.found: list[Reference] = []
-
-    def getter(
-        self, reference: Reference, holders: tuple[type, ...], field: str
-    ) -> Callable[[], Any]:
-        self.found.append(reference)
-        return lambda: None
-
-    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
-        return lambda aux, children: None
-
-    def structure(self, tree: Any) -> Any:
-        return None
 
 
 def _token_of(reference: Reference) -> bytes:

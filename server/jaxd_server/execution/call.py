@@ -157,10 +157,6 @@ class Call(Operation):
                 found[index] = inflate(found[index], layout.leaves[row.leaf].nbytes)
         return found
 
-    def known_rows(self) -> Sequence[DataLocation]:
-        """As `rows`, of a call whose leaves were read."""
-        return self._rows or ()
-
     def placement(self, layout: Layout) -> BlobLayout:
         """Where the data lies that is in the message."""
         if not self.elsewhere:

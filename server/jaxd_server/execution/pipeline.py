@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,8 +17,17 @@ from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_numbers
 from jaxd_protocol.messages.failures import encode_failure
-from jaxd_server.codec.arguments import build_arguments, donated_leaves, dynamic, leaves_of
+from jaxd_protocol.messages.recipes import RecordedCall
+from jaxd_protocol.pytree import Layout
+from jaxd_server.codec.arguments import (
+    Arguments,
+    build_arguments,
+    donated_leaves,
+    dynamic,
+    leaves_of,
+)
 from jaxd_server.compilation.builder import BuildResult, ExecutableBuilder
+from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import DeviceChoice, Executables, PlacementMismatch, Plan
@@ -26,7 +36,6 @@ from jaxd_server.compilation.functions.package_skew import refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from jaxd_server.compilation.history.build_log import BuildLog
 from jaxd_server.execution.admission import Admission, Operation
-from jaxd_server.execution.build_job import BuildJob
 from jaxd_server.execution.call import Call, Client, Finish, Reply
 from jaxd_server.execution.callback_lock import CallbackLock
 from jaxd_server.execution.crash_guard import CrashGuard, MustRunAlone
@@ -35,7 +44,7 @@ from jaxd_server.execution.run import BrokenProgram, Executor, Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters
-from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.events import Emit, OutputOnce
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED
 
 
@@ -215,21 +224,19 @@ class Pipeline:
         with placed(call.device):
             leaves = call.leaves(layout, donated)
         arguments = build_arguments(layout, leaves, function.statics)
-        order = BuildJob(
-            self._builder, self.oom_handler, self.build_log, function, call, arguments, layout
-        )
-        make = order.make  # as long as this is held, what it makes is not dropped
+        job = _BuildJob(self, self._builder, function, call, arguments, layout)
+        make = job.make  # as long as this is held, what it makes is not dropped
         executable = self.executables.obtain(
             function,
             call.skeleton,
             layout,
             arguments,
             make,
-            order.waiting,
-            order.move,
+            job.waiting,
+            job.move,
             DeviceChoice(call.device, call.session.device, call.cancel_token, call.session.id),
         )
-        made = order.made
+        made = job.made
         self._count_first_use(call.session, executable, made)
         if call.warm_only:
             self.admission.release(call)
@@ -310,6 +317,68 @@ class Pipeline:
         kept = self.program_cache is not None and bool(name) and self.program_cache.has(name)
         report = {"verdict": verdict, "seconds": round(seconds, 6), "kept": kept}
         return (OK, json.dumps(report), executable.form.skeleton), ()
+
+
+@dataclass(slots=True, eq=False)
+class _BuildJob:
+    """The build callbacks of one call for `Executables.obtain`; to be used once.
+
+    Attributes:
+        made: what this call has made; None when it was there, or another call has made it.
+    """
+
+    pipeline: Pipeline
+    builder: ExecutableBuilder
+    function: Function
+    call: Call
+    arguments: Arguments
+    layout: Layout
+    made: BuildResult | None = None
+
+    def waiting(self) -> None:
+        """The executable is about to be made, here or by another call."""
+        self.call.emit("stage", {"stage": "queued", "function": self.function.name})
+
+    def make(self) -> Executable:
+        """The executable, from disk or by tracing.
+
+        Raises:
+            Exception: as `ExecutableBuilder.make`.
+        """
+        pipeline, function, call = self.pipeline, self.function, self.call
+        request = self._request()
+        self.made = pipeline.oom_handler.retried_on_oom(lambda: self.builder.make(request))
+        pipeline.build_log.made(function, call.skeleton, self.made, call.emit)
+        return self.made.executable
+
+    def move(self, one: Executable) -> Executable | None:
+        """The executable, of one for another device; None when it has to be made."""
+        call = self.call
+        self.made = self.builder.moved(one, self.function, call.device, call.session.counts)
+        return None if self.made is None else self.made.executable
+
+    def _request(self) -> BuildRequest:
+        call, placement = self.call, self.call.placement(self.layout)
+        recorded = (
+            RecordedCall.of_specification(call.skeleton, self.layout, call.buffers)
+            if call.warm_only
+            else RecordedCall.of(call.skeleton, placement, call.buffers)
+        )
+        return BuildRequest(
+            self.function,
+            self.arguments,
+            recorded,
+            call.skeleton,
+            placement,
+            call.blob,
+            call.buffers,
+            call.source,
+            OutputOnce(call.emit),
+            call.device,
+            call.warm_only,
+            call.session.principal,
+            call.session.counts,
+        )
 
 
 def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:

@@ -21,7 +21,6 @@ from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
     KEEP_NONE,
     VALUE,
-    DataLocation,
     ResultPolicy,
     first_value_id,
     leaves_located_in,
@@ -85,12 +84,7 @@ class Run:
         "results",
     )
 
-    def __init__(
-        self,
-        call: Call,
-        executable: Executable,
-        leaves: Sequence[Any],
-    ) -> None:
+    def __init__(self, call: Call, executable: Executable, leaves: Sequence[Any]) -> None:
         self.call = call
         self.executable = executable
         self.leaves = leaves
@@ -145,10 +139,9 @@ class Run:
         call, stay = self.call, self.call.stay
         if stay is None:
             return None
-        rows: Sequence[DataLocation] = ()
-        if stay.above == KEEP_ALL and call.elsewhere:
-            rows = call.known_rows()
-        taken = leaves_located_in(rows, (VALUE,)) if rows else ()
+        taken: tuple[int, ...] = ()
+        if stay.above == KEEP_ALL and call.elsewhere and call.layout is not None:
+            taken = leaves_located_in(call.rows(call.layout), (VALUE,))
         key = (stay.above, stay.home, taken, call.skeleton)
         found = self.executable.retained.get(key)
         if found is None:

@@ -117,29 +117,28 @@ class ValueStore:
         self._sessions: set[SessionValues] = set()
         self._names: dict[tuple[str, str], NamedValues] = {}
         self._room = ValueAccounting(limit, share)
-        self._count = 0
         self._count_of: Counter[str] = Counter()
         self._on_owners = on_owners
         self._owners: set[str] = set()
         self._lock = threading.Lock()  # guards these, the values of each session, and `holders`
 
     def __len__(self) -> int:
-        return self._count
+        return self._count_of.total()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all values; one that several numbers or names stand for counts once."""
-        return self._room.nbytes
+        return self._room.values.used
 
     @property
     def limit(self) -> int:
         """Bytes that all of them may take; 0: as many as there is room for."""
-        return self._room.limit
+        return self._room.values.limit
 
     def of(self, principal: str) -> dict[str, int]:
         """How many values a principal has, in its sessions and under names, and their bytes."""
         with self._lock:
-            nbytes = self._room.used.get(principal, 0)
+            nbytes = self._room.values.used_by[principal]
             return {"values": self._count_of[principal], "value_bytes": nbytes}
 
     def has_only_copies(self) -> bool:
@@ -237,29 +236,18 @@ class ValueStore:
 
     def _take_out(self, owner: SessionValues, ids: Iterable[int]) -> list[Value]:
         gone = [v for v in [owner.values.pop(number, None) for number in ids] if v is not None]
-        self._let_go(owner.principal, gone)
+        self._hold(owner.principal, gone, -1)
         return gone
 
-    def _hold(self, principal: str, values: Collection[Value]) -> None:
+    def _hold(self, principal: str, values: Collection[Value], step: int = 1) -> None:
+        """A session, or a name, holds values; or with -1 no longer. The lock is held."""
         nbytes = count = 0
         for value in values:
-            if not value.holders:
+            value.holders += step
+            if value.holders == max(step, 0):  # the first holder, or there is none left
                 nbytes, count = nbytes + value.nbytes, count + 1
-            value.holders += 1
-        self._charge(principal, nbytes, count)
-
-    def _let_go(self, principal: str, values: Collection[Value]) -> None:
-        nbytes = count = 0
-        for value in values:
-            value.holders -= 1
-            if not value.holders:
-                nbytes, count = nbytes + value.nbytes, count + 1
-        self._charge(principal, -nbytes, -count)
-
-    def _charge(self, principal: str, nbytes: int, count: int) -> None:
-        self._count += count
-        self._count_of[principal] += count
-        self._room.charge(principal, nbytes)
+        self._count_of[principal] += step * count
+        self._room.charge(principal, step * nbytes)
 
     def name(
         self,
@@ -319,7 +307,7 @@ class ValueStore:
     def _remove(self, principal: str, name: str) -> NamedValues | None:
         gone = self._names.pop((principal, name), None)
         if gone is not None:
-            self._let_go(principal, gone.values)
+            self._hold(principal, gone.values, -1)
         return gone
 
     def _forget_expired(self) -> None:
@@ -339,7 +327,9 @@ class ValueStore:
             return self._rows(principal)
 
     def _rows(self, principal: str) -> list[dict[str, Any]]:
-        return holder_rows(principal, self._names, self._sessions, self._room.used, self._clock())
+        return holder_rows(
+            principal, self._names, self._sessions, self._room.values.used_by, self._clock()
+        )
 
 
 def _freed(owner: SessionValues, ids: Iterable[int]) -> int:

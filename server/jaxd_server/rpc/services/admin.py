@@ -6,7 +6,6 @@ All of them read files or build something, so they are not for a thread that oth
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxd_protocol.jit.options import function_key
@@ -27,12 +26,7 @@ class AdminService:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._recorder = Recorder(pipeline.executables, pipeline.build_log, pipeline.program_cache)
-        self._verbs: Mapping[str, Callable[..., Reply]] = {
-            "functions": self._functions,
-            "recipes": self._recipes,
-            "forget": self._forget,
-        }
+        self._recorder = Recorder(pipeline)
 
     def answer(self, verb: str, args: tuple[Any, ...], principal: str = "") -> Reply:
         """Answers a request; those about builds also while the server drains.
@@ -51,18 +45,9 @@ class AdminService:
         if verb == "why":
             return json.dumps(why(self._pipeline, *args, principal=principal)), ()
         with self._pipeline.operation(f"({verb})"):
-            return self._verbs[verb](principal, *args)
-
-    def _functions(self, principal: str) -> Reply:
-        pipeline = self._pipeline
-        found = inventory(
-            pipeline.executables,
-            pipeline.program_cache,
-            pipeline.build_log,
-            pipeline.counters,
-            principal,
-        )
-        return json.dumps(found), ()
+            if verb == "functions":
+                return json.dumps(inventory(self._pipeline, principal)), ()
+            return (self._recipes if verb == "recipes" else self._forget)(principal, *args)
 
     def _recipes(self, principal: str, mark: str) -> Reply:
         now = self._recorder.mark()

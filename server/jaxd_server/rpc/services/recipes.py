@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 from jaxd_protocol.errors import ConfigurationError, ProtocolError, WorkerLost
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.compilation.executables import Executables
-from jaxd_server.compilation.history.build_log import BuildLog
+from jaxd_server.execution.pipeline import Pipeline
 
 _UNSHARED: Final = (
     "it reads something without a content, such as a generator, so its key is good for one "
@@ -44,17 +43,13 @@ class Recorder:
     dropped from memory for want of room, is.
 
     Args:
-        executables: what is in memory, with the time of its last call.
-        decisions: what is known of functions that are not on disk.
-        program_cache: where the code is; None where nothing is kept, and nothing can be recorded.
+        pipeline: has what was called, in memory and on disk.
     """
 
-    def __init__(
-        self, executables: Executables, decisions: BuildLog, program_cache: ProgramCache | None
-    ) -> None:
-        self._executables = executables
-        self._decisions = decisions
-        self._program_cache = program_cache
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._executables = pipeline.executables
+        self._build_log = pipeline.build_log
+        self._program_cache = pipeline.program_cache
         self._id = os.urandom(8).hex()
 
     def mark(self) -> str:
@@ -83,7 +78,7 @@ class Recorder:
         program_cache.flush()
         calls: dict[bytes, list[RecordedCall]] = {}
         names: dict[bytes, str] = {}
-        sees = self._decisions.known_functions.visibility(principal)
+        sees = self._build_log.known_functions.visibility(principal)
         for name, key, call in self._called(program_cache, moment, wall):
             if not sees(key):
                 continue
@@ -133,7 +128,7 @@ class Recorder:
                 yield kept.name, kept.key, kept.recorded
 
     def _reason(self, key: bytes) -> str:
-        record = self._decisions.build_history.find(key)
+        record = self._build_log.build_history.find(key)
         return _UNSHARED if record and not record.description.shared else _NO_CODE
 
 

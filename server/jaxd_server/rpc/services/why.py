@@ -11,11 +11,7 @@ from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.history.advice import advice_for
-from jaxd_server.compilation.history.build_history import (
-    BuildEntry,
-    KeyHistory,
-    Verdict,
-)
+from jaxd_server.compilation.history.build_history import BuildEntry, KeyHistory, Verdict
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
 from jaxd_server.execution.pipeline import Pipeline
 
