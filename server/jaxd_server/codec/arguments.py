@@ -123,7 +123,7 @@ def read_leaf(leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memo
 
 
 def empty_leaves(layout: Layout, buffers: Sequence[memoryview]) -> list[Any]:
-    """Leaves with the shapes and dtypes that a layout says, and zeros in place of the data.
+    """Leaves with the shapes and dtypes of a layout, and zeros in place of the data.
 
     Args:
         layout: of a call whose program is wanted and nothing else.

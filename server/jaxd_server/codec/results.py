@@ -1,6 +1,6 @@
 """How the results of an executable are sent: their structure is known, only the data is new.
 
-And what of a result stays on the server, and what of it comes home as well.
+And which results stay on the server, and which are sent to the client.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ResultLayout:
     Attributes:
         skeleton: see `jaxd_protocol.pytree.decoder`.
         order: for each leaf on the wire, its number among the arrays that the executable returns.
-        layout: what the skeleton says.
+        layout: of the skeleton.
         keys: whether there are PRNG keys among the leaves.
         is_lasting: whether it means the same to the clients of a later process.
     """
@@ -52,7 +52,7 @@ class ResultLayout:
 
     @property
     def hash(self) -> bytes:
-        """By which a client can say that it expects this one."""
+        """By which a client names the layout that it expects."""
         return _hash_of(self.skeleton)
 
     @classmethod
@@ -132,7 +132,7 @@ def pack_result(
     Args:
         leaves: the arrays that an executable returned.
         form: that of the executable.
-        home: numbers of the leaves that come home; by default all.
+        home: numbers of the leaves that are sent to the client; by default all.
         placement: where they lie then.
 
     Returns:
@@ -228,17 +228,17 @@ class RetainedLeaves(NamedTuple):
 
     Attributes:
         kept: number and bytes of each leaf that stays.
-        home: numbers of the leaves that come home with the reply.
+        home: numbers of the leaves that are sent with the reply.
         away: numbers of the others.
-        told: these, packed.
-        placement: where the data of those lies that come home.
+        packed_away: these, packed.
+        placement: where the data of those lies that are sent.
         nbytes: of all that stay.
     """
 
     kept: tuple[tuple[int, int], ...]
     home: tuple[int, ...]
     away: tuple[int, ...]
-    told: bytes
+    packed_away: bytes
     placement: BlobLayout
     nbytes: int
 
@@ -247,12 +247,12 @@ def retained_leaves(layout: Layout, stay: ResultPolicy, taken: Sequence[Leaf]) -
     """What stays of a result.
 
     A leaf that looks like one of the arrays that the call took is most likely what became of that
-    array: the state of a loop. It does not come home, however small, unless it is asked for; but a
-    result that is small as a whole does.
+    array: the state of a loop. It is not sent, however small, unless the client requests it; but a
+    result that is small as a whole is.
 
     Args:
         layout: of the result.
-        stay: what the client wants.
+        stay: the policy of the client.
         taken: what the arrays look like that the call was given; with `KEEP_ALL`, those that lay
             on the server.
     """

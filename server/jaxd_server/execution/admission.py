@@ -19,7 +19,7 @@ class Operation:
 
     Attributes:
         name: for the status page: that of its function, once it is known.
-        deadline: `time.monotonic()` after which nobody waits for it; None: never.
+        deadline: `time.monotonic()` after which its client does not wait; None: never.
         inside: whether a callback of a running call makes it.
         cancel_token: whether a client still waits for it.
         started: `time.monotonic()` when it was admitted.

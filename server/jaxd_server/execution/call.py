@@ -1,4 +1,4 @@
-"""One request, on its way through the server, and what goes back."""
+"""One call on its way through the server, and its reply."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ Deliver = Callable[[Sequence[Any], Executable], Reply]
 
 
 def deliver_inline(leaves: Sequence[Any], executable: Executable) -> Reply:
-    """The whole result goes back with the reply."""
+    """The reply with the whole result."""
     blob, buffers, _ = pack_result(leaves, executable.form)
     return (OK, executable.form.skeleton, blob), buffers
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """What a call knows of the client process that makes it; see `Session`.
+    """The client process that makes a call; see `Session`.
 
     Attributes:
-        id: names its session, and is hard to guess: who knows it may resume it.
-        principal: who it is allowed to be, such as `uid:1000`.
-        device: the index of the one that its calls run on, unless their function says another.
+        id: of its session; hard to guess, as it allows to resume that.
+        principal: such as `uid:1000`.
+        device: the index of the one that its calls run on, unless their function names another.
         used_executables: serial numbers of the executables that its calls have used.
-        counts: what is counted for its principal; None: only for all.
+        counts: those of its principal; None: only those of everybody.
     """
 
     id: str
@@ -131,29 +131,28 @@ class Call(Operation):
         """
         if self._rows is None:
             rows = unpack_locations(self.elsewhere, len(layout.leaves))
-            self._check_inflated(rows, layout)
+            packed = [row for row in rows if row.kind == COMPRESSED]
+            if packed:
+                self._check_inflated(packed, layout)
             self._rows = rows
-            if any(row.kind == COMPRESSED for row in rows):
-                self.buffers = self._inflated(layout)
+            if packed:
+                self.buffers = self._inflated(packed, layout)
         return self._rows
 
-    def _check_inflated(self, rows: Sequence[DataLocation], layout: Layout) -> None:
+    def _check_inflated(self, packed: Sequence[DataLocation], layout: Layout) -> None:
         """Returns when there is room, and the data is as long as it was announced."""
-        packed = [row for row in rows if row.kind == COMPRESSED]
-        if not packed:
-            return
         if isinstance(self.inflated, JaxdError):
             raise self.inflated
         is_right = all(row.a == layout.leaves[row.leaf].nbytes for row in packed)
         if not is_right or sum(row.a for row in packed) > self.inflated:
             raise ProtocolError("a compressed array has another size than was announced.")
 
-    def _inflated(self, layout: Layout) -> Sequence[memoryview]:
+    def _inflated(self, packed: Sequence[DataLocation], layout: Layout) -> Sequence[memoryview]:
         """The buffers of the message, none of them compressed."""
         found, places = list(self.buffers), self.placement(layout).places
-        for row in self._rows or ():
+        for row in packed:
             index = places[row.leaf].buffer
-            if row.kind == COMPRESSED and 0 <= index < len(found):
+            if 0 <= index < len(found):
                 found[index] = inflate(found[index], layout.leaves[row.leaf].nbytes)
         return found
 
@@ -167,7 +166,7 @@ class Call(Operation):
         """The leaves of its arguments.
 
         Args:
-            layout: what its skeleton says.
+            layout: of its skeleton.
             donated: numbers of the leaves that it gives up.
 
         Raises:

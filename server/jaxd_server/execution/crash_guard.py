@@ -5,19 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jaxd_protocol.errors import Quarantined, WorkerLost
+from jaxd_server.compilation.functions.function import Function
 from jaxd_server.execution.admission import Admission
-
-if TYPE_CHECKING:
-    from jaxd_server.compilation.functions.function import Function
-    from jaxd_server.execution.call import Call
-    from jaxd_server.runtime.flight_recorder import FlightRecorder
-
+from jaxd_server.execution.call import Call
+from jaxd_server.runtime.flight_recorder import FlightRecorder
 
 MAX_ALONE_S: Final = 120.0
-"""Others wait no longer than that, however long it takes until a worker dies of a function."""
+"""The longest time that other calls wait for an exclusive one, however long it took to crash."""
 
 _MARGIN: Final = 1.5
 _MARGIN_S: Final = 5.0
@@ -28,7 +25,7 @@ class _Suspect:
     """As `Quarantine` has it.
 
     Attributes:
-        name: what people call the function.
+        name: of the function.
         fingerprint: in hex digits; its key where no more is known.
         deaths: how many workers it ended while nothing else ran.
         how: the last of them ended.
@@ -50,7 +47,7 @@ class CrashSuspects:
     """Decides which calls run alone, and which are refused. Thread-safe.
 
     Args:
-        rows: what `Quarantine.for_worker` says.
+        rows: what `Quarantine.for_worker` returns.
         epoch: of this worker.
     """
 
@@ -64,7 +61,7 @@ class CrashSuspects:
             self._known |= {bytes.fromhex(id_): suspect for id_ in row["ids"]}
 
     def release(self, fingerprint: str) -> None:
-        """Has a function called again as if nothing had happened."""
+        """Removes a function from the suspects."""
         with self._lock:
             for id_ in [id_ for id_, one in self._known.items() if one.fingerprint == fingerprint]:
                 del self._known[id_]
@@ -72,8 +69,8 @@ class CrashSuspects:
     def alone_s(self, *ids: bytes) -> float:
         """How long others should wait for a call that runs alone; 0: as for any.
 
-        One that outlasts the time that others wait runs beside them, and what its worker dies of
-        then is not known. So it is given more than it took the last time.
+        A call that outlasts this time runs beside others, and the cause of a crash is then unknown.
+        So it gets more time than it took until the last crash.
 
         Args:
             ids: key of its function, and the fingerprint when that is known.
@@ -86,7 +83,7 @@ class CrashSuspects:
 
         Args:
             ids: key of its function, and the fingerprint when that is known.
-            name: what people call it.
+            name: of the function.
             lost: how many workers have died during this call.
 
         Raises:

@@ -1,6 +1,6 @@
 """The way of one call through the server: admit, find the function, find the executable, run.
 
-Read this first. Nothing here knows of sockets.
+Read this first. Nothing here uses sockets.
 """
 
 from __future__ import annotations
@@ -108,8 +108,7 @@ class Pipeline:
 
         Args:
             call: the request.
-            plan: what is known about such calls, when a result is all that this one wants. What was
-                warm before may not do for one that is strict.
+            plan: of calls that need a result only; None: of one that is strict, or only warms up.
 
         Returns:
             What waits for the end; to be called once.
@@ -147,23 +146,14 @@ class Pipeline:
 
     def _failed(self, call: Call, error: BaseException) -> Reply:
         self.counters.add(call.session.counts, calls=1, failed_calls=1)
-        failure = encode_failure(error)
-        if call.stay is None:
-            return (FAILED, failure), ()
-        if call.referenced_data is not None:
-            call.referenced_data.own.fail(call.stay.number, failure)
-        return (FAILED, failure, pack_leaf_numbers(call.given_up)), ()
+        return _error_reply(call, error, call.given_up)
 
     def cancelled_reply(self, call: Call) -> Reply:
-        """The reply to a call for which nobody waits any more."""
-        failure = encode_failure(call.cancel_token.error or Cancelled("nobody waits for the call."))
+        """The reply to a cancelled call."""
         self.admission.poll()
-        if call.stay is None:
-            return (FAILED, failure), ()
-        if call.referenced_data is not None:
-            call.referenced_data.own.fail(call.stay.number, failure)
+        error = call.cancel_token.error or Cancelled("nobody waits for the call.")
         given = call.given if call.cancel_token.phase == "running" else ()
-        return (FAILED, failure, pack_leaf_numbers(tuple(given))), ()
+        return _error_reply(call, error, tuple(given))
 
     def _too_late(self, run: Run) -> Reply:
         """The reply to a call whose client was notified of its cancellation before it was over."""
@@ -242,7 +232,7 @@ class Pipeline:
             self.admission.release(call)
             report = self._report(executable, made)
             return lambda: report
-        # In this order: whoever cancels it sees that it runs, or the check sees the cancellation.
+        # In this order: either the canceller sees that it runs, or the check sees the cancellation.
         call.cancel_token.set_phase("running")
         call.cancel_token.check()
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
@@ -379,6 +369,22 @@ class _BuildJob:
             call.session.principal,
             call.session.counts,
         )
+
+
+def _error_reply(call: Call, error: BaseException, given_up: tuple[int, ...]) -> Reply:
+    """The reply to a call that failed; later calls that take its values fail for the same reason.
+
+    Args:
+        call: the request.
+        error: what was raised.
+        given_up: numbers of the leaves whose values the call has taken all the same.
+    """
+    failure = encode_failure(error)
+    if call.stay is None:
+        return (FAILED, failure), ()
+    if call.referenced_data is not None:
+        call.referenced_data.own.failures[call.stay.number] = failure
+    return (FAILED, failure, pack_leaf_numbers(given_up)), ()
 
 
 def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:

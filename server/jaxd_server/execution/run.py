@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from jaxd_protocol.errors import CallbackError
@@ -57,42 +58,29 @@ _NO_EVENT: Final = threading.Event()
 _MAX_RETAINED: Final = 16
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
     """A call on its executable.
 
-    Args:
+    Attributes:
         call: the request.
         executable: what answers it.
-        leaves: the arrays that the executable takes.
-
-    Attributes:
-        leaves: its arguments, until it is delivered.
+        leaves: the arrays that the executable takes, until the run is delivered.
         results: what it returns, once it is dispatched.
         consumer: a later run that was given what this one returns, while this one was not done.
         dispatched: set once it is dispatched, of one that takes what others return.
+        output: what its Python prints, while it runs beside others.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_ids",
-        "_retained",
-        "call",
-        "consumer",
-        "dispatched",
-        "executable",
-        "leaves",
-        "results",
-    )
-
-    def __init__(self, call: Call, executable: Executable, leaves: Sequence[Any]) -> None:
-        self.call = call
-        self.executable = executable
-        self.leaves = leaves
-        self._ids: tuple[int, ...] = ()
-        self.results: Sequence[Any] = ()
-        self.consumer: Run | None = None
-        self.dispatched = _NO_EVENT
-        self._retained = self._find_retained()
+    call: Call
+    executable: Executable
+    leaves: Sequence[Any]
+    results: Sequence[Any] = ()
+    consumer: Run | None = None
+    dispatched: threading.Event = _NO_EVENT
+    output: CallOutput | None = None
+    _ids: tuple[int, ...] = ()
+    _retained: RetainedLeaves | None = None
 
     def dispatch(self) -> None:
         """Starts it; values that it makes and takes are in their place from now on.
@@ -101,7 +89,8 @@ class Run:
             ValuesFull: when there is no room for what is to stay; nothing has happened then.
             Exception: what jax raises.
         """
-        kept, referenced_data = self._retained, self.call.referenced_data
+        kept = self._retained = self._find_retained()
+        referenced_data = self.call.referenced_data
         if kept is None or not kept.kept or referenced_data is None:
             self._start()
         else:
@@ -175,7 +164,7 @@ class Run:
             )
             for number, size in kept
         }
-        if self._ids:  # dispatched again: what the client let go of meanwhile does not come back
+        if self._ids:  # dispatched again: what the client has dropped meanwhile is not made again
             made = {
                 number: made[number] for number in self._ids if number in referenced_data.own.values
             }
@@ -198,8 +187,8 @@ class Run:
         value, buffers = self._delivered()
         self.leaves = ()  # free from now on, not only when a slow client has read the reply
         if self.call.not_kept:
-            told = value if self._retained else (*value, b"", b"")
-            return (*told, pack_ids(self.call.not_kept)), buffers
+            content = value if self._retained else (*value, b"", b"")
+            return (*content, pack_ids(self.call.not_kept)), buffers
         return value, buffers
 
     def _delivered(self) -> Reply:
@@ -210,7 +199,7 @@ class Run:
         if kept.kept:
             self._wait()
         blob, buffers, gone = pack_result(self.results, form, kept.home, kept.placement)
-        away = pack_leaf_numbers(sorted((*kept.away, *gone))) if gone else kept.told
+        away = pack_leaf_numbers(sorted((*kept.away, *gone))) if gone else kept.packed_away
         given_up = pack_leaf_numbers(self.call.given_up)
         return (OK, self._result_skeleton(form), blob, given_up, away), buffers
 
@@ -226,7 +215,7 @@ class Run:
                 run.dispatched.wait()
 
     def pending_results(self) -> Iterable[Any]:
-        """What it returns; first what comes home, which no later call takes in a loop."""
+        """Its results; first those sent to the client, which no later call of a loop takes."""
         results, order = self.results, self.executable.form.order
         home = self._retained.home if self._retained and results else ()  # it may have been undone
         return itertools.chain((results[order[number]] for number in home), results)
@@ -262,10 +251,10 @@ def unpacked_function(functions: Functions, key: bytes, source: FunctionSource) 
 def find_nan(call: Call, functions: Functions, executables: Executables) -> FloatingPointError:
     """Runs the function step by step, so that the line is seen that makes the first NaN.
 
-    What it prints is not heard twice, and nothing of the client's is called twice.
+    Its output is not sent again, and no callback of the client is called again.
 
     Returns:
-        What there is to say when there is none that way.
+        The error for when no NaN is found that way.
 
     Raises:
         FloatingPointError: at that line.
@@ -316,7 +305,7 @@ class Executor:
         self._executables = executables
         self._oom_handler = oom_handler
         self._discard = discard
-        self._memory_reservations = MemoryReservations(lambda: oom_handler.spare)
+        self._memory_reservations = MemoryReservations(oom_handler.spare)
 
     def dispatch(self, run: Run) -> None:
         """Hands a run to the device.
@@ -361,7 +350,7 @@ class Executor:
         return self._oom_handler.retry(once_more, failure)
 
     def _out_of_memory(self, run: Run, error: Exception) -> str:
-        """What jax says when there is no room, and making some may help; else raises."""
+        """jax's message when there is no room and making some may help; else raises the error."""
         if self._oom_handler.are_gone(run.leaves):
             run.give_up()
             raise error

@@ -47,8 +47,8 @@ class CallScheduler:
     Args:
         worker_context: what it shares with the others.
         session: whose connection it is.
-        share: what the connection may have under way.
-        session_state: what it has of its session.
+        share: the flow control of the connection.
+        session_state: its values and blocks.
         send_queue: takes replies.
         client: answers questions about calls, and takes their events.
     """
@@ -71,7 +71,7 @@ class CallScheduler:
         self._open = InflightCalls(worker_context.policy, send_queue, share)
 
     def cancel(self, number: int) -> None:
-        """The client does not wait for that call any more."""
+        """The client has cancelled that call."""
         self._open.cancel(number)
 
     def close(self) -> None:
@@ -135,9 +135,9 @@ class CallScheduler:
         return None
 
     def _reserve(self, nbytes: int) -> int | JaxdError:
-        """Has so many bytes admitted as if they had been sent; returns them, or why they are not.
+        """Reserves so many bytes as if they had been sent; returns them, or the error why not.
 
-        The error is for the call to raise when its turn comes: those on values go in order.
+        The call raises that error when its turn comes: those on values are in order.
         """
         if not nbytes:
             return 0

@@ -60,7 +60,7 @@ class StallWatchdog:
         self._watched.discard(reader)
 
     def wake(self) -> None:
-        """Some reading thread is about to run a call."""
+        """A reading thread is about to run a call."""
         self._awake.set()
 
     def stop(self) -> None:
@@ -96,8 +96,8 @@ class WorkerContext:
 
     Attributes:
         pipeline: answers calls.
-        operations: answers who looks after the server.
-        stages: shows what becomes of a function.
+        operations: answers administrators.
+        stages: shows the stages of a function.
         runners: threads for warm calls that take a while.
         builders: threads for calls that may have to build an executable first, and operations.
         watchdog: replaces readers that are stuck.
@@ -109,9 +109,9 @@ class WorkerContext:
         max_shared_bytes: of a client's memory that is mapped.
         report: JSON-able answers to `statistics` and `info`, to a principal.
         devices: the same to `devices`, for a session.
-        backlog: calls that were taken on.
+        backlog: calls that wait for a thread, or run in one.
         max_connections: how many clients may be connected.
-        policy: what holds for calls that others than a connection's reader answer.
+        policy: limits for the calls that other threads than a reader answer.
     """
 
     pipeline: Pipeline

@@ -26,11 +26,11 @@ class Endpoint(Acceptor):
     Args:
         listener: an inherited, bound and listening socket.
         address: what it listens on.
-        authenticator: decides who comes in.
-        sessions: where clients are entered.
+        authenticator: authenticates them.
+        sessions: where they are registered.
         worker_context: what all connections share.
-        welcome: what a client gets to know of the server, beside its session.
-        connected_accounts: those who came in with an account; by default nobody looks at them.
+        welcome: what the handshake tells a client of the server, beside its session.
+        connected_accounts: registers connections by account; None: they are not registered.
     """
 
     def __init__(
@@ -56,7 +56,12 @@ class Endpoint(Acceptor):
         line = admitted.stream
         client_identity = admitted.client_identity
         try:
-            self._check_room()
+            most = self._worker_context.max_connections
+            if self._sessions.connections >= most:
+                raise Busy(  # noqa: TRY301  refused as a wrong device is
+                    f"{most} clients are connected, which is as many as this server takes "
+                    "(--max-connections). Close some, or connect later."
+                )
             session = self._sessions.open(
                 client_identity.session, admitted.principal, client_identity.device
             )
@@ -73,14 +78,6 @@ class Endpoint(Acceptor):
         finally:
             self._sessions.close(session)
         return None
-
-    def _check_room(self) -> None:
-        """Raises `Busy` when as many clients are connected as may be."""
-        if self._sessions.connections >= self._worker_context.max_connections:
-            raise Busy(
-                f"{self._worker_context.max_connections} clients are connected, which is as many "
-                "as this server takes (--max-connections). Close some, or connect later."
-            )
 
     def _serve_stock_client(self, admitted: AuthenticatedPeer) -> None:
         principal = admitted.principal

@@ -151,7 +151,7 @@ class ConnectionShare:
             self._budget.changed.notify_all()
 
     def free(self, nbytes: int) -> None:
-        """A thread let go of the data of a call that was answered before."""
+        """Gives back the bytes of a call that was answered before its thread was done."""
         with self._budget.changed:
             self._budget.add(self._principal, -nbytes)
             self._budget.changed.notify_all()
@@ -172,18 +172,18 @@ class ConnectionShare:
                 self._budget.changed.notify_all()
 
     def park(self) -> None:
-        """A running call waits for its client: it does not count against reading on."""
+        """A running call waits for its client: until `unpark` it does not block the reader."""
         with self._budget.changed:
             self._parked += 1
             self._budget.changed.notify_all()
 
     def unpark(self) -> None:
-        """The client answered."""
+        """The client has answered."""
         with self._budget.changed:
             self._parked -= 1
 
     def close(self) -> None:
-        """The connection ended: its reader must not wait any more."""
+        """The connection ended: releases its reader, and what its last message holds."""
         with self._budget.changed:
             if not self._closed:
                 self._budget.connected[self._principal] -= 1

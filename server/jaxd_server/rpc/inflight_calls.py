@@ -98,7 +98,7 @@ class InflightCall(Call):
 
     def begin(self, phase: CallPhase) -> Reply | None:
         """A thread is about to work on it; the reply when it was cancelled before."""
-        self.has_begun = True  # first: who cancels it sees this, or we see the cancellation
+        self.has_begun = True  # first: either the canceller sees this, or we see the error
         # The present one refers to this object: what the call holds is freed when it is over.
         self.withdraw = _not_withdrawn
         self.cancel_token.set_phase(phase)
@@ -178,7 +178,7 @@ class InflightCall(Call):
     def _on_time_limit(self) -> None:
         max_s = self._calls.policy.max_s
         left_s = max_s - self.cancel_token.spent()["running"]
-        if left_s > 0:  # it waited, or was built, meanwhile
+        if left_s > 0:  # it has waited, or was built, meanwhile
             self._timers.append(process_timers.after(left_s, self._on_time_limit))
             return
         self._is_too_long = True
@@ -193,16 +193,16 @@ class InflightCall(Call):
     def _on_cancelled(self) -> None:
         if self.withdraw():
             self.done()
-        if not self.has_begun:  # and its data need not wait for a thread to look at it
+        if not self.has_begun:  # its data is freed before a thread takes it
             self.blob, self.buffers = b"", ()
         if self.is_ordered and self.cancel_token.phase == "running" and not self._is_too_long:
-            return  # its client gets the real reply, with what it did to values, when it is over
+            return  # the real reply, which has what it did to values, is sent when it is over
         self.cancel_token.is_client_notified = True
         self.reply_when_cancelled(self._calls.policy.cancelled_reply(self))
 
 
 class InflightCalls:
-    """Those of one connection, by their numbers. Thread-safe: each step on the dict is atomic.
+    """The calls of one connection, by their numbers. Thread-safe: each step on the dict is atomic.
 
     Args:
         policy: limits and callbacks.

@@ -113,14 +113,14 @@ class Session(Client):
 
 
 class Sessions:
-    """The open sessions, and those whose client may still come back. Thread-safe.
+    """The open sessions, and those whose client may still reconnect. Thread-safe.
 
     Args:
         grace_s: seconds that a session outlives its last connection.
         values: where the values of a session that ended are dropped.
         clock: seconds that only grow.
-        devices: choose one for each session; None: there is only one.
-        counts: where is counted for a principal; None: nowhere but for all.
+        devices: choose one for each session.
+        counts: the counts of a principal; None: those of everybody.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Sessions:
         self._clock = clock
         self._values = ValueStore() if values is None else values
         self._sessions: dict[str, Session] = {}
-        self._devices = devices
+        self._devices = Devices() if devices is None else devices
         self._counts = counts
         self._left_at = clock()
         self._lock = threading.Lock()  # guards both of these and the fields of each session
@@ -145,7 +145,7 @@ class Sessions:
 
         Args:
             wanted: its id.
-            principal: who the client is.
+            principal: of the client.
             device: the index of the one that it is to be on; None: it stays, or one is chosen.
 
         Raises:
@@ -153,15 +153,14 @@ class Sessions:
         """
         self.poll()
         devices = self._devices
-        if devices is not None:
-            devices.of(device, 0)
-            in_use = devices.bytes_in_use() if len(devices) > 1 else ()
+        devices.of(device, 0)
+        in_use = devices.bytes_in_use() if len(devices) > 1 else ()
         with self._lock:
             session = self._sessions.get(wanted or "")
             if session is None or session.principal != principal:
                 session = Session(os.urandom(16).hex(), principal)
                 session.counts = self._counts(principal)
-                if devices is not None and len(devices) > 1:
+                if len(devices) > 1:
                     session.device = devices.least_used(self._sessions.values(), in_use)
                 self._sessions[session.id] = session
             if device is not None:
@@ -172,7 +171,7 @@ class Sessions:
             return session
 
     def close(self, session: Session, *, for_good: bool = False) -> None:
-        """One connection of the session ended; `for_good` when its client cannot come back."""
+        """One connection of the session ended; `for_good` when its client cannot reconnect."""
         with self._lock:
             session.connections -= 1
             session.left_at = self._left_at = self._clock()
@@ -181,7 +180,7 @@ class Sessions:
         self.poll()
 
     def end_all_of(self, principal: str) -> None:
-        """Nobody comes back for what these sessions hold: they end with their connections."""
+        """Has the sessions of a principal end with their connections, without a grace period."""
         with self._lock:
             for session in self._sessions.values():
                 if session.principal == principal:
@@ -192,7 +191,7 @@ class Sessions:
     def poll(self) -> None:
         """Ends the sessions whose grace period is over; to be called often.
 
-        And gives up the calls that clients who are back have not repeated.
+        And cancels the calls that reconnected clients have not repeated.
         """
         with self._lock:
             now = self._clock()
@@ -205,13 +204,13 @@ class Sessions:
         for session in back:
             if session.resumed_at < before:
                 session.unanswered.cancel_unrepeated(before)
-        for session in over:  # behind the lock: what a call queue does may take a while
+        for session in over:  # outside the lock: what a call queue does may take a while
             session.unanswered.cancel()
             session.call_queue.then(partial(self._values.end, session.values))
         self._values.poll()
 
     def all(self) -> list[Session]:
-        """Those that there are."""
+        """All sessions."""
         self.poll()
         with self._lock:
             return list(self._sessions.values())
@@ -274,15 +273,15 @@ class SessionState:
         """Gives a call on values its place: in order, and once, however often it is sent.
 
         Args:
-            stay: says which call it is.
+            stay: has the number of the call.
             start: starts it.
             send: sends its reply.
             here: whether to run it in the calling thread, if it can start at once.
             is_short: whether it may be started in the calling thread.
 
         Returns:
-            Whether it is new: one that was sent before is answered when that one is. And what goes
-            on with it: while that runs, another thread may read what comes behind it.
+            Whether it is new: one that was sent before is answered when that one is. And a function
+            that continues it; another thread may read the next messages while that runs.
         """
         session = self._session
 
@@ -295,24 +294,24 @@ class SessionState:
             return False, known
         return True, session.call_queue.enqueue(start, settle, is_short=is_short, at_once=here)
 
-    def skeleton(self, told: bytes) -> bytes:
-        """The skeleton that a call has.
+    def skeleton(self, sent: bytes) -> bytes:
+        """The skeleton of a call.
 
         Args:
-            told: what stands in the call; the skeleton itself, or its number in the session.
+            sent: what the call has for it: the skeleton itself, or its number in the session.
 
         Raises:
             ProtocolError: when there is none with that number, or it is too long for one.
         """
         known = self._session.skeletons
-        if told.startswith(DEFINING_SKELETON) and 2 < len(told) <= MAX_INDEXED_BYTES:
-            known[told[1]] = told[2:]
-            return told[2:]
-        if told.startswith(INDEXED_SKELETON) and len(told) == 2 and told[1] in known:
-            return known[told[1]]
-        if told.startswith((INDEXED_SKELETON, DEFINING_SKELETON)):
-            raise ProtocolError("a call has a skeleton that nobody knows.")
-        return told
+        if sent.startswith(DEFINING_SKELETON) and 2 < len(sent) <= MAX_INDEXED_BYTES:
+            known[sent[1]] = sent[2:]
+            return sent[2:]
+        if sent.startswith(INDEXED_SKELETON) and len(sent) == 2 and sent[1] in known:
+            return known[sent[1]]
+        if sent.startswith((INDEXED_SKELETON, DEFINING_SKELETON)):
+            raise ProtocolError("a call has a skeleton that this session does not have.")
+        return sent
 
     def drop(self, ids: bytes) -> None:
         """The client no longer holds some values; calls that came before may still need them."""
@@ -320,9 +319,9 @@ class SessionState:
         self._session.call_queue.then(lambda: self._values.drop(own, gone))
 
     def share_block(self, descriptors: Descriptors, number: int, nbytes: int) -> tuple[Any, ...]:
-        """Maps memory of the client's. Its first bytes show the client that it is the same."""
+        """Maps memory of the client. Its first bytes, in the reply, prove that it is the same."""
         if not descriptors:
-            return (OK, b"")  # something in between does not pass them on
+            return (OK, b"")  # a proxy in between does not pass them on
         try:
             self._client_memory.add(number, nbytes, descriptors.pop(0))
         except JaxdError as error:
@@ -330,16 +329,16 @@ class SessionState:
         return (OK, bytes(self._client_memory.view(number, 0, BLOCK_PROBE_BYTES)))
 
     def forget_blocks(self, numbers: tuple[int, ...]) -> None:
-        """The client has given some blocks back to the system."""
+        """The client has freed some blocks."""
         for number in numbers:
             self._client_memory.remove(number)
 
     def end_session(self) -> None:
-        """The client has said that it ends: nobody comes back for what it has here."""
+        """The client ends: its session is not kept."""
         self._session.is_over = True
 
     def close(self) -> None:
-        """The connection ended: lets go of the client's memory; the values stay the session's."""
+        """The connection ended: unmaps the client's memory; the session keeps its values."""
         self.referenced_data.close()
         self._session.call_queue.then(
             self._release_memory

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jaxd_protocol.errors import ValuesFull
 from jaxd_server.runtime.quota import Quota
-
-if TYPE_CHECKING:
-    from jaxd_server.values.value import NamedValues, SessionValues, Value
-
+from jaxd_server.values.value import NamedValues, SessionValues, Value
 
 _MAX_SHOWN: Final = 5
 
@@ -28,7 +25,7 @@ def holder_rows(
     A value under a name is in the row of that name alone, so that the rows add up.
 
     Args:
-        principal: who asks; what others hold is one row for each of them.
+        principal: of the client that asks; what others hold is one row for each of them.
         names: by principal and name.
         sessions: those that hold values.
         used: bytes of each principal.
@@ -78,22 +75,15 @@ def _row(
 
 
 def _others(principal: str, nbytes: int) -> dict[str, Any]:
-    """What somebody else holds: how much, and no more than that."""
-    return {
-        "principal": principal,
-        "what": f"values of {principal}",
-        "name": None,
-        "ttl_s": None,
-        "values": None,
-        "bytes": nbytes,
-        "age_s": None,
-    }
+    """What another principal holds: how much, and no more than that."""
+    row = _row(principal, f"values of {principal}", ())
+    return {**row, "values": None, "bytes": nbytes, "age_s": None}
 
 
 def largest(rows: Iterable[Mapping[str, Any]]) -> str:
     """The first few rows, in words."""
-    told = [f"{row['what']} {row['bytes'] / _MIB:,.1f} MiB" for row in list(rows)[:_MAX_SHOWN]]
-    return "; ".join(told) or "none"
+    texts = [f"{row['what']} {row['bytes'] / _MIB:,.1f} MiB" for row in list(rows)[:_MAX_SHOWN]]
+    return "; ".join(texts) or "none"
 
 
 _MIB: Final = 1 << 20
@@ -131,9 +121,9 @@ class ValueAccounting:
         """The error for a principal that may not.
 
         Args:
-            principal: who it is.
-            nbytes: what was asked for.
-            rows: who holds how much, the largest first.
+            principal: which one.
+            nbytes: how many it needs.
+            rows: what is held, the largest first.
         """
         values = self.values
         promised = self._taken.used - values.used

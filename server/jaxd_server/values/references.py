@@ -153,7 +153,7 @@ class ReferencedData:
             np.copyto(np.frombuffer(place, "u1"), np.frombuffer(part, "u1"))
 
     def close(self) -> None:
-        """The connection ended: nobody waits for data in the client's memory any more."""
+        """The connection ended: nothing is written into the client's memory any more."""
         self._closed = True
 
     def _refuse_twice(self, rows: Sequence[DataLocation], donated: Collection[int]) -> None:
@@ -201,7 +201,7 @@ def _value_ids(row: DataLocation) -> Iterator[tuple[int, int]]:
 
 
 def _check_content(content: ContentId, leaf: Leaf, array: Any) -> None:
-    """Returns when what a client says of an array's content is true."""
+    """Returns when an array has the content id that its client has given."""
     spec = spec_bytes("A", leaf.dtype, leaf.shape, leaf.weak)
     if leaf.tag != "A" or content != content_id(
         spec, np.asarray(array).reshape(-1).view("u1").data
@@ -215,8 +215,8 @@ def _check_content(content: ContentId, leaf: Leaf, array: Any) -> None:
 def copy_of(data: Any) -> Any:
     """jax's array of some data, or of another array, with memory of its own.
 
-    `array.copy()` would compile a small program, and `may_alias=False` is not heeded for what is
-    numpy's, but for what is jax's.
+    `array.copy()` would compile a small program, and jax ignores `may_alias=False` for arrays of
+    numpy, but not for its own.
     """
     array = jax.device_put(data, may_alias=False)
     is_shared = isinstance(data, np.ndarray) and array.unsafe_buffer_pointer() == data.ctypes.data

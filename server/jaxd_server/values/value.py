@@ -63,7 +63,7 @@ class SessionValues:
     Attributes:
         principal: whose they are.
         values: by number.
-        failures: why calls have made no values, by their numbers.
+        failures: why calls have made no values, by their numbers; for calls that take them.
         ended: whether the session is over, so that nothing is taken in any more.
     """
 
@@ -101,7 +101,3 @@ class SessionValues:
         """
         found = list(map(self.values.get, ids))
         return [self.get(id_) for id_ in ids] if None in found else found  # type: ignore[return-value]
-
-    def fail(self, number: int, failure: Failure) -> None:
-        """Remembers why a call has made no values, for calls that were to use them."""
-        self.failures[number] = failure

@@ -227,7 +227,7 @@ def test_what_has_no_room_is_not_kept() -> None:
 def test_the_failure_of_a_call_is_that_of_those_that_use_its_results() -> None:
     """With its own traceback."""
     bench = ReferencedDataBench()
-    bench.own.fail(3, encode_failure(ZeroDivisionError("there")))
+    bench.own.failures[3] = encode_failure(ZeroDivisionError("there"))
     with pytest.raises(ForwardedFailure):
         bench.fill(DataLocation(0, VALUE, first_value_id(3) + 1))
     with pytest.raises(ValueDeleted):

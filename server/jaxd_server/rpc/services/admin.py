@@ -34,16 +34,18 @@ class AdminService:
         Args:
             verb: `functions`, `recipes`, `forget`, `why` or `recent`.
             args: see `jaxd_protocol.messages.calls`.
-            principal: who asks, who may not see everything.
+            principal: of the client, which may not see everything.
 
         Raises:
             JaxdError: when there is no answer.
         """
         if verb == "recent":
-            found = self._pipeline.build_log.recent(*args, principal=principal)
+            (count,) = args
+            found = self._pipeline.build_log.recent(count, principal)
             return json.dumps({"decisions": [decision.to_dict() for decision in found]}), ()
         if verb == "why":
-            return json.dumps(why(self._pipeline, *args, principal=principal)), ()
+            key, skeleton, message = args
+            return json.dumps(why(self._pipeline, key, skeleton, message, principal)), ()
         with self._pipeline.operation(f"({verb})"):
             if verb == "functions":
                 return json.dumps(inventory(self._pipeline, principal)), ()
@@ -55,18 +57,18 @@ class AdminService:
             return (json.dumps({"mark": now}),), ()
         recipes, left_out = self._recorder.since(mark, principal)
         messages, buffers = dump_recipes(recipes)
-        said = {"mark": now, "left_out": [one._asdict() for one in left_out]}
-        return (json.dumps(said), *messages), buffers
+        report = {"mark": now, "left_out": [one._asdict() for one in left_out]}
+        return (json.dumps(report), *messages), buffers
 
     def _forget(self, principal: str, key: bytes) -> Reply:
         if not self._pipeline.build_log.known_functions.visibility(principal)(key):
-            return json.dumps({"executables": 0}), ()  # as of a key that nobody has
+            return json.dumps({"executables": 0}), ()  # as for an unknown key
         program_cache, executables = self._pipeline.program_cache, self._pipeline.executables
         here = {executable.kept_as for executable in executables.all() if executable.key == key}
         own = {each.key for each in executables.all() if self._is_private_of(each.key, key)}
         count = sum(map(executables.forget, {key, *own}))
         if program_cache is not None:
-            program_cache.flush()  # what is on its way there would come after us
+            program_cache.flush()  # else what is being written would be there again
             calls = program_cache.calls()
             gone = {name: kept for name, kept in calls.items() if kept.key == key}
             for name, kept in gone.items():
@@ -79,7 +81,7 @@ class AdminService:
         return json.dumps({"executables": count}), ()
 
     def _is_private_of(self, own: bytes, key: bytes) -> bool:
-        """Whether a key is what one client has for that key, as the fingerprint is in doubt."""
+        """Whether one client has `own` in place of `key`, because the fingerprint is in doubt."""
         record = None if own == key else self._pipeline.build_log.build_history.find(own)
         if record is None:
             return False

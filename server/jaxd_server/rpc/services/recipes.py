@@ -39,8 +39,8 @@ class SkippedFunction(NamedTuple):
 class Recorder:
     """Lists what was called since a mark. Safe from any thread.
 
-    Of what was made since a mark nothing is missed. What was made before, called since, and
-    dropped from memory for want of room, is.
+    It lists all that was made since a mark. It misses what was made before, called since, and then
+    dropped from memory.
 
     Args:
         pipeline: has what was called, in memory and on disk.
@@ -58,7 +58,7 @@ class Recorder:
         Raises:
             ConfigurationError: when nothing is kept on disk, so that recording is of no use.
         """
-        self._proved()
+        self._require_cache()
         return f"{self._id} {time.monotonic()!r} {time.time()!r}"
 
     def since(self, mark: str, principal: str = "") -> tuple[list[Recipe], list[SkippedFunction]]:
@@ -66,14 +66,14 @@ class Recorder:
 
         Args:
             mark: what `mark` returned.
-            principal: who asks; what only others have called is left out.
+            principal: of the client; what only others have called is left out.
 
         Raises:
             ConfigurationError: when nothing is kept on disk.
             WorkerLost: when the mark is another worker's.
             ProtocolError: when it is no mark.
         """
-        program_cache = self._proved()
+        program_cache = self._require_cache()
         moment, wall = self._read(mark)
         program_cache.flush()
         calls: dict[bytes, list[RecordedCall]] = {}
@@ -94,7 +94,7 @@ class Recorder:
                 recipes.append(recipe)
         return recipes, left_out
 
-    def _proved(self) -> ProgramCache:
+    def _require_cache(self) -> ProgramCache:
         if self._program_cache is None:
             raise ConfigurationError(
                 "this server keeps nothing on disk, so it does not have the code that a lockfile "

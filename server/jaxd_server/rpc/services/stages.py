@@ -1,7 +1,7 @@
 """Shows what becomes of a function: its jaxpr, its lowered program, and what XLA makes of that.
 
-Everything is derived anew for each question, and nothing of it stays: no program that answers
-calls is touched, and none is made.
+Everything is derived anew for each request, and nothing is kept: the programs that answer calls
+are not used, and none is added.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Stages:
             restore_defaults()
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function object of its own, of which jax remembers nothing."""
+        """A new function object, for which jax has cached nothing."""
 
         @functools.wraps(function)
         def counted(*args: Any, **kwargs: Any) -> Any:

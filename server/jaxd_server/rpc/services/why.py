@@ -9,7 +9,6 @@ from typing import Any, Final
 from jaxd_protocol.explain.argument_differences import argument_differences
 from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
-from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.history.advice import advice_for
 from jaxd_server.compilation.history.build_history import BuildEntry, KeyHistory, Verdict
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
@@ -54,7 +53,7 @@ def why(
         key: of the function.
         skeleton: of the arguments; None: any.
         message: the description of the function.
-        principal: who asks, who may not see everything.
+        principal: of the client, which may not see everything.
 
     Raises:
         ProtocolError: when the description or the skeleton cannot be read.
@@ -73,7 +72,7 @@ def why(
     kept = (
         []
         if ready or program_cache is None
-        else [one for one in fitting if _is_kept(program_cache, one)]
+        else [one for one in fitting if one.name and program_cache.has(one.name)]
     )
     verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
     reason = (
@@ -109,11 +108,6 @@ def _fitting(
         for built in (record.built if record else ())
         if arguments is None or not argument_differences(built.arguments, arguments)
     ]
-
-
-def _is_kept(program_cache: ProgramCache, built: BuildEntry) -> bool:
-    """Whether the program is on disk, as far as can be told without loading it."""
-    return bool(built.name) and program_cache.has(built.name)
 
 
 def _not_kept(fitting: list[BuildEntry]) -> list[str]:
