@@ -31,7 +31,6 @@ from jaxd_protocol.messages.data_locations import (
 from jaxd_protocol.pytree import Leaf
 from jaxd_server.codec.arguments import build_arguments, jax_arrays
 from jaxd_server.codec.results import (
-    ResultLayout,
     RetainedLeaves,
     pack_result,
     retained_leaves,
@@ -131,14 +130,12 @@ class Run:
         taken: tuple[int, ...] = ()
         if stay.above == KEEP_ALL and call.elsewhere and call.layout is not None:
             taken = leaves_located_in(call.rows(call.layout), (VALUE,))
-        key = (stay.above, stay.home, taken, call.skeleton)
-        found = self.executable.retained.get(key)
+        key, executable = (stay.above, stay.home, taken, call.skeleton), self.executable
+        found = executable.retained.get(key)
         if found is None:
-            found = retained_leaves(
-                self.executable.form.layout, stay, self._taken_leaves(stay, taken)
-            )
-            if len(self.executable.retained) < _MAX_RETAINED:
-                self.executable.retained[key] = found
+            found = retained_leaves(executable.form.layout, stay, self._taken_leaves(stay, taken))
+            if len(executable.retained) < _MAX_RETAINED:
+                executable.retained[key] = found
         return found
 
     def _taken_leaves(self, stay: ResultPolicy, values: Sequence[int]) -> list[Leaf]:
@@ -150,12 +147,9 @@ class Run:
 
     def _keep(self, kept: Iterable[tuple[int, int]], referenced_data: ReferencedData) -> None:
         """Makes values of some results, of which the numbers and bytes are given."""
-        stay, form, leaves = (
-            self.call.stay,
-            self.executable.form,
-            self.executable.form.layout.leaves,
-        )
+        stay, form = self.call.stay, self.executable.form
         assert stay is not None
+        leaves = form.layout.leaves
         first, name = first_value_id(stay.number), self.executable.name
         here, now = weakref.ref(self), time.time()
         made = {
@@ -192,8 +186,8 @@ class Run:
         return value, buffers
 
     def _delivered(self) -> Reply:
-        kept = self._retained
-        if kept is None:
+        kept, stay = self._retained, self.call.stay
+        if kept is None or stay is None:
             return self.call.deliver(self.results, self.executable)
         form = self.executable.form
         if kept.kept:
@@ -201,7 +195,9 @@ class Run:
         blob, buffers, gone = pack_result(self.results, form, kept.home, kept.placement)
         away = pack_leaf_numbers(sorted((*kept.away, *gone))) if gone else kept.packed_away
         given_up = pack_leaf_numbers(self.call.given_up)
-        return (OK, self._result_skeleton(form), blob, given_up, away), buffers
+        is_known = stay.knows and stay.knows == form.hash  # the client expects just this one
+        skeleton = b"" if is_known else form.skeleton
+        return (OK, skeleton, blob, given_up, away), buffers
 
     def _wait(self) -> None:
         """Returns when the device is done: only then can what the call has read be used again.
@@ -219,12 +215,6 @@ class Run:
         results, order = self.results, self.executable.form.order
         home = self._retained.home if self._retained and results else ()  # it may have been undone
         return itertools.chain((results[order[number]] for number in home), results)
-
-    def _result_skeleton(self, form: ResultLayout) -> bytes:
-        """The skeleton of the result; nothing when the client expects just this one."""
-        stay = self.call.stay
-        assert stay is not None
-        return b"" if stay.knows and stay.knows == form.hash else form.skeleton
 
     def undo(self) -> None:
         """Takes back the values that a call made which then failed."""

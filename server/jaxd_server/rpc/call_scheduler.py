@@ -51,6 +51,9 @@ class CallScheduler:
         session_state: its values and blocks.
         send_queue: takes replies.
         client: answers questions about calls, and takes their events.
+
+    Attributes:
+        inflight: the calls that other threads answer.
     """
 
     def __init__(
@@ -68,15 +71,11 @@ class CallScheduler:
         self._session_state = session_state
         self._send_queue = send_queue
         self._client = client
-        self._open = InflightCalls(worker_context.policy, send_queue, share)
-
-    def cancel(self, number: int) -> None:
-        """The client has cancelled that call."""
-        self._open.cancel(number)
+        self.inflight = InflightCalls(worker_context.policy, send_queue, share)
 
     def close(self) -> None:
         """The client is gone: what has not begun is dropped; it may come back for the rest."""
-        self._session.unanswered.add(self._open.close(), time.monotonic())
+        self._session.unanswered.add(self.inflight.close(), time.monotonic())
 
     def schedule(
         self, seq: int, args: tuple[Value, ...], frame: Frame
@@ -142,8 +141,9 @@ class CallScheduler:
         if not nbytes:
             return 0
         try:
-            if nbytes > self._worker_context.max_frame_bytes:
-                raise LimitExceeded(too_large(nbytes, self._worker_context.max_frame_bytes))
+            limit = self._worker_context.options.max_frame_bytes
+            if nbytes > limit:
+                raise LimitExceeded(too_large(nbytes, limit))
             self._share.admit_strictly(nbytes)
         except JaxdError as error:
             return error
@@ -169,7 +169,7 @@ class CallScheduler:
             )
             return go_on if here or is_short else go_on()
         phase: CallPhase = "waiting" if plan is None or plan.executable is None else "running"
-        with self._open.opened(call):
+        with self.inflight.opened(call):
             call.is_ordered = True
             call.reply_when_cancelled = partial(session.reply_cache.answer, number)
             begin = partial(call.start_ordered, phase, start)
@@ -195,7 +195,7 @@ class CallScheduler:
             reply = refused if call.stay is None else (*refused, b"")
             return self._send_queue.later(call.number, (reply, ()), call.nbytes)
         work = partial(context.pipeline.answer, call, plan)
-        with self._open.opened(call, partial(context.backlog.release, principal)):
+        with self.inflight.opened(call, partial(context.backlog.release, principal)):
             if not is_warm:  # it may wait, and keep its thread
                 context.builders.submit(call.run, "waiting", work)
                 return None

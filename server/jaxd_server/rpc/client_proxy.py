@@ -120,8 +120,7 @@ class ClientProxy:
 
     def emit(self, number: int, kind: str, content: dict[str, Any]) -> None:
         """Sends the client an event of the call with that number: its progress, or its output."""
-        queue = self._send_queue
-        send = queue.send if kind in _ORDERED_EVENTS else queue.notify
+        send = self._send_queue.send if kind in _ORDERED_EVENTS else self._send_queue.notify
         send("event", number, kind, json.dumps(content))
 
 

@@ -94,12 +94,11 @@ class ServerConnection(BulkConnection):
     ) -> None:
         self._worker_context = worker_context
         self._session = session
-        self._share = ConnectionShare(
-            worker_context.budget, worker_context.slots, session.principal
-        )
-        channel = BulkChannel(stream, worker_context.max_frame_bytes, self._share.admit)
+        options = worker_context.options
+        self._share = ConnectionShare(worker_context.budget, options.slots, session.principal)
+        channel = BulkChannel(stream, options.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
-        self._send_queue = SendQueue(self, self._share, worker_context.max_result_bytes)
+        self._send_queue = SendQueue(self, self._share, options.max_result_bytes)
         self._client = ClientProxy(self, self._share, self._send_queue)
         self._session_state = SessionState(
             session, worker_context.values, worker_context.max_shared_bytes
@@ -107,7 +106,7 @@ class ServerConnection(BulkConnection):
         self._values = ValueService(
             self._session_state.referenced_data,
             worker_context.pipeline.oom_handler,
-            worker_context.max_result_bytes,
+            options.max_result_bytes,
             session.device,
         )
         self._calls = CallScheduler(
@@ -119,7 +118,7 @@ class ServerConnection(BulkConnection):
             self._client,
         )
         self._notices: dict[str, Callable[..., None]] = {
-            "cancel": self._calls.cancel,
+            "cancel": self._calls.inflight.cancel,
             "drop": self._session_state.drop,
             "unshare": self._session_state.forget_blocks,
             "bye": self._session_state.end_session,

@@ -43,9 +43,8 @@ class Endpoint(Acceptor):
         welcome: Callable[[], dict[str, Any]],
         connected_accounts: ConnectedAccounts | None = None,
     ) -> None:
-        super().__init__(
-            listener, address, authenticator, worker_context.max_connections, connected_accounts
-        )
+        limit = worker_context.options.max_connections
+        super().__init__(listener, address, authenticator, limit, connected_accounts)
         self._sessions = sessions
         self._worker_context = worker_context
         self._welcome = welcome
@@ -56,7 +55,7 @@ class Endpoint(Acceptor):
         line = admitted.stream
         client_identity = admitted.client_identity
         try:
-            most = self._worker_context.max_connections
+            most = self._worker_context.options.max_connections
             if self._sessions.connections >= most:
                 raise Busy(  # noqa: TRY301  refused as a wrong device is
                     f"{most} clients are connected, which is as many as this server takes "
@@ -80,11 +79,11 @@ class Endpoint(Acceptor):
         return None
 
     def _serve_stock_client(self, admitted: AuthenticatedPeer) -> None:
-        principal = admitted.principal
-        worker_context = self._worker_context
-        share = ConnectionShare(worker_context.budget, worker_context.slots, principal)
+        principal, worker_context = admitted.principal, self._worker_context
+        options = worker_context.options
+        share = ConnectionShare(worker_context.budget, options.slots, principal)
         stream = stream_over(admitted.stream)
-        channel = BulkChannel(stream, worker_context.max_frame_bytes, share.admit, inflates=True)
+        channel = BulkChannel(stream, options.max_frame_bytes, share.admit, inflates=True)
         session = self._sessions.open(None, principal, 0)  # where its calls run
         worker_context.traffic.add(channel, principal)
         try:

@@ -219,9 +219,6 @@ class InflightCalls:
         self.share = share
         self._open: dict[int, InflightCall] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     @contextmanager
     def opened(
         self, call: InflightCall, on_done: Callable[[], None] = lambda: None

@@ -54,9 +54,6 @@ class ReplyCache:
         self._acked = 0
         self._lock = threading.Lock()  # guards all of these
 
-    def __len__(self) -> int:
-        return len(self._replies)
-
     def find_or_register(
         self, number: int, acked: int, send: Send, again: Rerun = lambda: None
     ) -> Callable[[], None] | None:
@@ -139,22 +136,19 @@ Start = Callable[[], Finish]
 Send = Callable[[Reply], None]
 
 
-class _Call(NamedTuple):
-    start: Start
-    send: Send
+class _Item(NamedTuple):
+    """A call; or a job, which has no reply to send."""
+
+    start: Start | Callable[[], None]
+    send: Send | None
     is_short: bool
-
-
-class _Job(NamedTuple):
-    do: Callable[[], None]
-    is_short: bool = True
 
 
 class OrderedCallQueue:
     """Starts calls in order, and sends each reply when its call is done. Thread-safe."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Call | _Job] = deque()
+        self._waiting: deque[_Item] = deque()
         self._starts = False  # whether a thread is starting one, or about to
         self._ahead = 0
         self._lock = threading.Lock()  # guards all of the above
@@ -182,7 +176,7 @@ class OrderedCallQueue:
         """
         if at_once and self._claim():
             return partial(self._run, start, send)
-        self._waiting.append(_Call(start, send, is_short))
+        self._waiting.append(_Item(start, send, is_short))
         return self._go_on
 
     def put(self, start: Start, send: Send, *, is_short: bool = False) -> None:
@@ -191,7 +185,7 @@ class OrderedCallQueue:
 
     def then(self, job: Callable[[], None]) -> None:
         """Runs `job` when all calls before it were started; at once if they were."""
-        self._waiting.append(_Job(job))
+        self._waiting.append(_Item(job, None, is_short=True))
         self._go_on()
 
     def _claim(self) -> bool:
@@ -215,28 +209,26 @@ class OrderedCallQueue:
             self._begin(next_one)
         return None
 
-    def _next(self) -> _Call | _Job | None:
+    def _next(self) -> _Item | None:
         """The next call or job, for this thread to start; None when there is none."""
         with self._lock:
             if self._starts or not self._waiting:
                 return None
-            if type(self._waiting[0]) is _Call:
+            if self._waiting[0].send is not None:
                 if self._ahead >= MAX_DISPATCHED:
                     return None  # the thread that finishes one continues
                 self._ahead += 1
             self._starts = True
             return self._waiting.popleft()
 
-    def _begin_long(self, next_one: _Call | _Job) -> None:
+    def _begin_long(self, next_one: _Item) -> None:
         self._begin(next_one)
         self._go_on()
 
-    def _begin(self, next_one: _Call | _Job) -> None:
-        if isinstance(next_one, _Job):
-            next_one.do()
-        else:
-            finish, send = next_one.start(), next_one.send
-            self._finishes.put(lambda: self._finish(finish, send))
+    def _begin(self, next_one: _Item) -> None:
+        finish, send = next_one.start(), next_one.send
+        if finish is not None and send is not None:
+            self._finishes.put(partial(self._finish, finish, send))
         self._started()
 
     def _started(self) -> None:

@@ -49,10 +49,6 @@ class SendQueue:
         self._has_room_for_output = threading.BoundedSemaphore(_MAX_WAITING_OUTPUT)
         self._is_closed = False
 
-    def __len__(self) -> int:
-        """How much waits behind what is being sent."""
-        return len(self._waiting)
-
     def close(self) -> None:
         """The client is gone: drops further output."""
         self._is_closed = True

@@ -25,10 +25,10 @@ from jaxd_protocol.messages.data_locations import (
 )
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire.stream import Descriptors
-from jaxd_server.execution.call import Client, Finish, Reply
+from jaxd_server.execution.call import Client, Reply
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.rpc.inflight_calls import InflightCall
-from jaxd_server.rpc.ordered_calls import OrderedCallQueue, ReplyCache
+from jaxd_server.rpc.ordered_calls import OrderedCallQueue, ReplyCache, Send, Start
 from jaxd_server.runtime.counters import Counts
 from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.references import ReferencedData
@@ -262,13 +262,7 @@ class SessionState:
         self.referenced_data = ReferencedData(values, session.values, self._client_memory)
 
     def enqueue(
-        self,
-        stay: ResultPolicy,
-        start: Callable[[], Finish],
-        send: Callable[[Reply], None],
-        *,
-        here: bool,
-        is_short: bool,
+        self, stay: ResultPolicy, start: Start, send: Send, *, here: bool, is_short: bool
     ) -> tuple[bool, Callable[[], None]]:
         """Gives a call on values its place: in order, and once, however often it is sent.
 
@@ -340,9 +334,8 @@ class SessionState:
     def close(self) -> None:
         """The connection ended: unmaps the client's memory; the session keeps its values."""
         self.referenced_data.close()
-        self._session.call_queue.then(
-            self._release_memory
-        )  # calls in the call queue still read from them
+        # Calls in the queue still read from the memory.
+        self._session.call_queue.then(self._release_memory)
 
     def _release_memory(self) -> None:
         self._client_memory.close()

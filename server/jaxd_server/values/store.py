@@ -119,7 +119,8 @@ class ValueStore:
         self._lock = threading.Lock()  # guards these, the values of each session, and `holders`
 
     def __len__(self) -> int:
-        return self._count_of.total()
+        with self._lock:
+            return self._count_of.total()
 
     @property
     def nbytes(self) -> int:

@@ -29,7 +29,7 @@ class Value:
         run: the run that makes it, as long as that is not done; None when another thing has.
         copied: whether its client has the array as well, so that it must not be donated.
         made_at: `time.time()` when it came.
-        holders: how many numbers and names stand for it; `Values` counts.
+        holders: how many numbers and names stand for it; `ValueStore` counts them.
     """
 
     array: Any
@@ -58,7 +58,7 @@ class NamedValues:
 
 
 class SessionValues:
-    """The values of one session. Thread-safe; use it through `Values` where room is taken.
+    """The values of one session. Thread-safe; use it through `ValueStore` where room is taken.
 
     Attributes:
         principal: whose they are.

@@ -266,15 +266,12 @@ class WorkerComponents:
             budget=CallBudget(options.budget_bytes, options.call_share),
             traffic=Traffic(),
             values=self.values,
-            slots=options.slots,
-            max_frame_bytes=options.max_frame_bytes,
-            max_result_bytes=options.max_result_bytes,
+            options=options,
             max_shared_bytes=machine_bytes() // 2,
             report=report,
             devices=lambda own: {"devices": self.devices.report(self._sessions.all(), own)},
             policy=CallPolicy(self.pipeline.cancelled_reply, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
-            max_connections=options.max_connections,
         )
 
     def reserve(self, principal: str) -> None:

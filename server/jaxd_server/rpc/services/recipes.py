@@ -80,10 +80,9 @@ class Recorder:
         names: dict[bytes, str] = {}
         sees = self._build_log.known_functions.visibility(principal)
         for name, key, call in self._called(program_cache, moment, wall):
-            if not sees(key):
-                continue
-            names[key] = name
-            calls.setdefault(key, []).append(call)
+            if sees(key):
+                names[key] = name
+                calls.setdefault(key, []).append(call)
         recipes: list[Recipe] = []
         left_out: list[SkippedFunction] = []
         for key, recorded in calls.items():

@@ -27,7 +27,6 @@ from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.runtime.counters import Counts
 
 _STAGES: Final = ("jaxpr", "lowered", "compiled")
-_SIZES: Final = "_in_bytes"
 
 
 class Stages:
@@ -139,4 +138,4 @@ def _plain(cost: Any) -> dict[str, float] | None:
 def _memory(stats: Any) -> dict[str, int] | None:
     if stats is None:
         return None
-    return {name: int(getattr(stats, name)) for name in dir(stats) if name.endswith(_SIZES)}
+    return {name: int(getattr(stats, name)) for name in dir(stats) if name.endswith("_in_bytes")}

@@ -34,7 +34,6 @@ from jaxd_server.values.references import ReferencedData, copy_of
 from jaxd_server.values.value import Value
 
 _MAX_NAME: Final = 200
-_NO_LOCATION: Final = b""
 _BASIC_INDEX_TYPES: Final = frozenset({int, slice, type(None), type(...)})
 
 
@@ -106,7 +105,10 @@ class ValueService:
         size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
         with self._values.room(self._own, size):
             with configured(config), placed(self._device):
-                arrays = self._oom_handler.retried_on_oom(lambda: _arrived(leaves))
+                # Each has memory of its own: what was received may be shared with the client.
+                arrays = self._oom_handler.retried_on_oom(
+                    lambda: jax.block_until_ready(list(map(copy_of, leaves)))
+                )
             made = [_value(array, "put") for array in arrays]
             self._add(number, made)
         return (OK, _skeleton_of(made)), ()
@@ -124,7 +126,7 @@ class ValueService:
                 "once. Fetch a part, as in h[:1000], or start it with a larger --max-result-bytes."
             )
         data = [_data_of(value) for value in found]
-        if places == _NO_LOCATION:
+        if not places:
             return (OK,), data
         self._referenced_data.write(unpack_ids(places), data)
         return (OK,), ()
@@ -175,16 +177,6 @@ def _is_flat(layout: Layout) -> bool:
     return layout.outline(numbers) == numbers and all(
         leaf.tag in "AKFIBC" for leaf in layout.leaves
     )
-
-
-def _arrived(leaves: Sequence[Any]) -> list[Any]:
-    """The leaves on the device, as `jax.device_put` makes them of what a user has; computed.
-
-    Each has memory of its own: what was received may be shared with the client.
-    """
-    arrays = [copy_of(leaf) for leaf in leaves]
-    jax.block_until_ready(arrays)
-    return arrays
 
 
 def _value(array: Any, maker: str) -> Value:

@@ -142,13 +142,11 @@ def _nearest(reason: Reason, key: bytes) -> dict[str, Any] | None:
 
 def _program(built: BuildEntry) -> dict[str, Any]:
     return {
-        "arguments": {name: _argument_text(argument) for name, argument in built.arguments.items()},
+        "arguments": {
+            name: f"{argument.form}{' (static)' if argument.form.kind == 'static' else ''}"
+            for name, argument in built.arguments.items()
+        },
         "seconds": round(built.seconds, 3),
         "age_s": round(max(0.0, time.time() - built.at), 3),
         "calls": built.calls,
     }
-
-
-def _argument_text(argument: Argument) -> str:
-    static = " (static)" if argument.form.kind == "static" else ""
-    return f"{argument.form}{static}"
