@@ -10,9 +10,7 @@ import numpy as np
 
 from jaxd.interop.remote_array import RemoteArray
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
-from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.static_args import infer_static_args
-from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
     DataLocation,
@@ -21,13 +19,14 @@ from jaxd_protocol.messages.data_locations import (
     pack_ids,
     pack_locations,
 )
-from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.pytree import Leaf, TreeEncoder, parse_skeleton
 from jaxd_protocol.pytree.leaves import numpy_leaf
 from jaxd_server.execution.call import Call
 from jaxd_server.execution.memory_room import OutOfMemoryHandler
+from jaxd_server.rpc.services.requests import check_arguments
 from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues
@@ -35,21 +34,12 @@ from tests.client.fake_fetcher import single_array
 from tests.server.in_process import Source
 
 
-class Blocks:
+class Blocks(ClientMemory):
     """Memory that is shared with a client: one block for each number."""
 
     def __init__(self, **blocks: bytearray) -> None:
-        self.blocks = {int(name[1:]): memoryview(data) for name, data in blocks.items()}
-
-    def view(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """To be read."""
-        return self.writable_view(number, offset, nbytes).toreadonly()
-
-    def writable_view(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """To be written."""
-        if number not in self.blocks or offset + nbytes > len(self.blocks[number]):
-            raise ProtocolError("there is no such place.")
-        return self.blocks[number][offset : offset + nbytes]
+        super().__init__(1 << 30)
+        self._blocks = {int(name[1:]): memoryview(data) for name, data in blocks.items()}
 
 
 class ValueServiceRig:
@@ -71,11 +61,9 @@ class ValueServiceRig:
         self.number = 0
 
     def ask(self, verb: str, *args: Any, buffers: Sequence[memoryview] = ()) -> tuple[Any, Any]:
-        """The answer; raises what it says instead of one."""
-        value, data = self.rig.answer(verb, args, buffers)
-        if value[0] == FAILED:
-            raise decode_failure(value[1])
-        return value, data
+        """The answer."""
+        check_arguments(verb, args)
+        return self.rig.answer(verb, args, buffers)
 
     def put(
         self, *leaves: Any, rows: Sequence[DataLocation] = (), config: Any = ()

@@ -123,7 +123,7 @@ def read_leaf(leaf: Leaf, place: LeafOffset, blob: bytes, buffers: Sequence[memo
 
 
 def empty_leaves(layout: Layout, buffers: Sequence[memoryview]) -> list[Any]:
-    """Leaves with the shapes and dtypes that a layout says, and zeros in place of the data.
+    """Leaves with the shapes and dtypes of a layout, and zeros in place of the data.
 
     Args:
         layout: of a call whose program is wanted and nothing else.
@@ -169,21 +169,31 @@ def dynamic(arguments: Arguments, statics: StaticArgs) -> Arguments:
     )
 
 
+def map_arguments(
+    arguments: Arguments,
+    statics: StaticArgs,
+    traced: Callable[[Any], Any],
+    static: Callable[[Any], Any],
+) -> Arguments:
+    """The arguments with `traced` or `static` applied to each, in their order."""
+    args, kwargs = arguments
+    positions = statics.at(len(args))
+    return (
+        tuple((static if i in positions else traced)(value) for i, value in enumerate(args)),
+        {name: (static if name in statics.names else traced)(kwargs[name]) for name in kwargs},
+    )
+
+
 def jax_arrays(arguments: Arguments, statics: StaticArgs) -> Arguments:
     """The same with jax's arrays for all that is traced, so that jax sees each step of a function.
 
     numpy would divide by zero and go on, and Python would raise an error of its own.
     """
 
-    def converted(value: Any, *, static: bool) -> Any:
-        return value if static else jax.tree.map(jax.numpy.asarray, value)
+    def converted(value: Any) -> Any:
+        return jax.tree.map(jax.numpy.asarray, value)
 
-    args, kwargs = arguments
-    positions = statics.at(len(args))
-    return (
-        tuple(converted(value, static=i in positions) for i, value in enumerate(args)),
-        {name: converted(value, static=name in statics.names) for name, value in kwargs.items()},
-    )
+    return map_arguments(arguments, statics, converted, lambda value: value)
 
 
 def call_order(layout: Layout, statics: StaticArgs) -> tuple[int, ...] | None:

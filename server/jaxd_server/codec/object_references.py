@@ -1,4 +1,4 @@
-"""What a result says instead of an object that is no data, so that its client finds its own.
+"""References to objects in a result that are no data: the client has its own in their place.
 
 A function that was checked has, on both ends, the same objects under the same numbers in its walk.
 So an object of it that turns up in a result can be named by its number.

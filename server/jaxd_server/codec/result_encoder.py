@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
+import jax
+
 from jaxd_protocol.errors import ResultError
 from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
@@ -75,8 +77,6 @@ class ResultEncoder(TreeEncoder):
 
     def other(self, value: Any) -> None:
         """Appends a leaf, a node of a class, or a reference to what is no data."""
-        import jax
-
         if type(value) is LeafSlot and value.dtype == jax.dtypes.float0:
             self._skeleton.append(spec_bytes("Z", "float0", tuple(value.shape)))
         elif type(value) is LeafSlot:
@@ -105,11 +105,15 @@ class ResultEncoder(TreeEncoder):
     def _keyed(self, value: dict[Any, Any]) -> None:
         """A mapping as a node: its keys, and for a `defaultdict` what makes new values, are aux."""
         keys = tuple(value)
-        self._skeleton += (b"G", self.class_name(type(value)))
-        self.node((value.default_factory, keys) if isinstance(value, defaultdict) else keys)
-        self._skeleton.append(COUNT.pack(len(keys)))
-        for key in keys:
-            self.node(value[key])
+        aux = (value.default_factory, keys) if isinstance(value, defaultdict) else keys
+        self._class_node(type(value), aux, [value[key] for key in keys])
+
+    def _class_node(self, cls: type, aux: Any, children: Sequence[Any]) -> None:
+        self._skeleton += (b"G", self.class_name(cls))
+        self.node(aux)
+        self._skeleton.append(COUNT.pack(len(children)))
+        for child in children:
+            self.node(child)
 
     def class_name(self, cls: type) -> bytes:
         """A class with its content id and its numbers, by which clients find their own."""
@@ -158,17 +162,10 @@ class ResultEncoder(TreeEncoder):
         self.node(structure.unflatten([_LEAF_PLACEHOLDER] * structure.num_leaves))
 
     def _registered(self, value: Any) -> None:
-        import jax
-
         parts = jax.tree_util.default_registry.flatten_one_level(value)
         if parts is None:
             raise _unencodable(value)
-        children = list(parts[0])
-        self._skeleton += (b"G", self.class_name(type(value)))
-        self.node(parts[1])
-        self._skeleton.append(COUNT.pack(len(children)))
-        for child in children:
-            self.node(child)
+        self._class_node(type(value), parts[1], list(parts[0]))
 
 
 def _unencodable(value: Any) -> ResultError:
@@ -181,8 +178,6 @@ def _unencodable(value: Any) -> ResultError:
 
 def _holds_data(value: Any) -> bool:
     """Whether there are leaves of the result in it; then it is a node that jax has made."""
-    import jax
-
     try:
         return any(type(leaf) in (LeafSlot, _LeafPlaceholder) for leaf in jax.tree.leaves(value))
     except Exception:  # noqa: BLE001  a user's flattening, or keys that cannot be sorted

@@ -1,6 +1,6 @@
 """How the results of an executable are sent: their structure is known, only the data is new.
 
-And what of a result stays on the server, and what of it comes home as well.
+And which results stay on the server, and which are sent to the client.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ResultLayout:
     Attributes:
         skeleton: see `jaxd_protocol.pytree.decoder`.
         order: for each leaf on the wire, its number among the arrays that the executable returns.
-        layout: what the skeleton says.
+        layout: of the skeleton.
         keys: whether there are PRNG keys among the leaves.
         is_lasting: whether it means the same to the clients of a later process.
     """
@@ -52,7 +52,7 @@ class ResultLayout:
 
     @property
     def hash(self) -> bytes:
-        """By which a client can say that it expects this one."""
+        """By which a client names the layout that it expects."""
         return _hash_of(self.skeleton)
 
     @classmethod
@@ -62,7 +62,7 @@ class ResultLayout:
         Raises:
             ProtocolError: when it is no skeleton.
         """
-        layout = parse_skeleton(skeleton, lambda *_: _AnyTuple, None, _NoObjects())
+        layout, _ = _parsed(skeleton)
         keys = any(leaf.tag == "K" for leaf in layout.leaves)
         return cls(skeleton, tuple(order), layout, keys, is_lasting)
 
@@ -92,16 +92,16 @@ def result_layout(leaves: Sequence[Any], structure: Any) -> ResultLayout:
     return ResultLayout.of(encoder.skeleton, encoder.order, is_lasting=not encoder.has_tokens)
 
 
-class _AnyTuple:
-    """Takes the place of every class when only a layout's places are wanted."""
+class _References:
+    """Collects the references of a skeleton, and makes no objects."""
 
-
-class _NoObjects:
-    """Takes the place of a client's own objects, in the same way."""
+    def __init__(self) -> None:
+        self.found: list[Reference] = []
 
     def getter(
         self, reference: Reference, holders: tuple[type, ...], field: str
     ) -> Callable[[], Any]:
+        self.found.append(reference)
         return lambda: None
 
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
@@ -109,6 +109,12 @@ class _NoObjects:
 
     def structure(self, tree: Any) -> Any:
         return None
+
+
+def _parsed(skeleton: bytes) -> tuple[Layout, list[Reference]]:
+    """The layout of a result, which no result can be built from, and the references in it."""
+    references = _References()
+    return parse_skeleton(skeleton, lambda *_: object, None, references), references.found
 
 
 _ROW: Final = 16
@@ -126,7 +132,7 @@ def pack_result(
     Args:
         leaves: the arrays that an executable returned.
         form: that of the executable.
-        home: numbers of the leaves that come home; by default all.
+        home: numbers of the leaves that are sent to the client; by default all.
         placement: where they lie then.
 
     Returns:
@@ -222,17 +228,17 @@ class RetainedLeaves(NamedTuple):
 
     Attributes:
         kept: number and bytes of each leaf that stays.
-        home: numbers of the leaves that come home with the reply.
+        home: numbers of the leaves that are sent with the reply.
         away: numbers of the others.
-        told: these, packed.
-        placement: where the data of those lies that come home.
+        packed_away: these, packed.
+        placement: where the data of those lies that are sent.
         nbytes: of all that stay.
     """
 
     kept: tuple[tuple[int, int], ...]
     home: tuple[int, ...]
     away: tuple[int, ...]
-    told: bytes
+    packed_away: bytes
     placement: BlobLayout
     nbytes: int
 
@@ -241,12 +247,12 @@ def retained_leaves(layout: Layout, stay: ResultPolicy, taken: Sequence[Leaf]) -
     """What stays of a result.
 
     A leaf that looks like one of the arrays that the call took is most likely what became of that
-    array: the state of a loop. It does not come home, however small, unless it is asked for; but a
-    result that is small as a whole does.
+    array: the state of a loop. It is not sent, however small, unless the client requests it; but a
+    result that is small as a whole is.
 
     Args:
         layout: of the result.
-        stay: what the client wants.
+        stay: the policy of the client.
         taken: what the arrays look like that the call was given; with `KEEP_ALL`, those that lay
             on the server.
     """
@@ -277,29 +283,9 @@ def rebind_form(form: ResultLayout) -> ResultLayout:
     """
     if b"R" not in form.skeleton:
         return form
-    own = _References()
-    parse_skeleton(form.skeleton, lambda *_: object, None, own)
-    skeleton = replace_tokens(form.skeleton, own.found, _token_of)
+    _, references = _parsed(form.skeleton)
+    skeleton = replace_tokens(form.skeleton, references, _token_of)
     return replace(form, skeleton=skeleton)
-
-
-class _References:
-    """Takes down the references of a skeleton; nothing is built from it."""
-
-    def __init__(self) -> None:
-        self.found: list[Reference] = []
-
-    def getter(
-        self, reference: Reference, holders: tuple[type, ...], field: str
-    ) -> Callable[[], Any]:
-        self.found.append(reference)
-        return lambda: None
-
-    def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
-        return lambda aux, children: None
-
-    def structure(self, tree: Any) -> Any:
-        return None
 
 
 def _token_of(reference: Reference) -> bytes:

@@ -13,6 +13,7 @@ from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.jit.static_leaves import StaticLeaf, content_of
 from jaxd_protocol.pytree import dump_literal, is_literal
+from jaxd_server.codec.arguments import map_arguments
 from jaxd_server.codec.object_references import class_name
 from jaxd_server.jax_compat.placement import are_several, place_name, place_of
 
@@ -31,17 +32,8 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticA
     """
     if not statics:
         return _tree_signature((args, kwargs))
-    positions = statics.at(len(args))
-    return (
-        tuple(
-            _static_signature(value) if i in positions else _tree_signature(value)
-            for i, value in enumerate(args)
-        ),
-        tuple(
-            (name, _static_signature(value) if name in statics.names else _tree_signature(value))
-            for name, value in sorted(kwargs.items())
-        ),
-    )
+    args, kwargs = map_arguments((args, kwargs), statics, _tree_signature, _static_signature)
+    return args, tuple(sorted(kwargs.items()))
 
 
 def _tree_signature(tree: Any) -> Hashable:
@@ -111,18 +103,16 @@ def lasting_signature(args: tuple[Any, ...], kwargs: dict[str, Any], statics: St
         ValueError: when something in it, such as a static argument, has no content.
         ArgumentError: as `signature_of`.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    positions = statics.at(len(args))
-    for i, value in enumerate(args):
-        digest.update(_lasting(value, static=i in positions))
-    for name, value in sorted(kwargs.items()):
-        digest.update(dump_literal(name) + _lasting(value, static=name in statics.names))
-    return digest.digest()
+    args, kwargs = map_arguments((args, kwargs), statics, _lasting, _lasting_static)
+    named = [dump_literal(name) + kwargs[name] for name in sorted(kwargs)]
+    return hashlib.blake2b(b"".join((*args, *named)), digest_size=16).digest()
 
 
-def _lasting(value: Any, *, static: bool) -> bytes:
-    if static:
-        return b"S" + content_of(value)
+def _lasting_static(value: Any) -> bytes:
+    return b"S" + content_of(value)
+
+
+def _lasting(value: Any) -> bytes:
     leaves, structure = jax.tree.flatten(value)
     forms = tuple(map(_lasting_leaf, leaves))
     return b"T" + b"".join(_nodes(structure)) + dump_literal(forms)

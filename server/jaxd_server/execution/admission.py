@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining, WorkerReplaced
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
 
 
-@dataclass(slots=True, eq=False)
-class AdmittedCall:
-    """A call that was admitted.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Operation:
+    """What is admitted: a call, or another request that a draining server waits for.
 
     Attributes:
-        function: what people call its function.
+        name: for the status page: that of its function, once it is known.
+        deadline: `time.monotonic()` after which its client does not wait; None: never.
+        inside: whether a callback of a running call makes it.
+        cancel_token: whether a client still waits for it.
         started: `time.monotonic()` when it was admitted.
-        is_suspect: whether it was to run alone.
-        place: where it stands in the black box; -1: nowhere.
-        leaves: called when it is over.
-        cancel_token: whether anybody still waits for it.
+        is_exclusive: whether it was admitted to run alone.
+        on_release: called once when it is over.
     """
 
-    function: str
-    started: float = field(default_factory=time.monotonic)
-    is_suspect: bool = False
-    place: int = -1
-    leaves: list[Callable[[], None]] | None = None
+    name: str = "(unknown function)"
+    deadline: float | None = None
+    inside: bool = False
     cancel_token: CancelToken = NEVER_CANCELLED
+    started: float = 0.0
+    is_exclusive: bool = False
+    on_release: Callable[[], None] | None = None
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nobody waits for it any more, and its client was told."""
+        """Whether it was cancelled, and its client was told."""
         return self.cancel_token.is_client_notified
 
     def row(self) -> dict[str, str | float]:
-        """The same for the status page."""
+        """Its row on the status page."""
         seconds = round(time.monotonic() - self.started, 3)
-        row: dict[str, str | float] = {"function": self.function, "seconds": seconds}
+        row: dict[str, str | float] = {"function": self.name, "seconds": seconds}
         if self.cancel_token is NEVER_CANCELLED:
             return row
         waited_s = self.cancel_token.spent()["waiting"]
@@ -48,14 +51,14 @@ class AdmittedCall:
 
 
 PATIENCE_S: Final = 5.0
-"""How long a call that is to run alone keeps new ones waiting while those before it are running."""
+"""How long an exclusive call holds back new calls while it waits for the running ones."""
 
 ALONE_S: Final = 10.0
-"""How long it keeps them waiting while it runs. After that it is not alone any more."""
+"""How long it holds them back while it runs. After that they run beside it."""
 
 
 class Admission:
-    """Counts running calls and admits new ones. Thread-safe.
+    """Counts running operations and admits new ones. Thread-safe.
 
     Args:
         patience_s, alone_s: see `PATIENCE_S` and `ALONE_S`.
@@ -67,13 +70,13 @@ class Admission:
     def __init__(self, patience_s: float = PATIENCE_S, alone_s: float = ALONE_S) -> None:
         self._max_wait_s = patience_s
         self._alone_s = alone_s
-        self._running: set[AdmittedCall] = set()
+        self._running: set[Operation] = set()
         self._changed = threading.Condition()  # guards all of these
         self._draining = False
         self._replacing = False
         self._is_followed = False
-        self._paused = 0  # by how many
-        self._suspects: list[object] = []  # the first one runs, or is next
+        self._paused = 0  # number of pauses
+        self._exclusive: list[Operation] = []  # the first one runs, or is next
         self._bar_until = 0.0
         self._on_concurrent: Callable[[], None] | None = None  # of the one that runs alone
         self.is_barred = False
@@ -85,27 +88,14 @@ class Admission:
 
     @property
     def is_busy(self) -> bool:
-        """Whether calls are running for which somebody waits."""
+        """Whether operations are running whose clients wait for them."""
         return bool(self._running) and self._has_waiting()
 
     def _has_waiting(self) -> bool:
         return not all(one.is_abandoned for one in list(self._running))
 
-    def acquire(
-        self,
-        function: str,
-        deadline: float | None,
-        cancel_token: CancelToken = NEVER_CANCELLED,
-        *,
-        inside: bool = False,
-    ) -> AdmittedCall:
+    def acquire(self, call: Operation) -> None:
         """Admits a call; `release` ends it.
-
-        Args:
-            function: for the status page.
-            deadline: `time.monotonic()` after which nobody waits for the result.
-            cancel_token: whether anybody does.
-            inside: whether a call that runs waits for this one.
 
         Raises:
             ServerDraining: when the server is stopping.
@@ -113,140 +103,129 @@ class Admission:
                 done, because until then the new one does not start.
             DeadlineExceeded: when the deadline passed while the call waited its turn.
         """
-        running = AdmittedCall(function, cancel_token=cancel_token)
-        if deadline is not None and running.started > deadline:
+        call.started = time.monotonic()
+        if call.deadline is not None and call.started > call.deadline:
             raise _too_late()
         with self._changed:
             if self.is_barred:
-                self._wait(deadline, inside=inside)
-            self._running.add(running)
-        return running
+                self._wait(call)
+            self._running.add(call)
 
-    def _wait(self, deadline: float | None, *, inside: bool) -> None:
-        """Returns when nobody runs alone. The lock is held."""
-        while not self._draining and not inside and (self._suspects or self._paused):
+    def _wait(self, call: Operation) -> None:
+        """Returns when no exclusive call keeps this one waiting. The lock is held."""
+        while not self._draining and not call.inside and (self._exclusive or self._paused):
             now = time.monotonic()
             if self._paused:
-                self._wait_for_change(now + self._max_wait_s, deadline)
+                self._wait_for_change(now + self._max_wait_s, call)
             elif now >= self._bar_until:
-                self._has_concurrent()
+                self._end_bar()
                 return
             else:
-                self._wait_for_change(self._bar_until, deadline)
+                self._wait_for_change(self._bar_until, call)
         if self._draining:
             self._refuse()
 
-    def acquire_shared(self, what: str, *, leaves_values: bool = False) -> AdmittedCall:
-        """As `acquire`, of what is no call: it waits only during a `pause`.
+    @contextmanager
+    def shared(self, name: str, *, leaves_values: bool = False) -> Iterator[None]:
+        """Within it, a request that is no call is admitted; it waits only during a `pause`.
 
         Args:
-            what: for the status page.
-            leaves_values: whether clients go on to use what it leaves here. It is refused as calls
-                are then; what reads or ends something here is answered until the end.
+            name: for the status page.
+            leaves_values: whether it leaves values here that its client goes on to use. Then it is
+                refused as calls are; what reads or ends something is answered until the end.
 
         Raises:
             ServerDraining, WorkerReplaced: as `acquire`.
         """
-        running = AdmittedCall(what)
+        request = Operation(name=name, started=time.monotonic())
         with self._changed:
             self._changed.wait_for(lambda: not self._paused or self._draining)
             if leaves_values and self._draining:
                 self._refuse()
-            self._running.add(running)
-        return running
+            self._running.add(request)
+        try:
+            yield
+        finally:
+            self.release(request)
 
-    def _wait_for_change(self, until: float, deadline: float | None) -> None:
-        """Waits for a change, for so long at most. The lock is held."""
+    def _wait_for_change(self, until: float, call: Operation) -> None:
+        """Waits for a change, until that time at the latest. The lock is held."""
         now = time.monotonic()
-        if deadline is not None:
-            if now > deadline:
+        if call.deadline is not None:
+            if now > call.deadline:
                 raise _too_late()
-            until = min(until, deadline)
+            until = min(until, call.deadline)
         self._changed.wait(max(0.001, until - now))
 
-    def _has_concurrent(self) -> None:
-        """Others run beside a call that was to be alone. The lock is held."""
-        self.is_barred = self._draining or bool(
-            self._paused
-        )  # unless another one wants to be alone
+    def _end_bar(self) -> None:
+        """Calls run beside an exclusive one from now on. The lock is held."""
+        self.is_barred = self._draining or bool(self._paused)  # or the next exclusive call sets it
         if self._on_concurrent is not None:
             self._on_concurrent()
             self._on_concurrent = None
 
-    def enter_exclusive(
-        self,
-        function: str,
-        deadline: float | None,
-        on_company: Callable[[], None],
-        cancel_token: CancelToken = NEVER_CANCELLED,
-        *,
-        alone_s: float = 0.0,
-    ) -> tuple[AdmittedCall, bool]:
+    def acquire_exclusive(
+        self, call: Operation, on_concurrent: Callable[[], None], *, alone_s: float = 0.0
+    ) -> bool:
         """Admits a call that runs while no other does; `release` ends it.
 
-        One such call after the other. Others wait for it, but not for ever: after a few seconds
+        One such call after the other. New calls wait for it, but not for ever: after a few seconds
         they are let in.
 
         Args:
-            function: for the status page.
-            deadline: `time.monotonic()` after which nobody waits for the result.
-            on_company: called, under a lock, when others run beside it after all.
-            cancel_token: whether anybody waits for the result.
+            call: what is to be admitted.
+            on_concurrent: called, under a lock, when others run beside it after all.
             alone_s: how long others wait while it runs, when that is longer than usual.
 
         Returns:
-            The call, and whether it is alone: not where an earlier call takes too long.
+            Whether it is alone: not where an earlier call takes too long.
 
         Raises:
             ServerDraining, WorkerReplaced, DeadlineExceeded: as `acquire`.
         """
-        mark = object()
         with self._changed:
-            if not self._suspects:
+            if not self._exclusive:
                 self._bar_until = time.monotonic() + self._max_wait_s
-            self._suspects.append(mark)
+            self._exclusive.append(call)
             self.is_barred = True
             try:
-                is_alone = self._wait_alone(mark, deadline)
+                is_alone = self._wait_alone(call)
             except BaseException:
-                self._end_exclusive(mark)
+                self._end_exclusive(call)
                 raise
-            alone_s = max(self._alone_s, alone_s) if is_alone else 0.0
-            self._bar_until = time.monotonic() + alone_s
-            self._on_concurrent = on_company if is_alone else None
-            leaves = [lambda: self._end_exclusive(mark)]
-            running = AdmittedCall(
-                function, is_suspect=True, leaves=leaves, cancel_token=cancel_token
-            )
-            self._running.add(running)
-        return running, is_alone
+            call.started = time.monotonic()
+            self._bar_until = call.started + (max(self._alone_s, alone_s) if is_alone else 0.0)
+            self._on_concurrent = on_concurrent if is_alone else None
+            call.is_exclusive = True
+            self._running.add(call)
+        return is_alone
 
-    def _wait_alone(self, mark: object, deadline: float | None) -> bool:
-        """Returns when it is this one's turn; whether nobody else runs. The lock is held."""
+    def _wait_alone(self, call: Operation) -> bool:
+        """Returns when it is this one's turn; whether no other runs. The lock is held."""
         while True:
             if self._draining:
                 self._refuse()
             now = time.monotonic()
-            if self._paused or self._suspects[0] is not mark:
-                self._wait_for_change(now + self._max_wait_s, deadline)
+            if self._paused or self._exclusive[0] is not call:
+                self._wait_for_change(now + self._max_wait_s, call)
             elif not self._running:
                 return True
             elif now >= self._bar_until:
                 return False
             else:
-                self._wait_for_change(self._bar_until, deadline)
+                self._wait_for_change(self._bar_until, call)
 
-    def _end_exclusive(self, mark: object) -> None:
-        """A call that was to run alone is over, one way or the other. The lock is held."""
-        if self._suspects[0] is mark:
+    def _end_exclusive(self, call: Operation) -> None:
+        """An exclusive call ended, or was refused. The lock is held."""
+        if self._exclusive[0] is call:
             self._on_concurrent = None
             self._bar_until = time.monotonic() + self._max_wait_s  # for the next one
-        self._suspects.remove(mark)
+        self._exclusive.remove(call)
         self._notify_waiters()
 
     def _notify_waiters(self) -> None:
         """Something changed that others may wait for. The lock is held."""
-        self.is_barred = self._draining or bool(self._paused or self._suspects)
+        self.is_barred = self._draining or bool(self._paused or self._exclusive)
         self._changed.notify_all()
 
     def _refuse(self) -> NoReturn:
@@ -262,28 +241,30 @@ class Admission:
             "Repeat the call: a new worker answers at the same address."
         )
 
-    def release(self, running: AdmittedCall) -> None:
-        """Ends an admitted call."""
+    def release(self, operation: Operation) -> None:
+        """Ends an admitted operation; does nothing when it has ended."""
         with self._changed:
-            self._running.discard(running)
-            if running.leaves is not None:
-                leaves, running.leaves = running.leaves, None
-                for leave in leaves:
-                    leave()
+            self._running.discard(operation)
+            if operation.is_exclusive:
+                operation.is_exclusive = False
+                self._end_exclusive(operation)
+            if operation.on_release is not None:
+                on_release, operation.on_release = operation.on_release, None
+                on_release()
             if self.is_barred:
                 self._changed.notify_all()
 
     def poll(self) -> None:
-        """Nobody waits any more for some call that may run on."""
+        """A call was cancelled that may run on."""
         with self._changed:
             self._changed.notify_all()
 
     def pause(self, patience_s: float) -> bool:
-        """Has new calls wait until `resume` or `replace`, and waits for those that run.
+        """Has new calls wait until `resume` or `replace`, and waits for the running ones.
 
         Returns:
-            Whether none runs now for which somebody waits; else the new ones run as if nothing had
-            been.
+            Whether none runs now that a client waits for; else the new ones run as if there had
+            been no pause.
         """
         with self._changed:
             self._paused += 1
@@ -294,7 +275,7 @@ class Admission:
         return False
 
     def resume(self) -> None:
-        """Lets calls in again, unless somebody else has paused them as well."""
+        """Lets calls in again, unless there is another pause."""
         with self._changed:
             self._paused -= 1
             self._notify_waiters()
@@ -303,8 +284,8 @@ class Admission:
         """Refuses new calls from now on in such a way that their clients repeat them.
 
         Args:
-            is_followed: whether the next worker is there already; else they are told so only when
-                the running calls are done.
+            is_followed: whether the next worker is there already; else the calls are refused only
+                when the running ones are done.
         """
         with self._changed:
             self._draining = self._replacing = True
@@ -318,22 +299,19 @@ class Admission:
             self._notify_waiters()
             self._changed.wait_for(lambda: not self._has_waiting())
 
-    def left(self) -> list[AdmittedCall]:
-        """The calls that run although nobody waits for them."""
+    def abandoned(self) -> list[Operation]:
+        """What still runs although it was cancelled; the oldest first."""
+        return [one for one in self._oldest_first() if one.is_abandoned]
+
+    def running(self) -> list[dict[str, str | float]]:
+        """Of all else that runs its function, age and waiting time in seconds; the oldest first."""
+        return [one.row() for one in self._oldest_first() if not one.is_abandoned]
+
+    def _oldest_first(self) -> list[Operation]:
         if not self._running:
             return []
         with self._changed:
-            return [call for call in self._running if call.is_abandoned]
-
-    def running(self, *, left: bool = False) -> list[dict[str, str | float]]:
-        """Of each running call its function, age and waiting time in seconds; the oldest first.
-
-        Args:
-            left: those instead that nobody waits for any more.
-        """
-        with self._changed:
-            calls = sorted(self._running, key=lambda call: call.started)
-        return [call.row() for call in calls if call.is_abandoned == left]
+            return sorted(self._running, key=lambda one: one.started)
 
 
 def _too_late() -> DeadlineExceeded:

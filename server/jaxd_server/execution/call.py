@@ -1,4 +1,4 @@
-"""One request, on its way through the server, and what goes back."""
+"""One call on its way through the server, and its reply."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from jaxd_server.codec.arguments import empty_leaves, read_leaves
 from jaxd_server.codec.results import pack_result
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.functions.table import FunctionSource
+from jaxd_server.execution.admission import Operation
 from jaxd_server.runtime.counters import Counts
 from jaxd_server.runtime.events import SILENT, Emit
-from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
 from jaxd_server.values.references import ReferencedData
 
 Reply = tuple[Any, Sequence[memoryview]]
@@ -39,21 +39,21 @@ Deliver = Callable[[Sequence[Any], Executable], Reply]
 
 
 def deliver_inline(leaves: Sequence[Any], executable: Executable) -> Reply:
-    """The whole result goes back with the reply."""
+    """The reply with the whole result."""
     blob, buffers, _ = pack_result(leaves, executable.form)
     return (OK, executable.form.skeleton, blob), buffers
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """What a call knows of the client process that makes it; see `Session`.
+    """The client process that makes a call; see `Session`.
 
     Attributes:
-        id: names its session, and is hard to guess: who knows it may resume it.
-        principal: who it is allowed to be, such as `uid:1000`.
-        device: the index of the one that its calls run on, unless their function says another.
+        id: of its session; hard to guess, as it allows to resume that.
+        principal: such as `uid:1000`.
+        device: the index of the one that its calls run on, unless their function names another.
         used_executables: serial numbers of the executables that its calls have used.
-        counts: what is counted for its principal; None: only for all.
+        counts: those of its principal; None: only those of everybody.
     """
 
     id: str
@@ -66,36 +66,34 @@ class Client:
 _NO_SESSION: Final = Client("", "")
 
 
-@dataclass(slots=True)
-class Call:
+@dataclass(slots=True, eq=False)
+class Call(Operation):
     """One request.
 
     Attributes:
         key: names function, options and configuration.
         skeleton, blob, buffers: the arguments; of a call to warm up, no data of arrays.
-        source: whom to ask what the key stands for.
-        deadline: `time.monotonic()` after which nobody waits, or None.
-        may_repeat: whether running it twice is the same as running it once.
+        source: describes the function of the key, and has its code.
         number: the client's number for it, which events carry.
         emit: its event stream.
-        deliver: what becomes of its result; by default it goes home whole.
+        deliver: makes the reply of its results; by default all of them are sent.
         strict: whether packages that differ from the client's are an error.
         warm_only: whether the executable is wanted, and no result.
         lost: how many workers have died during it; 2: or more.
-        inside: whether it is made by something that a program has called back.
         call_back: calls a function in the process of its client, see `ClientProxy.call_back`.
         session: whose call it is.
         elsewhere: where the data of its arguments lies that is not in the message, as rows.
-        stay: what of its result is to stay; None: nothing.
+        stay: which results are to stay; None: none.
         referenced_data: what it may refer to; None: nothing.
-        layout: what its skeleton says, once its leaves were read.
+        layout: of its arguments, once they were read.
         given: ids of the values that it takes for good once it is dispatched, by leaf.
         given_up: numbers of the leaves whose values on the server it has taken for good.
         not_kept: ids of what it brought to be kept, and there was no room for.
         device: the index of the one that it runs on, once its function is known.
-        inflated: how many bytes there is room for of what its compressed data becomes; or why
-            there is none.
-        cancel_token: whether anybody still waits for it.
+        inflated: bytes that are reserved for its compressed data once that is decompressed; or the
+            error why none are.
+        place: its slot in the flight recorder; -1: none.
+        nbytes: bytes of the call budget that its message holds.
     """
 
     key: bytes
@@ -103,15 +101,12 @@ class Call:
     blob: bytes
     buffers: Sequence[memoryview]
     source: FunctionSource
-    deadline: float | None = None
-    may_repeat: bool = True
     number: int = 0
     emit: Emit = SILENT
     deliver: Deliver = deliver_inline
     strict: bool = False
     warm_only: bool = False
     lost: int = 0
-    inside: bool = False
     call_back: Callable[..., Any] | None = None
     session: Client = _NO_SESSION
     elsewhere: bytes = b""
@@ -123,7 +118,8 @@ class Call:
     not_kept: tuple[int, ...] = ()
     device: int = 0
     inflated: int | JaxdError = 0
-    cancel_token: CancelToken = NEVER_CANCELLED
+    place: int = -1
+    nbytes: int = 0
     _rows: list[DataLocation] | None = field(default=None, repr=False)
 
     def rows(self, layout: Layout) -> list[DataLocation]:
@@ -135,35 +131,30 @@ class Call:
         """
         if self._rows is None:
             rows = unpack_locations(self.elsewhere, len(layout.leaves))
-            self._check_inflated(rows, layout)
+            packed = [row for row in rows if row.kind == COMPRESSED]
+            if packed:
+                self._check_inflated(packed, layout)
             self._rows = rows
-            if any(row.kind == COMPRESSED for row in rows):
-                self.buffers = self._inflated(layout)
+            if packed:
+                self.buffers = self._inflated(packed, layout)
         return self._rows
 
-    def _check_inflated(self, rows: Sequence[DataLocation], layout: Layout) -> None:
+    def _check_inflated(self, packed: Sequence[DataLocation], layout: Layout) -> None:
         """Returns when there is room, and the data is as long as it was announced."""
-        packed = [row for row in rows if row.kind == COMPRESSED]
-        if not packed:
-            return
         if isinstance(self.inflated, JaxdError):
             raise self.inflated
         is_right = all(row.a == layout.leaves[row.leaf].nbytes for row in packed)
         if not is_right or sum(row.a for row in packed) > self.inflated:
             raise ProtocolError("a compressed array has another size than was announced.")
 
-    def _inflated(self, layout: Layout) -> Sequence[memoryview]:
+    def _inflated(self, packed: Sequence[DataLocation], layout: Layout) -> Sequence[memoryview]:
         """The buffers of the message, none of them compressed."""
         found, places = list(self.buffers), self.placement(layout).places
-        for row in self._rows or ():
+        for row in packed:
             index = places[row.leaf].buffer
-            if row.kind == COMPRESSED and 0 <= index < len(found):
+            if 0 <= index < len(found):
                 found[index] = inflate(found[index], layout.leaves[row.leaf].nbytes)
         return found
-
-    def known_rows(self) -> Sequence[DataLocation]:
-        """As `rows`, of a call whose leaves were read."""
-        return self._rows or ()
 
     def placement(self, layout: Layout) -> BlobLayout:
         """Where the data lies that is in the message."""
@@ -175,7 +166,7 @@ class Call:
         """The leaves of its arguments.
 
         Args:
-            layout: what its skeleton says.
+            layout: of its skeleton.
             donated: numbers of the leaves that it gives up.
 
         Raises:

@@ -1,7 +1,7 @@
 """Serializes programs with effectful callbacks, so that each callback finds the call it belongs to.
 
-XLA calls back in threads of its own, which say nothing of the call that they belong to: that one is
-the one whose turn it is.
+XLA calls back in threads of its own, which do not show the call that they belong to. So only one
+such call runs at a time.
 """
 
 from __future__ import annotations
@@ -32,46 +32,38 @@ class CallbackLock:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held by the call whose turn it is
         self._running: tuple[Call, ...] = ()  # that call
-        # Of runs that take no turns, by id; each step is atomic.
-        self._call_outputs: dict[int, CallOutput] = {}
 
     def start(self, run: Run, dispatch: Callable[[Run], None]) -> None:
         """Starts a run that calls Python; one that calls back is over when this returns.
 
         Raises:
-            DeadlineExceeded: when nobody waits for the call any more before its turn comes.
+            DeadlineExceeded: when the call's deadline passes before its turn.
             Exception: what `dispatch` raises, and what the program does that has no results.
         """
-        call_output = CallOutput(run.call.emit)
-        if run.executable.program.calls_back:
-            with self._turn_of(run.call, call_output):
-                add_caller(call_output)
-                try:
+        output = CallOutput(run.call.emit)
+        if not run.executable.program.calls_back:  # it only computes with Python: takes no turns
+            run.output = output
+            add_caller(output)
+            try:
+                with output_to(output):
                     dispatch(run)
-                    wait_for_effects(run.results)
-                finally:
-                    remove_caller(call_output)
-            return None
-        return self._start_concurrent(run, call_output, dispatch)
-
-    def _start_concurrent(
-        self, run: Run, call_output: CallOutput, dispatch: Callable[[Run], None]
-    ) -> None:
-        """Starts a program that only computes with Python: it does not wait for its turn."""
-        self._call_outputs[id(run)] = call_output
-        add_caller(call_output)
-        try:
-            with output_to(call_output):
+            except BaseException:
+                self.end(run)
+                raise
+            return
+        with self._turn_of(run.call, output):
+            add_caller(output)
+            try:
                 dispatch(run)
-        except BaseException:
-            self.end(run)
-            raise
+                wait_for_effects(run.results)
+            finally:
+                remove_caller(output)
 
     def end(self, run: Run) -> None:
         """A run that calls Python is over."""
-        call_output = self._call_outputs.pop(id(run), None)
-        if call_output is not None:
-            remove_caller(call_output)
+        output, run.output = run.output, None
+        if output is not None:
+            remove_caller(output)
 
     @contextmanager
     def _turn_of(self, call: Call, call_output: CallOutput) -> Iterator[None]:

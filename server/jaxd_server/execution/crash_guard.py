@@ -5,20 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jaxd_protocol.errors import Quarantined, WorkerLost
-from jaxd_server.execution.admission import Admission, AdmittedCall
-
-if TYPE_CHECKING:
-    from jaxd_server.compilation.functions.function import Function
-    from jaxd_server.execution.call import Call
-    from jaxd_server.runtime.flight_recorder import FlightRecorder
-
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.execution.admission import Admission
+from jaxd_server.execution.call import Call
+from jaxd_server.runtime.flight_recorder import FlightRecorder
 
 MAX_ALONE_S: Final = 120.0
-"""Others wait no longer than that, however long it takes until a worker dies of a function."""
+"""The longest time that other calls wait for an exclusive one, however long it took to crash."""
 
 _MARGIN: Final = 1.5
 _MARGIN_S: Final = 5.0
@@ -29,7 +25,7 @@ class _Suspect:
     """As `Quarantine` has it.
 
     Attributes:
-        name: what people call the function.
+        name: of the function.
         fingerprint: in hex digits; its key where no more is known.
         deaths: how many workers it ended while nothing else ran.
         how: the last of them ended.
@@ -51,7 +47,7 @@ class CrashSuspects:
     """Decides which calls run alone, and which are refused. Thread-safe.
 
     Args:
-        rows: what `Quarantine.for_worker` says.
+        rows: what `Quarantine.for_worker` returns.
         epoch: of this worker.
     """
 
@@ -65,7 +61,7 @@ class CrashSuspects:
             self._known |= {bytes.fromhex(id_): suspect for id_ in row["ids"]}
 
     def release(self, fingerprint: str) -> None:
-        """Has a function called again as if nothing had happened."""
+        """Removes a function from the suspects."""
         with self._lock:
             for id_ in [id_ for id_, one in self._known.items() if one.fingerprint == fingerprint]:
                 del self._known[id_]
@@ -73,8 +69,8 @@ class CrashSuspects:
     def alone_s(self, *ids: bytes) -> float:
         """How long others should wait for a call that runs alone; 0: as for any.
 
-        One that outlasts the time that others wait runs beside them, and what its worker dies of
-        then is not known. So it is given more than it took the last time.
+        A call that outlasts this time runs beside others, and the cause of a crash is then unknown.
+        So it gets more time than it took until the last crash.
 
         Args:
             ids: key of its function, and the fingerprint when that is known.
@@ -87,7 +83,7 @@ class CrashSuspects:
 
         Args:
             ids: key of its function, and the fingerprint when that is known.
-            name: what people call it.
+            name: of the function.
             lost: how many workers have died during this call.
 
         Raises:
@@ -132,22 +128,22 @@ class CrashGuard:
     """Admits calls whose function may crash the worker. Thread-safe.
 
     Args:
-        admission: where they are counted.
+        admission: admits them.
         suspects: which functions have ended earlier workers; by default none.
-        box: where the host reads what runs; None where nobody does.
+        recorder: where the host reads which calls run; None where there is no host.
     """
 
     def __init__(
         self,
         admission: Admission,
         suspects: CrashSuspects | None = None,
-        box: FlightRecorder | None = None,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         self.suspects = CrashSuspects() if suspects is None else suspects
         self._admission = admission
-        self._box = box
+        self._recorder = recorder
 
-    def admit(self, call: Call) -> AdmittedCall:
+    def admit(self, call: Call) -> None:
         """Admits a call: alone when it was under way while a worker died.
 
         Raises:
@@ -155,65 +151,59 @@ class CrashGuard:
             JaxdError: as `Admission.acquire`.
         """
         if self.suspects.judge(call.key, name="", lost=call.lost):
-            return self.admit_alone(call)
-        running = self._admission.acquire(
-            "(unknown function)", call.deadline, call.cancel_token, inside=call.inside
-        )
-        self.record(running, call)
-        return running
+            self.admit_alone(call)
+        else:
+            self._admission.acquire(call)
+            self.record(call)
 
-    def admit_alone(self, call: Call) -> AdmittedCall:
+    def admit_alone(self, call: Call) -> None:
         """Admits a call that runs beside no other, if that is possible without a long wait.
 
         Raises:
-            JaxdError: as `Admission.acquire`.
+            JaxdError: as `Admission.acquire_exclusive`.
         """
-        company: list[None] = []
-        place = -1
+        is_beside_others = threading.Event()
 
-        def on_company() -> None:
-            company.append(None)
-            if self._box is not None:
-                self._box.clear_alone(place)
+        def on_concurrent() -> None:
+            is_beside_others.set()
+            if self._recorder is not None:
+                self._recorder.clear_alone(call.place)
 
-        running, is_alone = self._admission.enter_exclusive(
-            "(unknown function)",
-            call.deadline,
-            on_company,
-            call.cancel_token,
-            alone_s=self.suspects.alone_s(call.key),
+        is_alone = self._admission.acquire_exclusive(
+            call, on_concurrent, alone_s=self.suspects.alone_s(call.key)
         )
-        if self._box is not None:
-            place = self._begin(running, call, is_alone=is_alone)
-            if company:
-                self._box.clear_alone(place)
-        return running
+        if self._recorder is not None:
+            self._begin(call, self._recorder, is_alone=is_alone)
+            if is_beside_others.is_set():
+                self._recorder.clear_alone(call.place)
 
-    def record(self, running: AdmittedCall, call: Call) -> None:
-        """Enters an admitted call, which others run beside, in the box."""
-        if self._box is not None and running.place < 0:
-            place = self._begin(running, call, is_alone=False)
-            self._box.identify(place, b"", running.function)
+    def record(self, call: Call) -> None:
+        """Enters an admitted call, which others run beside, in the flight recorder."""
+        if self._recorder is not None and call.place < 0:
+            self._begin(call, self._recorder, is_alone=False)
+            self._recorder.identify(call.place, b"", call.name)
 
-    def _begin(self, running: AdmittedCall, call: Call, *, is_alone: bool) -> int:
-        assert self._box is not None
+    def _begin(self, call: Call, recorder: FlightRecorder, *, is_alone: bool) -> None:
         principal, is_repeated = call.session.principal, call.lost > 0
-        place = self._box.begin(call.key, principal, is_repeated=is_repeated, is_alone=is_alone)
-        running.place = place
-        running.leaves = [*(running.leaves or ()), partial(self._box.end, place)]
-        return place
 
-    def examine(self, running: AdmittedCall, call: Call, function: Function) -> None:
-        """Looks at the function of a call that `admit` has returned, once it is known.
+        def end() -> None:
+            recorder.end(call.place)
+            call.place = -1
+
+        call.place = recorder.begin(call.key, principal, is_repeated=is_repeated, is_alone=is_alone)
+        call.on_release = end
+
+    def examine(self, call: Call, function: Function) -> None:
+        """Judges an admitted call by its function, once that is known.
 
         Raises:
-            Suspected: when the call has to leave, and to be admitted alone.
+            MustRunAlone: when the call has to be released, and to be admitted alone.
             Quarantined, WorkerLost: see `CrashSuspects.judge`.
         """
         fingerprint = function.described.fingerprint
-        running.function = function.name
-        if self._box is not None:
-            self._box.identify(running.place, fingerprint, function.name)
+        call.name = function.name
+        if self._recorder is not None:
+            self._recorder.identify(call.place, fingerprint, function.name)
         suspected = self.suspects.judge(fingerprint, call.key, name=function.name, lost=call.lost)
-        if suspected and not running.is_suspect:
+        if suspected and not call.is_exclusive:
             raise MustRunAlone

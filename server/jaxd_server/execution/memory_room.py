@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from jaxd_protocol.errors import OutOfMemory
@@ -43,8 +44,8 @@ class OutOfMemoryHandler:
 
     Args:
         reclaimer: makes room.
-        holders: says in a few words what uses the memory.
-        capacity: bytes that the device has; 0 when nobody knows.
+        holders: describes in a few words what uses the memory.
+        capacity: bytes that the device has; 0 when that is unknown.
         spare: bytes of the machine's memory that can be had.
     """
 
@@ -58,12 +59,7 @@ class OutOfMemoryHandler:
         self._reclaimer = reclaimer
         self._holders = holders
         self._capacity = capacity
-        self._spare = spare
-
-    @property
-    def spare(self) -> int:
-        """Bytes of the machine's memory that can be had."""
-        return self._spare()
+        self.spare = spare
 
     def retried_on_oom(self, do: Callable[[], T]) -> T:
         """What `do` returns; when it finds no room, some is made and it is done once more.
@@ -86,17 +82,17 @@ class OutOfMemoryHandler:
         Raises:
             OutOfMemory: when it has none; says what uses the memory.
         """
-        if nbytes <= self._spare():
+        if nbytes <= self.spare():
             return
         dropped = 0
         if nbytes <= (self._capacity() or nbytes):
             dropped = self._reclaimer.reclaim_all()
             tried = f"Dropping what was idle (executables: {dropped}) did not help."
-            if nbytes <= self._spare():
+            if nbytes <= self.spare():
                 return
         else:
             tried = "That is more than there is, whatever is dropped."
-        failure = f"Out of memory allocating {nbytes} bytes; {in_words(self._spare())} are left."
+        failure = f"Out of memory allocating {nbytes} bytes; {in_words(self.spare())} are left."
         log_event("out_of_memory", level=logging.WARNING, reason=failure, dropped=dropped)
         raise self._with_advice(failure, tried)
 
@@ -105,8 +101,8 @@ class OutOfMemoryHandler:
 
         Args:
             do: does it.
-            failure: what jax said; when that is more than there is at all, nothing is tried, so
-                that one mistaken shape does not cost everybody their programs.
+            failure: jax's message; when it asks for too much for any device, nothing is
+                dropped, so that one mistaken shape does not cost all clients their programs.
 
         Raises:
             OutOfMemory: when there is still none; says what uses the memory.
@@ -141,7 +137,7 @@ class OutOfMemoryHandler:
 
 
 def wanted_bytes(failure: str) -> int:
-    """How much was asked for, as jax's message says it; 0 when it does not."""
+    """The size of the allocation that failed, read from jax's message; 0 when it has none."""
     found = _WANTED.search(failure)
     return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
@@ -154,9 +150,9 @@ def _first_line(text: str) -> str:
 class MemoryReservations:
     """The reservations of runs in progress. Thread-safe.
 
-    What one of them has taken so far nobody knows, so each counts in full until it is done. What
-    waits does so for the device alone: nobody waits for a run that calls back, which may itself
-    wait for what its client calls meanwhile.
+    How much a run has taken so far is not known, so each counts in full until it is done. A run
+    waits for the device only, and never for one that calls back: that may itself wait for calls
+    that its client makes meanwhile.
 
     Args:
         spare: bytes of the machine's memory that can be had.
@@ -171,14 +167,14 @@ class MemoryReservations:
     def beside(
         self, run: DispatchedRun, nbytes: int, *, calls_python: bool = False
     ) -> Iterator[None]:
-        """Within it, `run` is dispatched; before that, who leaves it no room is waited for.
+        """Within it, `run` is dispatched; before that, waits until it fits beside the other runs.
 
         Args:
             run: what will take the memory.
             nbytes: how much.
             calls_python: whether it calls Python while it runs.
         """
-        this = _Reservation(run, nbytes, calls_python=calls_python)
+        this = _Reservation(weakref.ref(run), nbytes, calls_python)
         while (other := self._in_the_way(this)) is not None:
             other.wait()
             self._remove(other)
@@ -206,21 +202,19 @@ class MemoryReservations:
             self._under_way.remove(one)
 
 
+@dataclass(slots=True, eq=False)
 class _Reservation:
-    """One of them; it does not keep the run, whose arrays somebody may let go of."""
+    """One of them. It does not keep the run, so that its arrays can be freed."""
 
-    __slots__ = ("calls_python", "dispatched", "nbytes", "run")
-
-    def __init__(self, run: DispatchedRun, nbytes: int, *, calls_python: bool) -> None:
-        self.run = weakref.ref(run)
-        self.nbytes = nbytes
-        self.calls_python = calls_python
-        self.dispatched = threading.Event()
+    run: weakref.ref[DispatchedRun]
+    nbytes: int
+    calls_python: bool
+    dispatched: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> None:
         """Returns when the device is done with it."""
         self.dispatched.wait()
         run = self.run()
         if run is not None:
-            with suppress(Exception):  # which its own caller is told
+            with suppress(Exception):  # which its own caller gets
                 wait_for(run.results)

@@ -1,13 +1,15 @@
 """The way of one call through the server: admit, find the function, find the executable, run.
 
-Read this first. Nothing here knows of sockets.
+Read this first. Nothing here uses sockets.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,8 +17,17 @@ from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_numbers
 from jaxd_protocol.messages.failures import encode_failure
-from jaxd_server.codec.arguments import build_arguments, donated_leaves, dynamic, leaves_of
+from jaxd_protocol.messages.recipes import RecordedCall
+from jaxd_protocol.pytree import Layout
+from jaxd_server.codec.arguments import (
+    Arguments,
+    build_arguments,
+    donated_leaves,
+    dynamic,
+    leaves_of,
+)
 from jaxd_server.compilation.builder import BuildResult, ExecutableBuilder
+from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import DeviceChoice, Executables, PlacementMismatch, Plan
@@ -24,8 +35,7 @@ from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.package_skew import refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from jaxd_server.compilation.history.build_log import BuildLog
-from jaxd_server.execution.admission import Admission, AdmittedCall
-from jaxd_server.execution.build_job import BuildJob
+from jaxd_server.execution.admission import Admission, Operation
 from jaxd_server.execution.call import Call, Client, Finish, Reply
 from jaxd_server.execution.callback_lock import CallbackLock
 from jaxd_server.execution.crash_guard import CrashGuard, MustRunAlone
@@ -34,7 +44,7 @@ from jaxd_server.execution.run import BrokenProgram, Executor, Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters
-from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.events import Emit, OutputOnce
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED
 
 
@@ -98,8 +108,7 @@ class Pipeline:
 
         Args:
             call: the request.
-            plan: what is known about such calls, when a result is all that this one wants. What was
-                warm before may not do for one that is strict.
+            plan: of calls that need a result only; None: of one that is strict, or only warms up.
 
         Returns:
             What waits for the end; to be called once.
@@ -117,25 +126,34 @@ class Pipeline:
             reply = self._failed(call, error)
             return lambda: reply
 
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """Within it, a request is admitted as a call is, and the server is not idle.
+
+        Args:
+            name: for the status page.
+
+        Raises:
+            JaxdError: as `Admission.acquire`.
+        """
+        operation = Operation(name=name)
+        self.admission.acquire(operation)
+        try:
+            yield
+        finally:
+            self.admission.release(operation)
+            self.counters.add()
+
     def _failed(self, call: Call, error: BaseException) -> Reply:
         self.counters.add(call.session.counts, calls=1, failed_calls=1)
-        failure = encode_failure(error)
-        if call.stay is None:
-            return (FAILED, failure), ()
-        if call.referenced_data is not None:
-            call.referenced_data.own.fail(call.stay.number, failure)
-        return (FAILED, failure, pack_leaf_numbers(call.given_up)), ()
+        return _error_reply(call, error, call.given_up)
 
     def cancelled_reply(self, call: Call) -> Reply:
-        """The reply to a call for which nobody waits any more."""
-        failure = encode_failure(call.cancel_token.error or Cancelled("nobody waits for the call."))
+        """The reply to a cancelled call."""
         self.admission.poll()
-        if call.stay is None:
-            return (FAILED, failure), ()
-        if call.referenced_data is not None:
-            call.referenced_data.own.fail(call.stay.number, failure)
+        error = call.cancel_token.error or Cancelled("nobody waits for the call.")
         given = call.given if call.cancel_token.phase == "running" else ()
-        return (FAILED, failure, pack_leaf_numbers(tuple(given))), ()
+        return _error_reply(call, error, tuple(given))
 
     def _too_late(self, run: Run) -> Reply:
         """The reply to a call whose client was notified of its cancellation before it was over."""
@@ -143,19 +161,18 @@ class Pipeline:
         return self.cancelled_reply(run.call)
 
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
-        running = self.admission.acquire(
-            executable.name, call.deadline, call.cancel_token, inside=call.inside
-        )
+        call.name = executable.name
+        self.admission.acquire(call)
         try:
             if self._are_several:
                 leaves = _placed_leaves(call, plan, executable)
             else:
                 leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
-            finish = self._started(Run(call, executable, leaves), running, self._count_hit)
-            executable.record_start_time(time.monotonic() - running.started)
+            finish = self._started(Run(call, executable, leaves), self._count_hit)
+            executable.record_start_time(time.monotonic() - call.started)
             return finish
         except BaseException:
-            self.admission.release(running)
+            self.admission.release(call)
             raise
 
     def _count_hit(self, run: Run, seconds: float) -> None:
@@ -169,88 +186,82 @@ class Pipeline:
             self._packages.poll(call.emit)
         try:
             try:
-                return self._admitted(call, self.crash_guard.admit(call))
+                self.crash_guard.admit(call)
+                return self._admitted(call)
             except MustRunAlone:
-                return self._admitted(call, self.crash_guard.admit_alone(call))
+                self.crash_guard.admit_alone(call)
+                return self._admitted(call)
         finally:
             if self._packages is not None:
                 self._packages.record_imports()
 
-    def _admitted(self, call: Call, running: AdmittedCall) -> Finish:
+    def _admitted(self, call: Call) -> Finish:
         try:
             try:
-                return self._found(call, running)
+                return self._found(call)
             except FunctionReplaced:
-                return self._found(call, running)
+                return self._found(call)
         except BaseException:
-            self.admission.release(running)
+            self.admission.release(call)
             raise
 
-    def _found(self, call: Call, running: AdmittedCall) -> Finish:
+    def _found(self, call: Call) -> Finish:
         """Finds or makes the executable, and runs it."""
-        function = self._function(call, running)
+        function = self._function(call)
         call.device = self._devices.of(function.options.device, call.session.device)
         layout = self.executables.layout(call.key, call.skeleton, call.session.device)
         donated = donated_leaves(layout, function.options, function.parameters)
         with placed(call.device):
             leaves = call.leaves(layout, donated)
         arguments = build_arguments(layout, leaves, function.statics)
-        order = BuildJob(
-            self._builder, self.oom_handler, self.build_log, function, call, arguments, layout
-        )
-        make = order.make  # as long as this is held, what it makes is not dropped
+        job = _BuildJob(self, self._builder, function, call, arguments, layout)
+        make = job.make  # as long as this is held, what it makes is not dropped
         executable = self.executables.obtain(
             function,
             call.skeleton,
             layout,
             arguments,
             make,
-            order.waiting,
-            order.move,
+            job.waiting,
+            job.move,
             DeviceChoice(call.device, call.session.device, call.cancel_token, call.session.id),
         )
-        made = order.made
+        made = job.made
         self._count_first_use(call.session, executable, made)
         if call.warm_only:
-            self.admission.release(running)
+            self.admission.release(call)
             report = self._report(executable, made)
             return lambda: report
-        # In this order: whoever cancels it sees that it runs, or the check sees the cancellation.
+        # In this order: either the canceller sees that it runs, or the check sees the cancellation.
         call.cancel_token.set_phase("running")
         call.cancel_token.check()
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
         own, hits = call.session.counts, 0 if made else 1
-        return self._started(
-            run, running, lambda *_: self.counters.add(own, calls=1, executable_hits=hits)
-        )
+        return self._started(run, lambda *_: self.counters.add(own, calls=1, executable_hits=hits))
 
-    def _started(
-        self, run: Run, running: AdmittedCall, count: Callable[[Run, float], None]
-    ) -> Finish:
+    def _started(self, run: Run, count: Callable[[Run, float], None]) -> Finish:
         run.executable.hold()
         try:
             if run.executable.calls_python:
-                self.crash_guard.record(running, run.call)
+                self.crash_guard.record(run.call)
                 self._callback_lock.start(run, self._executor.dispatch)
             else:
                 self._executor.dispatch(run)
         except BaseException:
             run.executable.release()
             raise
-        return partial(self._finished, run, running, count)
+        return partial(self._finished, run, count)
 
-    def _finished(
-        self, run: Run, running: AdmittedCall, count: Callable[[Run, float], None]
-    ) -> Reply:
+    def _finished(self, run: Run, count: Callable[[Run, float], None]) -> Reply:
         try:
             try:
                 reply = self._executor.deliver(run)
             finally:
                 run.executable.release()
-                self.admission.release(running)
+                self.admission.release(run.call)
                 if run.executable.calls_python:
                     self._callback_lock.end(run)
-            seconds = time.monotonic() - running.started
+            seconds = time.monotonic() - run.call.started
             run.executable.record_run_time(seconds)
             count(run, seconds)
             return self._too_late(run) if run.call.cancel_token.is_client_notified else reply
@@ -261,9 +272,9 @@ class Pipeline:
             run.undo()
             return reply
 
-    def _function(self, call: Call, running: AdmittedCall) -> Function:
+    def _function(self, call: Call) -> Function:
         function = self.functions.obtain(call.key, call.source)
-        self.crash_guard.examine(running, call, function)
+        self.crash_guard.examine(call, function)
         refuse_or_warn(function.differences, call.emit, strict=call.strict)
         if function.doubt is not None:
             call.emit("warning", {"function": function.name, "text": function.doubt})
@@ -298,11 +309,89 @@ class Pipeline:
         return (OK, json.dumps(report), executable.form.skeleton), ()
 
 
+@dataclass(slots=True, eq=False)
+class _BuildJob:
+    """The build callbacks of one call for `Executables.obtain`; to be used once.
+
+    Attributes:
+        made: what this call has made; None when it was there, or another call has made it.
+    """
+
+    pipeline: Pipeline
+    builder: ExecutableBuilder
+    function: Function
+    call: Call
+    arguments: Arguments
+    layout: Layout
+    made: BuildResult | None = None
+
+    def waiting(self) -> None:
+        """The executable is about to be made, here or by another call."""
+        self.call.emit("stage", {"stage": "queued", "function": self.function.name})
+
+    def make(self) -> Executable:
+        """The executable, from disk or by tracing.
+
+        Raises:
+            Exception: as `ExecutableBuilder.make`.
+        """
+        pipeline, function, call = self.pipeline, self.function, self.call
+        request = self._request()
+        self.made = pipeline.oom_handler.retried_on_oom(lambda: self.builder.make(request))
+        pipeline.build_log.made(function, call.skeleton, self.made, call.emit)
+        return self.made.executable
+
+    def move(self, one: Executable) -> Executable | None:
+        """The executable, of one for another device; None when it has to be made."""
+        call = self.call
+        self.made = self.builder.moved(one, self.function, call.device, call.session.counts)
+        return None if self.made is None else self.made.executable
+
+    def _request(self) -> BuildRequest:
+        call, placement = self.call, self.call.placement(self.layout)
+        recorded = (
+            RecordedCall.of_specification(call.skeleton, self.layout.leaves, call.buffers)
+            if call.warm_only
+            else RecordedCall.of(call.skeleton, placement, call.buffers)
+        )
+        return BuildRequest(
+            self.function,
+            self.arguments,
+            recorded,
+            call.skeleton,
+            placement,
+            call.blob,
+            call.buffers,
+            call.source,
+            OutputOnce(call.emit),
+            call.device,
+            call.warm_only,
+            call.session.principal,
+            call.session.counts,
+        )
+
+
+def _error_reply(call: Call, error: BaseException, given_up: tuple[int, ...]) -> Reply:
+    """The reply to a call that failed; later calls that take its values fail for the same reason.
+
+    Args:
+        call: the request.
+        error: what was raised.
+        given_up: numbers of the leaves whose values the call has taken all the same.
+    """
+    failure = encode_failure(error)
+    if call.stay is None:
+        return (FAILED, failure), ()
+    if call.referenced_data is not None:
+        call.referenced_data.own.failures[call.stay.number] = failure
+    return (FAILED, failure, pack_leaf_numbers(given_up)), ()
+
+
 def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:
     """The leaves of a warm call as its executable takes them, where there are several devices.
 
     Raises:
-        Elsewhere: when some were put somewhere, and not where those were that it was made for.
+        PlacementMismatch: when some were put on other devices than those that it was made for.
     """
     with placed(executable.device):
         leaves = plan.arrange(call.leaves(plan.layout, plan.donated))

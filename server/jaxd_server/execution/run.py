@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from jaxd_protocol.errors import CallbackError
@@ -21,7 +22,6 @@ from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
     KEEP_NONE,
     VALUE,
-    DataLocation,
     ResultPolicy,
     first_value_id,
     leaves_located_in,
@@ -31,7 +31,6 @@ from jaxd_protocol.messages.data_locations import (
 from jaxd_protocol.pytree import Leaf
 from jaxd_server.codec.arguments import build_arguments, jax_arrays
 from jaxd_server.codec.results import (
-    ResultLayout,
     RetainedLeaves,
     pack_result,
     retained_leaves,
@@ -39,7 +38,8 @@ from jaxd_server.codec.results import (
 )
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.executables import Executables
-from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
+from jaxd_server.compilation.functions.function import Function
+from jaxd_server.compilation.functions.table import FunctionReplaced, Functions, FunctionSource
 from jaxd_server.execution.call import Call, Reply
 from jaxd_server.execution.memory_room import MemoryReservations, OutOfMemoryHandler
 from jaxd_server.jax_compat.config import configured
@@ -57,47 +57,29 @@ _NO_EVENT: Final = threading.Event()
 _MAX_RETAINED: Final = 16
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
     """A call on its executable.
 
-    Args:
+    Attributes:
         call: the request.
         executable: what answers it.
-        leaves: the arrays that the executable takes.
-
-    Attributes:
-        leaves: its arguments, until it is delivered.
+        leaves: the arrays that the executable takes, until the run is delivered.
         results: what it returns, once it is dispatched.
         consumer: a later run that was given what this one returns, while this one was not done.
         dispatched: set once it is dispatched, of one that takes what others return.
+        output: what its Python prints, while it runs beside others.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_ids",
-        "_retained",
-        "call",
-        "consumer",
-        "dispatched",
-        "executable",
-        "leaves",
-        "results",
-    )
-
-    def __init__(
-        self,
-        call: Call,
-        executable: Executable,
-        leaves: Sequence[Any],
-    ) -> None:
-        self.call = call
-        self.executable = executable
-        self.leaves = leaves
-        self._ids: tuple[int, ...] = ()
-        self.results: Sequence[Any] = ()
-        self.consumer: Run | None = None
-        self.dispatched = _NO_EVENT
-        self._retained = self._find_retained()
+    call: Call
+    executable: Executable
+    leaves: Sequence[Any]
+    results: Sequence[Any] = ()
+    consumer: Run | None = None
+    dispatched: threading.Event = _NO_EVENT
+    output: CallOutput | None = None
+    _ids: tuple[int, ...] = ()
+    _retained: RetainedLeaves | None = None
 
     def dispatch(self) -> None:
         """Starts it; values that it makes and takes are in their place from now on.
@@ -106,7 +88,8 @@ class Run:
             ValuesFull: when there is no room for what is to stay; nothing has happened then.
             Exception: what jax raises.
         """
-        kept, referenced_data = self._retained, self.call.referenced_data
+        kept = self._retained = self._find_retained()
+        referenced_data = self.call.referenced_data
         if kept is None or not kept.kept or referenced_data is None:
             self._start()
         else:
@@ -144,18 +127,15 @@ class Run:
         call, stay = self.call, self.call.stay
         if stay is None:
             return None
-        rows: Sequence[DataLocation] = ()
-        if stay.above == KEEP_ALL and call.elsewhere:
-            rows = call.known_rows()
-        taken = leaves_located_in(rows, (VALUE,)) if rows else ()
-        key = (stay.above, stay.home, taken, call.skeleton)
-        found = self.executable.retained.get(key)
+        taken: tuple[int, ...] = ()
+        if stay.above == KEEP_ALL and call.elsewhere and call.layout is not None:
+            taken = leaves_located_in(call.rows(call.layout), (VALUE,))
+        key, executable = (stay.above, stay.home, taken, call.skeleton), self.executable
+        found = executable.retained.get(key)
         if found is None:
-            found = retained_leaves(
-                self.executable.form.layout, stay, self._taken_leaves(stay, taken)
-            )
-            if len(self.executable.retained) < _MAX_RETAINED:
-                self.executable.retained[key] = found
+            found = retained_leaves(executable.form.layout, stay, self._taken_leaves(stay, taken))
+            if len(executable.retained) < _MAX_RETAINED:
+                executable.retained[key] = found
         return found
 
     def _taken_leaves(self, stay: ResultPolicy, values: Sequence[int]) -> list[Leaf]:
@@ -167,12 +147,9 @@ class Run:
 
     def _keep(self, kept: Iterable[tuple[int, int]], referenced_data: ReferencedData) -> None:
         """Makes values of some results, of which the numbers and bytes are given."""
-        stay, form, leaves = (
-            self.call.stay,
-            self.executable.form,
-            self.executable.form.layout.leaves,
-        )
+        stay, form = self.call.stay, self.executable.form
         assert stay is not None
+        leaves = form.layout.leaves
         first, name = first_value_id(stay.number), self.executable.name
         here, now = weakref.ref(self), time.time()
         made = {
@@ -181,7 +158,7 @@ class Run:
             )
             for number, size in kept
         }
-        if self._ids:  # dispatched again: what the client let go of meanwhile does not come back
+        if self._ids:  # dispatched again: what the client has dropped meanwhile is not made again
             made = {
                 number: made[number] for number in self._ids if number in referenced_data.own.values
             }
@@ -204,21 +181,23 @@ class Run:
         value, buffers = self._delivered()
         self.leaves = ()  # free from now on, not only when a slow client has read the reply
         if self.call.not_kept:
-            told = value if self._retained else (*value, b"", b"")
-            return (*told, pack_ids(self.call.not_kept)), buffers
+            content = value if self._retained else (*value, b"", b"")
+            return (*content, pack_ids(self.call.not_kept)), buffers
         return value, buffers
 
     def _delivered(self) -> Reply:
-        kept = self._retained
-        if kept is None:
+        kept, stay = self._retained, self.call.stay
+        if kept is None or stay is None:
             return self.call.deliver(self.results, self.executable)
         form = self.executable.form
         if kept.kept:
             self._wait()
         blob, buffers, gone = pack_result(self.results, form, kept.home, kept.placement)
-        away = pack_leaf_numbers(sorted((*kept.away, *gone))) if gone else kept.told
+        away = pack_leaf_numbers(sorted((*kept.away, *gone))) if gone else kept.packed_away
         given_up = pack_leaf_numbers(self.call.given_up)
-        return (OK, self._result_skeleton(form), blob, given_up, away), buffers
+        is_known = stay.knows and stay.knows == form.hash  # the client expects just this one
+        skeleton = b"" if is_known else form.skeleton
+        return (OK, skeleton, blob, given_up, away), buffers
 
     def _wait(self) -> None:
         """Returns when the device is done: only then can what the call has read be used again.
@@ -232,16 +211,10 @@ class Run:
                 run.dispatched.wait()
 
     def pending_results(self) -> Iterable[Any]:
-        """What it returns; first what comes home, which no later call takes in a loop."""
+        """Its results; first those sent to the client, which no later call of a loop takes."""
         results, order = self.results, self.executable.form.order
         home = self._retained.home if self._retained and results else ()  # it may have been undone
         return itertools.chain((results[order[number]] for number in home), results)
-
-    def _result_skeleton(self, form: ResultLayout) -> bytes:
-        """The skeleton of the result; nothing when the client expects just this one."""
-        stay = self.call.stay
-        assert stay is not None
-        return b"" if stay.knows and stay.knows == form.hash else form.skeleton
 
     def undo(self) -> None:
         """Takes back the values that a call made which then failed."""
@@ -250,22 +223,33 @@ class Run:
         self.results = ()
 
 
+def unpacked_function(functions: Functions, key: bytes, source: FunctionSource) -> Function:
+    """The function with that key and its callable.
+
+    Raises:
+        Exception: as `Functions.obtain` and `Functions.unpack`.
+    """
+    function = functions.obtain(key, source)
+    try:
+        functions.unpack(function, source)
+    except FunctionReplaced:
+        function = functions.obtain(key, source)
+        functions.unpack(function, source)
+    return function
+
+
 def find_nan(call: Call, functions: Functions, executables: Executables) -> FloatingPointError:
     """Runs the function step by step, so that the line is seen that makes the first NaN.
 
-    What it prints is not heard twice, and nothing of the client's is called twice.
+    Its output is not sent again, and no callback of the client is called again.
 
     Returns:
-        What there is to say when there is none that way.
+        The error for when no NaN is found that way.
 
     Raises:
         FloatingPointError: at that line.
     """
-    function = functions.obtain(call.key, call.source)
-    try:
-        functions.unpack(function, call.source)
-    except FunctionReplaced:
-        function = functions.obtain(call.key, call.source)
+    function = unpacked_function(functions, call.key, call.source)
     layout = executables.layout(call.key, call.skeleton)
     arguments = build_arguments(layout, call.leaves(layout), function.statics)
     why_not = (
@@ -311,7 +295,7 @@ class Executor:
         self._executables = executables
         self._oom_handler = oom_handler
         self._discard = discard
-        self._memory_reservations = MemoryReservations(lambda: oom_handler.spare)
+        self._memory_reservations = MemoryReservations(oom_handler.spare)
 
     def dispatch(self, run: Run) -> None:
         """Hands a run to the device.
@@ -356,7 +340,7 @@ class Executor:
         return self._oom_handler.retry(once_more, failure)
 
     def _out_of_memory(self, run: Run, error: Exception) -> str:
-        """What jax says when there is no room, and making some may help; else raises."""
+        """jax's message when there is no room and making some may help; else raises the error."""
         if self._oom_handler.are_gone(run.leaves):
             run.give_up()
             raise error

@@ -32,12 +32,7 @@ from jaxd_server.execution.call import Call, Finish, Reply
 from jaxd_server.rpc.client_proxy import ClientProxy
 from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.flow_control import ConnectionShare
-from jaxd_server.rpc.inflight_calls import (
-    InflightCall,
-    InflightCalls,
-    answer_in_phase,
-    start_ordered,
-)
+from jaxd_server.rpc.inflight_calls import InflightCall, InflightCalls, discard_reply
 from jaxd_server.rpc.send_queue import SendQueue
 from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.runtime.threads.cancellation import CallPhase
@@ -52,10 +47,13 @@ class CallScheduler:
     Args:
         worker_context: what it shares with the others.
         session: whose connection it is.
-        share: what the connection may have under way.
-        session_state: what it has of its session.
+        share: the flow control of the connection.
+        session_state: its values and blocks.
         send_queue: takes replies.
         client: answers questions about calls, and takes their events.
+
+    Attributes:
+        inflight: the calls that other threads answer.
     """
 
     def __init__(
@@ -73,17 +71,11 @@ class CallScheduler:
         self._session_state = session_state
         self._send_queue = send_queue
         self._client = client
-        self._open = InflightCalls(
-            worker_context.policy, send_queue.later, send_queue.now, share.free
-        )
-
-    def cancel(self, number: int) -> None:
-        """The client does not wait for that call any more."""
-        self._open.cancel(number)
+        self.inflight = InflightCalls(worker_context.policy, send_queue, share)
 
     def close(self) -> None:
         """The client is gone: what has not begun is dropped; it may come back for the rest."""
-        self._session.unanswered.add(self._open.close(), time.monotonic())
+        self._session.unanswered.add(self.inflight.close(), time.monotonic())
 
     def schedule(
         self, seq: int, args: tuple[Value, ...], frame: Frame
@@ -106,9 +98,16 @@ class CallScheduler:
         try:
             skeleton = self._session_state.skeleton(skeleton)
             client, session = self._client, self._session
-            deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            repeatable, emit = bool(flags & MAY_REPEAT), partial(client.emit, seq)
-            call = Call(key, skeleton, blob, frame.buffers, client, deadline, repeatable, seq, emit)
+            pipeline = self._worker_context.pipeline
+            plan = pipeline.executables.plan(key, skeleton, session.device)
+            # What runs the call, when there is nothing that it would have to wait for.
+            warm = None if plan is None or pipeline.admission.is_barred else plan.executable
+            is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
+            make = Call if is_quick else InflightCall  # a quick one is not worth being cancelled
+            call = make(key, skeleton, blob, frame.buffers, client, seq, partial(client.emit, seq))
+            call.nbytes = nbytes
+            if timeout_s is not None:
+                call.deadline = time.monotonic() + timeout_s
             call.strict = bool(flags & STRICT)
             call.warm_only = bool(flags & WARM)
             call.call_back = partial(client.call_back, seq)
@@ -121,47 +120,37 @@ class CallScheduler:
             if drops:
                 self._session_state.drop(drops)
             if elsewhere:
-                call.elsewhere = elsewhere
-                call.inflated = inflated
-            pipeline = self._worker_context.pipeline
-            plan = pipeline.executables.plan(key, skeleton, session.device)
-            # What runs the call, when there is nothing that it would have to wait for.
-            warm = None if plan is None or pipeline.admission.is_barred else plan.executable
-            is_quick = flags & ~ON_VALUES <= MAY_REPEAT and warm is not None and warm.runs_quickly
+                call.elsewhere, call.inflated = elsewhere, inflated
             if flags & ~_RESULT_ONLY:
                 plan = None
             if elsewhere and flags & ON_VALUES:
-                return self._enqueue_ordered(call, plan, warm, nbytes, is_quick)
-            if is_quick:
-                return partial(self._answer, call, plan, nbytes)
-            self._submit(call, plan, warm, nbytes)
+                return self._enqueue_ordered(call, plan, warm)
+            if not isinstance(call, InflightCall):
+                return partial(self._answer, call, plan)
+            self._submit(call, plan, is_warm=warm is not None)
         except BaseException:
             self._share.end_call(nbytes)
             raise
         return None
 
     def _reserve(self, nbytes: int) -> int | JaxdError:
-        """Has so many bytes admitted as if they had been sent; returns them, or why they are not.
+        """Reserves so many bytes as if they had been sent; returns them, or the error why not.
 
-        The error is for the call to raise when its turn comes: those on values go in order.
+        The call raises that error when its turn comes: those on values are in order.
         """
         if not nbytes:
             return 0
         try:
-            if nbytes > self._worker_context.max_frame_bytes:
-                raise LimitExceeded(too_large(nbytes, self._worker_context.max_frame_bytes))
+            limit = self._worker_context.options.max_frame_bytes
+            if nbytes > limit:
+                raise LimitExceeded(too_large(nbytes, limit))
             self._share.admit_strictly(nbytes)
         except JaxdError as error:
             return error
         return nbytes
 
     def _enqueue_ordered(
-        self,
-        call: Call,
-        plan: Plan | None,
-        warm: Executable | None,
-        nbytes: int,
-        is_quick: bool,
+        self, call: Call, plan: Plan | None, warm: Executable | None
     ) -> Callable[[], object] | None:
         """A call on values: in order with the others of its session, and never twice.
 
@@ -171,65 +160,51 @@ class CallScheduler:
         if call.stay is None:
             raise ProtocolError("a call on values does not say what is to stay.")
         start: Callable[[], Finish] = partial(self._worker_context.pipeline.start, call, plan)
-
-        def send(reply: Reply) -> None:
-            self._send_queue.now(call.number, reply, nbytes)
-
         is_short = warm is not None and warm.starts_quickly
-        if is_quick:  # also when it waits for others, it is not worth being able to give it up
-            here = self._session_state.is_idle
+        session, number = self._session, call.stay.number
+        if not isinstance(call, InflightCall):
+            here = session.call_queue.is_idle
             _, go_on = self._session_state.enqueue(
-                call.stay, start, send, here=here, is_short=is_short
+                call.stay, start, partial(self._send, call), here=here, is_short=is_short
             )
             return go_on if here or is_short else go_on()
         phase: CallPhase = "waiting" if plan is None or plan.executable is None else "running"
-        with self._open.opened(call, nbytes) as one:
-            one.is_in_order = True
-            one.reply_when_cancelled = partial(self._session.reply_cache.answer, call.stay.number)
-            begin = partial(start_ordered, one, phase, start)
+        with self.inflight.opened(call):
+            call.is_ordered = True
+            call.reply_when_cancelled = partial(session.reply_cache.answer, number)
+            begin = partial(call.start_ordered, phase, start)
             is_new, go_on = self._session_state.enqueue(
-                call.stay, begin, one.answer_ordered, here=False, is_short=is_short
+                call.stay, begin, call.answer_ordered, here=False, is_short=is_short
             )
             if is_new:
-                self._session.ordered_calls[call.stay.number] = one
-            else:
-                one.reply_when_cancelled = (
-                    _discard_reply  # the first decides what happens to values
-                )
-                first = self._session.ordered_calls.get(call.stay.number)
+                session.ordered_calls[number] = call
+            else:  # the first one decides what happens to values
+                call.reply_when_cancelled = discard_reply
+                first = session.ordered_calls.get(number)
                 if first is not None:
-                    one.cancel_token.notify(first.cancel)
+                    call.cancel_token.notify(first.cancel)
             return go_on if is_short else go_on()
 
-    def _submit(self, call: Call, plan: Plan | None, warm: Executable | None, nbytes: int) -> None:
-        """Has a call answered by another thread, unless too many wait for one already."""
-        backlog, principal = self._worker_context.backlog, self._session.principal
+    def _submit(self, call: InflightCall, plan: Plan | None, *, is_warm: bool) -> None:
+        """Has another thread answer a call, unless too many wait for one already."""
+        context, principal = self._worker_context, self._session.principal
         try:
-            backlog.acquire(principal)
+            context.backlog.acquire(principal)
         except Busy as error:
             refused = (FAILED, encode_failure(error))
             reply = refused if call.stay is None else (*refused, b"")
-            return self._send_queue.later(call.number, (reply, ()), nbytes)
-        over = partial(backlog.release, principal)
-        with self._open.opened(call, nbytes, over) as one:
-            return self._in_other_thread(one, call, plan, is_warm=warm is not None)
+            return self._send_queue.later(call.number, (reply, ()), call.nbytes)
+        work = partial(context.pipeline.answer, call, plan)
+        with self.inflight.opened(call, partial(context.backlog.release, principal)):
+            if not is_warm:  # it may wait, and keep its thread
+                context.builders.submit(call.run, "waiting", work)
+                return None
+            job = partial(call.run, "running", work)
+            call.withdraw = partial(context.runners.withdraw, self._session.id, job)
+            return context.runners.submit(self._session.id, job)
 
-    def _in_other_thread(
-        self, one: InflightCall, call: Call, plan: Plan | None, *, is_warm: bool
-    ) -> None:
-        """Has another thread answer a call: one of a few when it is warm, else one of its own."""
-        work = partial(self._worker_context.pipeline.answer, call, plan)
-        if not is_warm:  # who waits keeps a thread
-            self._worker_context.builders.submit(answer_in_phase, one, "waiting", work)
-            return
-        runners, owner = self._worker_context.runners, self._session.id
-        job = partial(answer_in_phase, one, "running", work)
-        one.withdraw = partial(runners.withdraw, owner, job)
-        runners.submit(owner, job)
+    def _answer(self, call: Call, plan: Plan | None) -> None:
+        self._send(call, self._worker_context.pipeline.answer(call, plan))
 
-    def _answer(self, call: Call, plan: Plan | None, nbytes: int) -> None:
-        self._send_queue.now(call.number, self._worker_context.pipeline.answer(call, plan), nbytes)
-
-
-def _discard_reply(reply: Reply) -> None:
-    """Nothing is sent."""
+    def _send(self, call: Call, reply: Reply) -> None:
+        self._send_queue.now(call.number, reply, call.nbytes)

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from contextlib import contextmanager
+from typing import Any, Final
 
-from jaxd_protocol.errors import ConnectionLost, ProtocolError
+from jaxd_protocol.errors import ConnectionLost, JaxdError, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.messages.function_manifest import FunctionManifest
-from jaxd_protocol.wire import Frame, Value
+from jaxd_protocol.wire import BulkConnection, Frame, Value
 from jaxd_server.compilation.functions.function import Described
+from jaxd_server.rpc.flow_control import ConnectionShare
+from jaxd_server.rpc.send_queue import SendQueue
 from jaxd_server.runtime.events import OUTPUT
 from jaxd_server.user_code.callback_targets import CallbackTarget, pack_callback, read_callback
-
-
-class _ClientConnection(Protocol):
-    """A connection on which the client can be asked."""
-
-    owner: bytes
-
-    def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
-        """The client's answer."""
-
-    def ask_patiently(
-        self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
-    ) -> tuple[Value, Frame]:
-        """The client's answer, however long that takes it."""
-
-    def notify(self, verb: str, *args: Value) -> None:
-        """Sends what has no answer, and may be left out."""
-
-    def send(self, verb: str, *args: Value) -> None:
-        """Sends what has no answer, before the reply and in order."""
-
-    def parked(self) -> AbstractContextManager[None]:
-        """Within it, the client's other messages are read on."""
 
 
 class ClientProxy:
@@ -47,18 +27,32 @@ class ClientProxy:
 
     Args:
         connection: where the client is.
+        share: the calls of the connection.
+        send_queue: sends the events.
 
     Attributes:
         owner: names the connection; see `FunctionSource`.
+        questions: those that the client has not answered yet.
     """
 
-    def __init__(self, connection: _ClientConnection) -> None:
+    def __init__(
+        self, connection: BulkConnection, share: ConnectionShare, send_queue: SendQueue
+    ) -> None:
+        self.owner = os.urandom(16)
+        self.questions = PendingQuestions()
         self._connection = connection
-        self.owner = connection.owner
+        self._share = share
+        self._send_queue = send_queue
+
+    def _ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
+        """The client's answer; see `PendingQuestions.ask`."""
+        connection = self._connection
+        seq = next(connection.numbers)
+        return self.questions.ask(seq, lambda: connection.send_request(seq, verb, args))
 
     def describe(self, key: bytes) -> Described:
         """What a key stands for."""
-        (name, options, message), _ = self._connection.ask("describe", key)
+        (name, options, message), _ = self._ask("describe", key)
         manifest = FunctionManifest.from_message(message)
         return Described(manifest.fingerprint, name, Options.from_bytes(options), manifest)
 
@@ -68,7 +62,7 @@ class ClientProxy:
         Raises:
             ProtocolError: when the client sends something else.
         """
-        _, frame = self._connection.ask("code", fingerprint)
+        _, frame = self._ask("code", fingerprint)
         if len(frame.buffers) != 1:
             raise ProtocolError("the client sent no code for a function that it called.")
         return frame.buffers[0]
@@ -99,26 +93,43 @@ class ClientProxy:
         """
         asked, buffers = pack_callback(callback_target, held, args, kwargs)
         question = (number, *asked, int(wants_result))
-        with self._connection.parked():
-            value, frame = self._connection.ask_patiently("callback", question, buffers)
+        seq = next(self._connection.numbers)
+
+        def send() -> None:  # behind the output of the call
+            try:
+                self._connection.send_request(seq, "callback", question, buffers)
+            except EOFError:
+                return  # then the question fails as well
+            except JaxdError as error:
+                self.questions.answer(seq, str(error), True, Frame())
+
+        with self.waiting():
+            value, frame = self.questions.ask(
+                seq, lambda: self._send_queue.put(send), patiently=True
+            )
         return read_callback(value, frame.buffers) if wants_result else None
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Within it the call waits for its client, or for another call's."""
-        return self._connection.parked()
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within it a call waits for its client: whose messages are read, whatever the budget."""
+        self._share.park()
+        try:
+            yield
+        finally:
+            self._share.unpark()
 
     def emit(self, number: int, kind: str, content: dict[str, Any]) -> None:
         """Sends the client an event of the call with that number: its progress, or its output."""
-        send = self._connection.send if kind in _ORDERED_EVENTS else self._connection.notify
+        send = self._send_queue.send if kind in _ORDERED_EVENTS else self._send_queue.notify
         send("event", number, kind, json.dumps(content))
 
 
 _ORDERED_EVENTS: Final = OUTPUT | {"compiled"}
-"""Events that are the user's own: none of them is left out."""
+"""Events that are never dropped: the user waits for them."""
 
 
 ANSWER_TIMEOUT_S: Final = 120.0
-"""Seconds that a client has to say what its function is; others may be waiting for the same one."""
+"""Seconds that a client has to describe its function; others may be waiting for the same one."""
 
 
 class PendingQuestions:
@@ -164,7 +175,7 @@ class PendingQuestions:
         return value, frame
 
     def answer(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
-        """The client answered question `seq`; nothing happens when nobody waits for that."""
+        """The client answered question `seq`; does nothing when that is not pending."""
         question = self._open.get(seq)
         if question is None or question.done():
             return
@@ -174,7 +185,7 @@ class PendingQuestions:
             question.set_result((value, frame))
 
     def close(self) -> None:
-        """The client is gone: nobody waits any more."""
+        """The client is gone: fails all pending questions, and those that are asked later."""
         self._closed = True
         lost = ConnectionLost("the client went away")
         for question in list(self._open.values()):

@@ -1,7 +1,7 @@
-"""One client's connection: reads messages, schedules calls, sends questions to the client.
+"""One client's connection: reads messages, schedules calls, answers other requests.
 
 The thread that reads a warm call runs it itself: handing it to another thread would cost more than
-everything else together. Nobody reads meanwhile. For a call that takes longer than it used to, the
+everything else together. No thread reads meanwhile. When a call takes longer than it used to, the
 watchdog starts another reading thread, and the first one ends when its call is done.
 """
 
@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 
-from jaxd_protocol.errors import JaxdError, ProtocolError, RemoteError, ServerDraining
+from jaxd_protocol.errors import JaxdError, ProtocolError, RemoteError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire import BulkChannel, BulkConnection, BulkStream, Frame, Value
 from jaxd_protocol.wire.stream import AdaptiveWait
 from jaxd_server.execution.call import Reply
 from jaxd_server.rpc.call_scheduler import CallScheduler
-from jaxd_server.rpc.client_proxy import ClientProxy, PendingQuestions
+from jaxd_server.rpc.client_proxy import ClientProxy
 from jaxd_server.rpc.context import STALL_S, WorkerContext
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.send_queue import SendQueue
-from jaxd_server.rpc.services.admin import INQUIRIES, OPERATIONS
-from jaxd_server.rpc.services.values import VALUE_VERBS, ValueService
+from jaxd_server.rpc.services.requests import SERVICE_VERBS, VALUE_VERBS, check_arguments
+from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.runtime.logs import log_event
 
@@ -97,22 +94,19 @@ class ServerConnection(BulkConnection):
     ) -> None:
         self._worker_context = worker_context
         self._session = session
-        self._share = ConnectionShare(
-            worker_context.budget, worker_context.slots, session.principal
-        )
-        channel = BulkChannel(stream, worker_context.max_frame_bytes, self._share.admit)
+        options = worker_context.options
+        self._share = ConnectionShare(worker_context.budget, options.slots, session.principal)
+        channel = BulkChannel(stream, options.max_frame_bytes, self._share.admit)
         super().__init__(root, channel, {})
-        self.owner = os.urandom(16)
-        self._client = ClientProxy(self)
-        self._questions = PendingQuestions()
-        self._send_queue = SendQueue(self, self._share, worker_context.max_result_bytes)
+        self._send_queue = SendQueue(self, self._share, options.max_result_bytes)
+        self._client = ClientProxy(self, self._share, self._send_queue)
         self._session_state = SessionState(
             session, worker_context.values, worker_context.max_shared_bytes
         )
         self._values = ValueService(
             self._session_state.referenced_data,
             worker_context.pipeline.oom_handler,
-            worker_context.max_result_bytes,
+            options.max_result_bytes,
             session.device,
         )
         self._calls = CallScheduler(
@@ -123,8 +117,8 @@ class ServerConnection(BulkConnection):
             self._send_queue,
             self._client,
         )
-        self._told: dict[str, Callable[..., None]] = {
-            "cancel": self._calls.cancel,
+        self._notices: dict[str, Callable[..., None]] = {
+            "cancel": self._calls.inflight.cancel,
             "drop": self._session_state.drop,
             "unshare": self._session_state.forget_blocks,
             "bye": self._session_state.end_session,
@@ -151,9 +145,10 @@ class ServerConnection(BulkConnection):
             return
         verb, seq, value = message
         if verb is None:
-            self.on_reply(seq, value, isinstance(value, RemoteError), frame)
+            self._share.release_message()
+            self._client.questions.answer(seq, value, isinstance(value, RemoteError), frame)
         else:
-            self.on_request(seq, verb, value, frame)
+            self._on_request(seq, verb, value, frame)
 
     def _on_end(self, error: Exception) -> None:
         known = isinstance(error, JaxdError)  # some of which are OSErrors as well
@@ -163,65 +158,62 @@ class ServerConnection(BulkConnection):
         self.shut()
         self._calls.close()
         self._share.close()
-        self._questions.close()
+        self._client.questions.close()
         self._session_state.close()
         self._send_queue.close()
         self._ended.set()
 
-    # what the client asks ---------------------------------------------------------------------
-
-    def on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
-        """Starts a call, or answers a question about the server at once."""
+    def _on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
+        """Starts a call, or answers another request."""
         if verb == "call":
             job = self._calls.schedule(seq, args, frame)
             return None if job is None else self._run_inline(job)
-        who = self._session.principal
-        if verb in OPERATIONS or verb in INQUIRIES:
-            return self._on_operation(
-                seq, partial(self._worker_context.operations.answer, verb, args, who)
-            )
-        if verb == "stages":
-            show = self._worker_context.stages.answer
-            own = self._session.counts
-            return self._on_operation(seq, partial(show, self._client, args, frame.buffers, own))
-        if verb in VALUE_VERBS:
-            return self._on_operation(seq, partial(self._on_values, verb, args, frame.buffers))
+        if verb in SERVICE_VERBS:
+            return self._submit(seq, verb, args, frame.buffers)
         self._share.release_message()
-        if verb in self._told:
-            self._told[verb](*args)
+        if verb in self._notices:
+            self._notices[verb](*args)
             return None
         if verb == "share":
             return self.send_reply(seq, self._session_state.share_block(frame.descriptors, *args))
         if verb == "adopt":
             return self.send_reply(seq, self._session_state.referenced_data.adopt(*args))
         if verb in ("statistics", "info"):
-            return self.send_reply(seq, json.dumps(self._worker_context.report(verb, who)))
+            report = self._worker_context.report(verb, self._session.principal)
+            return self.send_reply(seq, json.dumps(report))
         if verb == "devices":
             return self.send_reply(seq, json.dumps(self._worker_context.devices(self._session)))
         raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
 
-    def _on_operation(self, seq: int, work: Callable[[], Reply]) -> None:
-        """Counts as a call, so that the server does not end before its reply is sent."""
+    def _submit(
+        self, seq: int, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
+    ) -> None:
+        """Has a service answer in a thread; counts as a call, so that a drain waits for it."""
         nbytes = self._share.begin()
+
+        def work() -> None:
+            try:
+                reply = self._serve(verb, args, buffers)
+            except BaseException as error:  # noqa: BLE001  sent to the client, as that of a call
+                reply = (FAILED, encode_failure(error)), ()
+            self._send_queue.later(seq, reply, nbytes)
+
         try:
-            self._worker_context.builders.submit(self._answer_in_thread, seq, work, nbytes)
+            self._worker_context.builders.submit(work)
         except BaseException:
             self._share.end_call(nbytes)
             raise
 
-    def _on_values(
-        self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
-    ) -> Reply:
-        """Counts as a call: a worker does not give way to the next one while arrays arrive."""
-        admission = self._worker_context.pipeline.admission
-        try:
-            running = admission.acquire_shared(f"({verb})", leaves_values=verb == "put")
-        except ServerDraining as error:
-            return (FAILED, encode_failure(error)), ()
-        try:
-            return self._values.answer(verb, args, buffers)
-        finally:
-            admission.release(running)
+    def _serve(self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]) -> Reply:
+        check_arguments(verb, args)
+        worker_context, session = self._worker_context, self._session
+        if verb in VALUE_VERBS:
+            admission = worker_context.pipeline.admission
+            with admission.shared(f"({verb})", leaves_values=verb == "put"):
+                return self._values.answer(verb, args, buffers)
+        if verb == "stages":
+            return worker_context.stages.answer(self._client, args, buffers, session.counts)
+        return worker_context.operations.answer(verb, args, session.principal)
 
     def _run_inline(self, run: Callable[[], object]) -> None:
         """In the reading thread, which is the connection's own: it may wait for the client."""
@@ -233,51 +225,3 @@ class ServerConnection(BulkConnection):
         self._reader_handoff.end_inline(turn)
         if not self._channel.reader.has_input():
             self._patience.wait()
-
-    def _answer_in_thread(self, seq: int, work: Callable[[], Reply], nbytes: int) -> None:
-        self._send_queue.later(seq, work(), nbytes)
-
-    # what the server asks ---------------------------------------------------------------------
-
-    def ask(self, verb: str, *args: Value) -> tuple[Value, Frame]:
-        """The client's answer to `verb`; see `PendingQuestions.ask`."""
-        seq = next(self.numbers)
-        return self._questions.ask(seq, lambda: self.send_request(seq, verb, args))
-
-    def ask_patiently(
-        self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
-    ) -> tuple[Value, Frame]:
-        """As `ask`, with buffers, of what takes the client as long as it likes."""
-        seq = next(self.numbers)
-
-        def send() -> None:  # behind what the call has said
-            try:
-                self.send_request(seq, verb, args, buffers)
-            except EOFError:
-                return  # then the question fails as well
-            except JaxdError as error:
-                self._questions.answer(seq, str(error), True, Frame())
-
-        return self._questions.ask(seq, lambda: self._send_queue.put(send), patiently=True)
-
-    @contextmanager
-    def parked(self) -> Iterator[None]:
-        """A call waits: its client's messages are read on, whatever the budget says."""
-        self._share.park()
-        try:
-            yield
-        finally:
-            self._share.unpark()
-
-    def notify(self, verb: str, *args: Value) -> None:
-        """See `SendQueue.notify`."""
-        self._send_queue.notify(verb, *args)
-
-    def send(self, verb: str, *args: Value) -> None:
-        """See `SendQueue.send`."""
-        self._send_queue.send(verb, *args)
-
-    def on_reply(self, seq: int, value: Value, failed: bool, frame: Frame) -> None:
-        """The client answered one of our questions."""
-        self._share.release_message()
-        self._questions.answer(seq, value, failed, frame)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
@@ -60,7 +61,7 @@ class StallWatchdog:
         self._watched.discard(reader)
 
     def wake(self) -> None:
-        """Some reading thread is about to run a call."""
+        """A reading thread is about to run a call."""
         self._awake.set()
 
     def stop(self) -> None:
@@ -96,22 +97,20 @@ class WorkerContext:
 
     Attributes:
         pipeline: answers calls.
-        operations: answers who looks after the server.
-        stages: shows what becomes of a function.
+        operations: answers administrators.
+        stages: shows the stages of a function.
         runners: threads for warm calls that take a while.
         builders: threads for calls that may have to build an executable first, and operations.
         watchdog: replaces readers that are stuck.
         budget: bytes held by all connections.
         traffic: counts the bytes of all connections.
         values: arrays that stay on the server.
-        slots: calls in flight on one connection.
-        max_frame_bytes, max_result_bytes: limits of what is received and sent.
+        options: those of the server.
         max_shared_bytes: of a client's memory that is mapped.
         report: JSON-able answers to `statistics` and `info`, to a principal.
         devices: the same to `devices`, for a session.
-        backlog: calls that were taken on.
-        max_connections: how many clients may be connected.
-        policy: what holds for calls that others than a connection's reader answer.
+        backlog: calls that wait for a thread, or run in one.
+        policy: limits for the calls that other threads than a reader answer.
     """
 
     pipeline: Pipeline
@@ -123,12 +122,9 @@ class WorkerContext:
     budget: CallBudget
     traffic: Traffic
     values: ValueStore
-    slots: int
-    max_frame_bytes: int
-    max_result_bytes: int
+    options: ServerOptions
     max_shared_bytes: int
     report: Callable[[str, str], dict[str, Any]]
     devices: Callable[[Session], dict[str, Any]]
     policy: CallPolicy
     backlog: Backlog
-    max_connections: int

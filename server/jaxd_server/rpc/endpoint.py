@@ -26,11 +26,11 @@ class Endpoint(Acceptor):
     Args:
         listener: an inherited, bound and listening socket.
         address: what it listens on.
-        authenticator: decides who comes in.
-        sessions: where clients are entered.
+        authenticator: authenticates them.
+        sessions: where they are registered.
         worker_context: what all connections share.
-        welcome: what a client gets to know of the server, beside its session.
-        connected_accounts: those who came in with an account; by default nobody looks at them.
+        welcome: what the handshake tells a client of the server, beside its session.
+        connected_accounts: registers connections by account; None: they are not registered.
     """
 
     def __init__(
@@ -43,9 +43,8 @@ class Endpoint(Acceptor):
         welcome: Callable[[], dict[str, Any]],
         connected_accounts: ConnectedAccounts | None = None,
     ) -> None:
-        super().__init__(
-            listener, address, authenticator, worker_context.max_connections, connected_accounts
-        )
+        limit = worker_context.options.max_connections
+        super().__init__(listener, address, authenticator, limit, connected_accounts)
         self._sessions = sessions
         self._worker_context = worker_context
         self._welcome = welcome
@@ -56,7 +55,12 @@ class Endpoint(Acceptor):
         line = admitted.stream
         client_identity = admitted.client_identity
         try:
-            self._check_room()
+            most = self._worker_context.options.max_connections
+            if self._sessions.connections >= most:
+                raise Busy(  # noqa: TRY301  refused as a wrong device is
+                    f"{most} clients are connected, which is as many as this server takes "
+                    "(--max-connections). Close some, or connect later."
+                )
             session = self._sessions.open(
                 client_identity.session, admitted.principal, client_identity.device
             )
@@ -74,20 +78,12 @@ class Endpoint(Acceptor):
             self._sessions.close(session)
         return None
 
-    def _check_room(self) -> None:
-        """Raises `Busy` when as many clients are connected as may be."""
-        if self._sessions.connections >= self._worker_context.max_connections:
-            raise Busy(
-                f"{self._worker_context.max_connections} clients are connected, which is as many "
-                "as this server takes (--max-connections). Close some, or connect later."
-            )
-
     def _serve_stock_client(self, admitted: AuthenticatedPeer) -> None:
-        principal = admitted.principal
-        worker_context = self._worker_context
-        share = ConnectionShare(worker_context.budget, worker_context.slots, principal)
+        principal, worker_context = admitted.principal, self._worker_context
+        options = worker_context.options
+        share = ConnectionShare(worker_context.budget, options.slots, principal)
         stream = stream_over(admitted.stream)
-        channel = BulkChannel(stream, worker_context.max_frame_bytes, share.admit, inflates=True)
+        channel = BulkChannel(stream, options.max_frame_bytes, share.admit, inflates=True)
         session = self._sessions.open(None, principal, 0)  # where its calls run
         worker_context.traffic.add(channel, principal)
         try:

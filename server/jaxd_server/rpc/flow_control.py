@@ -6,8 +6,8 @@ that any number of large calls in flight makes progress, and an answer that a pa
 for can always arrive. But compressed data, which takes a client little to send and the server much
 to hold, is never let in over the budget: there would be no end to it.
 
-Beyond what its threads work on, calls wait. So that their number does not grow without bound, nor
-one principal's fill the place, who comes on top of that is told when to come again.
+Calls that no thread works on yet wait in a backlog. It is limited, in total and for each principal:
+a call on top of that is refused, with the time after which its client should repeat it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from jaxd_protocol.errors import Busy, LimitExceeded
+from jaxd_server.runtime.quota import Quota
 
 _MIN_UNSENT = 64 << 20
 
@@ -26,7 +27,7 @@ _MAX_WAIT_S: Final = 5.0
 """How long compressed data waits for room while nothing of its own connection runs."""
 
 
-class CallBudget:
+class CallBudget(Quota):
     """Bounds open calls, and the bytes of their messages, of all connections. Thread-safe.
 
     Args:
@@ -34,22 +35,17 @@ class CallBudget:
         share: of these, what one principal may have while others are connected.
 
     Attributes:
-        used: bytes that are held in memory.
-        used_by: the same by principal.
         connected: how many connections each principal has.
-        most_unsent: bytes of results that may wait for one client before its calls do.
+        max_unsent: bytes of results that may wait for one client before its calls do.
         calls: calls that were read and whose reply has not been sent.
         idle: set whenever there is none of those.
         changed: guards all of these, and the counts of every share.
     """
 
     def __init__(self, limit: int, share: float = 1.0) -> None:
-        self.limit = limit
-        self.used = 0
-        self.used_by: Counter[str] = Counter()
+        super().__init__(limit, share)
         self.connected: Counter[str] = Counter()
-        self._share = share
-        self.most_unsent = max(_MIN_UNSENT, limit // 8)
+        self.max_unsent = max(_MIN_UNSENT, limit // 8)
         self.calls = 0
         self.idle = threading.Event()
         self.idle.set()
@@ -57,13 +53,9 @@ class CallBudget:
 
     def has_room(self, principal: str, nbytes: int) -> bool:
         """Whether there is room for so many bytes more of this principal's. `changed` is held."""
-        most = self.limit if len(self.connected) < 2 else self.limit * self._share
-        return self.used + nbytes <= self.limit and self.used_by[principal] + nbytes <= most
-
-    def reserve(self, principal: str, nbytes: int) -> None:
-        """Holds so many bytes more; fewer, when that is negative. `changed` is held."""
-        self.used += nbytes
-        self.used_by[principal] += nbytes
+        if len(self.connected) < 2:
+            return self.used + nbytes <= self.limit
+        return nbytes <= self.left(principal)
 
 
 class ConnectionShare:
@@ -98,7 +90,7 @@ class ConnectionShare:
                 lambda: self._idle() or budget.has_room(self._principal, nbytes)
             )
             if not self._closed:
-                budget.reserve(self._principal, nbytes)
+                budget.add(self._principal, nbytes)
                 self._arriving += nbytes
 
     def admit_strictly(self, nbytes: int) -> None:
@@ -131,7 +123,7 @@ class ConnectionShare:
                     "the server's --budget-bytes. Call again."
                 )
             if not self._closed:
-                budget.reserve(self._principal, nbytes)
+                budget.add(self._principal, nbytes)
                 self._arriving += nbytes
 
     def begin(self) -> int:
@@ -155,13 +147,13 @@ class ConnectionShare:
             if not self._budget.calls:
                 self._budget.idle.set()
             if nbytes:
-                self._budget.reserve(self._principal, -nbytes)
+                self._budget.add(self._principal, -nbytes)
             self._budget.changed.notify_all()
 
     def free(self, nbytes: int) -> None:
-        """A thread let go of the data of a call that was answered before."""
+        """Gives back the bytes of a call that was answered before its thread was done."""
         with self._budget.changed:
-            self._budget.reserve(self._principal, -nbytes)
+            self._budget.add(self._principal, -nbytes)
             self._budget.changed.notify_all()
 
     def hold(self, nbytes: int) -> None:
@@ -175,29 +167,29 @@ class ConnectionShare:
         """A message that is no call was handled: gives back what it took."""
         if self._arriving:
             with self._budget.changed:
-                self._budget.reserve(self._principal, -self._arriving)
+                self._budget.add(self._principal, -self._arriving)
                 self._arriving = 0
                 self._budget.changed.notify_all()
 
     def park(self) -> None:
-        """A running call waits for its client: it does not count against reading on."""
+        """A running call waits for its client: until `unpark` it does not block the reader."""
         with self._budget.changed:
             self._parked += 1
             self._budget.changed.notify_all()
 
     def unpark(self) -> None:
-        """The client answered."""
+        """The client has answered."""
         with self._budget.changed:
             self._parked -= 1
 
     def close(self) -> None:
-        """The connection ended: its reader must not wait any more."""
+        """The connection ended: releases its reader, and what its last message holds."""
         with self._budget.changed:
             if not self._closed:
                 self._budget.connected[self._principal] -= 1
                 self._budget.connected += Counter()  # without those that have none
             self._closed = True
-            self._budget.reserve(self._principal, -self._arriving)
+            self._budget.add(self._principal, -self._arriving)
             self._arriving = 0
             self._budget.changed.notify_all()
 
@@ -206,7 +198,7 @@ class ConnectionShare:
 
     def _may_begin(self) -> bool:
         active = self._calls - self._parked
-        has_slot = active < self._slots and self.unsent <= self._budget.most_unsent
+        has_slot = active < self._slots and self.unsent <= self._budget.max_unsent
         return has_slot or not active or self._closed
 
 
@@ -228,17 +220,14 @@ class Backlog:
     def __init__(
         self, limit: int, share: float = 0.5, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._limit = limit
-        self._most = max(1, int(limit * share))
+        self._calls = Quota(limit, share)
         self._clock = clock
-        self._calls: Counter[str] = Counter()
-        self._count = 0
         self._pace_s = 0.0
         self._left_at = clock()
         self._lock = threading.Lock()  # guards all of these
 
     def __len__(self) -> int:
-        return self._count
+        return self._calls.used
 
     def acquire(self, principal: str) -> None:
         """Takes a call on; `release` ends that.
@@ -247,13 +236,11 @@ class Backlog:
             Busy: when there is no room for it now.
         """
         with self._lock:
-            own = self._calls[principal]
-            if self._count >= self._limit or own >= self._most:
-                raise self._busy(own)
-            if not self._count:
+            if self._calls.left(principal) < 1:
+                raise self._busy(principal)
+            if not self._calls.used:
                 self._left_at = self._clock()
-            self._calls[principal] += 1
-            self._count += 1
+            self._calls.add(principal, 1)
 
     def release(self, principal: str) -> None:
         """A call is over."""
@@ -261,17 +248,14 @@ class Backlog:
             now = self._clock()
             self._pace_s += _WEIGHT * (now - self._left_at - self._pace_s)
             self._left_at = now
-            self._count -= 1
-            self._calls[principal] -= 1
-            if not self._calls[principal]:
-                del self._calls[principal]
+            self._calls.add(principal, -1)
 
-    def _busy(self, own: int) -> Busy:
-        """With the time that half of what is before it takes, at the pace of late."""
-        ahead = max(1, self._count // 2)
-        retry_after_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, ahead * self._pace_s))
+    def _busy(self, principal: str) -> Busy:
+        """The error, with the time that half of what is before the call takes at present."""
+        own, count = self._calls.used_by[principal], self._calls.used
+        retry_after_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, max(1, count // 2) * self._pace_s))
         return Busy(
-            f"the server is busy: it holds {own:,} calls of this user and {self._count - own:,} of "
+            f"the server is busy: it holds {own:,} calls of this user and {count - own:,} of "
             f"others. Repeat the call after {retry_after_s:.2f} s, have fewer in flight, or start "
             "the server with a larger --max-calls.",
             retry_after_s,

@@ -1,7 +1,7 @@
-"""The calls of one connection that are in flight in other threads: each is answered once.
+"""The calls of one connection that other threads than its reader answer; each is answered once.
 
-That is by the thread that works on it, or before that, when nobody waits for it any more: its
-client has said so, its `timeout_s` has passed, or the server's own `--max-call-s`.
+That is by the thread that works on it, or earlier when it is cancelled: by its client, because its
+`timeout_s` has passed, or by the server's own `--max-call-s`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 from jaxd_protocol.base.timers import Timer
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_server.execution.call import Call, Finish, Reply
+from jaxd_server.rpc.flow_control import ConnectionShare
+from jaxd_server.rpc.send_queue import SendQueue
 from jaxd_server.runtime.threads.cancellation import CallPhase, CancelToken
 from jaxd_server.runtime.threads.executors import process_timers
-
-Send = Callable[[Reply, int], None]
-"""Sends a reply, and gives back the call's slot and so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class CallPolicy:
 
     Attributes:
         max_s: seconds that a call may run; 0: any number.
-        cancelled_reply: makes the reply to a call for which nobody waits any more.
+        cancelled_reply: makes the reply to a cancelled call.
         ended: called with each call that was answered.
     """
 
@@ -37,69 +35,78 @@ class CallPolicy:
     ended: Callable[[Call], None] = lambda call: None
 
 
-class InflightCall:
-    """A call in flight. Thread-safe.
+def _not_withdrawn() -> bool:
+    return False
 
-    Args:
-        call: the request.
-        nbytes: what it holds of the budget.
-        terms: what holds for it.
-        send: sends its reply.
-        send_now: the same from a thread that works for its client alone.
-        free: gives bytes back.
-        over: called once, when no thread works on it any more.
+
+def discard_reply(reply: Reply) -> None:
+    """Sends nothing."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class InflightCall(Call):
+    """A call that can be cancelled. Thread-safe.
 
     Attributes:
-        reply_when_cancelled: what takes its reply when nobody waits for it any more.
-        withdraw: takes it out of where it waits, if it does; whether it did.
-        cancel_token: the cancel token of the call.
+        withdraw: takes it out of the queue in which it waits; whether it was there.
+        reply_when_cancelled: takes its reply when it is cancelled.
         has_begun: whether a thread works on it, or has.
-        is_in_order: whether it is one of its session's calls on values.
-        deliverer: the thread that has waited for the device, for this client alone.
+        is_ordered: whether it is one of its session's calls on values.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        nbytes: int,
-        terms: CallPolicy,
-        send: Send,
-        send_now: Send,
-        free: Callable[[int], None],
-        over: Callable[[], None],
-    ) -> None:
-        self.reply_when_cancelled: Callable[[Reply], None] = self.answer
-        self.withdraw: Callable[[], bool] = _not_withdrawn
-        self.cancel_token = call.cancel_token = CancelToken()
-        self.has_begun = False
-        self.is_in_order = False
-        self.deliverer = 0
-        self._is_too_long = False
-        self._call = call
-        self._nbytes = nbytes
-        self._policy = terms
-        self._send = send
-        self._send_now = send_now
-        self._free = free
-        self._on_done = over
-        self._is_done = False
-        self._is_answered = False
-        self._timers: list[Timer] = []
-        self._lock = threading.Lock()  # guards _is_done and _is_answered
-        if call.deadline is not None:
-            self._timers.append(process_timers.at(call.deadline, self._on_deadline))
+    withdraw: Callable[[], bool] = _not_withdrawn
+    reply_when_cancelled: Callable[[Reply], None] = discard_reply
+    has_begun: bool = False
+    is_ordered: bool = False
+    _calls: InflightCalls = field(init=False, repr=False)
+    _on_done: Callable[[], None] = field(init=False, repr=False)
+    _deliverer: int = 0  # the thread that has waited for the device, for this client alone
+    _is_too_long: bool = False
+    _is_done: bool = False
+    _is_answered: bool = False
+    _timers: list[Timer] = field(default_factory=list, repr=False)
+    # guards _is_done and _is_answered
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def open(self, calls: InflightCalls, on_done: Callable[[], None]) -> None:
+        """From now on it can be cancelled; `on_done` is called once, when no thread needs it."""
+        self._calls, self._on_done = calls, on_done
+        self.reply_when_cancelled = self.answer
+        self.cancel_token = CancelToken()
+        if self.deadline is not None:
+            self._timers.append(process_timers.at(self.deadline, self._on_deadline))
         self.cancel_token.notify(self._on_cancelled)
 
+    def run(self, phase: CallPhase, work: Callable[[], Reply]) -> None:
+        """Runs the call in this thread and answers it."""
+        reply = self.begin(phase) or work()
+        self.done()
+        self.answer(reply)
+
+    def start_ordered(self, phase: CallPhase, start: Callable[[], Finish]) -> Finish:
+        """Starts a call on values; what finishes it marks it as done."""
+        refused = self.begin(phase)
+        finish = start() if refused is None else lambda: refused
+
+        def finished() -> Reply:
+            reply = finish()
+            self.done()
+            self._deliverer = threading.get_ident()
+            return reply
+
+        return finished
+
     def begin(self, phase: CallPhase) -> Reply | None:
-        """A thread is about to work on it; the reply when there is nothing to do any more."""
-        self.has_begun = True  # first: who gives it up sees this, or we see that somebody has
+        """A thread is about to work on it; the reply when it was cancelled before."""
+        self.has_begun = True  # first: either the canceller sees this, or we see the error
         # The present one refers to this object: what the call holds is freed when it is over.
         self.withdraw = _not_withdrawn
         self.cancel_token.set_phase(phase)
+        policy = self._calls.policy
         if self.cancel_token.error is not None:
-            return self._policy.cancelled_reply(self._call)
-        if self._policy.max_s:
-            self._timers.append(process_timers.after(self._policy.max_s, self._on_time_limit))
+            return policy.cancelled_reply(self)
+        if policy.max_s:
+            self._timers.append(process_timers.after(policy.max_s, self._on_time_limit))
         return None
 
     def done(self) -> None:
@@ -111,7 +118,7 @@ class InflightCall:
             return
         self._on_done()
         if is_late:
-            self._free(self._nbytes)
+            self._calls.share.free(self.nbytes)
 
     def answer(self, reply: Reply) -> None:
         """Sends its reply, unless it has had one."""
@@ -119,24 +126,28 @@ class InflightCall:
             if self._is_answered:
                 return
             self._is_answered = True
-            nbytes = self._nbytes if self._is_done else 0
-        # The present ones may refer to this object.
-        self.reply_when_cancelled, self.withdraw = _discard_reply, _not_withdrawn
-        self.cancel_token.end()
-        for timer in self._timers:
-            timer.cancel()
-        self._policy.ended(self._call)
-        send = self._send_now if threading.get_ident() == self.deliverer else self._send
-        send(reply, nbytes)
+            nbytes = self.nbytes if self._is_done else 0
+        self._close()
+        self._calls.policy.ended(self)
+        send_queue = self._calls.send_queue
+        is_own_thread = threading.get_ident() == self._deliverer
+        (send_queue.now if is_own_thread else send_queue.later)(self.number, reply, nbytes)
 
     def forget(self) -> None:
         """Closes the call without an answer."""
         with self._lock:
             self._is_answered = self._is_done = True
         self._on_done()
+        self._close()
+
+    def _close(self) -> None:
+        """It can be cancelled no more."""
+        # The present ones may refer to this object.
+        self.reply_when_cancelled, self.withdraw = discard_reply, _not_withdrawn
         self.cancel_token.end()
         for timer in self._timers:
             timer.cancel()
+        self._calls.remove(self)
 
     def answer_ordered(self, reply: Reply) -> None:
         """As `answer`, of a call on values: the reply may be of the first time that it was sent."""
@@ -145,16 +156,16 @@ class InflightCall:
         self.answer(reply)
 
     def cancel(self) -> None:
-        """Its client does not wait for it any more."""
+        """Its client has cancelled it."""
         self.cancel_token.cancel(
             Cancelled("the call was cancelled by its caller. Call again if its result is wanted.")
         )
 
     def drop(self) -> None:
-        """Its client is gone: if it has not begun, nobody else will want it."""
+        """Its client is gone: answers it when no thread has begun it."""
         if self.withdraw():
             self.done()
-            self.answer(self._policy.cancelled_reply(self._call))
+            self.answer(self._calls.policy.cancelled_reply(self))
 
     def _on_deadline(self) -> None:
         self.cancel_token.cancel(
@@ -165,14 +176,15 @@ class InflightCall:
         )
 
     def _on_time_limit(self) -> None:
-        left_s = self._policy.max_s - self.cancel_token.spent()["running"]
-        if left_s > 0:  # it waited, or was built, meanwhile
+        max_s = self._calls.policy.max_s
+        left_s = max_s - self.cancel_token.spent()["running"]
+        if left_s > 0:  # it has waited, or was built, meanwhile
             self._timers.append(process_timers.after(left_s, self._on_time_limit))
             return
         self._is_too_long = True
         self.cancel_token.cancel(
             DeadlineExceeded(
-                f"the call ran longer than the {self._policy.max_s:g} s that this server gives one "
+                f"the call ran longer than the {max_s:g} s that this server gives one "
                 f"(--max-call-s): {self.cancel_token.account()}. Split it into shorter calls, or "
                 "use a server with another limit."
             )
@@ -181,74 +193,54 @@ class InflightCall:
     def _on_cancelled(self) -> None:
         if self.withdraw():
             self.done()
-        if not self.has_begun:  # and its data need not wait for a thread to look at it
-            self._call.blob, self._call.buffers = b"", ()
-        if self.is_in_order and self.cancel_token.phase == "running" and not self._is_too_long:
-            return  # its client gets the real reply, with what it did to values, when it is over
+        if not self.has_begun:  # its data is freed before a thread takes it
+            self.blob, self.buffers = b"", ()
+        if self.is_ordered and self.cancel_token.phase == "running" and not self._is_too_long:
+            return  # the real reply, which has what it did to values, is sent when it is over
         self.cancel_token.is_client_notified = True
-        self.reply_when_cancelled(self._policy.cancelled_reply(self._call))
-
-
-def _not_withdrawn() -> bool:
-    return False
-
-
-def _discard_reply(reply: Reply) -> None:
-    """It has had one."""
+        self.reply_when_cancelled(self._calls.policy.cancelled_reply(self))
 
 
 class InflightCalls:
-    """Those of one connection, by their numbers. Thread-safe: each step on the dict is atomic.
+    """The calls of one connection, by their numbers. Thread-safe: each step on the dict is atomic.
 
     Args:
-        terms: what holds for them.
-        send: sends the reply to the call of that number, from any thread.
-        send_now: the same from a thread that works for this client alone.
-        free: gives bytes back.
+        policy: limits and callbacks.
+        send_queue: takes their replies.
+        share: what they hold of the budget.
+
+    Attributes:
+        policy, send_queue, share: the same.
     """
 
-    def __init__(
-        self,
-        terms: CallPolicy,
-        send: Callable[[int, Reply, int], None],
-        send_now: Callable[[int, Reply, int], None],
-        free: Callable[[int], None],
-    ) -> None:
-        self._policy = terms
-        self._send = send
-        self._send_now = send_now
-        self._free = free
+    def __init__(self, policy: CallPolicy, send_queue: SendQueue, share: ConnectionShare) -> None:
+        self.policy = policy
+        self.send_queue = send_queue
+        self.share = share
         self._open: dict[int, InflightCall] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
 
     @contextmanager
     def opened(
-        self, call: Call, nbytes: int, over: Callable[[], None] = lambda: None
-    ) -> Iterator[InflightCall]:
-        """A call that holds so many bytes; within the block somebody is found to answer it."""
-        number = call.number
-
-        def settled(send: Callable[[int, Reply, int], None], reply: Reply, nbytes: int) -> None:
-            self._open.pop(number, None)
-            send(number, reply, nbytes)
-
-        now, later = partial(settled, self._send_now), partial(settled, self._send)
-        one = InflightCall(call, nbytes, self._policy, later, now, self._free, over)
-        self._open[number] = one
+        self, call: InflightCall, on_done: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Adds a call; within the block it is handed to the thread that will answer it."""
+        self._open[call.number] = call
+        call.open(self, on_done)
         try:
-            yield one
-        except BaseException:  # nobody was, and its bytes are given back by who could not
-            del self._open[number]
-            one.forget()
+            yield
+        except BaseException:  # there is none, and the caller gives back the call's bytes
+            call.forget()
             raise
 
+    def remove(self, call: InflightCall) -> None:
+        """Takes out a call that is answered."""
+        self._open.pop(call.number, None)
+
     def cancel(self, number: int) -> None:
-        """The client does not wait for that call any more."""
-        one = self._open.get(number)
-        if one is not None:
-            one.cancel()
+        """The client has cancelled the call with that number."""
+        call = self._open.get(number)
+        if call is not None:
+            call.cancel()
 
     def close(self) -> list[InflightCall]:
         """The client is gone: what has not begun is dropped.
@@ -256,27 +248,6 @@ class InflightCalls:
         Returns:
             What has, and goes on: the client may come back for it.
         """
-        for one in list(self._open.values()):
-            one.drop()
+        for call in list(self._open.values()):
+            call.drop()
         return list(self._open.values())
-
-
-def answer_in_phase(one: InflightCall, phase: CallPhase, work: Callable[[], Reply]) -> None:
-    """Runs a call in this thread and answers it."""
-    reply = one.begin(phase) or work()
-    one.done()
-    one.answer(reply)
-
-
-def start_ordered(one: InflightCall, phase: CallPhase, start: Callable[[], Finish]) -> Finish:
-    """Starts a call on values; what finishes it says so."""
-    refused = one.begin(phase)
-    finish = start() if refused is None else lambda: refused
-
-    def finished() -> Reply:
-        reply = finish()
-        one.done()
-        one.deliverer = threading.get_ident()
-        return reply
-
-    return finished

@@ -1,13 +1,13 @@
 """The queue of the calls of one session on its values, in the order in which they arrived.
 
 The next one is dispatched while the device still works on the last, as in a process of its own.
-A call that is started in no time is started by whichever thread sees first that it may be: the one
-that has read it, or the one that has sent the reply before. Each thread that need not be woken
-leaves the processor to the device, which is one of its threads where it is a CPU.
+A call that takes no time to start is started by the thread that has read it, or by the one that
+has sent the reply before. Each thread that need not be woken leaves the processor to the device,
+which consists of threads where it is a CPU.
 
-Replies that their client has not acknowledged are remembered: a call on values must not run twice.
-A client whose connection was lost sends such calls again. Those that ran are answered from here,
-those that still run when they are done.
+The reply cache keeps the replies that a client has not acknowledged: a call on values must not run
+twice. A client whose connection was lost sends such calls again. Those that ran are answered from
+the cache, those that still run when they are done.
 """
 
 from __future__ import annotations
@@ -30,26 +30,19 @@ MAX_BYTES: Final = 1 << 26
 
 Rerun = Callable[[], None]
 
-_ALREADY_ANSWERED: Final[Reply] = (
-    (FAILED, encode_failure(ConnectionLost("this call was answered before.")), b""),
-    (),
-)
-"""What a call gets that lay in a lost connection until its answer had arrived over another one."""
 
-_REPLY_DROPPED: Final[Reply] = (
-    (
-        FAILED,
-        encode_failure(
-            ConnectionLost(
-                "the reply to this call was lost with its connection, and too large to be kept. "
-                "Leave large results on the server: results='auto'."
-            )
-        ),
-        b"",
-    ),
-    (),
+def _connection_lost(text: str) -> Reply:
+    return (FAILED, encode_failure(ConnectionLost(text)), b""), ()
+
+
+_ALREADY_ANSWERED: Final = _connection_lost("this call was answered before.")
+"""To a call that was read from a lost connection after its reply had arrived over another one."""
+
+_REPLY_DROPPED: Final = _connection_lost(
+    "the reply to this call was lost with its connection, and too large to be kept. Leave large "
+    "results on the server: results='auto'."
 )
-"""What a call gets that is sent again when its large reply is held no longer."""
+"""To a call that is sent again when its large reply is kept no longer."""
 
 
 class ReplyCache:
@@ -61,21 +54,18 @@ class ReplyCache:
         self._acked = 0
         self._lock = threading.Lock()  # guards all of these
 
-    def __len__(self) -> int:
-        return len(self._replies)
-
     def find_or_register(
         self, number: int, acked: int, send: Send, again: Rerun = lambda: None
     ) -> Callable[[], None] | None:
         """None when a call is new.
 
-        Else what answers it, with the reply of the first time; nothing to do when that still runs.
+        Else a function that sends the first reply; it does nothing when the call still runs.
 
         Args:
             number: of the call.
             acked: calls with smaller numbers have been answered for good.
             send: sends a reply.
-            again: runs it after all, when the first could not ask its client for the function.
+            again: runs it after all, when the first one lost its client before it had the function.
         """
         with self._lock:
             self._acked = max(acked, self._acked)
@@ -89,10 +79,10 @@ class ReplyCache:
         return partial(send, reply)
 
     def answer(self, number: int, reply: Reply) -> None:
-        """Completes a call: sends its reply to all who asked, and keeps it.
+        """Completes a call: answers all requests for it, and keeps the reply.
 
-        One that lost its client before it could run is no longer known, or begins anew for who has
-        sent it again.
+        One that lost its client before it could run is forgotten, or started again for the next
+        request.
         """
         again: Rerun | None = None
         with self._lock:
@@ -111,7 +101,7 @@ class ReplyCache:
             again()
 
     def _make_room(self, newest: int) -> None:
-        """Of what a client does not acknowledge, only so much is held. The lock is held."""
+        """Limits the replies that a client has not acknowledged. The lock is held."""
         if len(self._replies) > _MOST:
             del self._replies[min(self._replies)]
         total = sum(_size(reply) for reply in self._replies.values())
@@ -128,7 +118,7 @@ def _size(reply: Reply) -> int:
 
 
 def _never_ran(reply: Reply) -> bool:
-    """Whether a call failed because its client was gone when it was asked for the function."""
+    """Whether a call failed because its client was gone before it had sent the function."""
     kind, *rest = reply[0]
     return kind == FAILED and rest[1:] == [b""] and is_failure(rest[0], ConnectionLost)
 
@@ -146,23 +136,20 @@ Start = Callable[[], Finish]
 Send = Callable[[Reply], None]
 
 
-class _Call(NamedTuple):
-    start: Start
-    send: Send
+class _Item(NamedTuple):
+    """A call; or a job, which has no reply to send."""
+
+    start: Start | Callable[[], None]
+    send: Send | None
     is_short: bool
-
-
-class _Job(NamedTuple):
-    do: Callable[[], None]
-    is_short: bool = True
 
 
 class OrderedCallQueue:
     """Starts calls in order, and sends each reply when its call is done. Thread-safe."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Call | _Job] = deque()
-        self._starts = False  # whether some thread is starting one, or about to
+        self._waiting: deque[_Item] = deque()
+        self._starts = False  # whether a thread is starting one, or about to
         self._ahead = 0
         self._lock = threading.Lock()  # guards all of the above
         self._long = SerialExecutor("jaxd-lane", _LINGER_S)
@@ -185,24 +172,24 @@ class OrderedCallQueue:
             at_once: whether it is run in the calling thread, whole, when nothing is before it.
 
         Returns:
-            What goes on with it, or with those before it; to be called, perhaps much later.
+            A function that continues with it, or with those before it; may be called much later.
         """
         if at_once and self._claim():
             return partial(self._run, start, send)
-        self._waiting.append(_Call(start, send, is_short))
+        self._waiting.append(_Item(start, send, is_short))
         return self._go_on
 
     def put(self, start: Start, send: Send, *, is_short: bool = False) -> None:
-        """Has a call started when its turn comes; see `enqueue`."""
+        """Queues a call and starts what may be started; see `enqueue`."""
         self.enqueue(start, send, is_short=is_short)()
 
     def then(self, job: Callable[[], None]) -> None:
-        """Has `job` done when all calls that came before it were started; at once if they were."""
-        self._waiting.append(_Job(job))
+        """Runs `job` when all calls before it were started; at once if they were."""
+        self._waiting.append(_Item(job, None, is_short=True))
         self._go_on()
 
     def _claim(self) -> bool:
-        """Whether no other call is being started or waits; then nobody else starts any."""
+        """Whether no other call is being started or waits; then no other thread starts one."""
         with self._lock:
             if self._starts or self._waiting:
                 return False
@@ -215,35 +202,33 @@ class OrderedCallQueue:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Starts what may be started, until one takes long: that has a thread for it."""
+        """Starts what may be started, up to one that takes long, which another thread starts."""
         while (next_one := self._next()) is not None:
             if not next_one.is_short:
                 return self._long.put(lambda: self._begin_long(next_one))
             self._begin(next_one)
         return None
 
-    def _next(self) -> _Call | _Job | None:
-        """What this thread is in charge of from now on; None when there is nothing to start."""
+    def _next(self) -> _Item | None:
+        """The next call or job, for this thread to start; None when there is none."""
         with self._lock:
             if self._starts or not self._waiting:
                 return None
-            if type(self._waiting[0]) is _Call:
+            if self._waiting[0].send is not None:
                 if self._ahead >= MAX_DISPATCHED:
-                    return None  # whoever finishes one goes on
+                    return None  # the thread that finishes one continues
                 self._ahead += 1
             self._starts = True
             return self._waiting.popleft()
 
-    def _begin_long(self, next_one: _Call | _Job) -> None:
+    def _begin_long(self, next_one: _Item) -> None:
         self._begin(next_one)
         self._go_on()
 
-    def _begin(self, next_one: _Call | _Job) -> None:
-        if isinstance(next_one, _Job):
-            next_one.do()
-        else:
-            finish, send = next_one.start(), next_one.send
-            self._finishes.put(lambda: self._finish(finish, send))
+    def _begin(self, next_one: _Item) -> None:
+        finish, send = next_one.start(), next_one.send
+        if finish is not None and send is not None:
+            self._finishes.put(partial(self._finish, finish, send))
         self._started()
 
     def _started(self) -> None:

@@ -1,7 +1,7 @@
 """The send queue of one client: replies and the output of its calls, in order.
 
-A send waits for as long as the client likes, and a client that does not read keeps nobody but
-itself: what others than its own threads send goes through a line of its own.
+A send blocks while the client does not read. So that this delays no other client, threads that work
+for others as well only put replies into this queue.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from jaxd_protocol.errors import InternalError, LimitExceeded
 from jaxd_protocol.messages.calls import FAILED
@@ -26,10 +26,10 @@ MAX_WAITING_EVENTS: Final = 64
 """Messages to one client that wait to be sent; beyond that its events are dropped."""
 
 _MAX_WAITING_OUTPUT: Final = 256
-"""What calls have said and is not sent yet; beyond that they wait before they say more."""
+"""Messages of output that wait to be sent; beyond that the calls block."""
 
 _MAX_WAIT_S: Final = 30.0
-"""How long a call waits for a client that does not read, before what it says is dropped."""
+"""How long a call waits for a client that does not read, before its output is dropped."""
 
 
 class SendQueue:
@@ -49,27 +49,23 @@ class SendQueue:
         self._has_room_for_output = threading.BoundedSemaphore(_MAX_WAITING_OUTPUT)
         self._is_closed = False
 
-    def __len__(self) -> int:
-        """How much waits behind what is being sent."""
-        return len(self._waiting)
-
     def close(self) -> None:
-        """The client is gone: nothing more is said to it."""
+        """The client is gone: drops further output."""
         self._is_closed = True
 
     def put(self, send: Callable[[], None]) -> None:
-        """Has something sent behind what waits already; it must not raise."""
+        """Queues a function that sends something; it must not raise."""
         self._waiting.put(send)
 
     def now(self, seq: int, answer: Reply, nbytes: int) -> None:
-        """From a thread that works for this client alone, so that it may wait for it."""
+        """Sends a reply from a thread that works for this client alone, and so may block."""
         if self._waiting.is_working:  # behind the output of the call
             self.later(seq, answer, nbytes)
         else:
             self._send_answer(seq, answer, nbytes)
 
     def later(self, seq: int, answer: Reply, nbytes: int) -> None:
-        """From any thread, which does not wait for a client that does not read."""
+        """Queues a reply, from any thread; does not block."""
         held = sum(map(len, answer[1]))
         self._share.hold(held)
 
@@ -86,10 +82,14 @@ class SendQueue:
             value, buffers = answer
             size = sum(map(len, buffers))
             if size > self._max_bytes:
-                value, buffers = self._over_limit(size), ()
+                raise LimitExceeded(  # noqa: TRY301  sent as the errors of sending are
+                    f"the result has {size:,} bytes; this server sends at most "
+                    f"{self._max_bytes:,}. Return less, or start the server with a larger "
+                    "--max-result-bytes."
+                )
             self._connection.send_reply(seq, value, buffers)
         except EOFError:
-            return  # the client is gone; its reader sees that too
+            return  # the client is gone; its reader notices that as well
         except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever
             self._send_error(seq, error)
         finally:
@@ -105,14 +105,6 @@ class SendQueue:
             )
         with suppress(EOFError):
             self._connection.send_reply(seq, (FAILED, encode_failure(error)))
-
-    def _over_limit(self, size: int) -> tuple[int, tuple[Any, ...]]:
-        error = LimitExceeded(
-            f"the result has {size:,} bytes; this server sends at most "
-            f"{self._max_bytes:,}. Return less, or start the server with a larger "
-            "--max-result-bytes."
-        )
-        return FAILED, encode_failure(error)
 
     def notify(self, verb: str, *args: Value) -> None:
         """Sends the client a message that it does not answer, without waiting for it to go out.

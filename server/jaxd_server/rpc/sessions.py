@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
-from weakref import WeakValueDictionary, ref
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from jaxd_protocol.errors import JaxdError, ProtocolError
 from jaxd_protocol.messages.calls import FAILED, OK
@@ -25,11 +25,11 @@ from jaxd_protocol.messages.data_locations import (
 )
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire.stream import Descriptors
-from jaxd_server.execution.call import Client, Finish, Reply
+from jaxd_server.execution.call import Client, Reply
 from jaxd_server.jax_compat.devices import Devices
-from jaxd_server.rpc.ordered_calls import OrderedCallQueue, ReplyCache
+from jaxd_server.rpc.inflight_calls import InflightCall
+from jaxd_server.rpc.ordered_calls import OrderedCallQueue, ReplyCache, Send, Start
 from jaxd_server.runtime.counters import Counts
-from jaxd_server.runtime.threads.cancellation import CancelToken
 from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.store import ValueStore
@@ -39,40 +39,25 @@ _REPEAT_WINDOW_S: Final = 3.0
 """A client that is back has repeated by then what it still wants."""
 
 
-class Cancellable(Protocol):
-    """A call that its client may not want any more.
-
-    Attributes:
-        is_in_order: whether it is one of its session's calls on values.
-        cancel_token: in the call.
-    """
-
-    is_in_order: bool
-    cancel_token: CancelToken
-
-    def cancel(self) -> None:
-        """Nobody waits for it."""
-
-
 class InterruptedCalls:
     """The calls of a session that were running when their connection ended. Thread-safe.
 
-    Nobody can be sent the reply of such a call, but for one on values, which is kept. A client that
-    comes back repeats what it still wants, and that joins what is being built. What it does not
-    repeat is wanted by nobody, and would hold its place among the builds for ever if it never ends.
-
-    Attributes:
-        calls: when the connection of each ended, and the call.
+    Their replies cannot be sent, but those of calls on values are kept. A client that reconnects
+    repeats what it still wants, and that joins what is being built. What it does not repeat has to
+    be cancelled, or it would keep its place among the builds, perhaps for ever.
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[float, ref[Cancellable]]] = []
+        self._calls: WeakKeyDictionary[InflightCall, float] = WeakKeyDictionary()
         self._lock = threading.Lock()  # guards it
 
-    def add(self, calls: Iterable[Cancellable], now: float) -> None:
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, calls: Iterable[InflightCall], now: float) -> None:
         """Their connection has just ended."""
         with self._lock:
-            self.calls += [(now, ref(call)) for call in calls]
+            self._calls.update(dict.fromkeys(calls, now))
 
     def cancel(self) -> None:
         """Cancels all of them: the client does not reconnect."""
@@ -82,17 +67,15 @@ class InterruptedCalls:
     def cancel_unrepeated(self, before: float) -> None:
         """Cancels the calls interrupted before then that a reconnected client has not repeated.
 
-        What runs already ends by itself: giving it up could cost its worker.
+        Those that run end by themselves: to cancel one could cost the worker.
         """
         for call in self._before(before):
-            if not call.is_in_order and call.cancel_token.phase != "running":
+            if not call.is_ordered and call.cancel_token.phase != "running":
                 call.cancel()
 
-    def _before(self, when: float) -> list[Cancellable]:
+    def _before(self, when: float) -> list[InflightCall]:
         with self._lock:
-            self.calls = [one for one in self.calls if one[1]() is not None]
-            found = [call() for at, call in self.calls if at < when]
-        return [call for call in found if call is not None]
+            return [call for call, at in self._calls.items() if at < when]
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +103,7 @@ class Session(Client):
     reply_cache: ReplyCache = field(default_factory=ReplyCache)
     skeletons: dict[int, bytes] = field(default_factory=dict)
     unanswered: InterruptedCalls = field(default_factory=InterruptedCalls)
-    ordered_calls: WeakValueDictionary[int, Cancellable] = field(
+    ordered_calls: WeakValueDictionary[int, InflightCall] = field(
         default_factory=WeakValueDictionary
     )
     resumed_at: float = 0.0
@@ -130,14 +113,14 @@ class Session(Client):
 
 
 class Sessions:
-    """The open sessions, and those whose client may still come back. Thread-safe.
+    """The open sessions, and those whose client may still reconnect. Thread-safe.
 
     Args:
         grace_s: seconds that a session outlives its last connection.
         values: where the values of a session that ended are dropped.
         clock: seconds that only grow.
-        devices: choose one for each session; None: there is only one.
-        counts: where is counted for a principal; None: nowhere but for all.
+        devices: choose one for each session.
+        counts: the counts of a principal; None: those of everybody.
     """
 
     def __init__(
@@ -152,7 +135,7 @@ class Sessions:
         self._clock = clock
         self._values = ValueStore() if values is None else values
         self._sessions: dict[str, Session] = {}
-        self._devices = devices
+        self._devices = Devices() if devices is None else devices
         self._counts = counts
         self._left_at = clock()
         self._lock = threading.Lock()  # guards both of these and the fields of each session
@@ -162,7 +145,7 @@ class Sessions:
 
         Args:
             wanted: its id.
-            principal: who the client is.
+            principal: of the client.
             device: the index of the one that it is to be on; None: it stays, or one is chosen.
 
         Raises:
@@ -170,15 +153,14 @@ class Sessions:
         """
         self.poll()
         devices = self._devices
-        if devices is not None:
-            devices.of(device, 0)
-            in_use = devices.bytes_in_use() if len(devices) > 1 else ()
+        devices.of(device, 0)
+        in_use = devices.bytes_in_use() if len(devices) > 1 else ()
         with self._lock:
             session = self._sessions.get(wanted or "")
             if session is None or session.principal != principal:
                 session = Session(os.urandom(16).hex(), principal)
                 session.counts = self._counts(principal)
-                if devices is not None and len(devices) > 1:
+                if len(devices) > 1:
                     session.device = devices.least_used(self._sessions.values(), in_use)
                 self._sessions[session.id] = session
             if device is not None:
@@ -189,7 +171,7 @@ class Sessions:
             return session
 
     def close(self, session: Session, *, for_good: bool = False) -> None:
-        """One connection of the session ended; `for_good` when its client cannot come back."""
+        """One connection of the session ended; `for_good` when its client cannot reconnect."""
         with self._lock:
             session.connections -= 1
             session.left_at = self._left_at = self._clock()
@@ -198,7 +180,7 @@ class Sessions:
         self.poll()
 
     def end_all_of(self, principal: str) -> None:
-        """Nobody comes back for what these sessions hold: they end with their connections."""
+        """Has the sessions of a principal end with their connections, without a grace period."""
         with self._lock:
             for session in self._sessions.values():
                 if session.principal == principal:
@@ -209,7 +191,7 @@ class Sessions:
     def poll(self) -> None:
         """Ends the sessions whose grace period is over; to be called often.
 
-        And gives up the calls that clients who are back have not repeated.
+        And cancels the calls that reconnected clients have not repeated.
         """
         with self._lock:
             now = self._clock()
@@ -218,17 +200,17 @@ class Sessions:
             for session in over:
                 del self._sessions[session.id]
             before = now - _REPEAT_WINDOW_S
-            back = [s for s in self._sessions.values() if s.unanswered.calls and s.connections]
+            back = [s for s in self._sessions.values() if s.unanswered and s.connections]
         for session in back:
             if session.resumed_at < before:
                 session.unanswered.cancel_unrepeated(before)
-        for session in over:  # behind the lock: what a call queue does may take a while
+        for session in over:  # outside the lock: what a call queue does may take a while
             session.unanswered.cancel()
             session.call_queue.then(partial(self._values.end, session.values))
         self._values.poll()
 
     def all(self) -> list[Session]:
-        """Those that there are."""
+        """All sessions."""
         self.poll()
         with self._lock:
             return list(self._sessions.values())
@@ -279,32 +261,21 @@ class SessionState:
         self._client_memory = ClientMemory(max_shared_bytes)
         self.referenced_data = ReferencedData(values, session.values, self._client_memory)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether a call on values could start at once."""
-        return self._session.call_queue.is_idle
-
     def enqueue(
-        self,
-        stay: ResultPolicy,
-        start: Callable[[], Finish],
-        send: Callable[[Reply], None],
-        *,
-        here: bool,
-        is_short: bool,
+        self, stay: ResultPolicy, start: Start, send: Send, *, here: bool, is_short: bool
     ) -> tuple[bool, Callable[[], None]]:
         """Gives a call on values its place: in order, and once, however often it is sent.
 
         Args:
-            stay: says which call it is.
+            stay: has the number of the call.
             start: starts it.
             send: sends its reply.
             here: whether to run it in the calling thread, if it can start at once.
             is_short: whether it may be started in the calling thread.
 
         Returns:
-            Whether it is new: one that was sent before is answered when that one is. And what goes
-            on with it: while that runs, another thread may read what comes behind it.
+            Whether it is new: one that was sent before is answered when that one is. And a function
+            that continues it; another thread may read the next messages while that runs.
         """
         session = self._session
 
@@ -317,24 +288,24 @@ class SessionState:
             return False, known
         return True, session.call_queue.enqueue(start, settle, is_short=is_short, at_once=here)
 
-    def skeleton(self, told: bytes) -> bytes:
-        """The skeleton that a call has.
+    def skeleton(self, sent: bytes) -> bytes:
+        """The skeleton of a call.
 
         Args:
-            told: what stands in the call; the skeleton itself, or its number in the session.
+            sent: what the call has for it: the skeleton itself, or its number in the session.
 
         Raises:
             ProtocolError: when there is none with that number, or it is too long for one.
         """
         known = self._session.skeletons
-        if told.startswith(DEFINING_SKELETON) and 2 < len(told) <= MAX_INDEXED_BYTES:
-            known[told[1]] = told[2:]
-            return told[2:]
-        if told.startswith(INDEXED_SKELETON) and len(told) == 2 and told[1] in known:
-            return known[told[1]]
-        if told.startswith((INDEXED_SKELETON, DEFINING_SKELETON)):
-            raise ProtocolError("a call has a skeleton that nobody knows.")
-        return told
+        if sent.startswith(DEFINING_SKELETON) and 2 < len(sent) <= MAX_INDEXED_BYTES:
+            known[sent[1]] = sent[2:]
+            return sent[2:]
+        if sent.startswith(INDEXED_SKELETON) and len(sent) == 2 and sent[1] in known:
+            return known[sent[1]]
+        if sent.startswith((INDEXED_SKELETON, DEFINING_SKELETON)):
+            raise ProtocolError("a call has a skeleton that this session does not have.")
+        return sent
 
     def drop(self, ids: bytes) -> None:
         """The client no longer holds some values; calls that came before may still need them."""
@@ -342,9 +313,9 @@ class SessionState:
         self._session.call_queue.then(lambda: self._values.drop(own, gone))
 
     def share_block(self, descriptors: Descriptors, number: int, nbytes: int) -> tuple[Any, ...]:
-        """Maps memory of the client's. Its first bytes show the client that it is the same."""
+        """Maps memory of the client. Its first bytes, in the reply, prove that it is the same."""
         if not descriptors:
-            return (OK, b"")  # something in between does not pass them on
+            return (OK, b"")  # a proxy in between does not pass them on
         try:
             self._client_memory.add(number, nbytes, descriptors.pop(0))
         except JaxdError as error:
@@ -352,20 +323,19 @@ class SessionState:
         return (OK, bytes(self._client_memory.view(number, 0, BLOCK_PROBE_BYTES)))
 
     def forget_blocks(self, numbers: tuple[int, ...]) -> None:
-        """The client has given some blocks back to the system."""
+        """The client has freed some blocks."""
         for number in numbers:
             self._client_memory.remove(number)
 
     def end_session(self) -> None:
-        """The client has said that it ends: nobody comes back for what it has here."""
+        """The client ends: its session is not kept."""
         self._session.is_over = True
 
     def close(self) -> None:
-        """The connection ended: lets go of the client's memory; the values stay the session's."""
+        """The connection ended: unmaps the client's memory; the session keeps its values."""
         self.referenced_data.close()
-        self._session.call_queue.then(
-            self._release_memory
-        )  # calls in the call queue still read from them
+        # Calls in the queue still read from the memory.
+        self._session.call_queue.then(self._release_memory)
 
     def _release_memory(self) -> None:
         self._client_memory.close()

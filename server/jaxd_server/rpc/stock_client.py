@@ -1,7 +1,7 @@
 """Stock rpyc clients: `root.ping()` and `root.call(function, args, kwargs)` in cloudpickle bytes.
 
-The one place where references travel: the root and its two methods, and nothing else.
-One of the doors to rpyc; relies on `Connection._box`, `Connection._netref_factory`,
+The only connections on which references are sent: the root and its two methods.
+One of the few modules that import rpyc; relies on `Connection._box`, `Connection._netref_factory`,
 `Connection._dispatch_request`, `Connection._local_root` and `Service._connect`.
 """
 
@@ -63,7 +63,7 @@ class _StockConnection(Connection):  # type: ignore[misc]
 
 
 class _SentCode:
-    """The client has sent the code with the call."""
+    """A function source for a client that has sent the code with the call."""
 
     def __init__(self, code: bytes) -> None:
         self._code = code
@@ -90,7 +90,7 @@ class StockService(rpyc.Service):  # type: ignore[misc]
         self._pipeline = pipeline
         self.share = share
 
-    # what rpyc exposes of its own accord, and nobody here needs
+    # rpyc exposes these by itself; they are not needed here
     exposed_get_service_aliases = None
     exposed_get_service_name = None
 

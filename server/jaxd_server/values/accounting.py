@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jaxd_protocol.errors import ValuesFull
-
-if TYPE_CHECKING:
-    from jaxd_server.values.value import NamedValues, SessionValues, Value
-
+from jaxd_server.runtime.quota import Quota
+from jaxd_server.values.value import NamedValues, SessionValues, Value
 
 _MAX_SHOWN: Final = 5
 
@@ -27,7 +25,7 @@ def holder_rows(
     A value under a name is in the row of that name alone, so that the rows add up.
 
     Args:
-        principal: who asks; what others hold is one row for each of them.
+        principal: of the client that asks; what others hold is one row for each of them.
         names: by principal and name.
         sessions: those that hold values.
         used: bytes of each principal.
@@ -77,22 +75,15 @@ def _row(
 
 
 def _others(principal: str, nbytes: int) -> dict[str, Any]:
-    """What somebody else holds: how much, and no more than that."""
-    return {
-        "principal": principal,
-        "what": f"values of {principal}",
-        "name": None,
-        "ttl_s": None,
-        "values": None,
-        "bytes": nbytes,
-        "age_s": None,
-    }
+    """What another principal holds: how much, and no more than that."""
+    row = _row(principal, f"values of {principal}", ())
+    return {**row, "values": None, "bytes": nbytes, "age_s": None}
 
 
 def largest(rows: Iterable[Mapping[str, Any]]) -> str:
     """The first few rows, in words."""
-    told = [f"{row['what']} {row['bytes'] / _MIB:,.1f} MiB" for row in list(rows)[:_MAX_SHOWN]]
-    return "; ".join(told) or "none"
+    texts = [f"{row['what']} {row['bytes'] / _MIB:,.1f} MiB" for row in list(rows)[:_MAX_SHOWN]]
+    return "; ".join(texts) or "none"
 
 
 _MIB: Final = 1 << 20
@@ -106,56 +97,42 @@ class ValueAccounting:
         share: of this, what one principal may take.
 
     Attributes:
-        limit: the same.
-        used: bytes by principal.
-        nbytes: bytes of all.
+        values: bytes of values.
     """
 
     def __init__(self, limit: int, share: float) -> None:
-        self.limit = limit
-        self.used: dict[str, int] = {}
-        self.nbytes = 0
-        self._max_per_principal = int(limit * share)
-        self._promised: dict[str, int] = {}
+        self.values = Quota(limit, share)
+        self._taken = Quota(limit, share)  # by values, or promised to those that are being made
 
     def charge(self, principal: str, nbytes: int) -> None:
         """A principal has so many bytes more; or, below 0, fewer."""
-        self.nbytes += nbytes
-        _add(self.used, principal, nbytes)
+        self.values.add(principal, nbytes)
+        self._taken.add(principal, nbytes)
 
     def promise(self, principal: str, nbytes: int) -> None:
-        """So many bytes of what is free are a principal's who is about to use them; or no more."""
-        _add(self._promised, principal, nbytes)
+        """Promises so many bytes to a principal that is about to use them; or, below 0, fewer."""
+        self._taken.add(principal, nbytes)
 
     def has(self, principal: str, nbytes: int) -> bool:
         """Whether a principal may have so many bytes more."""
-        free = self.limit - self.nbytes - sum(self._promised.values())
-        own = (
-            self._max_per_principal - self.used.get(principal, 0) - self._promised.get(principal, 0)
-        )
-        return not self.limit or nbytes <= min(free, own)
+        return not self.values.limit or nbytes <= self._taken.left(principal)
 
     def full(self, principal: str, nbytes: int, rows: Iterable[Mapping[str, Any]]) -> ValuesFull:
-        """What a principal is told who may not.
+        """The error for a principal that may not.
 
         Args:
-            principal: who.
-            nbytes: what was asked for.
-            rows: who holds how much, the largest first.
+            principal: which one.
+            nbytes: how many it needs.
+            rows: what is held, the largest first.
         """
-        promised = sum(self._promised.values())
+        values = self.values
+        promised = self._taken.used - values.used
         others = f" and {promised / _MIB:,.1f} MiB are being filled" if promised else ""
         return ValuesFull(
             f"{nbytes / _MIB:,.1f} MiB more have no room on the server: its values take "
-            f"{self.nbytes / _MIB:,.1f} of {self.limit / _MIB:,.1f} MiB, yours "
-            f"{self.used.get(principal, 0) / _MIB:,.1f} of "
-            f"{self._max_per_principal / _MIB:,.1f} MiB{others}. The largest: "
+            f"{values.used / _MIB:,.1f} of {values.limit / _MIB:,.1f} MiB, yours "
+            f"{values.used_by[principal] / _MIB:,.1f} of "
+            f"{values.max_per_principal / _MIB:,.1f} MiB{others}. The largest: "
             f"{largest(rows)}. Let go of arrays that you do not need (del, "
             ".delete(), jaxd.forget), or start the server with a larger --value-bytes."
         )
-
-
-def _add(account: dict[str, int], principal: str, nbytes: int) -> None:
-    account[principal] = account.get(principal, 0) + nbytes
-    if not account[principal]:
-        del account[principal]

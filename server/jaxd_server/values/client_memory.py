@@ -56,7 +56,11 @@ class ClientMemory:
             raise ProtocolError(f"the client's memory cannot be mapped: {error}.") from error
         finally:
             os.close(descriptor)
-        self._watch(view)
+        key = next(self._numbers)
+        start: int = np.frombuffer(view, "u1").__array_interface__["data"][0]
+        self._ranges[key] = (start, start + len(view))
+        mapping: Any = view.obj
+        weakref.finalize(mapping, self._ranges.pop, key, None).atexit = False
         self._blocks[number] = view
 
     def _check_room(self, nbytes: int) -> None:
@@ -72,13 +76,6 @@ class ClientMemory:
                 f"a client shares {total:,} bytes of memory; {self._limit_bytes:,} is the limit. "
                 "Drop arrays of `jaxd.empty` and `jaxd.shared_copy` that are not needed any more."
             )
-
-    def _watch(self, view: memoryview) -> None:
-        key = next(self._numbers)
-        start: int = np.frombuffer(view, "u1").__array_interface__["data"][0]
-        self._ranges[key] = (start, start + len(view))
-        mapping: Any = view.obj
-        weakref.finalize(mapping, self._ranges.pop, key, None).atexit = False
 
     def view(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Bytes of a block, to be read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,33 +26,12 @@ from jaxd_protocol.pytree import Layout, Leaf, LeafOffset
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_server.codec.arguments import read_leaf
 from jaxd_server.jax_compat.arrays import exact_array
+from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.store import ContentId, ValueStore
 from jaxd_server.values.value import SessionValues, Value
 
 _IN_BUFFER = LeafOffset(buffer=0)
 _SENT_BY_CLIENT = "sent by the client"
-
-
-class Blocks(Protocol):
-    """Memory that is shared with a client on the same machine."""
-
-    def view(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """A part of one block; raises `ProtocolError` when it is not there."""
-
-    def writable_view(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """The same, to be written."""
-
-
-class FillResult(NamedTuple):
-    """The outcome of `fill`.
-
-    Attributes:
-        refused: ids of what was to be kept and has no room.
-        given: ids of the values that are given to the call for good, by leaf.
-    """
-
-    refused: tuple[int, ...]
-    given: Mapping[int, int]
 
 
 class ReferencedData:
@@ -64,7 +43,7 @@ class ReferencedData:
         blocks: those of the connection.
     """
 
-    def __init__(self, values: ValueStore, own: SessionValues, blocks: Blocks) -> None:
+    def __init__(self, values: ValueStore, own: SessionValues, blocks: ClientMemory) -> None:
         self.values = values
         self.own = own
         self._blocks = blocks
@@ -76,7 +55,7 @@ class ReferencedData:
         layout: Layout,
         leaves: list[Any],
         donated: Collection[int],
-    ) -> FillResult:
+    ) -> tuple[tuple[int, ...], Mapping[int, int]]:
         """Puts in what a call refers to, and keeps what it brings to be kept.
 
         When this raises, nothing has changed. What is kept stays, whatever becomes of the call.
@@ -86,6 +65,10 @@ class ReferencedData:
             layout: of the call.
             leaves: those that are in the message; the others are put in.
             donated: numbers of the leaves that the call gives up.
+
+        Returns:
+            Ids of what was to be kept and has no room; and, by leaf, ids of the values that are
+            given to the call for good.
 
         Raises:
             ProtocolError: when something is not as the layout says.
@@ -118,7 +101,7 @@ class ReferencedData:
                     stored[a, b] = value
         for content, value in stored.items():
             self.values.contents.put(self.own.principal, content, value)
-        return FillResult(self._keep(kept) if kept else (), given)
+        return self._keep(kept) if kept else (), given
 
     def _keep(self, kept: Mapping[int, Value]) -> tuple[int, ...]:
         nbytes = sum(value.nbytes for value in kept.values())
@@ -170,7 +153,7 @@ class ReferencedData:
             np.copyto(np.frombuffer(place, "u1"), np.frombuffer(part, "u1"))
 
     def close(self) -> None:
-        """The connection ended: nobody waits for data in the client's memory any more."""
+        """The connection ended: nothing is written into the client's memory any more."""
         self._closed = True
 
     def _refuse_twice(self, rows: Sequence[DataLocation], donated: Collection[int]) -> None:
@@ -218,7 +201,7 @@ def _value_ids(row: DataLocation) -> Iterator[tuple[int, int]]:
 
 
 def _check_content(content: ContentId, leaf: Leaf, array: Any) -> None:
-    """Returns when what a client says of an array's content is true."""
+    """Returns when an array has the content id that its client has given."""
     spec = spec_bytes("A", leaf.dtype, leaf.shape, leaf.weak)
     if leaf.tag != "A" or content != content_id(
         spec, np.asarray(array).reshape(-1).view("u1").data
@@ -232,8 +215,8 @@ def _check_content(content: ContentId, leaf: Leaf, array: Any) -> None:
 def copy_of(data: Any) -> Any:
     """jax's array of some data, or of another array, with memory of its own.
 
-    `array.copy()` would compile a small program, and `may_alias=False` is not heeded for what is
-    numpy's, but for what is jax's.
+    `array.copy()` would compile a small program, and jax ignores `may_alias=False` for arrays of
+    numpy, but not for its own.
     """
     array = jax.device_put(data, may_alias=False)
     is_shared = isinstance(data, np.ndarray) and array.unsafe_buffer_pointer() == data.ctypes.data

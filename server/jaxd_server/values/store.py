@@ -1,7 +1,7 @@
 """The store of arrays that stay on the server: owners, sizes, lifetimes.
 
 A value belongs to a session and is named by a number that its client has chosen; it lives until
-the client lets go of it or the session ends. Values under a name belong to a principal and outlive
+the client drops it or the session ends. Values under a name belong to a principal and outlive
 sessions.
 """
 
@@ -12,15 +12,11 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_server.values.accounting import ValueAccounting, holder_rows
 from jaxd_server.values.value import NamedValues, SessionValues, Value
-
-if TYPE_CHECKING:
-    from jaxd_server.values.value import Value
-
 
 ContentId = tuple[int, int]
 """What `jaxd_protocol.messages.data_locations.content_id` returns."""
@@ -62,7 +58,7 @@ class ContentStore:
         del gone  # frees memory, and not under the lock
 
     def forget(self, principal: str) -> None:
-        """Lets go of all that somebody has."""
+        """Drops all arrays of a principal."""
         with self._lock:
             theirs = [key for key in self._held if key[0] == principal]
             gone = [self._held.pop(key) for key in theirs]
@@ -82,7 +78,7 @@ class ContentStore:
         return 0
 
     def reclaim(self, count: int) -> int:
-        """Lets go of up to so many arrays; returns how many."""
+        """Drops up to so many arrays; returns how many."""
         with self._lock:
             gone = [self._take_oldest() for _ in range(min(count, len(self._held)))]
         return len(gone)
@@ -101,7 +97,7 @@ class ValueStore:
         share: of this, what one principal may take.
         clock: seconds that only grow.
         contents: arrays that may become values; by default none are held.
-        on_owners: told which principals may have any, whenever that are more; quick.
+        on_owners: called with the principals that may have any, whenever there is a new one; quick.
     """
 
     def __init__(
@@ -117,47 +113,49 @@ class ValueStore:
         self._sessions: set[SessionValues] = set()
         self._names: dict[tuple[str, str], NamedValues] = {}
         self._room = ValueAccounting(limit, share)
-        self._count = 0
         self._count_of: Counter[str] = Counter()
         self._on_owners = on_owners
         self._owners: set[str] = set()
         self._lock = threading.Lock()  # guards these, the values of each session, and `holders`
 
     def __len__(self) -> int:
-        return self._count
+        with self._lock:
+            return self._count_of.total()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all values; one that several numbers or names stand for counts once."""
-        return self._room.nbytes
+        return self._room.values.used
 
     @property
     def limit(self) -> int:
         """Bytes that all of them may take; 0: as many as there is room for."""
-        return self._room.limit
+        return self._room.values.limit
 
     def of(self, principal: str) -> dict[str, int]:
         """How many values a principal has, in its sessions and under names, and their bytes."""
         with self._lock:
-            nbytes = self._room.used.get(principal, 0)
+            nbytes = self._room.values.used_by[principal]
             return {"values": self._count_of[principal], "value_bytes": nbytes}
 
     def has_only_copies(self) -> bool:
         """Whether there is any that its client does not have as well."""
         with self._lock:
-            held = (value for owner in self._sessions for value in owner.values.values())
-            return bool(self._names) or not all(value.copied for value in held)
+            return bool(self._find_owners())
 
     def owners(self) -> list[str]:
         """The principals of which there is any that they do not have as well."""
         with self._lock:
-            self._owners = {who for who, _ in self._names} | {
-                owner.principal
-                for owner in self._sessions
-                if not all(value.copied for value in owner.values.values())
-            }
+            self._owners = self._find_owners()
             self._on_owners(self._owners)
             return sorted(self._owners)
+
+    def _find_owners(self) -> set[str]:
+        return {who for who, _ in self._names} | {
+            owner.principal
+            for owner in self._sessions
+            if not all(value.copied for value in owner.values.values())
+        }
 
     def _own(self, principal: str) -> None:
         """A principal has values now. The lock is held."""
@@ -170,16 +168,16 @@ class ValueStore:
     def room(
         self, owner: SessionValues, nbytes: int, given_up: Iterable[int] = (), spare: int = 0
     ) -> Iterator[None]:
-        """Room for so many bytes more: nobody else has it, as long as the block runs.
+        """Within it, there is room for so many bytes more, which no other can take.
 
         Args:
-            owner: who wants to have them.
+            owner: the session that needs them.
             nbytes: how many.
             given_up: numbers of values that go at the same time.
             spare: bytes that have to be free beside them.
 
         Raises:
-            ValuesFull: when there is none; says who holds the most.
+            ValuesFull: when there is none; lists what takes the most.
         """
         promised = self._promise(owner, nbytes, given_up, spare)
         try:
@@ -220,7 +218,7 @@ class ValueStore:
         del replaced  # frees memory, and not under the lock
 
     def drop(self, owner: SessionValues, ids: Iterable[int]) -> None:
-        """Lets go of values, of those that are still there."""
+        """Drops values, of those that are still there."""
         with self._lock:
             gone = self._take_out(owner, ids)
             if not owner.values:
@@ -228,7 +226,7 @@ class ValueStore:
         del gone  # as above
 
     def end(self, owner: SessionValues) -> None:
-        """Lets go of all values of a session, which is over."""
+        """Drops all values of a session, which is over."""
         with self._lock:
             owner.ended = True
             gone = self._take_out(owner, list(owner.values))
@@ -237,29 +235,18 @@ class ValueStore:
 
     def _take_out(self, owner: SessionValues, ids: Iterable[int]) -> list[Value]:
         gone = [v for v in [owner.values.pop(number, None) for number in ids] if v is not None]
-        self._let_go(owner.principal, gone)
+        self._hold(owner.principal, gone, -1)
         return gone
 
-    def _hold(self, principal: str, values: Collection[Value]) -> None:
+    def _hold(self, principal: str, values: Collection[Value], step: int = 1) -> None:
+        """A session, or a name, holds values; or with -1 no longer. The lock is held."""
         nbytes = count = 0
         for value in values:
-            if not value.holders:
+            value.holders += step
+            if value.holders == max(step, 0):  # the first holder, or there is none left
                 nbytes, count = nbytes + value.nbytes, count + 1
-            value.holders += 1
-        self._charge(principal, nbytes, count)
-
-    def _let_go(self, principal: str, values: Collection[Value]) -> None:
-        nbytes = count = 0
-        for value in values:
-            value.holders -= 1
-            if not value.holders:
-                nbytes, count = nbytes + value.nbytes, count + 1
-        self._charge(principal, -nbytes, -count)
-
-    def _charge(self, principal: str, nbytes: int, count: int) -> None:
-        self._count += count
-        self._count_of[principal] += count
-        self._room.charge(principal, nbytes)
+        self._count_of[principal] += step * count
+        self._room.charge(principal, step * nbytes)
 
     def name(
         self,
@@ -304,7 +291,7 @@ class ValueStore:
         return gone is not None
 
     def forget(self, principal: str) -> None:
-        """Lets go of what somebody has who does not come back: values under names, and contents."""
+        """Drops the values under names, and the contents, of a principal that is gone for good."""
         with self._lock:
             names = [name for who, name in self._names if who == principal]
             gone = [self._remove(principal, name) for name in names]
@@ -319,7 +306,7 @@ class ValueStore:
     def _remove(self, principal: str, name: str) -> NamedValues | None:
         gone = self._names.pop((principal, name), None)
         if gone is not None:
-            self._let_go(principal, gone.values)
+            self._hold(principal, gone.values, -1)
         return gone
 
     def _forget_expired(self) -> None:
@@ -332,17 +319,19 @@ class ValueStore:
         """What is held, the largest first: one row for each name, and for each maker of a session.
 
         Args:
-            principal: who asks; what others hold is one row for each of them.
+            principal: of the client that asks; what others hold is one row for each of them.
         """
         with self._lock:
             self._forget_expired()
             return self._rows(principal)
 
     def _rows(self, principal: str) -> list[dict[str, Any]]:
-        return holder_rows(principal, self._names, self._sessions, self._room.used, self._clock())
+        return holder_rows(
+            principal, self._names, self._sessions, self._room.values.used_by, self._clock()
+        )
 
 
 def _freed(owner: SessionValues, ids: Iterable[int]) -> int:
-    """Bytes that are free when a session lets go of values."""
+    """Bytes that are free when a session drops values."""
     found = {number: owner.values.get(number) for number in ids}
     return sum(v.nbytes for v in found.values() if v is not None and v.holders == 1)

@@ -29,7 +29,7 @@ class Value:
         run: the run that makes it, as long as that is not done; None when another thing has.
         copied: whether its client has the array as well, so that it must not be donated.
         made_at: `time.time()` when it came.
-        holders: how many numbers and names stand for it; `Values` counts.
+        holders: how many numbers and names stand for it; `ValueStore` counts them.
     """
 
     array: Any
@@ -58,12 +58,12 @@ class NamedValues:
 
 
 class SessionValues:
-    """The values of one session. Thread-safe; use it through `Values` where room is taken.
+    """The values of one session. Thread-safe; use it through `ValueStore` where room is taken.
 
     Attributes:
         principal: whose they are.
         values: by number.
-        failures: why calls have made no values, by their numbers.
+        failures: why calls have made no values, by their numbers; for calls that take them.
         ended: whether the session is over, so that nothing is taken in any more.
     """
 
@@ -101,7 +101,3 @@ class SessionValues:
         """
         found = list(map(self.values.get, ids))
         return [self.get(id_) for id_ in ids] if None in found else found  # type: ignore[return-value]
-
-    def fail(self, number: int, failure: Failure) -> None:
-        """Remembers why a call has made no values, for calls that were to use them."""
-        self.failures[number] = failure

@@ -28,7 +28,7 @@ def numbers(
 ) -> tuple[list[int], list[int]]:
     """What stays, and what does not come home."""
     found = retained_leaves(Layout(leaves, tuple), ResultPolicy(1, above, home), taken)
-    away = list(unpack_leaf_numbers(found.told))
+    away = list(unpack_leaf_numbers(found.packed_away))
     assert sorted((*found.home, *found.away)) == list(range(len(leaves)))
     kept = [number for number, _ in found.kept]
     assert found.nbytes == sum(leaves[number].nbytes for number in kept)

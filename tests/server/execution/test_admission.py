@@ -2,19 +2,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining, WorkerReplaced
 from jaxd_server.execution.admission import Admission
+from tests.server.admitted import admitted
 from tests.server.staging import PATIENCE_S, join, start, until, waiting
+
+
+def pass_through(admission: Admission, **more: Any) -> None:
+    """Has a request admitted that is no call."""
+    with admission.shared("(request)", **more):
+        pass
 
 
 def test_running_calls_are_listed_the_oldest_first() -> None:
     """With their function and their age in seconds, as long as they run."""
     admission = Admission()
-    first = admission.acquire("first", None)
-    second = admission.acquire("second", None)
+    first = admitted(admission, "first")
+    second = admitted(admission, "second")
     first.started -= 5.0
     assert [call["function"] for call in admission.running()] == ["first", "second"]
     assert float(admission.running()[0]["seconds"]) >= 5.0
@@ -27,7 +35,7 @@ def test_running_calls_are_listed_the_oldest_first() -> None:
 def test_two_calls_of_one_function_are_two() -> None:
     """Equal in everything, and each leaves for itself."""
     admission = Admission()
-    calls = [admission.acquire("step", None) for _ in range(2)]
+    calls = [admitted(admission, "step") for _ in range(2)]
     calls[0].started = calls[1].started
     admission.release(calls[0])
     assert len(admission.running()) == 1
@@ -36,7 +44,7 @@ def test_two_calls_of_one_function_are_two() -> None:
 def test_a_call_that_leaves_twice_is_gone_once() -> None:
     """Leaving is safe to repeat."""
     admission = Admission()
-    call = admission.acquire("step", None)
+    call = admitted(admission, "step")
     admission.release(call)
     admission.release(call)
     assert admission.running() == []
@@ -48,7 +56,7 @@ def test_a_draining_server_takes_no_calls() -> None:
     admission.drain()
     assert admission.draining
     with pytest.raises(ServerDraining, match="Repeat the call") as raised:
-        admission.acquire("step", None)
+        admitted(admission, "step")
     assert raised.value.may_repeat
     assert admission.running() == []
 
@@ -56,14 +64,14 @@ def test_a_draining_server_takes_no_calls() -> None:
 def test_calls_for_the_next_worker_wait_for_the_running_ones() -> None:
     """They are refused when the worker is about to end: until then there is no other."""
     admission = Admission()
-    running = admission.acquire("step", None)
+    running = admitted(admission, "step")
     admission.replace()
     assert admission.draining
     refused: list[WorkerReplaced] = []
 
     def enter() -> None:
         with pytest.raises(WorkerReplaced, match="Repeat the call") as raised:
-            admission.acquire("other", None)
+            admitted(admission, "other")
         refused.append(raised.value)
 
     thread = start(enter)
@@ -78,11 +86,11 @@ def test_calls_for_the_next_worker_wait_for_the_running_ones() -> None:
 def test_draining_waits_for_the_running_calls() -> None:
     """All of them, and refuses new ones meanwhile."""
     admission = Admission()
-    calls = [admission.acquire("step", None) for _ in range(2)]
+    calls = [admitted(admission, "step") for _ in range(2)]
     draining = start(admission.drain)
     until(lambda: admission.draining)
     with pytest.raises(ServerDraining):
-        admission.acquire("late", None)
+        admitted(admission, "late")
     admission.release(calls[0])
     assert draining.is_alive()
     admission.release(calls[1])
@@ -93,24 +101,24 @@ def test_a_call_whose_deadline_passed_is_not_begun() -> None:
     """Nobody waits for its result any more."""
     admission = Admission()
     with pytest.raises(DeadlineExceeded, match=r"timeout_s.*--threads"):
-        admission.acquire("step", time.monotonic() - 1)
+        admitted(admission, "step", deadline=time.monotonic() - 1)
     assert admission.running() == []
 
 
 def test_a_deadline_in_the_future_is_no_obstacle() -> None:
     """Only what is over is refused."""
     admission = Admission()
-    admission.release(admission.acquire("step", time.monotonic() + PATIENCE_S))
+    admission.release(admitted(admission, "step", deadline=time.monotonic() + PATIENCE_S))
 
 
 def test_a_pause_ends_when_no_call_runs() -> None:
     """New ones wait meanwhile, and run when it is over."""
     admission = Admission()
-    running = admission.acquire("step", None)
+    running = admitted(admission, "step")
     paused = start(lambda: admission.pause(PATIENCE_S))
     until(lambda: waiting(admission._changed))
-    late = start(lambda: admission.release(admission.acquire("late", None)))
-    always = start(lambda: admission.release(admission.acquire_shared("(put)")))
+    late = start(lambda: admission.release(admitted(admission, "late")))
+    always = start(lambda: pass_through(admission))
     until(lambda: waiting(admission._changed) == 3)
     admission.release(running)
     join([paused])
@@ -135,9 +143,9 @@ def test_who_pauses_ends_no_pause_of_others() -> None:
 def test_a_pause_is_no_long_one() -> None:
     """Where a call goes on, so do the others."""
     admission = Admission()
-    running = admission.acquire("step", None)
+    running = admitted(admission, "step")
     assert not admission.pause(0.0)
-    admission.release(admission.acquire("other", None))
+    admission.release(admitted(admission, "other"))
     admission.release(running)
     assert admission.pause(0.0)
 
@@ -145,11 +153,11 @@ def test_a_pause_is_no_long_one() -> None:
 def test_calls_for_a_worker_that_is_there_already_do_not_wait() -> None:
     """Though long ones are still running here; arrays can still be fetched."""
     admission = Admission()
-    running = admission.acquire("step", None)
+    running = admitted(admission, "step")
     admission.replace(is_followed=True)
     with pytest.raises(WorkerReplaced):
-        admission.acquire("other", None)
-    admission.release(admission.acquire_shared("(fetch)"))
+        admitted(admission, "other")
+    pass_through(admission)
     admission.release(running)
 
 
@@ -160,6 +168,6 @@ def test_what_leaves_values_is_refused_as_calls_are(end: Callable[[Admission], N
     end(admission)
     refused = WorkerReplaced if end is Admission.replace else ServerDraining
     with pytest.raises(refused, match="Repeat the call"):
-        admission.acquire_shared("(put)", leaves_values=True)
+        pass_through(admission, leaves_values=True)
     assert admission.running() == []
-    admission.release(admission.acquire_shared("(fetch)"))
+    pass_through(admission)

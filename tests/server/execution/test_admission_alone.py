@@ -8,7 +8,8 @@ import time
 import pytest
 
 from jaxd_protocol.errors import DeadlineExceeded, ServerDraining
-from jaxd_server.execution.admission import Admission, AdmittedCall
+from jaxd_server.execution.admission import Admission, Operation
+from tests.server.admitted import admitted
 from tests.server.staging import PATIENCE_S, join, start, until, waiting
 
 
@@ -20,17 +21,14 @@ class Alone:
     """A call in a thread of its own that wants to be alone."""
 
     def __init__(self, admission: Admission, deadline: float | None = None) -> None:
-        self.admitted: AdmittedCall | None = None
         self.is_alone: bool | None = None
         self.company = threading.Event()
         self._admission = admission
-        self._deadline = deadline
+        self.call = Operation(name="deadly", deadline=deadline)
         self.thread = start(self._enter)
 
     def _enter(self) -> None:
-        self.admitted, self.is_alone = self._admission.enter_exclusive(
-            "deadly", self._deadline, self.company.set
-        )
+        self.is_alone = self._admission.acquire_exclusive(self.call, self.company.set)
 
     def thread_is_done(self) -> bool:
         """Whether it has been admitted."""
@@ -38,18 +36,17 @@ class Alone:
 
     def leave(self) -> None:
         """Ends it."""
-        assert self.admitted is not None
-        self._admission.release(self.admitted)
+        self._admission.release(self.call)
 
 
 def test_it_begins_when_those_before_it_are_done_and_others_wait_for_it() -> None:
     """First come, first served, with nobody beside it."""
     admission = Admission(PATIENCE_S, PATIENCE_S)
-    before = admission.acquire("before", None)
+    before = admitted(admission, "before")
     alone = Alone(admission)
     until(lambda: admission.is_barred and waiting(admission._changed))
-    after: list[AdmittedCall] = []
-    late = start(lambda: after.append(admission.acquire("after", None)))
+    after: list[Operation] = []
+    late = start(lambda: after.append(admitted(admission, "after")))
     until(lambda: waiting(admission._changed) == 2)
     assert not alone.thread_is_done()
     admission.release(before)
@@ -79,8 +76,9 @@ def test_one_after_the_other() -> None:
 def test_what_runs_inside_of_it_does_not_wait() -> None:
     """It would wait for itself."""
     admission = Admission(PATIENCE_S, PATIENCE_S)
-    alone, _ = admission.enter_exclusive("deadly", None, nothing)
-    inner = admission.acquire("inner", None, inside=True)
+    alone = Operation(name="deadly")
+    admission.acquire_exclusive(alone, nothing)
+    inner = admitted(admission, "inner", inside=True)
     admission.release(inner)
     admission.release(alone)
 
@@ -91,7 +89,7 @@ def test_it_does_not_keep_others_waiting_for_ever() -> None:
     alone = Alone(admission)
     join([alone.thread])
     assert alone.is_alone
-    other = admission.acquire("other", None)
+    other = admitted(admission, "other")
     assert alone.company.is_set()
     assert not admission.is_barred
     alone.leave()
@@ -101,10 +99,10 @@ def test_it_does_not_keep_others_waiting_for_ever() -> None:
 def test_others_wait_longer_where_that_is_needed() -> None:
     """For one that took longer the last time."""
     admission = Admission(PATIENCE_S, 0.0)
-    alone, is_alone = admission.enter_exclusive("slow", None, nothing, alone_s=PATIENCE_S)
-    assert is_alone
-    after: list[AdmittedCall] = []
-    late = start(lambda: after.append(admission.acquire("after", None)))
+    alone = Operation(name="slow")
+    assert admission.acquire_exclusive(alone, nothing, alone_s=PATIENCE_S)
+    after: list[Operation] = []
+    late = start(lambda: after.append(admitted(admission, "after")))
     until(lambda: waiting(admission._changed))
     assert after == []
     admission.release(alone)
@@ -115,10 +113,10 @@ def test_others_wait_longer_where_that_is_needed() -> None:
 def test_it_does_not_wait_for_ever_for_those_before_it() -> None:
     """It runs beside a long call, and says that it is not alone; nobody waits for it then."""
     admission = Admission(0.0, PATIENCE_S)
-    before = admission.acquire("training for hours", None)
-    alone, is_alone = admission.enter_exclusive("deadly", None, nothing)
-    assert not is_alone
-    admission.release(admission.acquire("other", None))
+    before = admitted(admission, "training for hours")
+    alone = Operation(name="deadly")
+    assert not admission.acquire_exclusive(alone, nothing)
+    admission.release(admitted(admission, "other"))
     admission.release(alone)
     admission.release(before)
 
@@ -126,12 +124,13 @@ def test_it_does_not_wait_for_ever_for_those_before_it() -> None:
 def test_deadlines_pass_while_calls_wait() -> None:
     """On both sides; who gives up keeps nobody else waiting."""
     admission = Admission(PATIENCE_S, PATIENCE_S)
-    alone, _ = admission.enter_exclusive("deadly", None, nothing)
+    alone = Operation(name="deadly")
+    admission.acquire_exclusive(alone, nothing)
     soon = time.monotonic() + 0.01
     with pytest.raises(DeadlineExceeded):
-        admission.acquire("other", soon)
+        admitted(admission, "other", deadline=soon)
     with pytest.raises(DeadlineExceeded):
-        admission.enter_exclusive("deadly too", soon, nothing)
+        admission.acquire_exclusive(Operation(name="deadly too", deadline=soon), nothing)
     admission.release(alone)
     assert not admission.is_barred
 
@@ -139,17 +138,18 @@ def test_deadlines_pass_while_calls_wait() -> None:
 def test_a_server_that_drains_refuses_those_who_wait() -> None:
     """And waits for the one that runs."""
     admission = Admission(PATIENCE_S, PATIENCE_S)
-    alone, _ = admission.enter_exclusive("deadly", None, nothing)
+    alone = Operation(name="deadly")
+    admission.acquire_exclusive(alone, nothing)
     refused: list[BaseException] = []
 
     def enter() -> None:
         with pytest.raises(ServerDraining) as raised:
-            admission.acquire("other", None)
+            admitted(admission, "other")
         refused.append(raised.value)
 
     def enter_alone() -> None:
         with pytest.raises(ServerDraining) as raised:
-            admission.enter_exclusive("other", None, nothing)
+            admission.acquire_exclusive(Operation(name="other"), nothing)
         refused.append(raised.value)
 
     threads = [start(enter), start(enter_alone)]

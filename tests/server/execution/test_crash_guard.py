@@ -91,13 +91,13 @@ def test_what_outlasted_its_time_is_waited_for_longer(
     """As long as it takes to see whether it is what ends workers."""
     source = looking(box)
     waits: list[float] = []
-    enter_alone = harness.admission.enter_exclusive
+    acquire_exclusive = harness.admission.acquire_exclusive
 
     def noted(*args: Any, alone_s: float) -> Any:
         waits.append(alone_s)
-        return enter_alone(*args, alone_s=alone_s)
+        return acquire_exclusive(*args, alone_s=alone_s)
 
-    monkeypatch.setattr(harness.admission, "enter_exclusive", noted)
+    monkeypatch.setattr(harness.admission, "acquire_exclusive", noted)
     harness.answer(source.call((1.0,), lost=1))
     slow = suspect(source, 1)
     for known in slow._known.values():

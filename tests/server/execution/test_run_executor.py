@@ -86,11 +86,11 @@ def test_a_call_with_effects_is_not_repeated(harness: PipelineHarness) -> None:
 def test_a_program_says_what_it_takes_when_that_is_much(harness: PipelineHarness) -> None:
     """And its call is refused where the machine does not have that."""
     large = Source(lambda x: jnp.zeros(1 << 27, jnp.float32) + x)
-    harness.pipeline.oom_handler._spare = lambda: 1 << 28
+    harness.pipeline.oom_handler.spare = lambda: 1 << 28
     with pytest.raises(OutOfMemory, match=r"allocating 536870912 bytes; 256\.0 MiB are left"):
         harness.value(large, np.float32(1))
     small = Source(lambda x: jnp.zeros(1 << 10, jnp.float32) + x)
-    harness.pipeline.oom_handler._spare = lambda: 0
+    harness.pipeline.oom_handler.spare = lambda: 0
     assert harness.value(small, np.float32(1))[0] == 1.0
 
 
@@ -102,7 +102,8 @@ def test_two_large_calls_for_which_there_is_no_room_run_in_turn(
     harness.value(source, np.float32(1))
     (executable,) = harness.executables.all()
     executable.program.run_bytes = 2 << 30
-    harness.pipeline.oom_handler._spare = lambda: 3 << 30
+    executor = harness.pipeline._executor
+    executor._oom_handler.spare = executor._memory_reservations._spare = lambda: 3 << 30
     awaited: list[Any] = []
     monkeypatch.setattr(large_runs, "wait_for", awaited.append)
     first, second = (harness.pipeline.start(source.call([np.float32(number)])) for number in (2, 3))

@@ -346,7 +346,7 @@ def test_a_client_that_does_not_read_does_not_fill_the_memory(
     """Its calls wait when so much waits for it."""
     monkeypatch.setattr(executable, "QUICK_S", -1.0)
     worker_context = in_process_server.parts._worker_context
-    worker_context.budget.most_unsent = 10 << 20
+    worker_context.budget.max_unsent = 10 << 20
     peer = in_process_server.peer(Source(_fill))
     peer.call(np.float32(0))
     for number in range(16):  # of 4 MB each

@@ -218,7 +218,7 @@ def test_a_client_that_does_not_take_its_results_brings_no_more_calls() -> None:
     budget = CallBudget(100)
     share = ConnectionShare(budget, 8)
     share.begin()
-    share.hold(budget.most_unsent + 1)
+    share.hold(budget.max_unsent + 1)
     came = threading.Event()
 
     def another() -> None:

@@ -5,7 +5,9 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,6 @@ from jaxd_server.rpc.inflight_calls import (
     CallPolicy,
     InflightCall,
     InflightCalls,
-    answer_in_phase,
-    start_ordered,
 )
 from tests.server.in_process import InProcessServer
 from tests.server.rpc.test_connection import _pass, make_gate
@@ -41,28 +41,30 @@ class Rig:
         self.sent_now: list[tuple[int, Reply, int]] = []
         self.freed: list[int] = []
         self.ended: list[Call] = []
-        self.calls = InflightCalls(
-            CallPolicy(lambda call: GIVEN_UP, ended=self.ended.append, **terms),
-            lambda *sent: self.sent.append(sent),
-            lambda *sent: self.sent_now.append(sent),
-            self.freed.append,
+        send_queue: Any = SimpleNamespace(
+            later=lambda *sent: self.sent.append(sent),
+            now=lambda *sent: self.sent_now.append(sent),
         )
+        share: Any = SimpleNamespace(free=self.freed.append)
+        policy = CallPolicy(lambda call: GIVEN_UP, ended=self.ended.append, **terms)
+        self.calls = InflightCalls(policy, send_queue, share)
 
     def open(self, number: int = 7, **fields: Any) -> InflightCall:
         """A call that holds a hundred bytes."""
         source: Any = None
-        call = Call(b"key", b"", b"blob", [memoryview(b"data")], source, number=number, **fields)
-        with self.calls.opened(call, 100) as one:
-            return one
+        data = [memoryview(b"data")]
+        call = InflightCall(b"key", b"", b"blob", data, source, number=number, nbytes=100, **fields)
+        with self.calls.opened(call):
+            return call
 
 
 def test_a_call_is_answered_by_the_thread_that_works_on_it() -> None:
     """And gives back what it holds with its reply."""
     rig = Rig()
     one = rig.open()
-    answer_in_phase(one, "running", lambda: DONE)
+    one.run("running", lambda: DONE)
     assert rig.sent == [(7, DONE, 100)]
-    assert (len(rig.calls), rig.freed) == (0, [])
+    assert (rig.calls._open, rig.freed) == ({}, [])
     assert [call.cancel_token for call in rig.ended] == [one.cancel_token]
     rig.calls.cancel(7)
     assert len(rig.sent) == 1
@@ -79,7 +81,7 @@ def test_one_that_is_cancelled_while_it_runs_is_answered_at_once() -> None:
         assert rig.freed == []
         return DONE
 
-    answer_in_phase(one, "running", work)
+    one.run("running", work)
     assert (rig.sent, rig.freed) == ([(7, GIVEN_UP, 0)], [100])
     assert isinstance(one.cancel_token.error, Cancelled)
     assert one.cancel_token.is_client_notified
@@ -92,7 +94,7 @@ def test_one_that_waits_for_a_thread_is_dropped_at_once() -> None:
     one.withdraw = lambda: True
     rig.calls.cancel(7)
     assert rig.sent == [(7, GIVEN_UP, 100)]
-    assert one._call.buffers == ()
+    assert one.buffers == ()
 
 
 def test_a_thread_that_takes_one_which_was_given_up_does_nothing() -> None:
@@ -100,7 +102,7 @@ def test_a_thread_that_takes_one_which_was_given_up_does_nothing() -> None:
     rig = Rig()
     one = rig.open()
     rig.calls.cancel(7)
-    answer_in_phase(one, "running", lambda: pytest.fail("it runs"))
+    one.run("running", lambda: pytest.fail("it runs"))
     assert (rig.sent, rig.freed) == ([(7, GIVEN_UP, 0)], [100])
 
 
@@ -119,7 +121,7 @@ def test_the_server_has_a_limit_of_its_own() -> None:
     one = rig.open()
     over = threading.Event()
     one.cancel_token.notify(over.set)
-    answer_in_phase(one, "running", lambda: DONE if over.wait(PATIENCE_S) else GIVEN_UP)
+    one.run("running", lambda: DONE if over.wait(PATIENCE_S) else GIVEN_UP)
     assert rig.sent == [(7, GIVEN_UP, 0)]
     assert "--max-call-s" in str(one.cancel_token.error)
     assert "0.1 s running" in str(one.cancel_token.error)
@@ -130,7 +132,7 @@ def test_a_call_on_values_says_itself_what_became_of_them() -> None:
     rig = Rig()
     waiting, running = rig.open(1), rig.open(2)
     for one in (waiting, running):
-        one.is_in_order = True
+        one.is_ordered = True
         one.reply_when_cancelled = one.answer_ordered
     rig.calls.cancel(1)
     assert rig.sent == [(1, GIVEN_UP, 100)]
@@ -139,12 +141,12 @@ def test_a_call_on_values_says_itself_what_became_of_them() -> None:
         rig.calls.cancel(2)
         return lambda: DONE
 
-    running.answer_ordered(start_ordered(running, "running", start)())
+    running.answer_ordered(running.start_ordered("running", start)())
     assert rig.sent[1:] == []
     assert rig.sent_now == [
         (2, DONE, 100)
     ]  # by the thread that delivers: it may wait for the client
-    refused = start_ordered(waiting, "running", lambda: pytest.fail("it runs"))
+    refused = waiting.start_ordered("running", lambda: pytest.fail("it runs"))
     assert refused() == GIVEN_UP
 
 
@@ -163,10 +165,11 @@ def test_what_a_call_holds_is_freed_with_it() -> None:
     """Not when Python next looks for cycles: it may be arrays."""
     gc.disable()
     try:
-        for finish in (
-            lambda one: answer_in_phase(one, "running", lambda: DONE),
-            lambda one: one.drop(),
-        ):
+        finishes: list[Callable[[InflightCall], None]] = [
+            lambda one: one.run("running", lambda: DONE),
+            InflightCall.drop,
+        ]
+        for finish in finishes:
             rig = Rig()
             one = rig.open()
             held = weakref.ref(one.cancel_token)  # as long as the call
@@ -183,10 +186,11 @@ def test_a_call_that_nobody_takes_is_forgotten() -> None:
     """Who could not find anybody gives back what it held."""
     rig = Rig()
     source: Any = None
-    call = Call(b"key", b"", b"", [], source, number=7, deadline=time.monotonic() + 0.01)
-    with pytest.raises(RuntimeError), rig.calls.opened(call, 100):
+    soon = time.monotonic() + 0.01
+    call = InflightCall(b"key", b"", b"", [], source, number=7, nbytes=100, deadline=soon)
+    with pytest.raises(RuntimeError), rig.calls.opened(call):
         raise RuntimeError("no threads")
-    assert len(rig.calls) == 0
+    assert rig.calls._open == {}
     assert not call.cancel_token.cancel(Cancelled("not wanted."))
     assert (rig.sent, rig.freed) == ([], [])
 

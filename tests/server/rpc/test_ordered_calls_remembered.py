@@ -57,7 +57,7 @@ def test_what_has_arrived_is_forgotten() -> None:
         is_new(remembered, number, 0, Sent())
         remembered.answer(number, REPLY)
     is_new(remembered, 4, 3, Sent())
-    assert len(remembered) == 1
+    assert len(remembered._replies) == 1
     sent = Sent()
     assert not is_new(remembered, 3, 3, sent)
     assert sent == [REPLY]
@@ -82,7 +82,7 @@ def test_an_answer_that_nobody_can_ask_for_is_not_kept() -> None:
     is_new(remembered, 1, 0, Sent())
     is_new(remembered, 2, 2, Sent())
     remembered.answer(1, REPLY)
-    assert len(remembered) == 0
+    assert len(remembered._replies) == 0
 
 
 def test_a_client_that_never_acknowledges_is_not_remembered_for_ever() -> None:
@@ -91,7 +91,7 @@ def test_a_client_that_never_acknowledges_is_not_remembered_for_ever() -> None:
     for number in range(1100):
         is_new(remembered, number, 0, Sent())
         remembered.answer(number, REPLY)
-    assert len(remembered) == 1024
+    assert len(remembered._replies) == 1024
     assert not is_new(remembered, 1099, 0, Sent())
 
 

@@ -100,9 +100,9 @@ def test_events_for_a_client_that_does_not_read_are_dropped(
     rig.line.reads.clear()
     for number in range(20):
         rig.box.notify("event", number)
-    assert len(rig.box) <= 4
+    assert len(rig.box._waiting) <= 4
     rig.line.reads.set()
-    until(lambda: not len(rig.box))
+    until(lambda: not len(rig.box._waiting))
     assert len(rig.line.sent) <= 5
 
 

@@ -111,9 +111,9 @@ class Clock:
 class Left:
     """A call that was under way when its connection ended."""
 
-    def __init__(self, phase: str = "building", *, is_in_order: bool = False) -> None:
+    def __init__(self, phase: str = "building", *, is_ordered: bool = False) -> None:
         self.cancel_token = SimpleNamespace(phase=phase)
-        self.is_in_order = is_in_order
+        self.is_ordered = is_ordered
         self.is_cancelled = False
 
     def cancel(self) -> None:
@@ -125,7 +125,7 @@ def test_calls_that_a_client_does_not_repeat_are_given_up() -> None:
     clock = Clock()
     sessions = Sessions(60.0, clock=clock)
     session = sessions.open(None, "uid:1")
-    plain, running, on_values = calls = [Left(), Left("running"), Left(is_in_order=True)]
+    plain, running, on_values = calls = [Left(), Left("running"), Left(is_ordered=True)]
     session.unanswered.add(calls, clock.now)  # type: ignore[arg-type]
     sessions.close(session)
     clock.now += 30

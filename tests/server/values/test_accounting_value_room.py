@@ -27,7 +27,7 @@ def test_what_goes_leaves_nothing_behind() -> None:
     room.promise("a", 70)
     room.promise("a", -70)
     room.charge("a", -30)
-    assert (room.used, room.nbytes) == ({}, 0)
+    assert (room.values.used_by, room.values.used) == ({}, 0)
     assert room.has("b", 100)
 
 

@@ -191,7 +191,7 @@ def test_a_row_may_speak_of_several_values() -> None:
     assert [leaf.tolist() for leaf in leaves] == [[10, 11, 12], [10, 11, 12], [11, 12, 13]]
     assert leaves[0] is bench.array
     assert leaves[1] is not bench.array
-    assert filled.given == {2: 9}
+    assert filled[1] == {2: 9}
     with pytest.raises(ValueDeleted):
         bench.referenced_data.fill([DataLocation(0, VALUE, 8, 2)], layout, leaves, ())
 
@@ -209,7 +209,7 @@ def test_what_is_donated_cannot_be_in_two_handle_ranges() -> None:
         with pytest.raises(ArgumentError, match="given to a call twice"):
             bench.referenced_data.fill(rows, layout, [None] * 4, {0, 1, 2, 3})
     apart = [DataLocation(0, VALUE, 9, 1), DataLocation(2, VALUE, 7, 1)]
-    assert bench.referenced_data.fill(apart, layout, [None] * 4, {0, 3}).given == {0: 9, 3: 8}
+    assert bench.referenced_data.fill(apart, layout, [None] * 4, {0, 3})[1] == {0: 9, 3: 8}
 
 
 def test_what_has_no_room_is_not_kept() -> None:
@@ -217,17 +217,17 @@ def test_what_has_no_room_is_not_kept() -> None:
     bench = ReferencedDataBench(limit=70)
     leaves: Any = [DATA, DATA]
     rows = [DataLocation(0, CACHED_AS_VALUE, 8), DataLocation(1, CACHED_AS_VALUE, 9)]
-    assert bench.referenced_data.fill(rows, Layout((F3, F3), tuple), leaves, ()).refused == (8, 9)
+    assert bench.referenced_data.fill(rows, Layout((F3, F3), tuple), leaves, ())[0] == (8, 9)
     assert [leaf.tolist() for leaf in leaves] == [[0, 1, 2]] * 2
     assert len(bench.values) == 1
-    assert bench.referenced_data.fill(rows[:1], Layout((F3, F3), tuple), leaves, ()).refused == ()
+    assert bench.referenced_data.fill(rows[:1], Layout((F3, F3), tuple), leaves, ())[0] == ()
     assert bench.values.nbytes == 24
 
 
 def test_the_failure_of_a_call_is_that_of_those_that_use_its_results() -> None:
     """With its own traceback."""
     bench = ReferencedDataBench()
-    bench.own.fail(3, encode_failure(ZeroDivisionError("there")))
+    bench.own.failures[3] = encode_failure(ZeroDivisionError("there"))
     with pytest.raises(ForwardedFailure):
         bench.fill(DataLocation(0, VALUE, first_value_id(3) + 1))
     with pytest.raises(ValueDeleted):

@@ -345,7 +345,7 @@ def test_the_count_never_drifts(steps: list[tuple[Any, ...]]) -> None:
         for name in range(2):
             model.unname(who, name)
     assert (len(model.values), model.values.nbytes, model.values.holders("a")) == (0, 0, [])
-    assert model.values._room.used == {}
+    assert model.values._room.values.used_by == {}
 
 
 def test_many_threads_count_right() -> None:

@@ -14,7 +14,7 @@ def test_the_failure_of_a_call_is_what_its_results_say() -> None:
     """Those of other calls are just not there; only the last failures are known."""
     own = SessionValues("uid:1")
     for number in range(300):
-        own.fail(number, encode_failure(ZeroDivisionError(f"in call {number}")))
+        own.failures[number] = encode_failure(ZeroDivisionError(f"in call {number}"))
     with pytest.raises(ForwardedFailure) as failed:
         own.get(first_value_id(299) + 3)
     assert "in call 299" in str(failed.value.failure)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_server.compilation.compiling.builds import Build
-from jaxd_server.execution.admission import Admission, AdmittedCall
+from jaxd_server.execution.admission import Admission, Operation
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
@@ -170,7 +170,7 @@ class AbandonedWork:
         self._has_values = has_values
         self._replace = replace
         self._builds: dict[Build, float] = {}
-        self._reported: set[Build | AdmittedCall] = set()
+        self._reported: set[Build | Operation] = set()
         self._lock = threading.Lock()  # guards _builds
 
     def add(self, build: Build) -> None:
@@ -184,7 +184,7 @@ class AbandonedWork:
             {"function": one.name or "(waiting for its turn)", "seconds": round(age, 3)} | _BUILDING
             for one, age in self._left_builds()
         ]
-        return [*self._admission.running(left=True), *builds]
+        return [*(call.row() for call in self._admission.abandoned()), *builds]
 
     def _left_builds(self) -> list[tuple[Build, float]]:
         now = time.monotonic()
@@ -195,7 +195,7 @@ class AbandonedWork:
 
     def poll(self) -> None:
         """Handles what is overdue; from one thread, several times a second."""
-        builds, calls = self._left_builds(), self._admission.left()
+        builds, calls = self._left_builds(), self._admission.abandoned()
         self._reported &= {*(one for one, _ in builds), *calls}
         if not self._grace_s:
             return
@@ -211,7 +211,7 @@ class AbandonedWork:
                 and call.cancel_token.phase == "running"
             ):
                 self._reported.add(call)
-                self._stuck(call.function, "runs", age)
+                self._stuck(call.name, "runs", age)
 
     def _handle_overdue(self, build: Build, age: float) -> None:
         force = build.end_by_force

@@ -256,26 +256,22 @@ class WorkerComponents:
         compilation: _Compilation,
         report: Callable[[str, str], dict[str, Any]],
     ) -> WorkerContext:
-        functions, compiler = compilation.functions, compilation.compiler
         return WorkerContext(
             pipeline=self.pipeline,
             operations=AdminService(self.pipeline),
-            stages=Stages(functions, compiler, self.pipeline.admission, self._counters),
+            stages=Stages(self.pipeline, compilation.compiler),
             runners=FairThreadPool(options.threads, "jaxd-run"),
             builders=ThreadPerTask(_BUILDER_THREADS, "jaxd-build"),
             watchdog=StallWatchdog(),
             budget=CallBudget(options.budget_bytes, options.call_share),
             traffic=Traffic(),
             values=self.values,
-            slots=options.slots,
-            max_frame_bytes=options.max_frame_bytes,
-            max_result_bytes=options.max_result_bytes,
+            options=options,
             max_shared_bytes=machine_bytes() // 2,
             report=report,
             devices=lambda own: {"devices": self.devices.report(self._sessions.all(), own)},
             policy=CallPolicy(self.pipeline.cancelled_reply, options.max_call_s, self._count_ended),
             backlog=Backlog(options.max_calls, options.call_share),
-            max_connections=options.max_connections,
         )
 
     def reserve(self, principal: str) -> None:

@@ -1,85 +1,55 @@
-"""Answers what people ask: `functions`, `recipes`, `forget`, and `why` and `recent`.
+"""Answers `functions`, `recipes`, `forget`, `why` and `recent`, which administrators ask for.
 
-All of it reads files or builds something, so none of it is for a thread that others wait for.
+All of them read files or build something, so they are not for a thread that others wait for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import function_key
-from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recipes import dump_recipes
 from jaxd_server.execution.call import Reply
 from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.rpc.services.inventory import inventory
 from jaxd_server.rpc.services.recipes import Recorder
-from jaxd_server.rpc.services.why import answer_inquiry
-
-OPERATIONS: Final = frozenset({"functions", "recipes", "forget"})
-"""What can be asked by those who look after a server."""
-
-INQUIRIES: Final = frozenset({"why", "recent"})
-"""What can be asked about builds; answered while the server drains as well."""
+from jaxd_server.rpc.services.why import why
 
 
 class AdminService:
     """Safe from any thread.
 
     Args:
-        pipeline: what answers calls; an operation is admitted, and waited for, as one of them.
+        pipeline: what answers calls.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._recorder = Recorder(pipeline.executables, pipeline.build_log, pipeline.program_cache)
-        self._verbs: Mapping[str, Callable[..., Reply]] = {
-            "functions": self._functions,
-            "recipes": self._recipes,
-            "forget": self._forget,
-        }
+        self._recorder = Recorder(pipeline)
 
     def answer(self, verb: str, args: tuple[Any, ...], principal: str = "") -> Reply:
-        """Does what was asked; never raises: an error comes back as that of a call does.
+        """Answers a request; those about builds also while the server drains.
 
         Args:
-            verb: one of `OPERATIONS` or `INQUIRIES`.
+            verb: `functions`, `recipes`, `forget`, `why` or `recent`.
             args: see `jaxd_protocol.messages.calls`.
-            principal: who asks, who may not see everything.
+            principal: of the client, which may not see everything.
+
+        Raises:
+            JaxdError: when there is no answer.
         """
-        try:
-            if verb in INQUIRIES:
-                return self._inquire(verb, args, principal)
-            running = self._pipeline.admission.acquire(f"({verb})", None)
-            try:
-                return self._verbs[verb](principal, *_checked(verb, args))
-            finally:
-                self._pipeline.admission.release(running)
-                self._pipeline.counters.add()  # the server was not idle
-        except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            return (FAILED, encode_failure(error)), ()
-
-    def _inquire(self, verb: str, args: tuple[Any, ...], principal: str) -> Reply:
-        pipeline = self._pipeline
-        found = answer_inquiry(
-            pipeline.build_log, pipeline.executables, pipeline.program_cache, verb, args, principal
-        )
-        return json.dumps(found), ()
-
-    def _functions(self, principal: str) -> Reply:
-        pipeline = self._pipeline
-        found = inventory(
-            pipeline.executables,
-            pipeline.program_cache,
-            pipeline.build_log,
-            pipeline.counters,
-            principal,
-        )
-        return json.dumps(found), ()
+        if verb == "recent":
+            (count,) = args
+            found = self._pipeline.build_log.recent(count, principal)
+            return json.dumps({"decisions": [decision.to_dict() for decision in found]}), ()
+        if verb == "why":
+            key, skeleton, message = args
+            return json.dumps(why(self._pipeline, key, skeleton, message, principal)), ()
+        with self._pipeline.operation(f"({verb})"):
+            if verb == "functions":
+                return json.dumps(inventory(self._pipeline, principal)), ()
+            return (self._recipes if verb == "recipes" else self._forget)(principal, *args)
 
     def _recipes(self, principal: str, mark: str) -> Reply:
         now = self._recorder.mark()
@@ -87,18 +57,18 @@ class AdminService:
             return (json.dumps({"mark": now}),), ()
         recipes, left_out = self._recorder.since(mark, principal)
         messages, buffers = dump_recipes(recipes)
-        said = {"mark": now, "left_out": [one._asdict() for one in left_out]}
-        return (json.dumps(said), *messages), buffers
+        report = {"mark": now, "left_out": [one._asdict() for one in left_out]}
+        return (json.dumps(report), *messages), buffers
 
     def _forget(self, principal: str, key: bytes) -> Reply:
         if not self._pipeline.build_log.known_functions.visibility(principal)(key):
-            return json.dumps({"executables": 0}), ()  # as of a key that nobody has
+            return json.dumps({"executables": 0}), ()  # as for an unknown key
         program_cache, executables = self._pipeline.program_cache, self._pipeline.executables
         here = {executable.kept_as for executable in executables.all() if executable.key == key}
         own = {each.key for each in executables.all() if self._is_private_of(each.key, key)}
         count = sum(map(executables.forget, {key, *own}))
         if program_cache is not None:
-            program_cache.flush()  # what is on its way there would come after us
+            program_cache.flush()  # else what is being written would be there again
             calls = program_cache.calls()
             gone = {name: kept for name, kept in calls.items() if kept.key == key}
             for name, kept in gone.items():
@@ -111,22 +81,9 @@ class AdminService:
         return json.dumps({"executables": count}), ()
 
     def _is_private_of(self, own: bytes, key: bytes) -> bool:
-        """Whether a key is what one client has for that key, as the fingerprint is in doubt."""
+        """Whether one client has `own` in place of `key`, because the fingerprint is in doubt."""
         record = None if own == key else self._pipeline.build_log.build_history.find(own)
         if record is None:
             return False
         described = record.description
         return function_key(described.fingerprint, described.options) == key
-
-
-_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    "functions": (),
-    "recipes": (str,),
-    "forget": (bytes,),
-}
-
-
-def _checked(verb: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    if tuple(map(type, args)) != _TYPES[verb]:
-        raise ProtocolError(f"the arguments of {verb!r} are not those that it takes.")
-    return args

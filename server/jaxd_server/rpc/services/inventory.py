@@ -14,9 +14,7 @@ from jaxd_server.cache.usage import Entry, entries
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import CallRecord
-from jaxd_server.compilation.executables import Executables
-from jaxd_server.compilation.history.build_log import BuildLog
-from jaxd_server.runtime.counters import Counters
+from jaxd_server.execution.pipeline import Pipeline
 
 Row = dict[str, Any]
 Files = Mapping[tuple[str, str], Entry]
@@ -32,13 +30,7 @@ def arguments_text(skeleton: bytes, parameters: Sequence[str]) -> str:
     return ", ".join(f"{name}: {argument.form}" for name, argument in forms.items())
 
 
-def inventory(
-    executables: Executables,
-    program_cache: ProgramCache | None,
-    decisions: BuildLog,
-    counters: Counters,
-    principal: str = "",
-) -> dict[str, Any]:
+def inventory(pipeline: Pipeline, principal: str = "") -> dict[str, Any]:
     """The answer to `functions`, for JSON: one row for each executable, and totals.
 
     A principal is shown what it may see, and the seconds and calls that were for it.
@@ -46,17 +38,18 @@ def inventory(
     Reads the records on disk; not for a thread that others wait for. An executable that is in
     memory and on disk has one row, and bytes in both places.
     """
-    sees = decisions.known_functions.visibility(principal)
+    build_log, program_cache = pipeline.build_log, pipeline.program_cache
+    sees = build_log.known_functions.visibility(principal)
     kept = {
         name: call
         for name, call in (program_cache.calls() if program_cache else {}).items()
         if sees(call.key) or call.principal == principal
     }
     files = _files(program_cache)
-    ready = [each for each in executables.all() if sees(each.key)]
+    ready = [each for each in pipeline.executables.all() if sees(each.key)]
     parameters = {call.key: call.parameters for call in kept.values()}
     for key in {executable.key for executable in ready} - set(parameters):
-        record = decisions.build_history.find(key)
+        record = build_log.build_history.find(key)
         parameters[key] = record.description.parameters if record else ()
     rows = [_in_memory(each, parameters[each.key], kept, files) for each in ready]
     here = {executable.kept_as for executable in ready}
@@ -66,11 +59,11 @@ def inventory(
         if name not in here and {("calls", name.hex()), _program_file(call)} <= files.keys()
     ]
     own = None
-    if not decisions.known_functions.is_owner(principal):
-        own = counters.of(principal)
+    if not build_log.known_functions.is_owner(principal):
+        own = pipeline.counters.of(principal)
         names = {name.hex() for name in kept} | {call.program.hex() for call in kept.values()}
         files = {place: entry for place, entry in files.items() if place[1] in names}
-    totals = _totals(rows, ready, files, counters.snapshot(own))
+    totals = _totals(rows, ready, files, pipeline.counters.snapshot(own))
     sharing = Counter(row["program"] for row in rows)
     for row in rows:
         row["shared_with"] = sharing[row.pop("program")] - 1

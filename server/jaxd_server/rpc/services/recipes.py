@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 from jaxd_protocol.errors import ConfigurationError, ProtocolError, WorkerLost
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.compilation.executables import Executables
-from jaxd_server.compilation.history.build_log import BuildLog
+from jaxd_server.execution.pipeline import Pipeline
 
 _UNSHARED: Final = (
     "it reads something without a content, such as a generator, so its key is good for one "
@@ -40,21 +39,17 @@ class SkippedFunction(NamedTuple):
 class Recorder:
     """Lists what was called since a mark. Safe from any thread.
 
-    Of what was made since a mark nothing is missed. What was made before, called since, and
-    dropped from memory for want of room, is.
+    It lists all that was made since a mark. It misses what was made before, called since, and then
+    dropped from memory.
 
     Args:
-        executables: what is in memory, with the time of its last call.
-        decisions: what is known of functions that are not on disk.
-        program_cache: where the code is; None where nothing is kept, and nothing can be recorded.
+        pipeline: has what was called, in memory and on disk.
     """
 
-    def __init__(
-        self, executables: Executables, decisions: BuildLog, program_cache: ProgramCache | None
-    ) -> None:
-        self._executables = executables
-        self._decisions = decisions
-        self._program_cache = program_cache
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._executables = pipeline.executables
+        self._build_log = pipeline.build_log
+        self._program_cache = pipeline.program_cache
         self._id = os.urandom(8).hex()
 
     def mark(self) -> str:
@@ -63,7 +58,7 @@ class Recorder:
         Raises:
             ConfigurationError: when nothing is kept on disk, so that recording is of no use.
         """
-        self._proved()
+        self._require_cache()
         return f"{self._id} {time.monotonic()!r} {time.time()!r}"
 
     def since(self, mark: str, principal: str = "") -> tuple[list[Recipe], list[SkippedFunction]]:
@@ -71,24 +66,23 @@ class Recorder:
 
         Args:
             mark: what `mark` returned.
-            principal: who asks; what only others have called is left out.
+            principal: of the client; what only others have called is left out.
 
         Raises:
             ConfigurationError: when nothing is kept on disk.
             WorkerLost: when the mark is another worker's.
             ProtocolError: when it is no mark.
         """
-        program_cache = self._proved()
+        program_cache = self._require_cache()
         moment, wall = self._read(mark)
         program_cache.flush()
         calls: dict[bytes, list[RecordedCall]] = {}
         names: dict[bytes, str] = {}
-        sees = self._decisions.known_functions.visibility(principal)
+        sees = self._build_log.known_functions.visibility(principal)
         for name, key, call in self._called(program_cache, moment, wall):
-            if not sees(key):
-                continue
-            names[key] = name
-            calls.setdefault(key, []).append(call)
+            if sees(key):
+                names[key] = name
+                calls.setdefault(key, []).append(call)
         recipes: list[Recipe] = []
         left_out: list[SkippedFunction] = []
         for key, recorded in calls.items():
@@ -99,7 +93,7 @@ class Recorder:
                 recipes.append(recipe)
         return recipes, left_out
 
-    def _proved(self) -> ProgramCache:
+    def _require_cache(self) -> ProgramCache:
         if self._program_cache is None:
             raise ConfigurationError(
                 "this server keeps nothing on disk, so it does not have the code that a lockfile "
@@ -133,7 +127,7 @@ class Recorder:
                 yield kept.name, kept.key, kept.recorded
 
     def _reason(self, key: bytes) -> str:
-        record = self._decisions.build_history.find(key)
+        record = self._build_log.build_history.find(key)
         return _UNSHARED if record and not record.description.shared else _NO_CODE
 
 

@@ -1,7 +1,7 @@
 """Shows what becomes of a function: its jaxpr, its lowered program, and what XLA makes of that.
 
-Everything is derived anew for each question, and nothing of it stays: no program that answers
-calls is touched, and none is made.
+Everything is derived anew for each request, and nothing is kept: the programs that answer calls
+are not used, and none is added.
 """
 
 from __future__ import annotations
@@ -14,40 +14,34 @@ from typing import Any, Final
 import jax
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import encode_failure
 from jaxd_server.codec.arguments import Arguments, build_arguments, empty_leaves, parse_arguments
 from jaxd_server.codec.signature import signature_of
 from jaxd_server.compilation.compiling.compiler import Compiler, explained
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.compilation.functions.table import FunctionReplaced, Functions, FunctionSource
-from jaxd_server.execution.admission import Admission
+from jaxd_server.compilation.functions.table import FunctionSource
 from jaxd_server.execution.call import Reply
+from jaxd_server.execution.pipeline import Pipeline
+from jaxd_server.execution.run import unpacked_function
 from jaxd_server.jax_compat.config import pinned, restore_defaults
 from jaxd_server.jax_compat.devices import Devices
-from jaxd_server.runtime.counters import Counters, Counts
+from jaxd_server.runtime.counters import Counts
 
 _STAGES: Final = ("jaxpr", "lowered", "compiled")
-_SIZES: Final = "_in_bytes"
 
 
 class Stages:
     """Safe from any thread.
 
     Args:
-        functions: where the code comes from.
-        compiler: says when there is room for another build.
-        admission: a question counts as a call, for which the server waits when it stops.
-        counters: where traces and lowerings are counted; compilations count themselves.
+        pipeline: has the functions, admits the requests, and counts traces and lowerings;
+            compilations count themselves.
+        compiler: limits the builds at a time.
     """
 
-    def __init__(
-        self, functions: Functions, compiler: Compiler, admission: Admission, counters: Counters
-    ) -> None:
-        self._functions = functions
+    def __init__(self, pipeline: Pipeline, compiler: Compiler) -> None:
+        self._pipeline = pipeline
+        self._counters = pipeline.counters
         self._compiler = compiler
-        self._admission = admission
-        self._counters = counters
         self._devices = Devices()
 
     def answer(
@@ -57,41 +51,29 @@ class Stages:
         buffers: Sequence[memoryview],
         own: Counts | None = None,
     ) -> Reply:
-        """What is asked for, as JSON; never raises: an error comes back as that of a call does.
+        """One stage of a function, as JSON.
 
         Args:
-            source: whom to ask what the key stands for.
-            args: key, skeleton, stage, dialect and whether with places; see
+            source: describes the function, and has its code.
+            args: key, skeleton, stage, dialect and whether with source locations; see
                 `jaxd_protocol.messages.calls`.
             buffers: the pickles of the skeleton.
-            own: for whom is counted.
+            own: the counts of the principal that asks.
+
+        Raises:
+            ProtocolError: when there is no such stage.
+            Exception: what a call of the function raises before it runs.
         """
-        try:
-            key, skeleton, stage, dialect, places = _checked(args)
-            running = self._admission.acquire(f"({stage})", None)
-            try:
-                function = self._function(key, source)
-                self._devices.of(function.options.device, 0)
-                arguments = _arguments(function, skeleton, buffers)
-                with self._compiler.room(), self._counters.on_behalf_of(own):
-                    found = self._shown(function, arguments, stage, dialect, places=places)
-                return json.dumps(found), ()
-            finally:
-                self._admission.release(running)
-                self._counters.add()  # the server was not idle
-        except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            return (FAILED, encode_failure(error)), ()
-
-    def _function(self, key: bytes, source: FunctionSource) -> Function:
-        try:
-            return self._unpacked(key, source)
-        except FunctionReplaced:
-            return self._unpacked(key, source)
-
-    def _unpacked(self, key: bytes, source: FunctionSource) -> Function:
-        function = self._functions.obtain(key, source)
-        self._functions.unpack(function, source)
-        return function
+        key, skeleton, stage, dialect, places = args
+        if stage not in _STAGES:
+            raise ProtocolError("a question about the stages of a function cannot be read.")
+        with self._pipeline.operation(f"({stage})"):
+            function = unpacked_function(self._pipeline.functions, key, source)
+            self._devices.of(function.options.device, 0)
+            arguments = _arguments(function, skeleton, buffers)
+            with self._compiler.room(), self._counters.on_behalf_of(own):
+                found = self._shown(function, arguments, stage, dialect, places=places)
+            return json.dumps(found), ()
 
     def _shown(
         self, function: Function, arguments: Arguments, stage: str, dialect: str, *, places: bool
@@ -115,7 +97,7 @@ class Stages:
             restore_defaults()
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function object of its own, of which jax remembers nothing."""
+        """A new function object, for which jax has cached nothing."""
 
         @functools.wraps(function)
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -156,11 +138,4 @@ def _plain(cost: Any) -> dict[str, float] | None:
 def _memory(stats: Any) -> dict[str, int] | None:
     if stats is None:
         return None
-    return {name: int(getattr(stats, name)) for name in dir(stats) if name.endswith(_SIZES)}
-
-
-def _checked(args: tuple[Any, ...]) -> tuple[bytes, bytes, str, str, bool]:
-    if tuple(map(type, args)) != (bytes, bytes, str, str, bool) or (args[2] not in _STAGES):
-        raise ProtocolError("a question about the stages of a function cannot be read.")
-    key, skeleton, stage, dialect, places = args
-    return key, skeleton, stage, dialect, places
+    return {name: int(getattr(stats, name)) for name in dir(stats) if name.endswith("_in_bytes")}

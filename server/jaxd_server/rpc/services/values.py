@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError, ValueDeleted
-from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
     NOT_IN_MESSAGE,
     VALUE,
@@ -22,7 +22,6 @@ from jaxd_protocol.messages.data_locations import (
     unpack_ids,
     unpack_locations,
 )
-from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import Layout, Leaf, TreeEncoder
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.results import ResultLayout, host_data
@@ -34,11 +33,7 @@ from jaxd_server.jax_compat.placement import placed
 from jaxd_server.values.references import ReferencedData, copy_of
 from jaxd_server.values.value import Value
 
-VALUE_VERBS: Final = frozenset({"put", "fetch", "part", "name", "named", "unname", "values"})
-"""What can be asked."""
-
 _MAX_NAME: Final = 200
-_NO_LOCATION: Final = b""
 _BASIC_INDEX_TYPES: Final = frozenset({int, slice, type(None), type(...)})
 
 
@@ -76,21 +71,17 @@ class ValueService:
         }
 
     def answer(self, verb: str, args: tuple[Any, ...], buffers: Sequence[memoryview]) -> Reply:
-        """Does what was asked; never raises: an error comes back as that of a call does.
+        """Answers a request.
 
         Args:
             verb: one of `VALUE_VERBS`.
             args: see `jaxd_protocol.messages.calls`.
             buffers: those beside the message.
+
+        Raises:
+            JaxdError: when there is no answer.
         """
-        try:
-            if tuple(map(type, args)) not in _TYPES[verb]:
-                text = f"the arguments of {verb!r} are not those that it takes."
-                raise ProtocolError(text)  # noqa: TRY301  one way out for all errors
-            given = (*args, buffers) if verb == "put" else args
-            return self._verbs[verb](*given)
-        except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
-            return (FAILED, encode_failure(error)), ()
+        return self._verbs[verb](*args, *([buffers] if verb == "put" else ()))
 
     def _put(
         self,
@@ -114,7 +105,10 @@ class ValueService:
         size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
         with self._values.room(self._own, size):
             with configured(config), placed(self._device):
-                arrays = self._oom_handler.retried_on_oom(lambda: _arrived(leaves))
+                # Each has memory of its own: what was received may be shared with the client.
+                arrays = self._oom_handler.retried_on_oom(
+                    lambda: jax.block_until_ready(list(map(copy_of, leaves)))
+                )
             made = [_value(array, "put") for array in arrays]
             self._add(number, made)
         return (OK, _skeleton_of(made)), ()
@@ -132,7 +126,7 @@ class ValueService:
                 "once. Fetch a part, as in h[:1000], or start it with a larger --max-result-bytes."
             )
         data = [_data_of(value) for value in found]
-        if places == _NO_LOCATION:
+        if not places:
             return (OK,), data
         self._referenced_data.write(unpack_ids(places), data)
         return (OK,), ()
@@ -177,33 +171,12 @@ class ValueService:
         return json.dumps({"holders": rows, "totals": totals}), ()
 
 
-_TYPES: Final[Mapping[str, tuple[tuple[type, ...], ...]]] = {
-    "put": ((int, bytes, bytes, bytes, tuple),),
-    "fetch": ((bytes, bytes),),
-    "part": ((int, tuple, int, int),),
-    "name": ((str, bytes, bytes, type(None)), (str, bytes, bytes, float)),
-    "named": ((str, int),),
-    "unname": ((str,),),
-    "values": ((),),
-}
-
-
 def _is_flat(layout: Layout) -> bool:
     """Whether a tree is a flat tuple of what can be put."""
     numbers = tuple(range(len(layout.leaves)))
     return layout.outline(numbers) == numbers and all(
         leaf.tag in "AKFIBC" for leaf in layout.leaves
     )
-
-
-def _arrived(leaves: Sequence[Any]) -> list[Any]:
-    """The leaves on the device, as `jax.device_put` makes them of what a user has; computed.
-
-    Each has memory of its own: what was received may be shared with the client.
-    """
-    arrays = [copy_of(leaf) for leaf in leaves]
-    jax.block_until_ready(arrays)
-    return arrays
 
 
 def _value(array: Any, maker: str) -> Value:

@@ -1,4 +1,4 @@
-"""Answers `why` and `recent` from what is known; runs, builds, keeps and counts nothing."""
+"""Answers `why` from what is known; runs, builds, keeps and counts nothing."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.explain.argument_differences import argument_differences
 from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
-from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.history.advice import advice_for
-from jaxd_server.compilation.history.build_history import (
-    BuildEntry,
-    BuildHistoryView,
-    KeyHistory,
-    Verdict,
-)
-from jaxd_server.compilation.history.build_log import BuildLog
+from jaxd_server.compilation.history.build_history import BuildEntry, KeyHistory, Verdict
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
+from jaxd_server.execution.pipeline import Pipeline
 
 _TEXTS: Final[dict[Verdict, tuple[str, str]]] = {
     "hit": (
@@ -51,47 +43,28 @@ _PICKLED = (
 )
 
 
-def answer_inquiry(
-    decisions: BuildLog,
-    executables: Executables,
-    program_cache: ProgramCache | None,
-    verb: str,
-    args: tuple[Any, ...],
-    principal: str = "",
+def why(
+    pipeline: Pipeline, key: bytes, skeleton: bytes | None, message: Any, principal: str = ""
 ) -> dict[str, Any]:
-    """The answer to `why` or `recent`, for JSON; to a principal, who may not see everything.
+    """The answer to `why`, for JSON: whether a call would compile, and the reason.
+
+    Args:
+        pipeline: what answers calls.
+        key: of the function.
+        skeleton: of the arguments; None: any.
+        message: the description of the function.
+        principal: of the client, which may not see everything.
 
     Raises:
-        ProtocolError: when the question cannot be read.
+        ProtocolError: when the description or the skeleton cannot be read.
     """
-    try:
-        if verb == "recent":
-            (count,) = args
-            return {
-                "decisions": [decision.to_dict() for decision in decisions.recent(count, principal)]
-            }
-        key, skeleton, message = args
-    except (TypeError, ValueError) as error:
-        raise ProtocolError("a question about builds cannot be read.") from error
-    if type(key) is not bytes or type(skeleton) not in (bytes, type(None)):
-        raise ProtocolError("a question about builds has other types.")
-    plan = None if skeleton is None else executables.plan(key, skeleton)
+    program_cache, build_log = pipeline.program_cache, pipeline.build_log
+    plan = None if skeleton is None else pipeline.executables.plan(key, skeleton)
     is_planned = plan is not None and plan.executable is not None
-    visibility = decisions.known_functions.visibility(principal)
-    seen = decisions.build_history.filtered(visibility)
-    return _why(
-        seen, program_cache, key, skeleton, FunctionDescriptor.from_message(message), is_planned
+    build_history = build_log.build_history.filtered(
+        build_log.known_functions.visibility(principal)
     )
-
-
-def _why(
-    build_history: BuildHistoryView,
-    program_cache: ProgramCache | None,
-    key: bytes,
-    skeleton: bytes | None,
-    described: FunctionDescriptor,
-    is_planned: bool,
-) -> dict[str, Any]:
+    described = FunctionDescriptor.from_message(message)
     arguments = None if skeleton is None else argument_shapes(skeleton, described.parameters)
     record = build_history.find(key)
     fitting = _fitting(record, arguments)
@@ -99,7 +72,7 @@ def _why(
     kept = (
         []
         if ready or program_cache is None
-        else [one for one in fitting if _is_kept(program_cache, one)]
+        else [one for one in fitting if one.name and program_cache.has(one.name)]
     )
     verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
     reason = (
@@ -137,11 +110,6 @@ def _fitting(
     ]
 
 
-def _is_kept(program_cache: ProgramCache, built: BuildEntry) -> bool:
-    """Whether the program is on disk, as far as can be told without loading it."""
-    return bool(built.name) and program_cache.has(built.name)
-
-
 def _not_kept(fitting: list[BuildEntry]) -> list[str]:
     """Why programs that were made before have to be made again."""
     obstacles = dict.fromkeys(built.obstacle for built in fitting if built.obstacle)
@@ -174,13 +142,11 @@ def _nearest(reason: Reason, key: bytes) -> dict[str, Any] | None:
 
 def _program(built: BuildEntry) -> dict[str, Any]:
     return {
-        "arguments": {name: _argument_text(argument) for name, argument in built.arguments.items()},
+        "arguments": {
+            name: f"{argument.form}{' (static)' if argument.form.kind == 'static' else ''}"
+            for name, argument in built.arguments.items()
+        },
         "seconds": round(built.seconds, 3),
         "age_s": round(max(0.0, time.time() - built.at), 3),
         "calls": built.calls,
     }
-
-
-def _argument_text(argument: Argument) -> str:
-    static = " (static)" if argument.form.kind == "static" else ""
-    return f"{argument.form}{static}"

@@ -11,6 +11,7 @@ import pytest
 from jaxd_server.execution.admission import Admission
 from jaxd_server.processes.worker import gc_scheduler
 from jaxd_server.processes.worker.gc_scheduler import GcScheduler
+from tests.server.admitted import admitted
 from tests.server.staging import PATIENCE_S
 
 
@@ -48,7 +49,7 @@ def test_garbage_is_collected_when_nobody_waits(admission: Admission) -> None:
     gc.disable()
     assert not scheduler.poll()
     make_garbage(10_000)
-    running = admission.acquire("f", None)
+    running = admitted(admission, "f")
     assert not scheduler.poll()
     admission.release(running)
     assert scheduler.poll()
@@ -85,7 +86,7 @@ def test_garbage_is_collected_in_the_end(
     scheduler = GcScheduler(admission)
     gc.collect()
     gc.disable()
-    admission.acquire("f", None)
+    admitted(admission, "f")
     make_garbage(10_000)
     assert scheduler.poll()
 

@@ -16,6 +16,7 @@ from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues, Value
 from tests.fake_packages import FakeSite
+from tests.server.admitted import admitted
 from tests.server.staging import join, start, until, waiting
 
 
@@ -35,8 +36,8 @@ def test_a_worker_without_work_may_go() -> None:
 def test_a_running_call_keeps_a_worker() -> None:
     """It is named, and new calls go on as if nothing had been asked."""
     admission = Admission()
-    admission.acquire("step", None).started -= 70
-    admission.acquire("other", None)
+    admitted(admission, "step").started -= 70
+    admitted(admission, "other")
     assert still_needed(admission, ValueStore()) == "step has been running for 70 s"
     assert not admission.is_barred
 
@@ -76,7 +77,7 @@ def test_an_idle_worker_goes_once() -> None:
     worker.rest.poll()
     assert worker.begun == 1
     with pytest.raises(WorkerReplaced, match="it was idle"):
-        worker.admission.acquire("f", None)
+        admitted(worker.admission, "f")
 
 
 def test_arrays_of_clients_keep_it() -> None:
@@ -93,7 +94,7 @@ def test_arrays_of_clients_keep_it() -> None:
 def test_a_running_call_keeps_it() -> None:
     """However long ago it began."""
     worker = Worker()
-    running = worker.admission.acquire("f", None)
+    running = admitted(worker.admission, "f")
     worker.idle_s = 99.0
     worker.rest.poll()
     assert worker.begun == 0
@@ -111,15 +112,15 @@ def test_an_array_that_comes_at_the_last_moment_keeps_it() -> None:
     def has_values() -> bool:
         looks.append(worker.has_values)
         if len(looks) == 1:
-            worker.admission.release(worker.admission.acquire_shared("(put)", leaves_values=True))
-            worker.has_values = True
+            with worker.admission.shared("(put)", leaves_values=True):
+                worker.has_values = True
         return looks[-1]
 
     worker.rest._has_values = has_values
     worker.rest.poll()
     assert looks == [False, True]
     assert worker.begun == 0
-    worker.admission.release(worker.admission.acquire("f", None))
+    worker.admission.release(admitted(worker.admission, "f"))
     assert not worker.admission.is_barred
 
 
@@ -130,8 +131,11 @@ def test_an_array_that_comes_too_late_goes_to_the_next_one() -> None:
     refused: list[BaseException] = []
 
     def put() -> None:
-        with pytest.raises(WorkerReplaced) as raised:
-            worker.admission.acquire_shared("(put)", leaves_values=True)
+        with (
+            pytest.raises(WorkerReplaced) as raised,
+            worker.admission.shared("(put)", leaves_values=True),
+        ):
+            pass
         refused.append(raised.value)
 
     threads: list[threading.Thread] = []
@@ -179,7 +183,7 @@ def test_a_change_closes_the_doors_and_is_told(
     for _ in range(2):
         package_monitor.poll(lambda *event: events.append(event))
         with pytest.raises(WorkerReplaced):
-            admission.acquire("f", None)
+            admitted(admission, "f")
     assert begun == [["renewed was changed from 1 to 2"]]
     assert len(events) == 2
     kind, content = events[0]

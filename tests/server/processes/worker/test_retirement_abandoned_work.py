@@ -10,6 +10,7 @@ from jaxd_server.execution.admission import Admission
 from jaxd_server.processes.worker import retirement as module
 from jaxd_server.processes.worker.retirement import AbandonedWork
 from jaxd_server.runtime.threads.cancellation import CancelToken
+from tests.server.admitted import admitted
 
 
 class Scenario:
@@ -34,7 +35,7 @@ class Scenario:
     def call(self, phase: Any = "running") -> Any:
         """One that was given up."""
         cancel_token = CancelToken(clock=lambda: self.now)
-        running = self.admission.acquire("step", None, cancel_token)
+        running = admitted(self.admission, "step", cancel_token=cancel_token)
         cancel_token.set_phase(phase)
         cancel_token.cancel(Cancelled("not wanted."))
         cancel_token.is_client_notified = True

@@ -31,5 +31,5 @@ def test_options_reach_the_parts(open_in_process_server: Callable[..., InProcess
         slots=3, budget_bytes=1 << 20, max_result_bytes=1 << 10, threads=2
     )
     worker_context = in_process_server.parts._worker_context
-    assert (worker_context.slots, worker_context.budget.limit) == (3, 1 << 20)
-    assert worker_context.max_result_bytes == 1 << 10
+    assert (worker_context.options.slots, worker_context.budget.limit) == (3, 1 << 20)
+    assert worker_context.options.max_result_bytes == 1 << 10

@@ -18,7 +18,8 @@ from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recipes import load_recipes
-from jaxd_server.rpc.services.admin import OPERATIONS, AdminService
+from jaxd_server.rpc.services.admin import AdminService
+from jaxd_server.rpc.services.requests import check_arguments
 from tests.server.in_process import InProcessServer, PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, join, start, until
 
@@ -48,10 +49,9 @@ def operations(harness: PipelineHarness) -> AdminService:
 
 def ask(harness: PipelineHarness, verb: str, *args: Any) -> Any:
     """What a JSON answer says; raises what it says instead."""
+    check_arguments(verb, args)
     value, buffers = operations(harness).answer(verb, args)
     assert list(buffers) == []
-    if value[0] == FAILED:
-        raise decode_failure(value[1])
     return json.loads(value)
 
 
@@ -93,13 +93,11 @@ def test_functions_without_a_recipe_are_named(open_harness: OpenHarness) -> None
     assert left_out["key"] == source.key.hex()
 
 
-def test_an_error_comes_as_that_of_a_call(open_harness: OpenHarness) -> None:
-    """Such as for a mark of a worker that is gone."""
+def test_a_mark_of_a_worker_that_is_gone_is_refused(open_harness: OpenHarness) -> None:
+    """What was called before is known to nobody any more."""
     mark = operations(open_harness()).answer("recipes", ("",))[0][0]
-    value, _ = operations(open_harness()).answer("recipes", (json.loads(mark)["mark"],))
-    assert value[0] == FAILED
     with pytest.raises(WorkerLost, match="Record again"):
-        raise decode_failure(value[1])
+        operations(open_harness()).answer("recipes", (json.loads(mark)["mark"],))
 
 
 def test_a_function_is_forgotten_in_memory_and_on_disk(open_harness: OpenHarness) -> None:
@@ -278,8 +276,16 @@ def test_every_operation_is_answered_over_the_wire(in_process_server: InProcessS
     (_, *messages), buffers = peer.request("recipes", (mark,))
     assert load_recipes(messages, buffers)[0].code == bytes(source.code_)
     assert answer_of(peer.request("forget", (source.key,))) == {"executables": 1}
-    assert len(OPERATIONS) == 3
     until(lambda: in_process_server.parts._worker_context.budget.calls == 0)
+
+
+def test_an_error_comes_as_that_of_a_call(in_process_server: InProcessServer) -> None:
+    """Also that of arguments which no client of jaxd's sends."""
+    peer = in_process_server.peer(Source(lambda x: x + 1))
+    (kind, failure), _ = peer.request("forget", ("",))
+    assert kind == FAILED
+    with pytest.raises(ProtocolError, match="arguments of 'forget' are not those that it takes"):
+        raise decode_failure(failure)
 
 
 def test_an_operation_that_takes_long_holds_up_nobody(

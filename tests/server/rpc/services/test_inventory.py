@@ -38,10 +38,7 @@ def report(harness: PipelineHarness) -> dict[str, Any]:
     """The answer to `functions`, once all is on disk."""
     if harness.program_cache is not None:
         harness.program_cache.flush()
-    pipeline = harness.pipeline
-    return inventory(
-        pipeline.executables, pipeline.program_cache, pipeline.build_log, harness.counters
-    )
+    return inventory(harness.pipeline)
 
 
 def only_row(harness: PipelineHarness) -> dict[str, Any]:

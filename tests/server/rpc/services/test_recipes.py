@@ -39,7 +39,7 @@ def open_harness(runtime: Path) -> Iterator[OpenHarness]:
 def recorder(harness: PipelineHarness) -> Recorder:
     """That of a worker."""
     pipeline = harness.pipeline
-    return Recorder(pipeline.executables, pipeline.build_log, pipeline.program_cache)
+    return Recorder(pipeline)
 
 
 class Stranger:

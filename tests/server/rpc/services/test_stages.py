@@ -15,9 +15,8 @@ from jaxd.request.array_specs import encode_specs
 from jaxd_protocol.errors import ArgumentError, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import infer_static_args
-from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import decode_failure
 from jaxd_server.compilation.functions.table import Functions
+from jaxd_server.rpc.services.requests import check_arguments
 from jaxd_server.rpc.services.stages import Stages
 from tests.server.in_process import PipelineHarness, Source
 
@@ -39,14 +38,16 @@ def show(
     harness: PipelineHarness, source: Source, stage: str, *args: Any, **more: Any
 ) -> dict[str, Any]:
     """What is said of a stage."""
-    stages = Stages(Functions(), harness.compiler, harness.admission, harness.counters)
+    pipeline = harness.pipeline
+    pipeline.functions = Functions()
+    stages = Stages(pipeline, harness.compiler)
     skeleton, buffers = encode_specs(
         args, {}, infer_static_args(source.function, source.options), {}
     )
     message = (source.key, skeleton, stage, "stablehlo", False)
-    reply, _ = stages.answer(source, more.get("message", message), buffers)
-    if reply[0] == FAILED:
-        raise decode_failure(reply[1])
+    message = more.get("message", message)
+    check_arguments("stages", message)
+    reply, _ = stages.answer(source, message, buffers)
     found: dict[str, Any] = json.loads(reply)
     return found
 

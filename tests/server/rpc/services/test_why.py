@@ -16,8 +16,10 @@ from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.history.build_log import describe
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.lowered import Obstacle
-from jaxd_server.rpc.services import why
-from jaxd_server.rpc.services.why import answer_inquiry
+from jaxd_server.rpc.services import why as module
+from jaxd_server.rpc.services.admin import AdminService
+from jaxd_server.rpc.services.requests import check_arguments
+from jaxd_server.rpc.services.why import why
 from tests.server.in_process import InProcessServer, PipelineHarness, Source, encode
 
 X = np.zeros((128, 8), np.float32)
@@ -36,9 +38,7 @@ def ask(harness: PipelineHarness, source: Source, *args: Any, known: bool = True
     if known:
         described = describe(pipeline.functions.obtain(source.key, source))
     message = (source.key, skeleton, described.to_message())
-    answer = answer_inquiry(
-        pipeline.build_log, pipeline.executables, pipeline.program_cache, "why", message
-    )
+    answer = why(pipeline, *message)
     assert json.loads(json.dumps(answer)) == answer
     return answer
 
@@ -156,12 +156,8 @@ def test_recent_lists_the_last_builds(harness: PipelineHarness) -> None:
     source = Source(double)
     for x in (X, X[:3]):
         harness.value(source, x)
-    pipeline = harness.pipeline
-    answer = answer_inquiry(
-        pipeline.build_log, pipeline.executables, pipeline.program_cache, "recent", (1,)
-    )
-    (decision,) = answer["decisions"]
-    assert decision["reason"] == "argument x: float32[128,8] → float32[3,8]"
+    (decision,) = harness.pipeline.build_log.recent(1)
+    assert decision.to_dict()["reason"] == "argument x: float32[128,8] → float32[3,8]"
 
 
 @pytest.mark.parametrize(
@@ -177,9 +173,13 @@ def test_recent_lists_the_last_builds(harness: PipelineHarness) -> None:
 )
 def test_what_is_no_question_is_refused(harness: PipelineHarness, verb: str, args: Any) -> None:
     """With the error that the peer's mistakes have."""
-    pipeline = harness.pipeline
+
+    def ask_() -> None:
+        check_arguments(verb, args)
+        AdminService(harness.pipeline).answer(verb, args)
+
     with pytest.raises(ProtocolError):
-        answer_inquiry(pipeline.build_log, pipeline.executables, pipeline.program_cache, verb, args)
+        ask_()
 
 
 def test_what_is_on_disk_is_a_load(open_harness: Callable[..., PipelineHarness]) -> None:
@@ -267,7 +267,7 @@ def test_a_program_that_jax_cannot_write_says_so(
 
 def test_every_obstacle_is_told_in_words() -> None:
     """And not by its name."""
-    assert {*get_args(Obstacle), "tokens", "unwritten"} == set(why._OBSTACLES)
+    assert {*get_args(Obstacle), "tokens", "unwritten"} == set(module._OBSTACLES)
 
 
 def test_both_are_answered_over_a_connection(in_process_server: InProcessServer) -> None:

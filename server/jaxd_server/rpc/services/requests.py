@@ -1,0 +1,42 @@
+"""The requests beside calls that the services answer, and the types of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jaxd_protocol.errors import ProtocolError
+
+_Types = tuple[type, ...]
+
+VALUE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
+    "put": ((int, bytes, bytes, bytes, tuple),),
+    "fetch": ((bytes, bytes),),
+    "part": ((int, tuple, int, int),),
+    "name": ((str, bytes, bytes, type(None)), (str, bytes, bytes, float)),
+    "named": ((str, int),),
+    "unname": ((str,),),
+    "values": ((),),
+}
+"""For `ValueService`; for each verb, the types that its arguments may have."""
+
+SERVICE_VERBS: Final[Mapping[str, tuple[_Types, ...]]] = {
+    **VALUE_VERBS,
+    "functions": ((),),
+    "recipes": ((str,),),
+    "forget": ((bytes,),),
+    "why": ((bytes, bytes, tuple), (bytes, type(None), tuple)),
+    "recent": ((int,),),
+    "stages": ((bytes, bytes, str, str, bool),),
+}
+"""The same for `AdminService` and `Stages` as well."""
+
+
+def check_arguments(verb: str, args: tuple[Any, ...]) -> None:
+    """Returns when the arguments of one of these verbs have the right types.
+
+    Raises:
+        ProtocolError: when they have others.
+    """
+    if tuple(map(type, args)) not in SERVICE_VERBS[verb]:
+        raise ProtocolError(f"the arguments of {verb!r} are not those that it takes.")
