@@ -12,7 +12,7 @@ from jaxd_protocol.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of a server, as it was when it was asked for; `f.on(device=…)` takes it.
+    """One device of a server, as it was at the time of the question; `f.on(device=…)` takes it.
 
     Attributes:
         index: its number: `jax.devices()[index]` inside of a function.
@@ -45,7 +45,7 @@ def query_devices(ask: Callable[[str], Mapping[str, Any]]) -> tuple[Device, ...]
     """Those of a server, in jax's order.
 
     Args:
-        ask: asks the server something about itself.
+        ask: sends the server a question about itself; see `Session.ask`.
 
     Raises:
         NoServer: when it cannot be reached.

@@ -51,19 +51,19 @@ _KnownResult = tuple[bytes, tuple[int, ...], bytes]
 class SkeletonTable:
     """The table of indexed skeletons of one session. Thread-safe.
 
-    A loop need not say in each step what its state looks like.
+    A loop need not send the structure of its state in each step.
 
-    A name is never given to another skeleton: a call must not be taken for another.
+    An index is never given to another skeleton: a call must not be taken for another.
     """
 
     def __init__(self) -> None:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In the child of a fork: nobody else holds the lock."""
+        """In the child of a fork: no other thread holds the lock."""
         self._numbers: dict[bytes, int] = {}
         self._assigned = 0
-        self._lock = threading.Lock()  # guards _given
+        self._lock = threading.Lock()  # guards _assigned
 
     def encode(self, skeleton: bytes) -> bytes:
         """The bytes to send for a skeleton: an index, a definition, or itself."""
@@ -78,10 +78,10 @@ class SkeletonTable:
             number, self._assigned = self._assigned, self._assigned + 1
         return defining_skeleton(number, skeleton)
 
-    def confirm(self, told: bytes) -> None:
+    def confirm(self, sent: bytes) -> None:
         """Confirms a definition: the server has answered the call that contained it."""
-        if told.startswith(DEFINING_SKELETON):
-            self._numbers[told[2:]] = told[1]
+        if sent.startswith(DEFINING_SKELETON):
+            self._numbers[sent[2:]] = sent[1]
 
 
 class ClientServices(Protocol):
@@ -102,8 +102,8 @@ class ValueStore(Protocol):
     """The arrays of one session, as calls on them need it.
 
     Attributes:
-        release_queue: collects the ids of those that nobody here holds any more.
-        sent_before: gives what the session has sent.
+        release_queue: collects the ids of those that this process released.
+        deduplicator: gives what the session has sent.
     """
 
     release_queue: ReleaseQueue
@@ -245,9 +245,9 @@ class PipelinedCalls:
         if known is not None:
             skeleton, donated, hash_ = known
             form = ResultShape(skeleton, call.spec.snapshot.reader.layout(skeleton), hash_)
-        told = self._skeletons.encode(call.skeleton)
+        sent_skeleton = self._skeletons.encode(call.skeleton)
         is_copied = known is not None or ended is not None
-        flight = PipelinedCall(call, form, donated, ended, is_copied, told)
+        flight = PipelinedCall(call, form, donated, ended, is_copied, sent_skeleton)
         try:
             self._pipeline.launch(flight)
         except ValuesLost as error:
@@ -327,7 +327,7 @@ class PipelinedCalls:
         Args:
             call: the call.
             skeleton: what its result looks like.
-            home: what of it came home; None when nothing has so far.
+            home: what is in the reply; None when there is none so far.
             flight: the call, when it returns before its reply is here.
 
         Raises:
