@@ -23,7 +23,6 @@ from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
-    from jaxd.transfer.routing import CallTransfer
 
 
 _retry_budget: Final = RetryBudget()
@@ -102,7 +101,10 @@ class AsyncCall:
         try:
             transfer = call.load(copied=not self._is_repeatable)
             if not self._is_repeatable:
-                self._keep_copy(transfer)
+                retry_copy = RetryCopy.of(call.call, transfer, _retry_budget)
+                if retry_copy is not None:  # else there is no room for copies
+                    self._retry_copies.append(retry_copy)
+                    call.call = retry_copy.call
             call.is_sent = True
             pending = PendingReply(partial(self._on_reply, attempt), needs_reader=True, about=call)
             connection.launch(
@@ -136,13 +138,6 @@ class AsyncCall:
     def _is_repeatable(self) -> bool:
         """Whether all of its data is as it was when it was made."""
         return bool(self._retry_copies) or not self._call.call.buffers
-
-    def _keep_copy(self, transfer: CallTransfer) -> None:
-        """Makes the call repeatable when its arrays change, if there is room for copies."""
-        retry_copy = RetryCopy.of(self._call.call, transfer, _retry_budget)
-        if retry_copy is not None:
-            self._retry_copies.append(retry_copy)
-            self._call.call = retry_copy.call
 
     def _on_done(self, future: Future[Any]) -> None:
         """Drops the data: the future must not keep the arrays. Perhaps called twice."""

@@ -130,14 +130,6 @@ class Caller:
         open_call = OpenCall(self.session, call)
         return open_call.result(*open_call.wait())
 
-    def reply(self, call: CallRequest) -> tuple[Any, ...]:
-        """The reply to a call, which is repeated as any other; see `OpenCall`.
-
-        Raises:
-            JaxdError: when there is no reply.
-        """
-        return OpenCall(self.session, call).wait()[0]
-
     # requests of the server (see `ServerRequestHandler`) ---------------------------------------
 
     def answer_request(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from jaxd.dispatch.caller import Caller
+from jaxd.dispatch.caller import Caller, OpenCall
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.call_request import CallRequest
 from jaxd.results.reader import ResultReader
@@ -92,7 +92,7 @@ def result_skeleton_of(caller: Caller, call: CallRequest) -> bytes:
 
 
 def _reply(caller: Caller, call: CallRequest) -> tuple[Any, ...]:
-    value = caller.reply(call)
+    value, _ = OpenCall(caller.session, call).wait()
     if value[0] == FAILED:
         raise decode_failure(value[1], call.spec.snapshot.reader)
     return value

@@ -228,34 +228,28 @@ class PipelinedCalls:
     def _launch(self, call: CallRequest, *, may_return: bool, ended: Any = None) -> PipelinedCall:
         from jaxd.remote_values.pipeline import PipelinedCall, ResultShape
 
+        flight: PipelinedCall | None = None
+        form: ResultShape | None = None
+        donated: tuple[int, ...] = ()
         try:
             for handle_range in call.values:
                 if handle_range.origin.has_unusable:
                     self.check(handle_range.arrays)
-        except ValuesLost as error:
-            from jaxd.remote_values.lost import with_call_array_names
-
-            raise with_call_array_names(error, call) from None
-        assert call.result_policy is not None
-        form: ResultShape | None = None
-        donated: tuple[int, ...] = ()
-        known = (
-            self._result_shapes.get(_call_kind(call, call.remote_leaves)) if may_return else None
-        )
-        if known is not None:
-            skeleton, donated, hash_ = known
-            form = ResultShape(skeleton, call.spec.snapshot.reader.layout(skeleton), hash_)
-        sent_skeleton = self._skeletons.encode(call.skeleton)
-        is_copied = known is not None or ended is not None
-        flight = PipelinedCall(call, form, donated, ended, is_copied, sent_skeleton)
-        try:
+            kind = _call_kind(call, call.remote_leaves)
+            known = self._result_shapes.get(kind) if may_return else None
+            if known is not None:
+                skeleton, donated, hash_ = known
+                form = ResultShape(skeleton, call.spec.snapshot.reader.layout(skeleton), hash_)
+            is_copied = known is not None or ended is not None
+            sent_skeleton = self._skeletons.encode(call.skeleton)
+            flight = PipelinedCall(call, form, donated, ended, is_copied, sent_skeleton)
             self._pipeline.launch(flight)
         except ValuesLost as error:
             from jaxd.remote_values.lost import with_call_array_names
 
             raise with_call_array_names(error, call) from None
         except BaseException:
-            if not flight.done:  # it was interrupted, and is perhaps on its way
+            if flight is not None and not flight.done:  # interrupted, and perhaps on its way
                 self._abandon(flight)
             raise
         return flight
@@ -282,16 +276,11 @@ class PipelinedCalls:
         assert flight.skeleton is not None
         assert call.result_policy is not None
         flight.layout = call.spec.snapshot.reader.layout(flight.skeleton)
-        self._learn_shape(flight)
+        if _is_remote(call):
+            self._store_shape(flight, flight.skeleton)
+            if flight.sent_skeleton is not None and flight.attempts == 1:
+                self._skeletons.confirm(flight.sent_skeleton)
         return self._result(flight)
-
-    def _learn_shape(self, flight: PipelinedCall) -> None:
-        """Remembers what the results of such calls look like."""
-        if flight.skeleton is None or not _is_remote(flight.call):
-            return
-        self._store_shape(flight, flight.skeleton)
-        if flight.sent_skeleton is not None and flight.attempts == 1:
-            self._skeletons.confirm(flight.sent_skeleton)
 
     def _store_shape(self, flight: PipelinedCall, skeleton: bytes) -> None:
         kind = _call_kind(flight.call, flight.remote_leaves)
