@@ -310,7 +310,9 @@ class PersistentFunction(
         """
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
             return nnx.function.why(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
-        from jaxd.api.why import explain, is_valid_call, running_server
+        from jaxd.api.why import Why, is_valid_call, running_server
+        from jaxd.dispatch.warm import ask_why
+        from jaxd_protocol.messages.function_manifest import parameter_names
 
         binding = self._binding
         caller = running_server(binding.find_caller())
@@ -320,7 +322,8 @@ class PersistentFunction(
             skeleton = caller.encode(spec, args, kwargs, None, "auto").skeleton
             if skeleton in spec.snapshot.pinned:  # else the call will pin it, and not the question
                 spec = binding.snapshots.pinned_spec(spec, skeleton, binding.config())
-        return explain(caller, spec, binding.function, skeleton)
+        parameters = parameter_names(binding.function)
+        return Why.from_report(ask_why(caller, spec, parameters, skeleton))
 
     def warm(self, *args: Any, **kwargs: Any) -> Warmed:
         """Builds what a call with such arguments needs, or loads it; runs nothing.

@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxd.dispatch.warm import ask_why
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.explain.key_differences import Difference
-from jaxd_protocol.messages.function_manifest import parameter_names
 from jaxd_protocol.network.local_server import LocalServerFiles, is_server_running
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
-    from jaxd.request.function_snapshot import FunctionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +106,6 @@ def is_valid_call(
     except ValueError:  # it does not say what it takes
         return True
     return True
-
-
-def explain(
-    caller: Caller, spec: FunctionSpec, function: Callable[..., Any], skeleton: bytes | None
-) -> Why:
-    """What a call would do.
-
-    Args:
-        caller: of the server.
-        spec: the function, as the server will know it.
-        function: the function itself.
-        skeleton: the structure of the arguments; None: the report is about all calls.
-
-    Raises:
-        NoServer: when the server cannot be reached.
-    """
-    return Why.from_report(ask_why(caller, spec, parameter_names(function), skeleton))
 
 
 def _nearest(nearest: Mapping[str, Any], function: str) -> str:

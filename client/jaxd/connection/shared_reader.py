@@ -165,7 +165,7 @@ class SharedReader:
         """Reads and dispatches for everybody; the connection's end is dispatched as well.
 
         Returns:
-            Whether this thread is still in charge of reading; see `_step_down`.
+            Whether this thread is still in charge of reading; see `_yield_reading`.
         """
         reader = self._channel.reader
         me = self._reader_thread = threading.get_ident()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -39,18 +39,6 @@ class Device:
     def from_report(cls, row: Mapping[str, Any]) -> Device:
         """Reads what a server answered."""
         return cls(**{name: row[name] for name in cls.__slots__})
-
-
-def query_devices(ask: Callable[[str], Mapping[str, Any]]) -> tuple[Device, ...]:
-    """Those of a server, in jax's order.
-
-    Args:
-        ask: sends the server a question about itself; see `Session.ask`.
-
-    Raises:
-        NoServer: when it cannot be reached.
-    """
-    return tuple(map(Device.from_report, ask("devices")["devices"]))
 
 
 def device_index(device: SupportsIndex | None) -> int | None:

@@ -69,7 +69,7 @@ class OutputPrinter:
     """Prints, warns and logs what calls emit on the server. Thread-safe; never raises.
 
     Args:
-        notices: defers what has to run in the thread of the call.
+        warning_queue: defers what has to run in the thread of the call.
         progress: its line on the terminal is cleared first.
     """
 

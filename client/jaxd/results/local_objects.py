@@ -92,7 +92,7 @@ class LocalObjects:
 
     Args:
         function: what people call the function.
-        mark: the function's, see `mark_of`; empty for one that has no numbers.
+        mark: the function's, see `function_mark`; empty for one that has no numbers.
         objects: what it reaches, by number.
         packages: top-level names of the installed packages that it reaches. Only of these are
             classes taken by name, and only those that hold nothing but data.
