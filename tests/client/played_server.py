@@ -21,7 +21,7 @@ class RecordingHandler:
             return ("described", *args), (memoryview(b"beside"),)
         raise KeyError(verb)
 
-    def call_back(self, connection: Any, about: Any, question: Any, buffers: Any) -> Any:
+    def call_back(self, about: Any, question: Any, buffers: Any) -> Any:
         if about is None:
             raise KeyError("no call")
         return ((about, *question), (memoryview(b"beside"),))

@@ -41,10 +41,13 @@ def test_it_is_printed_once(
     function = client.persistent_call(stopping(gate.path))
     call = function if way == "call" else lambda x: function.submit(x).result()
     result = in_thread(call, np.float32(3))
-    before = client.caller.session.output_printer().replay_filter
     with gate.reached():
-        wait_until(lambda: bool(before._outputs))
+        reader = client.caller.session.connection().shared_reader
+        (waiting,) = reader.pending.values()
+        open_call = waiting.about
+        wait_until(lambda: open_call._output is not None)
+        lost = open_call.number, open_call.opened
         client.caller.session.connection()._channel.stream.sock.shutdown(2)
-        wait_until(lambda: bool(before._lost_outputs or before._expected_repeats))
+        wait_until(lambda: (open_call.number, open_call.opened) != lost)
     assert float(result.result(30)) == 3.0
     assert capsys.readouterr().out == "loss 3.0\ndone 3.0\n"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, connect, errors
-from jaxd.connection.control_client import send_request, send_slow_request
+from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, in_thread, wait_until
@@ -27,7 +27,9 @@ StartLive = Callable[..., LiveServer]
 
 def control(server: LiveServer, what: str, **more: Any) -> Any:
     """What the host says."""
-    return send_slow_request(control_path(Address.parse(server.unix)), {"ask": what, **more})
+    return send_request(
+        control_path(Address.parse(server.unix)), {"ask": what, **more}, is_slow=True
+    )
 
 
 @contextmanager

@@ -68,22 +68,20 @@ class _Finder:
 
 def _callback_targets() -> None:
     """A callback may be aimed at anything that the function reaches, and at methods of data."""
-    from jaxd.events.callbacks import CallbackRunner
+    from jaxd.events import callbacks
 
-    before: Any = CallbackRunner._resolve
+    before: Any = callbacks._resolve
 
-    def aimed(
-        self: Any, snapshot: Any, given: Any, skeleton: bytes, blob: bytes, buffers: Any
-    ) -> Any:
+    def aimed(snapshot: Any, given: Any, skeleton: bytes, blob: bytes, buffers: Any) -> Any:
         with snapshot.pickling_context():
             callback_target, *_, args, kwargs = snapshot.reader.read(
                 skeleton, blob, buffers, "auto"
             )
         if type(callback_target) is bytes:
-            return before(self, snapshot, given, skeleton, blob, buffers)
+            return before(snapshot, given, skeleton, blob, buffers)
         return _Finder(snapshot).at(callback_target), args, kwargs
 
-    changed: Any = CallbackRunner
+    changed: Any = callbacks
     changed._resolve = aimed
 
 

@@ -51,7 +51,7 @@ def key_of(description: FunctionDescriptor) -> bytes:
 
 def skeleton_of(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> bytes:
     """That of a call."""
-    return encode_arguments(args, kwargs, statics, {})[0]
+    return encode_arguments(args, kwargs, statics, {}).skeleton
 
 
 def executable(seconds: float = 0.5, name: str = "step") -> Executable:

@@ -59,7 +59,8 @@ def encode(
     args: Sequence[Any], kwargs: dict[str, Any] | None = None, statics: StaticArgs = NO_STATIC_ARGS
 ) -> tuple[bytes, bytes, list[memoryview]]:
     """Skeleton, blob and buffers, as the client sends them."""
-    return encode_arguments(tuple(args), kwargs or {}, statics, {})[:3]
+    encoded = encode_arguments(tuple(args), kwargs or {}, statics, {})
+    return encoded.skeleton, encoded.blob, encoded.buffers
 
 
 class Source:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from jaxd.connection.control_client import send_slow_request
+from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from jaxd_server.runtime.child_startup import request_stack_dump
@@ -234,7 +234,7 @@ class FaultInjector:
 
     def _control(self, request: str, /, **more: Any) -> dict[str, Any]:
         path = control_path(Address.parse(self.server.unix))
-        return send_slow_request(path, {"ask": request, **more}) or {}
+        return send_request(path, {"ask": request, **more}, is_slow=True) or {}
 
     def doing(self) -> tuple[str, str]:
         """What the server does, and the stacks of its worker, for who looks why a client hangs."""

@@ -1,10 +1,9 @@
-"""`jaxd.Client`: one server, by name, for those who want more than the default one."""
+"""`jaxd.Client`: one server, for programs that use more than the default one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar, Unpack, overload
 
 from jaxd.api import put_get
@@ -13,7 +12,7 @@ from jaxd.api.function import PersistentFunction
 from jaxd.api.server_statistics import Statistics
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller, default_caller
-from jaxd.dispatch.devices import Device, device_index, query_devices
+from jaxd.dispatch.devices import Device, device_index
 from jaxd.interop.remote_array import RemoteArray, handle_reducer
 from jaxd.transfer import shared_arrays
 from jaxd.transfer.shared_memory import shared_pool
@@ -61,7 +60,7 @@ class Client:
         return Statistics.from_report(self.caller.session.ask("statistics"))
 
     def info(self) -> dict[str, Any]:
-        """What the server is: versions, devices, limits, and how this client reaches it.
+        """Versions, devices and limits of the server, and how this client reaches it.
 
         Raises:
             NoServer: when it cannot be reached.
@@ -72,7 +71,7 @@ class Client:
 
     def devices(self) -> tuple[Device, ...]:
         """As `jaxd.devices`, of this client's server."""
-        return query_devices(self.caller.session.ask)
+        return tuple(map(Device.from_report, self.caller.session.ask("devices")["devices"]))
 
     def put(self, tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
         """As `jaxd.put`, on this client's server."""
@@ -100,12 +99,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -129,7 +123,7 @@ def connect(
             `ssh://user@host`; by default the server that a persistent function would use.
         host: a TCP host instead of `server`.
         port: a TCP port instead of `server`.
-        token: what a server over TCP or TLS asks for; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
+        token: that of a server over TCP or TLS; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
         device: the server's device that its calls run on, by index; else `JAXD_DEVICE`, else the
             server chooses.
 
@@ -142,7 +136,7 @@ def connect(
         AuthenticationFailed, VersionMismatch: when the handshake fails.
         ConfigurationError: when the server has no such device.
     """
-    settings = _caller_for(Settings.resolve(server, host, port, token))
+    settings = _with_server(Settings.resolve(server, host, port, token))
     if device is not None:
         settings = settings.replaced(device=device_index(device))
     client = Client(Caller(settings))
@@ -156,7 +150,7 @@ def statistics() -> Statistics:
     Raises:
         NoServer: when none is there, none could be started, or `JAXD_INLINE=1` rules it out.
     """
-    return Client(default_caller(_caller_for(Settings.resolve()))).statistics()
+    return _default_client().statistics()
 
 
 def devices() -> tuple[Device, ...]:
@@ -198,7 +192,7 @@ def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> An
 
 
 def get(tree: Any) -> Any:
-    """The tree with all its `RemoteArray`s brought home, in few messages; waits for them.
+    """The tree with the data of all its `RemoteArray`s, fetched in few messages; waits for them.
 
     Raises:
         BaseException: what a call raised that was to compute one of them.
@@ -244,7 +238,7 @@ def named(name: str) -> Any:
         ValueDeleted: when there is none of that name.
         NoServer: when there is no server.
     """
-    return Client(default_caller(_caller_for(Settings.resolve()))).named(name)
+    return _default_client().named(name)
 
 
 def forget(name: str) -> bool:
@@ -253,7 +247,7 @@ def forget(name: str) -> bool:
     Raises:
         NoServer: when there is no server.
     """
-    return Client(default_caller(_caller_for(Settings.resolve()))).forget(name)
+    return _default_client().forget(name)
 
 
 @contextmanager
@@ -265,7 +259,7 @@ def pickle_by_handle(ttl_s: float = 3600.0) -> Iterator[None]:
     when the time is over.
 
     Args:
-        ttl_s: seconds for which the server keeps each array for that, whoever else holds it.
+        ttl_s: seconds for which the server keeps each array for that.
     """
 
     def instead(array: RemoteArray) -> tuple[Any, ...]:
@@ -280,10 +274,14 @@ def pickle_by_handle(ttl_s: float = 3600.0) -> Iterator[None]:
 
 def _load_pickled_handle(server: str, name: str) -> Any:
     """What a pickle by handle stands for."""
-    return Client(default_caller(_caller_for(Settings.resolve(server)))).named(name)
+    return _default_client(server).named(name)
 
 
-def _caller_for(settings: Settings) -> Settings:
+def _default_client(server: str | None = None) -> Client:
+    return Client(default_caller(_with_server(Settings.resolve(server))))
+
+
+def _with_server(settings: Settings) -> Settings:
     if settings.inline:
         raise NoServer(
             "JAXD_INLINE=1 means that this process uses no server. Unset JAXD_INLINE to use one."

@@ -138,10 +138,11 @@ def persistent_call(
         options.get("timeout_s"),
         options.get("strict", False),
     )
+    client, token = options.get("client"), options.get("token")
+    address = options.get("server"), options.get("host"), options.get("port")
+    caller = CallerLookup(*address, token, None if client is None else client.caller)
     snapshots = SnapshotCache(function, jit_options, ignored, ship, tuple(callbacks))
-    return PersistentFunction(
-        FunctionBinding(function, jit_options, _caller_lookup(options), settings, snapshots)
-    )
+    return PersistentFunction(FunctionBinding(function, jit_options, caller, settings, snapshots))
 
 
 def _jit_options(function: Callable[..., Any], given: CallOptions) -> Options:
@@ -166,9 +167,3 @@ def _jit_options(function: Callable[..., Any], given: CallOptions) -> Options:
         ) from error
     check_arguments(function, options)
     return options
-
-
-def _caller_lookup(given: CallOptions) -> CallerLookup:
-    client = given.get("client")
-    address = (given.get("server"), given.get("host"), given.get("port"))
-    return CallerLookup(*address, given.get("token"), None if client is None else client.caller)

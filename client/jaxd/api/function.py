@@ -60,7 +60,7 @@ class FunctionBinding(NamedTuple):
         return self._replace(function=function, options=options, snapshots=snapshots)
 
     def config(self) -> Mapping[str, Any]:
-        """The configuration of this moment and thread, with what the function says of it."""
+        """The configuration of this moment and thread, with the settings of the function."""
         config = current_config()
         return {**config, **self.settings.config} if self.settings.config else config
 
@@ -79,7 +79,7 @@ class FunctionBinding(NamedTuple):
             config: what `config` returned in the thread that calls.
             args: positional arguments.
             kwargs: keyword arguments.
-            results: in which form its result is wanted, other than the settings say.
+            results: the form of its result, instead of the one in the settings.
 
         Raises:
             ArgumentError, TracerError, PackingError: when an argument cannot travel.
@@ -99,7 +99,7 @@ class FunctionBinding(NamedTuple):
     def encode_specs(
         self, caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallRequest:
-        """A call with such arguments, or with specs of them, that brings no data."""
+        """A call with such arguments, or with specs of them, without data."""
         from jaxd.dispatch.warm import encode_warm_request
 
         config = self.config()
@@ -195,7 +195,7 @@ class PersistentFunction(
         config = binding.config()
         try:
             call = binding.encode(caller, config, args, kwargs)
-        except TracerError:  # jax traces whoever calls, and the call is to be in its program
+        except TracerError:  # jax traces the calling code, and the call is to be in its program
             call = None
         if call is None:
             return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
@@ -235,7 +235,9 @@ class PersistentFunction(
             from jaxd.tracing.inline import completed_future
 
             return completed_future(lambda: self._call_inline(*args, **kwargs))
-        return caller.submit(binding.encode(caller, binding.config(), args, kwargs))
+        from jaxd.dispatch import async_call  # imports concurrent.futures
+
+        return async_call.submit(caller, binding.encode(caller, binding.config(), args, kwargs))
 
     async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Awaits a call; the event loop runs on meanwhile.
@@ -249,6 +251,8 @@ class PersistentFunction(
         import asyncio
         from contextvars import copy_context
 
+        from jaxd.dispatch import async_call
+
         binding = self._binding
         caller = binding.find_caller()
         if caller is None:
@@ -258,7 +262,7 @@ class PersistentFunction(
         config = binding.config()
 
         def submit() -> Future[R]:
-            return caller.submit(binding.encode(caller, config, args, kwargs))
+            return async_call.submit(caller, binding.encode(caller, config, args, kwargs))
 
         run = copy_context().run  # context variables count as they are here
         future = await asyncio.get_running_loop().run_in_executor(None, run, submit)
@@ -284,7 +288,7 @@ class PersistentFunction(
             for future in flying:
                 future.cancel()
 
-    # what can be asked without a call ------------------------------------------------------------
+    # questions that make no call ------------------------------------------------------------------
 
     @property
     def fingerprint(self) -> str:
@@ -306,7 +310,9 @@ class PersistentFunction(
         """
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
             return nnx.function.why(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
-        from jaxd.api.why import explain, is_valid_call, running_server
+        from jaxd.api.why import Why, is_valid_call, running_server
+        from jaxd.dispatch.warm import ask_why
+        from jaxd_protocol.messages.function_manifest import parameter_names
 
         binding = self._binding
         caller = running_server(binding.find_caller())
@@ -316,7 +322,8 @@ class PersistentFunction(
             skeleton = caller.encode(spec, args, kwargs, None, "auto").skeleton
             if skeleton in spec.snapshot.pinned:  # else the call will pin it, and not the question
                 spec = binding.snapshots.pinned_spec(spec, skeleton, binding.config())
-        return explain(caller, spec, binding.function, skeleton)
+        parameters = parameter_names(binding.function)
+        return Why.from_report(ask_why(caller, spec, parameters, skeleton))
 
     def warm(self, *args: Any, **kwargs: Any) -> Warmed:
         """Builds what a call with such arguments needs, or loads it; runs nothing.
@@ -447,7 +454,7 @@ class PersistentFunction(
     def _derive(
         self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
     ) -> PersistentFunction[..., Any]:
-        """One that is called as this one is; the same each time that it is asked for."""
+        """One that is called as this one is; always the same one."""
         key = options.to_bytes()
         found = self._derived.get(key)
         if found is None:
@@ -499,7 +506,7 @@ class PersistentFunction(
     ) -> NnxCall[PersistentFunction[..., Any]] | None:
         """The call that is made where flax nnx objects are passed; None when there are none."""
         if self.is_derived:
-            return None  # whoever derives a function derives one that returns what it changes
+            return None  # its changes are part of its result
         if self._nnx is None:
             from jaxd.api.nnx import NnxCalls
 
@@ -513,11 +520,11 @@ _CLASS_IS_LOST: Final = sys.version_info >= (3, 13)
 
 
 def check_class_known(function: Any, args: tuple[Any, ...]) -> None:
-    """Returns when what a function is asked for by name has its class, if it is a class method.
+    """Returns when a method of a persistent function has its class, if it is a class method.
 
     Args:
         function: a persistent function.
-        args: the arguments that it is asked with.
+        args: the arguments of that method.
 
     Raises:
         ArgumentError: when the class is missing.
@@ -535,7 +542,7 @@ def check_class_known(function: Any, args: tuple[Any, ...]) -> None:
 
 
 def _is_class_method(function: Any) -> bool:
-    """Whether its class has it as one; of classes that are local to a function nobody knows."""
+    """Whether its class has it as one; False for classes that are local to a function."""
     *path, name = str(getattr(function, "__qualname__", "?")).split(".")
     found: Any = sys.modules.get(str(getattr(function, "__module__", "?")))
     for part in (*path, name):

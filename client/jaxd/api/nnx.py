@@ -157,7 +157,7 @@ def _is_marker(value: Any) -> bool:
 
 
 def _as_jax_value(value: Any) -> Any:
-    """A result as a variable holds it, in whatever form it was asked for."""
+    """A result as a variable holds it, whatever the form of results."""
     if type(value) is PRNGKeys:
         return to_jax_keys(value.impl, value.data)
     return loaded_jax().tree.map(_as_jax_array, value)

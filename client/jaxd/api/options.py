@@ -10,7 +10,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ConfigurationError
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
     from inspect import Signature
 
 _GENERATOR: Final = 0x20  # inspect.CO_GENERATOR
-_RESULTS: tuple[ResultsAs, ...] = ("auto", "numpy", "jax", "remote")
-_SHIP: tuple[Ship, ...] = ("value", "source")
-_STATIC: tuple[StaticRule, ...] = ("auto", "jax")
+_CHOICES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "results": ("not a form of results", get_args(ResultsAs)),
+    "ship": ("no way to send code", get_args(Ship)),
+    "static": ("no rule for static arguments", get_args(StaticRule)),
+}
+"""Of options that have one of a few values: the problem with any other, and these; the default is
+the first."""
+
 _SERVER_OPTIONS = ("server", "host", "port", "token")
 
 
@@ -93,7 +98,7 @@ def inline_of(value: Any) -> bool | str:
 
 
 def packed_shardings(option: str, value: Any) -> bytes:
-    """Shardings as they travel; empty for None, which says the same as leaving the option out.
+    """Shardings as they travel; empty for None, which means the same as leaving the option out.
 
     Raises:
         TypeError: as `jax.jit`, when there is something in it that is no sharding.
@@ -196,47 +201,37 @@ def check_option_values(options: Mapping[str, Any]) -> None:
     """Returns when all options have values that can be used, but for those of `jax.jit`.
 
     Raises:
-        ConfigurationError: when one is not; says what it may be.
+        ConfigurationError: when one is not; its message has the possible ones.
     """
-    _check_client(options)
-    _check_results(options.get("results", "auto"))
-    _check_timeout(options.get("timeout_s"))
-    _check_strict(options.get("strict", False))
-    _check_ship(options.get("ship", "value"))
-    _check_static(options.get("static", "auto"))
-    _check_config(options.get("config"))
-    _check_compiler_options(options.get("compiler_options"))
-    _check_callbacks(options.get("callbacks"))
+    for name, (problem, choices) in _CHOICES.items():
+        value = options.get(name, choices[0])
+        if not isinstance(value, str) or value not in choices:
+            raise ConfigurationError(
+                f"{name}={value!r} is {problem}. Use one of: {', '.join(map(repr, choices))}."
+            )
+    strict = options.get("strict", False)
+    if not isinstance(strict, bool):
+        raise ConfigurationError(f"strict={strict!r} is neither yes nor no. Use True or False.")
+    for name, check in _CHECKS.items():
+        if options.get(name) is not None:
+            check(options[name])
+    given = [name for name in _SERVER_OPTIONS if options.get(name) is not None]
+    if given and options.get("client") is not None:
+        raise ConfigurationError(
+            f"client= is given together with {given[0]}=, but a client has its server already. "
+            f"Leave out {given[0]}=, or client=."
+        )
 
 
-def _check_client(options: Mapping[str, Any]) -> None:
-    client = options.get("client")
-    if client is None:
-        return
+def _check_client(client: object) -> None:
     if not hasattr(client, "caller"):
         raise ConfigurationError(
             f"client={client!r} is no client. Give what jaxd.connect returns, "
             "or server= with an address."
         )
-    both = [name for name in _SERVER_OPTIONS if options.get(name) is not None]
-    if both:
-        raise ConfigurationError(
-            f"client= is given together with {both[0]}=, but a client has its server already. "
-            f"Leave out {both[0]}=, or client=."
-        )
-
-
-def _check_results(results: object) -> None:
-    if not isinstance(results, str) or results not in _RESULTS:
-        raise ConfigurationError(
-            f"results={results!r} is not a form of results. "
-            f"Use one of: {', '.join(map(repr, _RESULTS))}."
-        )
 
 
 def _check_timeout(timeout_s: object) -> None:
-    if timeout_s is None:
-        return
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
         raise ConfigurationError(
             f"timeout_s={timeout_s!r} is not a number. Give seconds, such as 30, or leave it out."
@@ -248,29 +243,7 @@ def _check_timeout(timeout_s: object) -> None:
         )
 
 
-def _check_strict(strict: object) -> None:
-    if not isinstance(strict, bool):
-        raise ConfigurationError(f"strict={strict!r} is neither yes nor no. Use True or False.")
-
-
-def _check_ship(ship: object) -> None:
-    if not isinstance(ship, str) or ship not in _SHIP:
-        raise ConfigurationError(
-            f"ship={ship!r} is no way to send code. Use one of: {', '.join(map(repr, _SHIP))}."
-        )
-
-
-def _check_static(static: object) -> None:
-    if not isinstance(static, str) or static not in _STATIC:
-        raise ConfigurationError(
-            f"static={static!r} is no rule for static arguments. "
-            f"Use one of: {', '.join(map(repr, _STATIC))}."
-        )
-
-
 def _check_config(config: object) -> None:
-    if config is None:
-        return
     if not isinstance(config, Mapping):
         raise ConfigurationError(
             f"config={config!r} has no names. Write it as {{'jax_enable_x64': True}}."
@@ -289,8 +262,6 @@ def _check_config(config: object) -> None:
 
 
 def _check_compiler_options(options: object) -> None:
-    if options is None:
-        return
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise ConfigurationError(
             f"compiler_options={options!r} does not map names to values. "
@@ -299,10 +270,18 @@ def _check_compiler_options(options: object) -> None:
 
 
 def _check_callbacks(callbacks: object) -> None:
-    if callbacks is None:
-        return
     if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
         raise ConfigurationError(
             f"callbacks={callbacks!r} is no list of functions. Write it as callbacks=[log, "
             "history.append]."
         )
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "client": _check_client,
+    "timeout_s": _check_timeout,
+    "config": _check_config,
+    "compiler_options": _check_compiler_options,
+    "callbacks": _check_callbacks,
+}
+"""Of options whose default is None."""

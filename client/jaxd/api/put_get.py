@@ -32,7 +32,7 @@ def put(caller: Caller, tree: Any, name: str | None = None, ttl_s: float | None 
 def _retry_in_new_session(caller: Caller, ask: Callable[[RemoteStore], T]) -> T:
     """What `ask` returns; where the session turns out to be over, in the one that follows.
 
-    What is asked needs nothing of the old one, or says by itself that this is gone.
+    `ask` needs nothing of the old one, or raises by itself when that is gone.
     """
     for _ in range(MAX_WORKERS - 1):
         values = caller.session.values()
@@ -50,7 +50,7 @@ def _switch_worker(caller: Caller, values: RemoteStore) -> None:
     """Switches to the next worker: the one that has these values accepts no new calls."""
     session = caller.session
     opened = session.current()
-    if opened.values is values:  # nobody else has gone on yet
+    if opened.values is values:  # no other thread has switched yet
         session.drain(opened.connection)
         session.connection()
 
@@ -65,7 +65,7 @@ def _put(values: RemoteStore, tree: Any, name: str | None, ttl_s: float | None) 
 
 
 def name_array(array: RemoteArray, ttl_s: float) -> tuple[str, str]:
-    """Gives an array a name that nobody can guess, for some seconds; its server, and the name.
+    """Gives an array a name that cannot be guessed, for some seconds; its server, and the name.
 
     Raises:
         Exception: as `RemoteArray.block_until_ready`.

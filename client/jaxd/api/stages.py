@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxd_protocol.errors import ConfigurationError, ConnectionLost
-from jaxd_protocol.messages.calls import FAILED
-from jaxd_protocol.messages.failures import decode_failure
+from jaxd_protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
@@ -31,19 +29,15 @@ def ask_stage(
     dialect: Dialect = "stablehlo",
     places: bool = False,
 ) -> Mapping[str, Any]:
-    """What the server says of one stage of a function.
+    """The server's report of one compilation stage of a function.
 
     Raises:
         BaseException: what the function raises while it is traced.
-        JaxdError: when the server cannot be asked.
+        JaxdError: when the server cannot be reached.
     """
     message = (call.spec.key, call.skeleton, stage, dialect, places)
-    try:
-        value, _ = caller.session.connection().request("stages", message, call.buffers)
-    except ConnectionLost:
-        value, _ = caller.session.connection().request("stages", message, call.buffers)
-    if value[0] == FAILED:
-        raise decode_failure(value[1], call.spec.snapshot.reader)
+    reader = call.spec.snapshot.reader
+    value, _ = caller.session.request("stages", message, call.buffers, reader)
     found: Mapping[str, Any] = json.loads(value)
     return found
 
@@ -64,7 +58,7 @@ class Lowered:
 
         Args:
             dialect: `"stablehlo"`, which is the default, or `"hlo"`.
-            debug_info: whether each operation says where it comes from.
+            debug_info: whether each operation has its place in the source.
 
         Raises:
             ConfigurationError: for another dialect.

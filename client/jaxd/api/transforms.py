@@ -38,11 +38,7 @@ class TransformMethods(Generic[T]):
     ) -> T:
         """The gradient, as `jax.grad`."""
         return self.transformed(
-            "grad",
-            argnums=argnums,
-            has_aux=has_aux,
-            holomorphic=holomorphic,
-            allow_int=allow_int,
+            "grad", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
 
     def value_and_grad(
@@ -79,11 +75,7 @@ class TransformMethods(Generic[T]):
     ) -> T:
         """The Jacobian, row by row, as `jax.jacrev`."""
         return self.transformed(
-            "jacrev",
-            argnums=argnums,
-            has_aux=has_aux,
-            holomorphic=holomorphic,
-            allow_int=allow_int,
+            "jacrev", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
 
     def hessian(
@@ -117,7 +109,7 @@ class TransformMethods(Generic[T]):
         """Forward-mode: called as `f.jvp()(primals, tangents, **kwargs)`.
 
         `primals` is a tuple of positional arguments and `tangents` one of the same structure; None
-        for an argument says that it stays what it is. Keyword arguments are not differentiated;
+        for an argument keeps it constant. Keyword arguments are not differentiated;
         static ones are given so. Returns value and tangent, as `jax.jvp`, and auxiliary data.
         """
         return self.transformed("jvp", has_aux=has_aux)

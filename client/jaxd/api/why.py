@@ -8,23 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.explain.key_differences import Difference
-from jaxd_protocol.jit.options import Options
-from jaxd_protocol.jit.transforms import display_name
-from jaxd_protocol.messages.function_manifest import FunctionDescriptor, parameter_names
 from jaxd_protocol.network.local_server import LocalServerFiles, is_server_running
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
-    from jaxd.request.function_snapshot import FunctionSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """What a server says about a call that was not made; `str` of it is for people.
+    """A server's report of what a call would do; `str` of it is for people.
 
     Attributes:
         verdict: `hit`: a program is ready; `load`: one is on disk; `compile`: one has to be made.
-        function: whom it is about.
+        function: the function's name.
         key: hex name of function, options and configuration.
         fingerprint: hex name of the function alone.
         reason: why, in one line.
@@ -49,31 +45,16 @@ class Why:
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> Why:
         """Reads what a server answered."""
-        return cls(
-            report["verdict"],
-            report["function"],
-            report["key"],
-            report["fingerprint"],
-            report["reason"],
-            report["nearest"],
-            tuple(map(Difference.from_dict, report["differences"])),
-            tuple(report["advice"]),
-            tuple(report["programs"]),
-        )
+        fields = {name: report[name] for name in cls.__slots__}
+        fields["differences"] = tuple(map(Difference.from_dict, report["differences"]))
+        fields["advice"], fields["programs"] = tuple(report["advice"]), tuple(report["programs"])
+        return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
         """The same for JSON."""
-        return {
-            "verdict": self.verdict,
-            "function": self.function,
-            "key": self.key,
-            "fingerprint": self.fingerprint,
-            "reason": self.reason,
-            "nearest": None if self.nearest is None else dict(self.nearest),
-            "differences": [each.to_dict() for each in self.differences],
-            "advice": list(self.advice),
-            "programs": [dict(program) for program in self.programs],
-        }
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields["differences"] = [each.to_dict() for each in self.differences]
+        return fields | {"advice": list(self.advice), "programs": list(self.programs)}
 
     def __str__(self) -> str:
         lines = [f"{self.function}: {self.verdict}"]
@@ -89,7 +70,7 @@ class Why:
 
 
 def running_server(caller: Caller | None) -> Caller:
-    """The caller, when its server can be asked; none is started for a question.
+    """The caller, when its server can be reached; none is started for a question.
 
     Raises:
         NoServer: for None, which stands for `JAXD_INLINE=1`, and when no local server runs.
@@ -125,33 +106,6 @@ def is_valid_call(
     except ValueError:  # it does not say what it takes
         return True
     return True
-
-
-def explain(
-    caller: Caller, spec: FunctionSpec, function: Callable[..., Any], skeleton: bytes | None
-) -> Why:
-    """What a call would do.
-
-    Args:
-        caller: whom to ask.
-        spec: the function, as the server will know it.
-        function: the function itself.
-        skeleton: the structure of the arguments; None asks about all calls.
-
-    Raises:
-        NoServer: when the server cannot be reached.
-    """
-    manifest = spec.snapshot.manifest
-    options = Options.from_bytes(spec.options)
-    described = FunctionDescriptor(
-        display_name(spec.snapshot.name, options.transformations),
-        manifest.fingerprint,
-        options,
-        manifest.parts,
-        parameter_names(function),
-        manifest.shared,
-    )
-    return Why.from_report(caller.session.ask("why", spec.key, skeleton, described.to_message()))
 
 
 def _nearest(nearest: Mapping[str, Any], function: str) -> str:

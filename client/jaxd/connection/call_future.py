@@ -29,13 +29,13 @@ class CallFuture(Future[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pending_callbacks = threading.Lock()  # taken by who tells of a cancellation
+        self._cancellation = threading.Lock()  # taken by the thread that notifies of it
 
     def cancel(self) -> bool:
-        """See `concurrent.futures.Future.cancel`; whoever waits learns of it as well."""
+        """See `concurrent.futures.Future.cancel`; waiting threads are notified as well."""
         if not super().cancel():
             return False
-        if self._pending_callbacks.acquire(blocking=False):
+        if self._cancellation.acquire(blocking=False):
             self.set_running_or_notify_cancel()
         return True
 
@@ -71,10 +71,11 @@ class _CallbackThread:
     """Runs callbacks in order, in one thread per process, started at the first one."""
 
     def __init__(self) -> None:
-        self._start()
+        self.after_fork()
         reset_after_fork(self)
 
-    def _start(self) -> None:
+    def after_fork(self) -> None:
+        """In the child of a fork: the thread is the parent's, and so is what waits for it."""
         self._waiting: SimpleQueue[tuple[Callable[[Future[Any]], object], Future[Any]]]
         self._waiting = SimpleQueue()
         self._lock = threading.Lock()  # guards the start
@@ -89,10 +90,6 @@ class _CallbackThread:
                     target=self._run_callbacks, name="jaxd-callbacks", daemon=True
                 ).start()
                 self._started = True  # now: where no thread can be had, the next one is tried
-
-    def after_fork(self) -> None:
-        """The thread is the parent's, and so is what waits for it."""
-        self._start()
 
     def _run_callbacks(self) -> None:
         while True:

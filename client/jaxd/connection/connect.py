@@ -1,4 +1,4 @@
-"""From an address to an open, authenticated connection, with TLS where the address says so."""
+"""From an address to an open, authenticated connection, with TLS where its kind is tls."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ HANDSHAKE_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 
 _SERVER_FULL_ALERT = "TLSV1_ALERT_INTERNAL_ERROR"
-"""What a server says that takes no more clients, before the keys are there for more words."""
+"""The alert of a server without room, before there are keys for a message."""
 
 
 def open_connection(
     address: Address, settings: Settings, session: str | None, handler: ServerRequestHandler
 ) -> tuple[ClientConnection, dict[str, Any]]:
-    """A connection past its handshake, and what the server said of itself.
+    """A connection past its handshake, and the server's welcome message.
 
     Raises:
         NoServer: when nothing answers there.
@@ -63,7 +63,7 @@ def open_connection(
 
 
 def probe(address: Address, settings: Settings) -> dict[str, Any]:
-    """What the server at `address` says of itself; the connection is closed again.
+    """The welcome message of the server at `address`; the connection is closed again.
 
     Returns:
         `versions`, `python`, `epoch`, `pid`, `slots` and `max_frame_bytes` of the server.
@@ -117,18 +117,14 @@ def _channel_binding(line: Connected, address: Address) -> ChannelBinding:
 
 def _package_versions() -> dict[str, str]:
     """Versions of what is loaded; nothing is imported to find out."""
-    found = {}
-    for name in ("jax", "numpy"):
-        version = getattr(sys.modules.get(name), "__version__", None)
-        if version is not None:
-            found[name] = str(version)
-    return found
+    loaded = [name for name in ("jax", "numpy") if hasattr(sys.modules.get(name), "__version__")]
+    return {name: str(sys.modules[name].__version__) for name in loaded}
 
 
 def dial(address: Address, settings: Settings) -> Connected:
     """A socket that is connected to a server.
 
-    Over TLS, its certificate is the right one; a Unix socket is that of a user who may be trusted.
+    Over TLS, its certificate is the right one; a Unix socket is that of a trusted user.
 
     Raises:
         NoServer: when nothing answers there.
@@ -150,9 +146,10 @@ def dial(address: Address, settings: Settings) -> Connected:
     except JaxdError:
         raise  # some of ours are OSErrors as well
     except OSError as error:
+        there = address._replace(pin="", insecure=False, uid=None)  # not what is for clients only
         raise NoServer(
             f"no server answers at {address} ({error.strerror or error}). Start one there "
-            f"(jaxd serve --listen {_server_side_text(address)}), or set JAXD_SERVER to where one "
+            f"(jaxd serve --listen {there}), or set JAXD_SERVER to where one "
             "runs."
         ) from error
     if address.kind == "tcp":
@@ -162,11 +159,6 @@ def dial(address: Address, settings: Settings) -> Connected:
     except BaseException:
         sock.close()
         raise
-
-
-def _server_side_text(address: Address) -> Address:
-    """Without what is for clients only."""
-    return address._replace(pin="", insecure=False, uid=None)
 
 
 def _dial_unix(address: Address) -> socket.socket:
@@ -187,7 +179,7 @@ def _dial_unix(address: Address) -> socket.socket:
 
 
 def check_owner(sock: socket.socket, address: Address) -> None:
-    """Returns when a Unix socket is this user's, root's, or of the user whom the address names.
+    """Returns when a Unix socket is this user's, root's, or of the user in the address.
 
     As `check_owner` of `jaxd.connection.ssh_relay`, which does it at the far end of ssh.
 
@@ -198,7 +190,7 @@ def check_owner(sock: socket.socket, address: Address) -> None:
     folder = os.path.dirname(address.path)
     found = os.stat(folder)
     owner = peer_uid(sock)
-    if owner is None:  # the system does not tell: who can put a socket there, then
+    if owner is None:  # not known on this system: the user who can put a socket there, then
         owner = found.st_uid
     if owner not in trusted:
         raise AuthenticationFailed(

@@ -33,14 +33,14 @@ class ClientConnection(BulkConnection):
     Args:
         stream: connected, past the handshake.
         max_frame_bytes: what the server takes.
-        answers: who answers the server's questions.
+        handler: handles the requests of the server.
 
     Attributes:
         passes_descriptors: whether the server can be given open files, as far as is known.
-        shared_reader: lets those read who wait for something.
-        address: of the server, for people; set by who has dialled it.
-        worker: which of its workers this is; set by who has heard it.
-        on_transfer: told when a message of 1 MiB or more begins to go out or to come in.
+        shared_reader: reads it, in the threads that wait for replies.
+        address: of the server, for people; set by `open_connection`.
+        worker: which of its workers this is; set by `open_connection`.
+        on_transfer: called when a message of 1 MiB or more begins to go out or to come in.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ClientConnection(BulkConnection):
             self.on_transfer(self)
 
     def check(self) -> None:
-        """Detects that the server has closed an idle connection, which nobody reads."""
+        """Detects that the server has closed an idle connection, which no thread reads."""
         if not self.shared_reader.pending and not self._closed and self._channel.stream.has_ended():
             self.shut()
 
@@ -110,7 +110,7 @@ class ClientConnection(BulkConnection):
             deadline: `time.monotonic()` after which to stop waiting.
             number: the request's number, from `number()`, when the caller has to know it.
             descriptors: open files that the server is given.
-            late: called, by whoever reads, when the caller was interrupted or the deadline has
+            late: called, in the reading thread, when the caller was interrupted or the deadline has
                 passed, and the reply comes all the same.
             about: the call that it is for, if it is for one.
 
@@ -131,39 +131,6 @@ class ClientConnection(BulkConnection):
             raise
         return pending.result()
 
-    def submit(
-        self,
-        verb: str,
-        args: tuple[Value, ...],
-        buffers: Sequence[memoryview],
-        then: Callable[[PendingReply], None],
-        number: int,
-        about: Any = None,
-    ) -> None:
-        """Sends a request whose reply goes to `then`; when it returns, `buffers` may change.
-
-        Raises:
-            ConnectionLost: when it could not be sent and `then` was not called.
-            LimitExceeded: when the request is larger than the server takes.
-
-        Interrupted by anything else, it may have been sent: `then` is called when the reply comes.
-        """
-        pending = PendingReply(then, needs_reader=True, about=about)
-        self.shared_reader.register(number, pending)
-        try:
-            self.shared_reader.start_background_reading()
-            self._send(number, verb, args, buffers)
-        except JaxdError as error:
-            told = not self.shared_reader.unregister(number, pending)
-            if told and isinstance(error, ConnectionLost):
-                return  # `then` knows
-            raise
-        except BaseException:
-            self.abandon_reply(number, pending)
-            raise
-        if self._closed:
-            self.shared_reader.fail_all(ConnectionLost(CONNECTION_LOST_TEXT))
-
     def launch(
         self,
         verb: str,
@@ -172,7 +139,10 @@ class ClientConnection(BulkConnection):
         pending: PendingReply,
         number: int,
     ) -> None:
-        """Sends a request whose reply goes to `pending.then`, read by whoever waits or sends next.
+        """Sends a request whose reply goes to `pending.then`; then `buffers` may change.
+
+        The reply is read by the thread that waits or sends next, or where `pending.needs_reader`
+        by the connection's own.
 
         Args:
             verb: what to call.
@@ -182,29 +152,33 @@ class ClientConnection(BulkConnection):
             number: the request's number.
 
         Raises:
-            ConnectionLost: when it could not be sent.
+            ConnectionLost: when it could not be sent and `then` was not called.
             LimitExceeded: when it is larger than the server takes.
 
-        Interrupted by anything else, it may have been sent: the reply is read when it comes.
+        Interrupted by anything else, it may have been sent: `then` is called when the reply comes.
         """
         self.shared_reader.register(number, pending)
-        if pending.needs_reader:
-            self.shared_reader.start_background_reading()
         try:
+            if pending.needs_reader:
+                self.shared_reader.start_background_reading()
             self._send(number, verb, args, buffers)
-        except JaxdError:
-            self.shared_reader.unregister(number, pending)
+        except JaxdError as error:
+            was_called = not self.shared_reader.unregister(number, pending)
+            if was_called and isinstance(error, ConnectionLost):
+                return  # `then` handles it
             raise
         except BaseException:
             self.abandon_reply(number, pending)
             raise
+        if self._closed:
+            self.shared_reader.fail_all(ConnectionLost(CONNECTION_LOST_TEXT))
 
     def abandon_reply(self, number: int, pending: PendingReply) -> None:
-        """Nobody waits for a launched request any more: its reply is read all the same."""
+        """Abandons a launched request: its reply is read all the same."""
         self.shared_reader.abandon(number, pending, pending.then or ignore_reply)
 
     def cancel(self, number: int) -> None:
-        """Tells the server that nobody waits for a call any more, if it was not answered yet."""
+        """Cancels a call on the server, if it was not answered yet."""
         if number in self.shared_reader.pending and not self._closed:
             with suppress(ConnectionLost):
                 self.notify("cancel", (number,))
@@ -242,14 +216,14 @@ class ClientConnection(BulkConnection):
             raise NotSent(CONNECTION_LOST_TEXT) from error
 
     def retire(self) -> None:
-        """Ends the connection on purpose: open requests fail, and nobody repeats them."""
+        """Ends the connection on purpose: open requests fail, and are not repeated."""
         error = Cancelled(
             "the client was closed while the call was open. Keep it open until the result is here."
         )
         self.refuse(error)
 
     def refuse(self, error: Exception) -> None:
-        """Ends the connection: open requests fail with `error`, and nobody repeats them."""
+        """Ends the connection: open requests fail with `error`, and are not repeated."""
         self.shared_reader.finish_all(error)
         self.shut()
 
@@ -261,7 +235,7 @@ class ClientConnection(BulkConnection):
     # what arrives -----------------------------------------------------------------------------
 
     def dispatch(self, frame: Frame) -> None:
-        """Hands one message to whom it concerns.
+        """Dispatches one message.
 
         Each step may be repeated, because an interrupt may fall in between.
 
@@ -284,8 +258,8 @@ class ClientConnection(BulkConnection):
         self.shared_reader.finish(seq, pending)
 
     def _on_request(self, seq: int, verb: str, args: tuple[Value, ...], frame: Frame) -> None:
-        """The server reports an event, or asks something while a call of ours is open."""
-        from jaxd.connection.server_requests import (  # most calls hear nothing of the kind
+        """Handles an event, or a request that the server makes while a call is open."""
+        from jaxd.connection.server_requests import (  # most calls cause none
             RequestWorkers,
             read_event,
         )
@@ -293,7 +267,7 @@ class ClientConnection(BulkConnection):
         if verb == "event":
             self._handler.event(self, *read_event(args))
             return
-        # in another thread: an answer may be large, and whoever reads must go on reading
+        # in another thread: an answer may be large, and the reading thread must go on
         if self._request_workers is None:
             self._request_workers = RequestWorkers(lambda: len(self.shared_reader.pending))
         self._request_workers.submit(self, self._handler, seq, verb, args, frame)

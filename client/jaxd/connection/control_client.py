@@ -16,18 +16,19 @@ _MAX_REPLY_BYTES = 1 << 26
 
 
 def send_request(
-    path: str, request: Mapping[str, Any], uid: int | None = None
+    path: str, request: Mapping[str, Any], uid: int | None = None, *, is_slow: bool = False
 ) -> dict[str, Any] | None:
     """The reply of the host whose control socket is at `path`; None when there is no host.
 
     Args:
         path: of a server of this user's, of root's, or of the user `uid`.
-        request: what is asked.
+        request: the request.
         uid: whose server it may be as well.
+        is_slow: whether the host may take as long as it likes for the reply.
 
     Raises:
-        AuthenticationFailed: when somebody else holds the socket.
-        ConnectionLost: when somebody holds the socket but does not reply within five seconds,
+        AuthenticationFailed: when another user holds the socket.
+        ConnectionLost: when the socket is held but there is no reply within five seconds,
             ten times as long as a host waits for a worker that hangs.
         ProtocolError: when the reply is none of jaxd's.
     """
@@ -35,23 +36,8 @@ def send_request(
     if control is None:
         return None
     with control:
-        return _exchange(control, path, request)
-
-
-def send_slow_request(
-    path: str, request: Mapping[str, Any], uid: int | None = None
-) -> dict[str, Any] | None:
-    """As `send_request`, of what takes the host a while.
-
-    Raises:
-        AuthenticationFailed, ProtocolError: as `send_request`.
-        ConnectionLost: when it does not even listen.
-    """
-    control = _connect(path, uid)
-    if control is None:
-        return None
-    with control:
-        control.settimeout(None)
+        if is_slow:
+            control.settimeout(None)
         return _exchange(control, path, request)
 
 
@@ -108,7 +94,7 @@ def _exchange(
             f"`lsof {path}`, and end it with `kill` and its number."
         ) from error
     except ConnectionError:
-        return None  # it went away as we asked
+        return None  # it ended meanwhile
     if not line:
         return None
     try:

@@ -21,7 +21,7 @@ def find_server(settings: Settings) -> Address:
     threads and processes ask at the same time.
 
     Raises:
-        NoServer: when no local server runs and none may be started here; says what to do instead.
+        NoServer: when no local server runs and none may be started here.
         ServerStartFailed: when one was started and ended again; quotes its last words.
         ConfigurationError: when the directory of its socket is not private.
     """
@@ -35,7 +35,7 @@ def find_server(settings: Settings) -> Address:
 
     files = LocalServerFiles.of_this_environment()
     if os.path.lexists(files.directory):
-        check_private(files.directory)  # or whoever made it could answer in the server's place
+        check_private(files.directory)  # or its owner could answer in the server's place
     if not is_server_running(files.socket):
         _start(files, settings)
     return Address.unix(files.socket)

@@ -38,7 +38,7 @@ def start_background(
     Processes that race wait for the one that is first. The server outlives its starter; it stops
     after an idle hour, unless it was started `by_hand`. Its output is appended to `files.log`.
 
-    Waits until the server can run calls. When that takes longer than a minute, but somebody
+    Waits until the server can run calls. When that takes longer than a minute, but a server
     answers on the socket, the rest of the waiting is left to the caller's first call.
 
     Raises:
@@ -123,7 +123,7 @@ def _wait_until_ready(
             time.sleep(look_s)
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
     finally:
-        # The server outlives us on purpose; Popen would warn that nobody waited for it.
+        # The server outlives us on purpose; Popen would warn that it was not waited for.
         process.returncode = process.returncode or 0
 
 

@@ -1,6 +1,6 @@
 """Events and requests that the server sends while a call is open.
 
-Most calls hear nothing of the kind: imported when the first such message comes.
+Most calls cause none: imported when the first such message arrives.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ if TYPE_CHECKING:
 
 
 _MAX_THREADS_PER_CALL: Final = 64
-"""Threads for each open call: what runs here may make calls, whose questions must have some too."""
+"""Threads for each open call: what runs here may make calls, whose requests need some too."""
 
 _MAX_WAITING: Final = 4096
-"""Questions without a thread. A server asks once for each of its threads that waits for us."""
+"""Requests without a thread. A server sends one for each of its threads that waits for us."""
 
 
 class ServerRequestHandler(Protocol):
-    """Handles requests and events that the server sends.
-
-    A `connection` tells the calls made over it from those of others, which have the same numbers.
-    """
+    """Handles requests and events that the server sends."""
 
     def answer_request(
         self, verb: str, args: tuple[Value, ...]
@@ -38,15 +35,16 @@ class ServerRequestHandler(Protocol):
 
     def call_back(
         self,
-        connection: object,
         about: Any,
         question: tuple[Value, ...],
         buffers: Sequence[memoryview],
     ) -> tuple[Value, Sequence[memoryview]]:
         """Calls a function of this process for the open call `about`."""
 
-    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
-        """Call `number` reports something; called by whoever reads, so it must be quick."""
+    def event(
+        self, connection: RequestSource, number: int, kind: str, content: dict[str, Any]
+    ) -> None:
+        """Handles an event of call `number`, in the reading thread: it must be quick."""
 
 
 class RequestSource(Protocol):
@@ -59,7 +57,7 @@ class RequestSource(Protocol):
         """Answers question `seq`."""
 
     def refuse(self, error: Exception) -> None:
-        """Ends the connection: open requests fail with `error`, and nobody repeats them."""
+        """Ends the connection: open requests fail with `error`, and are not repeated."""
 
     def shut(self) -> None:
         """Ends the connection at once."""
@@ -88,7 +86,7 @@ def read_event(args: tuple[Value, ...]) -> tuple[int, str, dict[str, Any]]:
 class RequestWorkers:
     """The threads that handle server requests of one connection. Thread-safe.
 
-    As many as there are questions, up to a number for each open call. A question that has none
+    As many as there are requests, up to a number for each open call. A request that has none
     waits for one.
 
     Args:
@@ -106,7 +104,7 @@ class RequestWorkers:
         """Queues a server request for a thread; see `answer_request`.
 
         Raises:
-            ProtocolError: when more of them wait than an honest server asks.
+            ProtocolError: when more of them wait than an honest server sends.
         """
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
@@ -160,29 +158,23 @@ def answer_request(
     """Answers a server request, or ends the connection where it cannot be answered.
 
     Args:
-        connection: on which it was asked.
-        handler: who knows the answer.
-        seq: the question's number.
-        verb: what is asked: `callback`, or what `ServerRequestHandler.answer_request` takes.
+        connection: on which it came.
+        handler: gives the answer.
+        seq: the request's number.
+        verb: `callback`, or what `ServerRequestHandler.answer_request` takes.
         args: plain values.
         frame: with the buffers beside them.
     """
     try:
         if verb == "callback":
-            _callback_reply(connection, handler, seq, args, frame)
-        else:
-            connection.send_reply(seq, *_lookup_reply(handler, verb, args))
+            return _callback_reply(connection, handler, seq, args, frame)
+        try:
+            reply = handler.answer_request(verb, args)
+        except PackingError as error:  # the call that needs the answer fails with it
+            reply = _failure_reply(error), ()
+        connection.send_reply(seq, *reply)
     except (EOFError, IndexError, JaxdError, KeyError, TypeError):  # or it is no question
         connection.shut()  # the server must not wait for an answer that does not come
-
-
-def _lookup_reply(
-    handler: ServerRequestHandler, verb: str, args: tuple[Value, ...]
-) -> tuple[Value, Sequence[memoryview]]:
-    try:
-        return handler.answer_request(verb, args)
-    except PackingError as error:  # the call that it is asked for fails with it
-        return _failure_reply(error), ()
 
 
 def _callback_reply(
@@ -194,11 +186,11 @@ def _callback_reply(
 ) -> None:
     """Runs a callback; its result or any exception is the reply.
 
-    A server that wants something called for a call that gives nothing is no honest one.
+    No honest server requests a callback for a call that has none: then the connection is ended.
     """
     about = connection.about(args[0]) if args and type(args[0]) is int else None
     try:
-        found = handler.call_back(connection, about, args, frame.buffers)
+        found = handler.call_back(about, args, frame.buffers)
     except NoCallbackExpected as error:
         connection.send_reply(seq, _failure_reply(error), ())
         connection.refuse(error)
@@ -209,7 +201,6 @@ def _callback_reply(
 
 
 def _failure_reply(error: BaseException) -> Value:
-    """The answer that says so."""
-    from jaxd_protocol.messages.failures import encode_failure  # most questions have an answer
+    from jaxd_protocol.messages.failures import encode_failure  # most requests have an answer
 
     return FAILED, encode_failure(error)

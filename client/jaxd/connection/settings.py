@@ -39,13 +39,13 @@ def config_file() -> str:
 class Settings:
     """The settings of one client. Immutable; compared by content.
 
-    No named tuple, which would show the token to whoever goes through it.
+    No named tuple, which would show the token when it is iterated over.
 
     Attributes:
         server: the address to use; None: the local server of this environment.
         token: the token itself, never shown in a repr; None: see `token_file`.
         token_file: the file that holds the token; None: the one that `jaxd token` writes.
-        ca_file: PEM file of who may vouch for servers on TLS; None: whom this system trusts.
+        ca_file: PEM file of the CAs for servers on TLS; None: those that this system trusts.
         autostart: whether a local server may be started when none runs.
         inline: whether functions run in this process, without any server.
         compress: whether arrays may be compressed on their way over a slow network.
@@ -134,8 +134,8 @@ class Settings:
         )
 
     def __repr__(self) -> str:
-        told = [f"{name}={getattr(self, name)!r}" for name in self.__slots__ if name != "token"]
-        return f"Settings({', '.join(told)})"
+        shown = [f"{name}={getattr(self, name)!r}" for name in self.__slots__ if name != "token"]
+        return f"Settings({', '.join(shown)})"
 
     def read_token(self) -> str | None:
         """The token to prove, None when there is none; read anew on each call.

@@ -1,8 +1,8 @@
 """Reading a connection shared by many callers: one caller reads at a time, no extra thread.
 
 A caller that waits alone reads its own reply. When several wait, one of them reads for all, and
-hands on the reading when its own reply has come. Calls that nobody waits for (`submit`) are read
-by a thread of the connection's own. An interrupted caller leaves at any point; reading goes on
+hands on the reading when its own reply has come. Replies that no thread waits for (`launch`) are
+read by a thread of the connection's own. An interrupted caller leaves at any point; reading goes on
 where it stopped (see `jaxd_protocol.wire.frames`).
 """
 
@@ -33,9 +33,9 @@ class PendingReply:
     Attributes:
         done: whether `value` and `frame`, or `error`, are there.
         waiter_locks: one for each waiting thread; released when it has to look again.
-        then: called, by whoever reads, when nobody waits for the reply; an interrupt can make
-            that happen twice.
-        needs_reader: whether somebody has to read it although nobody waits.
+        then: called with it in the reading thread when it is done; an interrupt can make that
+            happen twice.
+        needs_reader: whether it has to be read although no thread waits.
         about: the call that it is for; None when it is for something else.
     """
 
@@ -82,7 +82,7 @@ class Dispatcher(Protocol):
         """Whether it is open."""
 
     def dispatch(self, frame: Frame) -> None:
-        """Hands one message to whom it concerns."""
+        """Dispatches one message."""
 
     def shut(self) -> None:
         """Ends it at once."""
@@ -107,7 +107,8 @@ class SharedReader:
         self._reader_thread: int | None = None  # the thread that reads
         self._generation = 0  # grows when a thread gives the reading up before it is done
         self._is_dispatching = False
-        self._unawaited = 0  # requests whose reply nobody waits for
+        self._first_error: Exception | None = None
+        self._unawaited = 0  # requests whose reply no thread waits for
         self._background_reader = BackgroundReader(self)
         self._adaptive_wait = AdaptiveWait(channel.stream.readiness())
         self.after_fork()
@@ -115,7 +116,7 @@ class SharedReader:
     def after_fork(self) -> None:
         """In the child of a fork: the parent's requests are none of the child's business."""
         self.pending: dict[int, PendingReply] = {}
-        self._lock = threading.Lock()  # guards _reading, _unattended and the entries of pending
+        self._lock = threading.Lock()  # guards _is_reading, _unawaited and the entries of pending
 
     @property
     def alive(self) -> bool:
@@ -156,7 +157,7 @@ class SharedReader:
                     gate.acquire(timeout=_next_wait_s(deadline))
             finally:
                 if gate is not None:
-                    with suppress(ValueError):  # whoever woke this thread has taken it out
+                    with suppress(ValueError):  # the thread that woke this one has taken it out
                         pending.waiter_locks.remove(gate)
                 self._pass_reading_on(leading)
 
@@ -164,7 +165,7 @@ class SharedReader:
         """Reads and dispatches for everybody; the connection's end is dispatched as well.
 
         Returns:
-            Whether this thread is still in charge of reading; see `_step_down`.
+            Whether this thread is still in charge of reading; see `_yield_reading`.
         """
         reader = self._channel.reader
         me = self._reader_thread = threading.get_ident()
@@ -232,14 +233,14 @@ class SharedReader:
             self.start_background_reading()
 
     def start_background_reading(self) -> None:
-        """Makes sure that the connection's own thread reads when nobody else does."""
+        """Makes sure that the connection's own thread reads when no other does."""
         with self._lock:
             if not self._is_reading:
                 self._background_reader.request_read()
 
     @contextmanager
     def background_reading(self) -> Iterator[None]:
-        """Replies are taken meanwhile, whoever waits for them."""
+        """Replies are read meanwhile."""
         with self._lock:
             self._unawaited += 1
         try:
@@ -250,21 +251,24 @@ class SharedReader:
                 self._unawaited -= 1
 
     def read_unawaited(self) -> None:
-        """The connection's own thread reads until no reply is left that nobody waits for."""
+        """The connection's own thread reads until no reply is left that no thread waits for."""
+        self._read_unless_reading(lambda: not self._unawaited)
+
+    def _read_unless_reading(self, enough: Callable[[], bool]) -> None:
         with self._lock:
             if self._is_reading:
                 return  # that reader will hand on
             self._is_reading = True
         leading = True
         try:
-            leading = self._read_until(lambda: not self._unawaited)
+            leading = self._read_until(enough)
         finally:
             self._pass_reading_on(leading)
 
     def abandon(
         self, seq: int, pending: PendingReply, late: Callable[[PendingReply], None]
     ) -> None:
-        """A caller stops waiting: somebody has to take its reply out of the socket all the same."""
+        """A caller stops waiting: its reply has to be read all the same."""
         self._yield_reading()
         with self._lock:
             if not self._connection.alive or self.pending.get(seq) is not pending:
@@ -292,18 +296,9 @@ class SharedReader:
             return found
 
     def read_available(self) -> None:
-        """Reads replies that have arrived, unless somebody else reads."""
-        if not self.pending:
-            return
-        with self._lock:
-            if self._is_reading:
-                return
-            self._is_reading = True
-        leading = True
-        try:
-            leading = self._read_until(lambda: not self._channel.poll(0))
-        finally:
-            self._pass_reading_on(leading)
+        """Reads replies that have arrived, unless another thread reads."""
+        if self.pending:
+            self._read_unless_reading(lambda: not self._channel.poll(0))
 
     def finish(self, seq: int, pending: PendingReply) -> None:
         """Completes a request and notifies its waiters."""
@@ -311,18 +306,19 @@ class SharedReader:
         pending.about = None  # which holds arrays
         pending.wake()
         if not self.unregister(seq, pending) or pending.then is None:
-            return  # somebody else has told of it, or nobody wants to be told
+            return  # another thread has called it, or there is none
         try:
             pending.then(pending)
-        except BaseException:  # an interrupt: whoever reads on tells of it again
+        except BaseException:  # an interrupt: the next reading thread calls it again
             self.register(seq, pending)
             raise
 
     def fail_all(self, error: Exception, cause: Exception | None = None) -> None:
-        """The connection has ended: all open requests fail with `error`."""
-        self._connection.shut()
+        """The connection has ended: all open requests fail with `error`, or with the first one."""
         error.__cause__ = cause
-        self.finish_all(error)
+        self._first_error = self._first_error or error  # first: other threads see that it is shut
+        self._connection.shut()
+        self.finish_all(self._first_error)
 
     def finish_all(self, error: Exception) -> None:
         """All open requests fail with `error`."""
@@ -331,7 +327,7 @@ class SharedReader:
             pending.error = error
             try:
                 self.finish(seq, pending)
-            except BaseException as raised:  # noqa: BLE001  nobody reads on here, and others wait
+            except BaseException as raised:  # noqa: BLE001  no thread reads on here, and others wait
                 interrupt = interrupt or raised
                 with suppress(BaseException):
                     self.finish(seq, pending)
@@ -353,7 +349,7 @@ class SharedReader:
 class BackgroundReader:
     """A connection's background thread, for replies without a waiter. Does not keep it alive.
 
-    Started when it is first wanted.
+    Started when it is first needed.
     """
 
     def __init__(self, reader: SharedReader) -> None:
@@ -385,7 +381,7 @@ class BackgroundReader:
 
 
 def ignore_reply(pending: PendingReply) -> None:
-    """Takes the reply that nobody waits for any more."""
+    """Discards the reply."""
 
 
 def _arrives_in_time(deadline: float, comes_within: Callable[[float], bool]) -> bool:

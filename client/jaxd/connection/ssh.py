@@ -1,8 +1,8 @@
 """`ssh://` addresses: a Unix socket on another machine, reached by the user's own ssh.
 
 Each connection is one ssh process, whose stdin and stdout are our socket; over there
-`jaxd.connection.ssh_relay` joins them with the server's. ssh proves who speaks, so there is no
-token and no open port. The user's configuration holds: aliases, jump hosts, and a master
+`jaxd.connection.ssh_relay` joins them with the server's. ssh authenticates both ends: no token and
+no open port are needed. The user's configuration holds: aliases, jump hosts, and a master
 connection, with which another process costs no login. It ends with the connection, and the next
 connection starts another.
 """
@@ -25,7 +25,7 @@ from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.network.addresses import Address
 
 _CONNECT_TIMEOUT_S: Final = 120.0
-"""For logging in; somebody may have to type a password."""
+"""For logging in; the user may have to type a password."""
 
 _MAX_GREETING_BYTES: Final = 1 << 16
 _STDERR_LINES: Final = 5
@@ -38,23 +38,23 @@ def dial_over_ssh(address: Address) -> socket.socket:
     """A socket that is connected to the server behind an `ssh://` address.
 
     Raises:
-        NoServer: when ssh cannot log in, or no server runs over there; says why.
+        NoServer: when ssh cannot log in, or no server runs over there.
         ConfigurationError: when there is no ssh here.
     """
     ours, theirs = socket.socketpair()
     try:
-        with theirs, tempfile.TemporaryFile() as complaints:
-            process = _start(ssh_command(address), theirs.fileno(), complaints)
+        with theirs, tempfile.TemporaryFile() as stderr:
+            process = _start(ssh_command(address), theirs.fileno(), stderr)
             theirs.close()  # so that its end is ours
             ours.settimeout(_CONNECT_TIMEOUT_S)
-            said = _read_greeting(ours)
-            problem = (
-                None if said == CONNECTED else _connect_error(address, said, process, complaints)
-            )
+            greeting = _read_greeting(ours)
+            problem = ""
+            if greeting != CONNECTED:
+                problem = _connect_error(address, greeting, process, stderr)
     except BaseException:
         ours.close()
         raise
-    if problem is not None:
+    if problem:
         ours.close()
         raise NoServer(problem)
     return ours
@@ -66,7 +66,7 @@ def ssh_command(address: Address) -> list[str]:
     command = ["ssh", "-a", "-k", "-x", "-T", "-o", "ClearAllForwardings=yes", "-o", "Tunnel=no"]
     command += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
     if not _has_terminal():
-        command += ["-o", "BatchMode=yes"]  # nobody could answer
+        command += ["-o", "BatchMode=yes"]  # no one could type
     if address.port:
         command += ["-p", str(address.port)]
     if address.user:
@@ -90,25 +90,25 @@ def _has_terminal() -> bool:
     return True
 
 
-def _start(command: Sequence[str], line: int, complaints: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], line: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
     untouched = _IGNORING_SIGINT if os.name == "posix" else ()
     try:
         process = subprocess.Popen(  # noqa: S603  the user's ssh; a host cannot be an option
-            [*untouched, *command], stdin=line, stdout=line, stderr=complaints
+            [*untouched, *command], stdin=line, stdout=line, stderr=stderr
         )
     except OSError as error:
         raise ConfigurationError(
             f"ssh cannot be started here: {error.strerror}. Install it (openssh-client), or use "
             "another address."
         ) from error
-    # somebody has to take note of its end
+    # to reap it
     threading.Thread(target=process.wait, name="jaxd-ssh", daemon=True).start()
     return process
 
 
 def _read_greeting(line: socket.socket) -> str:
     """The first line of the relay; what a login prints comes before it. Empty when it ended."""
-    said = b""
+    greeting = b""
     for _ in range(_MAX_GREETING_BYTES):
         try:
             byte = line.recv(1)
@@ -117,24 +117,24 @@ def _read_greeting(line: socket.socket) -> str:
         if not byte:
             return ""
         if byte != b"\n":
-            said += byte
+            greeting += byte
             continue
-        text = said.decode(errors="replace").strip()
+        text = greeting.decode(errors="replace").strip()
         if text == CONNECTED or text.startswith(REFUSED):
             return text
-        said = b""
+        greeting = b""
     return ""
 
 
 def _connect_error(
-    address: Address, said: str, process: subprocess.Popen[bytes], complaints: IO[bytes]
+    address: Address, greeting: str, process: subprocess.Popen[bytes], stderr: IO[bytes]
 ) -> str:
-    if said:
-        return f"no server answers at {address}: over there, {said.removeprefix(REFUSED)}"
+    if greeting:
+        return f"no server answers at {address}: over there, {greeting.removeprefix(REFUSED)}"
     process.terminate()
     process.wait()
-    complaints.seek(0)
-    lines = complaints.read().decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]
+    stderr.seek(0)
+    lines = stderr.read().decode(errors="replace").strip().splitlines()[-_STDERR_LINES:]
     words = "; ".join(line.strip() for line in lines) or "it said nothing"
     login = f"{address.user}@{address.host}" if address.user else address.host
     if process.returncode == 127:

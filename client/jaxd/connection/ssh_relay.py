@@ -126,7 +126,7 @@ def _socket_folders() -> list[str]:
 
 
 def _is_trusted(path: str) -> bool:
-    """Whether nobody else can put another socket there, or another folder in the folder's place."""
+    """Whether only this user can put another socket or folder in its place."""
     folder = os.path.dirname(path)
     own, above = os.lstat(folder), os.lstat(os.path.dirname(folder))  # a link is none
     is_private = stat.S_ISDIR(own.st_mode) and not own.st_mode & 0o077

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxd.connection.settings import REPLY_GRACE_S, Settings
@@ -32,13 +31,17 @@ from jaxd_protocol.messages.calls import FAILED, is_failure
 from jaxd_protocol.messages.data_locations import KEEP_ALL
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
+    from jaxd.connection.connection import ClientConnection
+    from jaxd.connection.server_requests import RequestSource
     from jaxd.connection.shared_reader import PendingReply
-    from jaxd.dispatch.retry import RetryLimits
+    from jaxd.dispatch.retry import BusyBackoff, RetryLimits
+    from jaxd.events.callbacks import CallbackOrigin
+    from jaxd.events.output import EmittedOutput
     from jaxd.remote_values.store import OpenSession
     from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd.transfer.dedup import DedupPlan
     from jaxd.transfer.routing import CallTransfer
+    from jaxd_protocol.messages.failures import Failure
     from jaxd_protocol.network.addresses import Address
     from jaxd_protocol.wire import Frame
 
@@ -47,7 +50,7 @@ class Caller:
     """Makes calls on one server for persistent functions. Thread-safe; connects at first use.
 
     Args:
-        settings: where the server is and how to prove who we are.
+        settings: address of the server, and credentials.
 
     Attributes:
         session: with the server.
@@ -82,7 +85,9 @@ class Caller:
         stay = result_policy_for(results, on_values=bool(encoded.values))
         return CallRequest(
             spec,
-            *encoded[:3],
+            encoded.skeleton,
+            encoded.blob,
+            encoded.buffers,
             timeout_s,
             results,
             strict,
@@ -122,192 +127,13 @@ class Caller:
         """
         if call.values:
             return self.session.values().calls.call(call)
-        value, frame, opened = self._reply(call)
-        return self.decode_reply(call, value, frame.buffers, opened)
+        open_call = OpenCall(self.session, call)
+        return open_call.result(*open_call.wait())
 
-    def reply(self, call: CallRequest) -> tuple[Any, Frame]:
-        """The reply to a call, which is repeated when its worker ends; see `RetryLimits`.
-
-        Raises:
-            JaxdError: when there is no reply.
-        """
-        return self._reply(call)[:2]
-
-    def _reply(self, call: CallRequest) -> tuple[Any, Frame, OpenSession]:
-        deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
-        found = self._reply_with_retries(call, deadline)
-        if found[0][0] == FAILED and is_failure(found[0][1], Busy):
-            from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
-
-            busy_backoff = BusyBackoff(deadline)
-            while (pause_s := busy_backoff.pause_s(found[0])) is not None:
-                time.sleep(pause_s)
-                found = self._reply_with_retries(call, deadline)
-        return found
-
-    def _reply_with_retries(
-        self, call: CallRequest, deadline: float | None
-    ) -> tuple[Any, Frame, OpenSession]:
-        retry_limits: RetryLimits | None = None
-        while True:
-            sent: list[OpenSession] = []
-            try:
-                return self._request(call, deadline, sent)
-            except CalledBack:
-                raise
-            except ConnectionLost as error:
-                from jaxd.dispatch.retry import RetryLimits  # most processes have none
-
-                retry_limits = retry_limits or RetryLimits(call.spec.snapshot.name)
-                retry_limits.record(error, sent[-1].connection.worker if sent else None)
-            worker = self.session.current(deadline=deadline).connection.worker
-            repeated = retry_limits.prepare_retry(call, worker)
-            self.session.output_printer().replay_filter.transfer_to_retry(call, repeated)
-            call = repeated
-
-    def _request(
-        self, call: CallRequest, deadline: float | None, sent: list[OpenSession]
-    ) -> tuple[Any, Frame, OpenSession]:
-        """The reply of the worker, or of the one that takes its place, and who brought it.
-
-        `sent` gets each connection over which the call went.
-        """
-        session = self.session
-        for _ in range(MAX_WORKERS):
-            opened = session.current(deadline=deadline)
-            connection = opened.connection
-            number = connection.number()
-            value, frame = self._attempt(call, deadline, opened, number, sent)
-            replaced = False
-            if value[0] == FAILED:
-                session.callbacks().raise_failure(
-                    connection, number, call.spec.snapshot, value[1], connection.address
-                )
-                replaced = is_failure(value[1], WorkerReplaced)
-            if replaced:
-                session.drain(connection)
-            if session.warning_queue.has_pending:
-                session.warning_queue.issue(connection, number)
-            if not replaced:
-                break
-        return value, frame, opened
-
-    def _attempt(
-        self,
-        call: CallRequest,
-        deadline: float | None,
-        opened: OpenSession,
-        number: int,
-        sent: list[OpenSession],
-    ) -> tuple[Any, Frame]:
-        """Sends the call once, and waits for its reply."""
-        session = self.session
-        connection, values = opened
-        heard = session.output_printer.made
-        if heard is not None and heard.replay_filter.has_lost_calls:
-            heard.replay_filter.retried_as(call, connection, number)
-        ready = False
-        transfer: CallTransfer | None = None
-        if call.buffers:
-            transfer = session.transfer_router().prepare(
-                call, connection, values.deduplicator, deadline=deadline
-            )
-        queue = values.release_queue
-        drops = queue.take_all() if queue.pending else b""
-        sent.append(opened)
-        try:
-            value, frame = connection.request(
-                "call",
-                call.message(() if transfer is None else transfer.data_locations, 0, drops),
-                () if transfer is None else transfer.buffers,
-                None if deadline is None else deadline + REPLY_GRACE_S,
-                number,
-                late=partial(self._discard_reply, call, transfer, opened),
-                about=call,
-            )
-            ready = check_reply(value)[0] != FAILED
-        except BaseException as error:
-            connection.cancel(number)
-            if drops:
-                queue.requeue(drops)  # a second release of the same array does no harm
-            if isinstance(error, ConnectionLost):
-                name = call.spec.snapshot.name
-                session.callbacks().check_repeatable(connection, number, name)
-                session.output_printer().replay_filter.call_lost(call, connection, number)
-            raise
-        finally:
-            if transfer is not None:
-                transfer.release(value if ready else None)
-            progress = session.progress.made
-            if not ready or (progress is not None and progress.is_active):
-                session.progress().finish(connection, number, ready=ready)
-        return value, frame
-
-    def _discard_reply(
-        self,
-        call: CallRequest,
-        transfer: CallTransfer | None,
-        opened: OpenSession,
-        pending: PendingReply,
-    ) -> None:
-        """Discards a reply that nobody waits for: releases what the call left on the server."""
-        if transfer is not None:
-            transfer.abandon()
-        if call.result_policy is not None and pending.error is None and pending.frame is not None:
-            with suppress(BaseException):
-                self.decode_reply(call, pending.value, pending.frame.buffers, opened)
-
-    def submit(self, call: CallRequest) -> Future[Any]:
-        """Makes the call without waiting; when this returns, arguments may be overwritten.
-
-        Waits when as many calls are in flight as the server takes from one connection.
-
-        Raises:
-            JaxdError: when the call could not be made. What happens to it later is in the future.
-        """
-        if call.values:
-            return self.session.values().calls.submit(call)
-        from jaxd.dispatch.async_call import AsyncCall  # imports concurrent.futures
-
-        async_call = AsyncCall(self.session, call, self.decode_reply)
-        async_call.start()
-        return async_call.future
-
-    def decode_reply(
-        self,
-        call: CallRequest,
-        value: tuple[Any, ...],
-        buffers: Sequence[memoryview],
-        opened: OpenSession,
-    ) -> Any:
-        """The result in a reply, which was looked at and came over that connection.
-
-        Args:
-            call: the call.
-            value: the reply.
-            buffers: what came beside it.
-            opened: not that of today: what stayed belongs to the session of the call.
-
-        Raises:
-            BaseException: what the reply carries instead, or why the result cannot be read here.
-        """
-        snapshot = call.spec.snapshot
-        if value[0] == FAILED:
-            from jaxd.results.exceptions import exception_of
-
-            raise exception_of(value[1], snapshot.name, snapshot.reader, opened.connection.address)
-        if len(value) < 3 or type(value[2]) is not bytes:
-            raise unreadable_reply_error()
-        policy = call.result_policy
-        if policy is not None and (policy.above == KEEP_ALL or value[4:5] != NOTHING_STAYS):
-            return opened.values.calls.read(call, value[1], InlineLeaves.of(value, buffers))
-        with snapshot.pickling_context():
-            return snapshot.reader.read(value[1], value[2], buffers, call.results)
-
-    # what the server asks (see `ServerRequestHandler`) -----------------------------------------
+    # requests of the server (see `ServerRequestHandler`) ---------------------------------------
 
     def answer_request(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:
-        """Says what a key stands for, or sends the code behind a fingerprint."""
+        """The description of the function of a key, or the code of a fingerprint."""
         if verb == "describe":
             spec = self._specs[args[0]]
             snapshot = spec.snapshot
@@ -320,30 +146,34 @@ class Caller:
 
     def call_back(
         self,
-        connection: object,
-        about: CallRequest | None,
+        about: CallbackOrigin | None,
         question: tuple[Any, ...],
         buffers: Sequence[memoryview],
     ) -> tuple[Any, Sequence[memoryview]]:
-        """Calls a function of this process, for a program that runs a call of ours."""
+        """Calls a function of this process for the program that an open call runs."""
         if about is None:
             raise CallbackError(
                 "the call that wants a function called back was given up. Nothing is called."
             )
-        snapshot, arguments = about.spec.snapshot, about.arguments
-        return self.session.callbacks().run(connection, snapshot, arguments, question, buffers)
+        from jaxd.events.callbacks import run_callback
 
-    def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
-        """A call of ours reports how far it is, or what its user should know.
+        return run_callback(about, question, buffers)
+
+    def event(
+        self, connection: RequestSource, number: int, kind: str, content: dict[str, Any]
+    ) -> None:
+        """Handles the output, a warning or the progress of a call.
 
         Raises:
-            ProtocolError: when the report is made of something else than reports are.
+            ProtocolError: when the content of the event is malformed.
         """
         from jaxd.events.output import OUTPUT_EVENTS
 
         try:
             if kind in OUTPUT_EVENTS:
-                self.session.output_printer().event(connection, number, kind, content)
+                about = connection.about(number) if kind != "compiled" else None
+                if not (isinstance(about, OpenCall) and about.is_repeated_output(kind, content)):
+                    self.session.output_printer().event(connection, number, kind, content)
             elif kind == "warning":
                 self.session.warning_queue.event(connection, number, content)
             else:
@@ -354,6 +184,255 @@ class Caller:
                 "the server reports something that cannot be understood. Install the same jaxd on "
                 "both sides."
             ) from error
+
+
+class OpenCall:
+    """One call from its first attempt to its result.
+
+    Both ways to wait for the result use it: blocking (`wait`), and by a future (`AsyncCall`). It
+    alone decides after a failed attempt whether and when the next one follows. For one thread at
+    a time.
+
+    Args:
+        session: with the server.
+        call: the request.
+
+    Attributes:
+        call: the request, as the next attempt sends it.
+        deadline: `time.monotonic()` after which the caller does not wait; None: without limit.
+        opened: the connection of this attempt, and the session to which its values belong.
+        number: of this attempt's request on that connection.
+        is_sent: whether the server may have it.
+        has_called_back: whether a program has called functions of this process for it.
+        callback_error: what the last of these raised.
+    """
+
+    opened: OpenSession
+    number = 0
+    is_sent = False
+    has_called_back = False
+    callback_error: BaseException | None = None
+    _abandoned_plan: DedupPlan | None = None
+    _busy_backoff: BusyBackoff | None = None
+    _output: EmittedOutput | None = None
+    _replaced_workers = 0
+    _retry_limits: RetryLimits | None = None
+
+    def __init__(self, session: Session, call: CallRequest) -> None:
+        self._session = session
+        self.call = call
+        self.deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
+        # one at most; whichever thread takes it out releases it
+        self._transfers: list[CallTransfer] = []
+
+    def wait(self) -> tuple[tuple[Any, ...], Frame]:
+        """Makes the call and waits for its reply, which may be a failure.
+
+        Raises:
+            JaxdError: when there is no reply.
+        """
+        while True:
+            self.begin_attempt()
+            try:
+                value, frame = self._request()
+            except ConnectionLost as error:
+                self.check_repeatable(error)
+                continue
+            self.issue_warnings()
+            pause_s = None if value[0] != FAILED else self.pause_after(value[1])
+            if pause_s is None:
+                return value, frame
+            time.sleep(pause_s)
+
+    def _request(self) -> tuple[tuple[Any, ...], Frame]:
+        """Sends the call once, and waits for its reply."""
+        connection, values = self.opened
+        call, deadline = self.call, self.deadline
+        transfer = self.load() if call.buffers else None
+        queue = values.release_queue
+        drops = queue.take_all() if queue.pending else b""
+        self.is_sent = True
+        try:
+            value, frame = connection.request(
+                "call",
+                call.message(() if transfer is None else transfer.data_locations, 0, drops),
+                () if transfer is None else transfer.buffers,
+                None if deadline is None else deadline + REPLY_GRACE_S,
+                self.number,
+                late=self._on_late_reply,
+                about=self,
+            )
+            self.end_attempt(value)
+        except BaseException as error:
+            connection.cancel(self.number)
+            if drops:
+                queue.requeue(drops)  # a second release of the same array does no harm
+            self.abandon()
+            self.end_attempt(None, error)
+            raise
+        return value, frame
+
+    def _on_late_reply(self, pending: PendingReply) -> None:
+        """Releases what the call left on the server, whose caller had stopped waiting."""
+        self.release_abandoned()
+        if self.call.result_policy is not None:
+            with suppress(BaseException):
+                self.result(*pending.result())
+
+    # one attempt -------------------------------------------------------------------------------
+
+    def begin_attempt(self, *, fresh: bool = False) -> ClientConnection:
+        """The connection for the next attempt; see `Session.current`.
+
+        Raises:
+            JaxdError: when there is none, or the call may not be repeated there.
+        """
+        self.opened = self._session.current(fresh, self.deadline)
+        connection = self.opened.connection
+        if self._retry_limits is not None:
+            self.call = self._retry_limits.prepare_retry(self.call, connection.worker)
+        if self._output is not None:
+            self._output.begin_attempt()
+        self.number = connection.number()
+        self.is_sent = False
+        return connection
+
+    def load(self, *, copied: bool = False) -> CallTransfer:
+        """Prepares the transfer of the call's data; see `TransferRouter.prepare`."""
+        transfer = self._session.transfer_router().prepare(
+            self.call,
+            self.opened.connection,
+            self.opened.values.deduplicator,
+            copied=copied,
+            deadline=self.deadline,
+        )
+        self._transfers.append(transfer)
+        return transfer
+
+    def end_attempt(self, reply: Any, error: BaseException | None = None) -> bool:
+        """The attempt has this reply, or this error: releases its data; whether it has a result.
+
+        Raises:
+            ProtocolError: when the reply is malformed.
+        """
+        ready = error is None and check_reply(reply)[0] != FAILED
+        if self._transfers:
+            self.release(reply if ready else None)
+        progress = self._session.progress.made
+        if not ready or (progress is not None and progress.is_active):
+            self._session.progress().finish(self.opened.connection, self.number, ready=ready)
+        return ready
+
+    def release(self, reply: tuple[Any, ...] | None = None) -> None:
+        """Releases the data of the attempt.
+
+        Args:
+            reply: the result; None when there is none.
+        """
+        with suppress(IndexError):  # another thread was faster
+            self._transfers.pop().release(reply)
+
+    def abandon(self) -> None:
+        """As `release`, of an attempt whose reply may still come."""
+        with suppress(IndexError):
+            transfer = self._transfers.pop()
+            self._abandoned_plan = transfer.dedup_plan
+            transfer.release()
+
+    def release_abandoned(self) -> None:
+        """The reply came to an attempt that was abandoned."""
+        plan, self._abandoned_plan = self._abandoned_plan, None
+        if plan is not None:
+            plan.abandon()
+
+    def issue_warnings(self) -> None:
+        """Issues what the server warned of; see `WarningQueue.issue`."""
+        if self._session.warning_queue.has_pending:
+            self._session.warning_queue.issue(self.opened.connection, self.number)
+
+    def is_repeated_output(self, kind: str, content: Mapping[str, Any]) -> bool:
+        """Whether an earlier attempt emitted this output; counts it."""
+        if self._output is None:
+            from jaxd.events.output import EmittedOutput
+
+            self._output = EmittedOutput()
+        return self._output.is_repeat((kind, content.get("text")))
+
+    # what follows a failed attempt -------------------------------------------------------------
+
+    def check_repeatable(self, error: ConnectionLost) -> None:
+        """Returns when the call may be sent again after its connection was lost.
+
+        Raises:
+            CalledBack: when it has called back: its effects must not happen twice.
+            ConnectionLost: when it was lost too often.
+        """
+        name = self.call.spec.snapshot.name
+        if self.has_called_back:
+            raise CalledBack(
+                f"the connection to the server ended while {name} was running, after it had called "
+                "back functions of this process. It is not repeated by itself, because their "
+                "effects would happen twice. Call it again if that does no harm."
+            ) from error
+        if self._retry_limits is None:
+            from jaxd.dispatch.retry import RetryLimits  # most processes have none
+
+            self._retry_limits = RetryLimits(name)
+        self._replaced_workers = 0
+        self._retry_limits.record(error, self.opened.connection.worker if self.is_sent else None)
+
+    def pause_after(self, failure: Failure) -> float | None:
+        """Seconds until the call is sent again, when it was refused; None: the failure is final.
+
+        Raises:
+            BaseException: the failure, where a function that was called back has raised its cause.
+        """
+        is_replaced = is_failure(failure, WorkerReplaced)
+        if is_replaced:
+            self._session.drain(self.opened.connection)
+        if self.callback_error is not None:
+            raise self._exception_of(failure) from self.callback_error
+        if is_replaced:
+            self._replaced_workers += 1
+            return 0.0 if self._replaced_workers < MAX_WORKERS else None
+        if not is_failure(failure, Busy):
+            return None
+        self._replaced_workers = 0
+        if self._busy_backoff is None:
+            from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
+
+            self._busy_backoff = BusyBackoff(self.deadline)
+        return self._busy_backoff.pause_s(float(failure[4]))
+
+    # the result --------------------------------------------------------------------------------
+
+    def result(self, value: tuple[Any, ...], frame: Frame) -> Any:
+        """The result in the reply.
+
+        Args:
+            value: the reply.
+            frame: with the buffers beside it.
+
+        Raises:
+            BaseException: the failure in the reply, or why the result cannot be read here.
+        """
+        call, snapshot, buffers = self.call, self.call.spec.snapshot, frame.buffers
+        if value[0] == FAILED:
+            raise self._exception_of(value[1])
+        if len(value) < 3 or type(value[2]) is not bytes:
+            raise unreadable_reply_error()
+        policy = call.result_policy
+        if policy is not None and (policy.above == KEEP_ALL or value[4:5] != NOTHING_STAYS):
+            calls = self.opened.values.calls  # of the session in which the values are
+            return calls.read(call, value[1], InlineLeaves.of(value, buffers))
+        with snapshot.pickling_context():
+            return snapshot.reader.read(value[1], value[2], buffers, call.results)
+
+    def _exception_of(self, failure: Failure) -> BaseException:
+        from jaxd.results.exceptions import exception_of
+
+        snapshot, address = self.call.spec.snapshot, self.opened.connection.address
+        return exception_of(failure, snapshot.name, snapshot.reader, address)
 
 
 class HasCaller(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -12,7 +12,7 @@ from jaxd_protocol.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of a server, as it was when it was asked for; `f.on(device=…)` takes it.
+    """One device of a server, as it was at the time of the question; `f.on(device=…)` takes it.
 
     Attributes:
         index: its number: `jax.devices()[index]` inside of a function.
@@ -39,18 +39,6 @@ class Device:
     def from_report(cls, row: Mapping[str, Any]) -> Device:
         """Reads what a server answered."""
         return cls(**{name: row[name] for name in cls.__slots__})
-
-
-def query_devices(ask: Callable[[str], Mapping[str, Any]]) -> tuple[Device, ...]:
-    """Those of a server, in jax's order.
-
-    Args:
-        ask: asks the server something about itself.
-
-    Raises:
-        NoServer: when it cannot be reached.
-    """
-    return tuple(map(Device.from_report, ask("devices")["devices"]))
 
 
 def device_index(device: SupportsIndex | None) -> int | None:

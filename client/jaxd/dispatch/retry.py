@@ -6,8 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.connection.shared_reader import NotSent
-from jaxd_protocol.errors import Busy, ConnectionLost, WorkerLost
-from jaxd_protocol.messages.calls import FAILED, is_failure
+from jaxd_protocol.errors import ConnectionLost, WorkerLost
 
 if TYPE_CHECKING:
     from jaxd.request.call_request import CallRequest
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 _MAX_LOSSES: Final = 16
 
 _MAX_BUSY_S: Final = 60.0
-"""For so long a call that has no `timeout_s` is repeated before its caller hears of it."""
+"""For so long a call that has no `timeout_s` is repeated before it fails."""
 
 _MAX_FACTOR: Final = 8.0
 _JITTER: Final = (0.5, 1.5)
@@ -28,9 +27,9 @@ WorkerKey = tuple[Any, ...]
 class RetryLimits:
     """Limits how often one call is repeated. For one thread at a time.
 
-    A call that a worker died of is repeated on the next one, which is told so and runs it alone: it
-    is for the server to say that the call is what workers die of. When only a connection was lost,
-    the call is repeated once.
+    A call during which a worker died is repeated on the next one, which learns this from its flags
+    and runs it alone: the server decides whether the call is what ends workers. When only a
+    connection was lost, the call is repeated once.
 
     Args:
         name: what people call the function.
@@ -49,8 +48,8 @@ class RetryLimits:
         """Records that the connection was lost while the call was open.
 
         Args:
-            error: says so.
-            worker: that it was under way to; None when nothing of it was sent.
+            error: the loss.
+            worker: the one that it was sent to; None when nothing of it was sent.
 
         Raises:
             ConnectionLost: when it could not be sent again and again.
@@ -97,32 +96,24 @@ class RetryLimits:
 class BusyBackoff:
     """Computes when one call is sent again to a busy server.
 
-    The server says when; each client comes at a moment of its own.
+    The server gives the time; each client adds a jitter of its own.
 
     Args:
-        deadline: `time.monotonic()` after which its caller does not wait.
+        deadline: `time.monotonic()` after which its caller does not wait; None: after a minute.
     """
 
     def __init__(self, deadline: float | None) -> None:
         self._deadline = time.monotonic() + _MAX_BUSY_S if deadline is None else deadline
         self._factor = 1.0
 
-    def pause_s(self, value: Any) -> float | None:
-        """Seconds to wait before the call is made again.
-
-        None when it is not to be: its reply says something else, or that would be too late.
+    def pause_s(self, retry_after_s: float) -> float | None:
+        """Seconds to wait before the next attempt; None when that would be too late.
 
         Args:
-            value: what the server replied.
+            retry_after_s: the time that the server gave.
         """
-        if value[0] != FAILED or not is_failure(value[1], Busy):
-            return None
-        return self.pause_after_s(float(value[1][4]))
-
-    def pause_after_s(self, retry_after_s: float) -> float | None:
-        """As `pause_s`, of what a server has said that takes no client now."""
         import random  # a server seldom is busy, and this takes longer to import than all else
 
         pause_s = retry_after_s * self._factor * random.uniform(*_JITTER)  # noqa: S311  no secret
-        self._factor = min(_MAX_FACTOR, 2 * self._factor)  # everybody may have been told the same
+        self._factor = min(_MAX_FACTOR, 2 * self._factor)  # all clients may have got the same time
         return pause_s if time.monotonic() + pause_s < self._deadline else None

@@ -32,7 +32,7 @@ class RetryBudget:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """In the child of a fork: the calls are the parent's, and so is who holds the lock."""
+        """In the child of a fork: calls and lock are the parent's."""
         self._free = self._limit
         self._lock = threading.Lock()
 

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +22,11 @@ from jaxd_protocol.network.addresses import Address
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
     from jaxd.connection.server_requests import ServerRequestHandler
-    from jaxd.events.callbacks import CallbackRunner
     from jaxd.events.output import OutputPrinter
     from jaxd.events.progress import Progress
+    from jaxd.results.reader import ResultReader
     from jaxd.transfer.routing import TransferRouter
+    from jaxd_protocol.wire import Frame
 
 
 MAX_WORKERS: Final = 4
@@ -40,19 +41,18 @@ class Session:
     Connects when first used.
 
     Args:
-        settings: where the server is and how to prove who we are.
-        answers: who answers what the server asks.
+        settings: address of the server, and credentials.
+        handler: handles the requests of the server.
 
     Attributes:
         address: where it was found; None before the first connection.
         id: the server's name for this client, kept over connections.
         store: what this process has on the server in that session.
         window: has a place for each submitted call that the server takes from one connection.
-        progress: makes what shows how far long calls are.
+        progress: gives the progress line of long calls.
         warning_queue: the warnings of the server about calls.
-        output_printer: makes what prints here what calls print there.
-        callbacks: makes what runs here what programs call back.
-        transfer_router: makes what chooses how large arrays travel.
+        output_printer: gives the printer of the output of calls.
+        transfer_router: gives the router of large arrays.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
         platform: what it computes on.
     """
@@ -63,7 +63,6 @@ class Session:
         self.progress = Lazy(_make_progress)
         self.warning_queue = WarningQueue()
         self.output_printer: Lazy[OutputPrinter] = Lazy(self._make_output_printer)
-        self.callbacks: Lazy[CallbackRunner] = Lazy(_make_callbacks)
         self.transfer_router = Lazy(_make_transfer_router)
         self.after_fork()
         reset_after_fork(self)
@@ -122,19 +121,19 @@ class Session:
         if self.store is not None:
             self.notify(self.store, "bye")
 
-    def connection(self, fresh: bool = False) -> ClientConnection:
+    def connection(self) -> ClientConnection:
         """As `current`, the connection alone."""
-        return self.current(fresh).connection
+        return self.current().connection
 
     def current(self, fresh: bool = False, deadline: float | None = None) -> OpenSession:
         """The open connection and its session; made, or made anew, when there is none.
 
-        A server that has no room for one more client is asked again when it says.
+        A server that has no room for one more client is tried again after the time that it gives.
 
         Args:
-            fresh: look first whether the server has ended it while it was idle; for what had
+            fresh: check first whether the server has closed it while it was idle; for what had
                 better not be sent twice.
-            deadline: `time.monotonic()` after which it is not asked again; None: after a minute.
+            deadline: `time.monotonic()` after which it is not tried again; None: after a minute.
 
         Raises:
             Busy: when the server has no room then.
@@ -146,30 +145,25 @@ class Session:
             found.connection.check()
         if found is not None and found.connection.alive:
             return found
-        try:
-            return self._open_session()
-        except Busy as error:
-            return self._open_with_backoff(error, deadline)
-
-    def _open_with_backoff(self, error: Busy, deadline: float | None) -> OpenSession:
-        """Retries without holding the lock: the client can be closed meanwhile."""
-        from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
-
-        busy_backoff = BusyBackoff(deadline)
-        while (pause_s := busy_backoff.pause_after_s(error.retry_after_s)) is not None:
-            time.sleep(pause_s)
+        busy_backoff: BusyBackoff | None = None
+        while True:
             try:
                 return self._open_session()
-            except Busy as again:
-                error = again
-        raise error
+            except Busy as error:
+                from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
+
+                busy_backoff = busy_backoff or BusyBackoff(deadline)
+                pause_s = busy_backoff.pause_s(error.retry_after_s)
+                if pause_s is None:
+                    raise
+            time.sleep(pause_s)  # without the lock: the client can be closed meanwhile
 
     def _open_session(self) -> OpenSession:
-        """As `current`, but a server without room is not asked again."""
+        """As `current`, but a server without room is not tried again."""
         with self._lock:
             if self._current is None or not self._current.connection.alive:
                 self._current = self._connect_with_retries()
-                self._current.values.release_queue.resend()  # now: before, nothing could be told
+                self._current.values.release_queue.resend()  # before, there was no connection
                 for left in self._draining:
                     left.check()  # the worker behind it has ended by now
                 self._draining = [left for left in self._draining if left.alive]
@@ -179,7 +173,7 @@ class Session:
         """Retries a broken handshake where a server has answered before.
 
         It was the old worker, at its very end, or the network was lost once more. Something in
-        between, such as a tunnel, may also take connections for a server that does not run.
+        between, such as a tunnel, may also accept connections for a server that does not run.
         """
         if not self._draining and self.id is None:
             return self._connect()
@@ -234,33 +228,49 @@ class Session:
         self.accepts = welcome.get("accept", "code")
         self.platform = welcome.get("platform", "cpu")
         self.warning_queue.compare_versions(welcome["peer"].versions)
-        if welcome.get("platform", "cpu") != "cpu":
-            self._guard_device(welcome)
+        if self.platform != "cpu":
+            from jaxd.interop.gpu_guard import keep_jax_off_gpu  # only with an accelerator
+
+            in_the_way = keep_jax_off_gpu(welcome)
+            if in_the_way is not None:
+                self.warning_queue.add_device_warning(in_the_way)
         return OpenSession(connection, self.store)
-
-    def _guard_device(self, welcome: Mapping[str, Any]) -> None:
-        from jaxd.interop.gpu_guard import (
-            keep_jax_off_gpu,  # where no accelerator is, nobody pays for this
-        )
-
-        in_the_way = keep_jax_off_gpu(welcome)
-        if in_the_way is not None:
-            self.warning_queue.add_device_warning(in_the_way)
 
     def ask(self, verb: str, *args: Any) -> dict[str, Any]:
         """The server's answer to a question about itself, such as `statistics`, `info` or `why`.
 
         Raises:
             NoServer: when it cannot be reached.
-            JaxdError: what it says instead of an answer.
+            JaxdError: the failure that is its answer.
         """
-        value, _ = retry_once(lambda: self.connection().request(verb, args))
+        report: dict[str, Any] = json.loads(self.request(verb, args)[0])
+        return report
+
+    def request(
+        self,
+        verb: str,
+        args: tuple[Any, ...],
+        buffers: Sequence[memoryview] = (),
+        reader: ResultReader | None = None,
+    ) -> tuple[Any, Frame]:
+        """The reply to a request without effects, which may be sent twice.
+
+        Args:
+            verb: what to call.
+            args: plain values.
+            buffers: bulk data beside them.
+            reader: knows the exceptions of the user's function that the failure may name.
+
+        Raises:
+            NoServer: when the server cannot be reached.
+            BaseException: the failure that is its reply.
+        """
+        value, frame = retry_once(lambda: self.connection().request(verb, args, buffers))
         if value[0] == FAILED:
             from jaxd_protocol.messages.failures import decode_failure
 
-            raise decode_failure(value[1])
-        report: dict[str, Any] = json.loads(value)
-        return report
+            raise decode_failure(value[1], reader)
+        return value, frame
 
 
 def _make_progress() -> Progress:
@@ -273,12 +283,6 @@ def _make_transfer_router() -> TransferRouter:
     from jaxd.transfer.routing import TransferRouter  # many processes send nothing large
 
     return TransferRouter()
-
-
-def _make_callbacks() -> CallbackRunner:
-    from jaxd.events.callbacks import CallbackRunner
-
-    return CallbackRunner()
 
 
 def _notify_exit(of: weakref.ref[Session]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from jaxd.dispatch.caller import Caller
+from jaxd.dispatch.caller import Caller, OpenCall
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.call_request import CallRequest
 from jaxd.results.reader import ResultReader
@@ -33,7 +33,7 @@ class Warmed:
     Attributes:
         verdict: `hit`: it was ready; `load`: it was on disk; `compile`: it was made.
         seconds: how long that took.
-        kept: whether it is on disk, for later servers; None: nobody says.
+        kept: whether it is on disk, for later servers; None: not known.
     """
 
     verdict: Verdict
@@ -75,7 +75,7 @@ def warm(caller: Caller, call: CallRequest) -> Warmed:
 
     Raises:
         BaseException: what the function raised while it was traced.
-        JaxdError: when the server could not be asked.
+        JaxdError: when the server could not be reached.
     """
     report = json.loads(_reply(caller, call)[1])
     return Warmed(report["verdict"], report["seconds"], report.get("kept"))
@@ -92,7 +92,7 @@ def result_skeleton_of(caller: Caller, call: CallRequest) -> bytes:
 
 
 def _reply(caller: Caller, call: CallRequest) -> tuple[Any, ...]:
-    value: tuple[Any, ...] = caller.reply(call)[0]
+    value, _ = OpenCall(caller.session, call).wait()
     if value[0] == FAILED:
         raise decode_failure(value[1], call.spec.snapshot.reader)
     return value
@@ -146,21 +146,19 @@ def recipes_since(caller: Caller, mark: str) -> Recording:
 
 
 def _ask_recipes(caller: Caller, mark: str) -> tuple[dict[str, Any], list[Recipe]]:
-    value, frame = caller.session.connection(fresh=True).request("recipes", (mark,))
-    if value[0] == FAILED:
-        raise decode_failure(value[1])
+    value, frame = caller.session.request("recipes", (mark,))
     return json.loads(value[0]), load_recipes(value[1:], frame.buffers)
 
 
 class RecordedFunction:
     """A function known only by its recipe; used in place of a `FunctionSpec`.
 
-    Its code stays closed: this process sends it to a server that asks, and never unpacks it.
+    Its code stays packed: this process sends it to a server that requests it.
 
     Attributes:
         recipe: what is known.
-        key, identity, options: as those of a `FunctionSpec`.
-        name, meaning, fingerprint, code, reader, calls_back: as those of an `Identity`.
+        key, snapshot, options: as those of a `FunctionSpec`.
+        name, manifest, fingerprint, code, reader, calls_back: as those of a `FunctionSnapshot`.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -184,15 +182,33 @@ class RecordedFunction:
 
     def verdict(self, caller: Caller, call: RecordedCall) -> Verdict:
         """What such a call would find; builds nothing."""
-        manifest = self.manifest
-        options = Options.from_bytes(self.options)
-        described = FunctionDescriptor(
-            display_name(self.name, options.transformations),
-            self.fingerprint,
-            options,
-            manifest.parts,
-            self.recipe.parameters,
-            manifest.shared,
-        ).to_message()
-        verdict: Verdict = caller.session.ask("why", self.key, call.skeleton, described)["verdict"]
+        spec = cast("FunctionSpec", self)
+        report = ask_why(caller, spec, self.recipe.parameters, call.skeleton)
+        verdict: Verdict = report["verdict"]
         return verdict
+
+
+def ask_why(
+    caller: Caller, spec: FunctionSpec, parameters: tuple[str, ...], skeleton: bytes | None
+) -> dict[str, Any]:
+    """The server's report of what a call would do; builds nothing.
+
+    Args:
+        caller: of the server.
+        spec: the function.
+        parameters: the names of its parameters.
+        skeleton: the structure of the arguments; None: the report is about all calls.
+
+    Raises:
+        NoServer: when the server cannot be reached.
+    """
+    manifest, options = spec.snapshot.manifest, Options.from_bytes(spec.options)
+    described = FunctionDescriptor(
+        display_name(spec.snapshot.name, options.transformations),
+        manifest.fingerprint,
+        options,
+        manifest.parts,
+        parameters,
+        manifest.shared,
+    )
+    return caller.session.ask("why", spec.key, skeleton, described.to_message())

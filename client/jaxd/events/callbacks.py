@@ -14,18 +14,14 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import CellType, CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.connection.server_requests import NoCallbackExpected
 from jaxd.request.arguments import encode_arguments
 from jaxd.request.call_request import callback_scope
-from jaxd.results.exceptions import exception_of
-from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import reset_after_fork
-from jaxd_protocol.errors import CallbackError, CalledBack, ProtocolError
+from jaxd_protocol.errors import CallbackError, ProtocolError
 from jaxd_protocol.fingerprint.client_object import holds_function
 from jaxd_protocol.fingerprint.code.callbacks import CellOrigin, cell_origin, code_at
 from jaxd_protocol.fingerprint.model import CallbackCandidates, CodePath
@@ -33,6 +29,7 @@ from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.pytree.literals import load_literal
 
 if TYPE_CHECKING:
+    from jaxd.request.call_request import CallRequest
     from jaxd.request.function_snapshot import FunctionSnapshot
 
 
@@ -332,123 +329,77 @@ def _checked_text(name: Any) -> str:
     return name
 
 
-_MAX_CALLS: Final = 256
+class CallbackOrigin(Protocol):
+    """The open call for which a program calls back.
+
+    Attributes:
+        has_called_back: set when a function of this process is called for it.
+        callback_error: what the last of these raised; None when it returned.
+    """
+
+    has_called_back: bool
+    callback_error: BaseException | None
+
+    @property
+    def call(self) -> CallRequest:
+        """The request."""
 
 
-class CallbackRunner:
-    """Runs the callbacks of one server's programs. Thread-safe."""
+def run_callback(
+    origin: CallbackOrigin, question: tuple[Any, ...], buffers: Sequence[memoryview]
+) -> tuple[Any, Sequence[memoryview]]:
+    """Calls a function of this process; what it returns, for the server.
 
-    def __init__(self) -> None:
-        self.after_fork()
-        reset_after_fork(self)
+    Args:
+        origin: the call.
+        question: its number, what is to be called with what, whether its result is wanted.
+        buffers: the rest of it.
 
-    def after_fork(self) -> None:
-        """Forgets the calls of the parent, as the child of a fork must."""
-        self._lock = threading.Lock()  # guards _called
-        self._called = BoundedDict[tuple[object, int], BaseException | None](_MAX_CALLS)
+    Raises:
+        NoCallbackExpected: when the call gives nothing to be called back.
+        BaseException: what the function raises; it is kept for the caller as well.
+    """
+    snapshot, arguments = origin.call.spec.snapshot, origin.call.arguments
+    if not snapshot.calls_back:
+        raise NoCallbackExpected(
+            f"the server wants a function called back by {snapshot.name}, which "
+            "gives none to jax.debug.callback or io_callback. The connection is ended: is that "
+            "server what it should be?"
+        )
+    if tuple(map(type, question)) != (int, bytes, bytes, int):
+        raise _unknown_callback()
+    _, skeleton, blob, wants_result = question
+    origin.has_called_back, origin.callback_error = True, None
+    try:
+        with callback_scope():
+            function, args, kwargs = _resolve(snapshot, arguments, skeleton, blob, buffers)
+            result = function(*args, **kwargs)
+        return _encode_result(snapshot, result if wants_result else None)
+    except BaseException as error:
+        origin.callback_error = error
+        raise
 
-    def run(
-        self,
-        connection: object,
-        snapshot: FunctionSnapshot,
-        arguments: CallArguments | None,
-        question: tuple[Any, ...],
-        buffers: Sequence[memoryview],
-    ) -> tuple[Any, Sequence[memoryview]]:
-        """Calls a function of this process; what it returns, for the server.
 
-        Args:
-            connection: over which the call was made.
-            snapshot: what was called.
-            arguments: with what, where it may call that back.
-            question: its number, what is to be called with what, whether its result is wanted.
-            buffers: the rest of it.
-
-        Raises:
-            NoCallbackExpected: when the call gives nothing to be called back.
-            BaseException: what the function raises; it is kept for the caller as well.
-        """
-        if not snapshot.calls_back:
-            raise NoCallbackExpected(
-                f"the server wants a function called back by {snapshot.name}, which "
-                "gives none to jax.debug.callback or io_callback. The connection is ended: is that "
-                "server what it should be?"
-            )
-        if tuple(map(type, question)) != (int, bytes, bytes, int):
-            raise _unknown_callback()
-        number, skeleton, blob, wants_result = question
-        self._record(connection, number, None)
-        try:
-            with callback_scope():
-                function, args, kwargs = self._resolve(snapshot, arguments, skeleton, blob, buffers)
-                result = function(*args, **kwargs)
-            return _encode_result(snapshot, result if wants_result else None)
-        except BaseException as error:
-            self._record(connection, number, error)
-            raise
-
-    def _resolve(
-        self,
-        snapshot: FunctionSnapshot,
-        arguments: CallArguments | None,
-        skeleton: bytes,
-        blob: bytes,
-        buffers: Sequence[memoryview],
-    ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-        """The function of this process that is to be called, and with what."""
-        with snapshot.pickling_context():
-            read = snapshot.reader.read(skeleton, blob, buffers, "auto")
-        if type(read) is not tuple or tuple(map(type, read)) != (bytes, tuple, tuple, dict):
-            raise _unknown_callback()
-        callback_target, held, args, kwargs = read
-        literal, end = load_literal(callback_target, 0)
-        if type(literal) is not tuple or end != len(callback_target):
-            raise _unknown_callback()
-        table = CallbackTable(snapshot.targets, snapshot.callbacks, arguments)
-        function = table.function_at(literal, held)
-        check_no_functions((args, kwargs))
-        return function, args, kwargs
-
-    def _record(self, connection: object, number: int, error: BaseException | None) -> None:
-        with self._lock:
-            self._called[connection, number] = error
-
-    def forget(self, connection: object, number: int) -> tuple[bool, BaseException | None]:
-        """Whether a call has called back, and what the last function raised that it called."""
-        name = (connection, number)
-        with self._lock:
-            return name in self._called, self._called.pop(name, None)
-
-    def check_repeatable(self, connection: object, number: int, name: str) -> None:
-        """Returns when a call that was lost may be made once more.
-
-        Raises:
-            CalledBack: when it has called back: its effects must not happen twice.
-        """
-        has_called, _ = self.forget(connection, number)
-        if has_called:
-            raise CalledBack(
-                f"the connection to the server ended while {name} was running, after it had called "
-                "back functions of this process. It is not repeated by itself, because their "
-                "effects would happen twice. Call it again if that does no harm."
-            )
-
-    def raise_failure(
-        self,
-        connection: object,
-        number: int,
-        snapshot: FunctionSnapshot,
-        failure: Any,
-        address: str,
-    ) -> None:
-        """Returns when a call has failed for other reasons than what it has called back.
-
-        Raises:
-            BaseException: what became of the call, from what the function here has raised.
-        """
-        _, error = self.forget(connection, number)
-        if error is not None:
-            raise exception_of(failure, snapshot.name, snapshot.reader, address) from error
+def _resolve(
+    snapshot: FunctionSnapshot,
+    arguments: CallArguments | None,
+    skeleton: bytes,
+    blob: bytes,
+    buffers: Sequence[memoryview],
+) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+    """The function of this process that is to be called, and with what."""
+    with snapshot.pickling_context():
+        read = snapshot.reader.read(skeleton, blob, buffers, "auto")
+    if type(read) is not tuple or tuple(map(type, read)) != (bytes, tuple, tuple, dict):
+        raise _unknown_callback()
+    callback_target, held, args, kwargs = read
+    literal, end = load_literal(callback_target, 0)
+    if type(literal) is not tuple or end != len(callback_target):
+        raise _unknown_callback()
+    table = CallbackTable(snapshot.targets, snapshot.callbacks, arguments)
+    function = table.function_at(literal, held)
+    check_no_functions((args, kwargs))
+    return function, args, kwargs
 
 
 def _unknown_callback() -> ProtocolError:

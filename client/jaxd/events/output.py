@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import sys
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -20,82 +19,40 @@ from jaxd.events.progress import Progress
 from jaxd.events.warnings import WarningQueue
 from jaxd.interop.jax_runtime import logs_compiles
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.messages.tracebacks import display_file
 from jaxd_protocol.packages.installed import content_of
 
-_MAX_CALLS: Final = 64
 _MAX_OUTPUTS: Final = 1000
 
-_CallKey = tuple[object, int]
-_Outputs = Counter[tuple[str, Any]]
 
+class EmittedOutput:
+    """What one call emitted, over all of its attempts: a repeated attempt emits it again.
 
-class ReplayFilter:
-    """Suppresses output that a repeated call emitted already before its connection was lost.
-
-    Then it says the same again. What each call has said is counted, and not taken in order: a
-    program says unordered things as it comes to them. Thread-safe.
-
-    Attributes:
-        is_waiting: whether a call was lost that may be made again; each call looks here.
+    Outputs are counted, and not compared in order: a program emits unordered ones in any order.
+    Used by the thread that reads the connection of the attempt.
     """
 
     def __init__(self) -> None:
-        self.has_lost_calls = False
-        self.after_fork()
+        self._emitted: Counter[tuple[str, Any]] = Counter()
+        self._in_this_attempt: Counter[tuple[str, Any]] = Counter()
 
-    def after_fork(self) -> None:
-        """Forgets the calls of the parent, as the child of a fork must."""
-        self._lock = threading.Lock()  # guards these
-        self._outputs = BoundedDict[_CallKey, _Outputs](_MAX_CALLS)
-        self._lost_outputs = BoundedDict[int, tuple[object, _Outputs]](_MAX_CALLS)
-        self._expected_repeats = BoundedDict[_CallKey, _Outputs](_MAX_CALLS)
-        self.has_lost_calls = False
+    def begin_attempt(self) -> None:
+        """The call is sent again."""
+        self._in_this_attempt.clear()
 
-    def is_repeat(self, connection: object, number: int, thing: tuple[str, Any]) -> bool:
-        """Records an output of a call; whether the call emitted it before it was lost.
+    def is_repeat(self, output: tuple[str, Any]) -> bool:
+        """Counts an output of this attempt; whether an earlier attempt emitted it.
 
         Args:
-            connection: over which the call was made.
-            number: which one it is.
-            thing: the kind of the output, and its content.
+            output: its kind and its content.
         """
-        name = connection, number
-        with self._lock:
-            said = self._outputs.setdefault(name, Counter())
-            if len(said) < _MAX_OUTPUTS:
-                said[thing] += 1
-            expected = self._expected_repeats.get(name)
-            if not expected or not expected[thing]:
-                return False
-            expected[thing] -= 1
+        if len(self._emitted) >= _MAX_OUTPUTS and output not in self._emitted:
+            return False
+        self._in_this_attempt[output] += 1
+        if self._in_this_attempt[output] <= self._emitted[output]:
             return True
-
-    def call_lost(self, call: object, connection: object, number: int) -> None:
-        """The connection of a call ended before its reply."""
-        with self._lock:
-            self._expected_repeats.pop((connection, number), None)
-            said = self._outputs.pop((connection, number), None)
-            if said:
-                self._lost_outputs[id(call)] = call, said  # which keeps the id
-                self.has_lost_calls = True
-
-    def transfer_to_retry(self, call: object, repeated: object) -> None:
-        """A lost call is repeated as another request."""
-        if self.has_lost_calls and call is not repeated:
-            with self._lock:
-                _, said = self._lost_outputs.pop(id(call), (None, None))
-                if said:
-                    self._lost_outputs[id(repeated)] = repeated, said
-
-    def retried_as(self, call: object, connection: object, number: int) -> None:
-        """The call is made under this number."""
-        with self._lock:
-            _, said = self._lost_outputs.pop(id(call), (None, None))
-            self.has_lost_calls = bool(self._lost_outputs)
-            if said:
-                self._expected_repeats[connection, number] = said
+        self._emitted[output] += 1
+        return False
 
 
 OUTPUT_EVENTS: Final = frozenset({"print", "warned", "logged", "compiled"})
@@ -112,11 +69,8 @@ class OutputPrinter:
     """Prints, warns and logs what calls emit on the server. Thread-safe; never raises.
 
     Args:
-        notices: defers what has to run in the thread of the call.
+        warning_queue: defers what has to run in the thread of the call.
         progress: its line on the terminal is cleared first.
-
-    Attributes:
-        replay_filter: the output of calls that may be repeated.
     """
 
     def __init__(self, warning_queue: WarningQueue, progress: Progress) -> None:
@@ -124,26 +78,22 @@ class OutputPrinter:
         self._progress = progress
         self._registries = BoundedDict[str, dict[Any, Any]](_MAX_FILES)
         self._logger_count = 0
-        self.replay_filter = ReplayFilter()
-        reset_after_fork(self.replay_filter)
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Handles an output event of call `number` of a connection."""
-        thing = kind, content.get("text")
-        if kind == "compiled" or not self.replay_filter.is_repeat(connection, number, thing):
-            with suppress(Exception):  # whatever a stream or handler of the user's does
-                if kind == "print":
-                    self._print(content)
-                elif kind == "warned":
-                    self._warn(
-                        content, lambda act: self._warning_queue.run_later(connection, number, act)
-                    )
-                elif kind == "logged":
-                    self._log(content)
-                else:
-                    self._warning_queue.run_later(
-                        connection, number, lambda: self._log_compile(content)
-                    )
+        with suppress(Exception):  # whatever a stream or handler of the user's does
+            if kind == "print":
+                self._print(content)
+            elif kind == "warned":
+                self._warn(
+                    content, lambda act: self._warning_queue.run_later(connection, number, act)
+                )
+            elif kind == "logged":
+                self._log(content)
+            else:
+                self._warning_queue.run_later(
+                    connection, number, lambda: self._log_compile(content)
+                )
 
     def _print(self, content: dict[str, Any]) -> None:
         stream = sys.stderr if content["stream"] == "stderr" else sys.stdout

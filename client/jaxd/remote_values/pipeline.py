@@ -91,6 +91,7 @@ class PipelinedCall:
         remote_leaves: the leaves that it takes from the server: of each handle range the first,
             and how many they are.
         released_ids: ids of values that its message says are no longer held.
+        has_called_back, callback_error: see `CallbackOrigin`.
     """
 
     def __init__(
@@ -122,6 +123,8 @@ class PipelinedCall:
         self.attempts = 0
         self.remote_leaves = call.remote_leaves
         self.released_ids = b""
+        self.has_called_back = False
+        self.callback_error: BaseException | None = None
         self.on_done = ended
         self._data: dict[int, memoryview] | None = None
         self._donated = tuple(donated)
@@ -441,7 +444,7 @@ class CallPipeline:
         pending = PendingReply(
             lambda pending: self._on_reply(flight, connection, pending),
             needs_reader=flight.on_done is not None,
-            about=flight.call,
+            about=flight,
         )
         # not before: what was let go of must not be told before the call that makes it
         flight.connection, flight.request = connection, number

@@ -51,19 +51,19 @@ _KnownResult = tuple[bytes, tuple[int, ...], bytes]
 class SkeletonTable:
     """The table of indexed skeletons of one session. Thread-safe.
 
-    A loop need not say in each step what its state looks like.
+    A loop need not send the structure of its state in each step.
 
-    A name is never given to another skeleton: a call must not be taken for another.
+    An index is never given to another skeleton: a call must not be taken for another.
     """
 
     def __init__(self) -> None:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In the child of a fork: nobody else holds the lock."""
+        """In the child of a fork: no other thread holds the lock."""
         self._numbers: dict[bytes, int] = {}
         self._assigned = 0
-        self._lock = threading.Lock()  # guards _given
+        self._lock = threading.Lock()  # guards _assigned
 
     def encode(self, skeleton: bytes) -> bytes:
         """The bytes to send for a skeleton: an index, a definition, or itself."""
@@ -78,10 +78,10 @@ class SkeletonTable:
             number, self._assigned = self._assigned, self._assigned + 1
         return defining_skeleton(number, skeleton)
 
-    def confirm(self, told: bytes) -> None:
+    def confirm(self, sent: bytes) -> None:
         """Confirms a definition: the server has answered the call that contained it."""
-        if told.startswith(DEFINING_SKELETON):
-            self._numbers[told[2:]] = told[1]
+        if sent.startswith(DEFINING_SKELETON):
+            self._numbers[sent[2:]] = sent[1]
 
 
 class ClientServices(Protocol):
@@ -102,8 +102,8 @@ class ValueStore(Protocol):
     """The arrays of one session, as calls on them need it.
 
     Attributes:
-        release_queue: collects the ids of those that nobody here holds any more.
-        sent_before: gives what the session has sent.
+        release_queue: collects the ids of those that this process released.
+        deduplicator: gives what the session has sent.
     """
 
     release_queue: ReleaseQueue
@@ -228,34 +228,28 @@ class PipelinedCalls:
     def _launch(self, call: CallRequest, *, may_return: bool, ended: Any = None) -> PipelinedCall:
         from jaxd.remote_values.pipeline import PipelinedCall, ResultShape
 
+        flight: PipelinedCall | None = None
+        form: ResultShape | None = None
+        donated: tuple[int, ...] = ()
         try:
             for handle_range in call.values:
                 if handle_range.origin.has_unusable:
                     self.check(handle_range.arrays)
-        except ValuesLost as error:
-            from jaxd.remote_values.lost import with_call_array_names
-
-            raise with_call_array_names(error, call) from None
-        assert call.result_policy is not None
-        form: ResultShape | None = None
-        donated: tuple[int, ...] = ()
-        known = (
-            self._result_shapes.get(_call_kind(call, call.remote_leaves)) if may_return else None
-        )
-        if known is not None:
-            skeleton, donated, hash_ = known
-            form = ResultShape(skeleton, call.spec.snapshot.reader.layout(skeleton), hash_)
-        told = self._skeletons.encode(call.skeleton)
-        is_copied = known is not None or ended is not None
-        flight = PipelinedCall(call, form, donated, ended, is_copied, told)
-        try:
+            kind = _call_kind(call, call.remote_leaves)
+            known = self._result_shapes.get(kind) if may_return else None
+            if known is not None:
+                skeleton, donated, hash_ = known
+                form = ResultShape(skeleton, call.spec.snapshot.reader.layout(skeleton), hash_)
+            is_copied = known is not None or ended is not None
+            sent_skeleton = self._skeletons.encode(call.skeleton)
+            flight = PipelinedCall(call, form, donated, ended, is_copied, sent_skeleton)
             self._pipeline.launch(flight)
         except ValuesLost as error:
             from jaxd.remote_values.lost import with_call_array_names
 
             raise with_call_array_names(error, call) from None
         except BaseException:
-            if not flight.done:  # it was interrupted, and is perhaps on its way
+            if flight is not None and not flight.done:  # interrupted, and perhaps on its way
                 self._abandon(flight)
             raise
         return flight
@@ -282,16 +276,11 @@ class PipelinedCalls:
         assert flight.skeleton is not None
         assert call.result_policy is not None
         flight.layout = call.spec.snapshot.reader.layout(flight.skeleton)
-        self._learn_shape(flight)
+        if _is_remote(call):
+            self._store_shape(flight, flight.skeleton)
+            if flight.sent_skeleton is not None and flight.attempts == 1:
+                self._skeletons.confirm(flight.sent_skeleton)
         return self._result(flight)
-
-    def _learn_shape(self, flight: PipelinedCall) -> None:
-        """Remembers what the results of such calls look like."""
-        if flight.skeleton is None or not _is_remote(flight.call):
-            return
-        self._store_shape(flight, flight.skeleton)
-        if flight.sent_skeleton is not None and flight.attempts == 1:
-            self._skeletons.confirm(flight.sent_skeleton)
 
     def _store_shape(self, flight: PipelinedCall, skeleton: bytes) -> None:
         kind = _call_kind(flight.call, flight.remote_leaves)
@@ -327,7 +316,7 @@ class PipelinedCalls:
         Args:
             call: the call.
             skeleton: what its result looks like.
-            home: what of it came home; None when nothing has so far.
+            home: what is in the reply; None when there is none so far.
             flight: the call, when it returns before its reply is here.
 
         Raises:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from jaxd.interop.jax_runtime import PRNGKeys, encode_jax, loaded_jax
 from jaxd_protocol.errors import ArgumentError
@@ -24,36 +24,16 @@ if TYPE_CHECKING:
     from jaxd_protocol.pickling.pack.functions import Packed
 
 
-class EncodedArguments(NamedTuple):
-    """The arguments of a call.
-
-    Attributes:
-        skeleton, blob, buffers: see `jaxd_protocol.pytree`.
-        values: the arrays on the server among them.
-        buffer_leaves: for each buffer the number of its leaf; -1 when that is no plain array.
-        sources: the arrays of jax whose data is in a buffer, by leaf.
-        leaf_headers: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
-    """
-
-    skeleton: bytes
-    blob: bytes
-    buffers: list[memoryview]
-    values: list[HandleRange]
-    buffer_leaves: list[int]
-    sources: dict[int, Any]
-    leaf_headers: dict[int, bytes]
-
-
 def encode_arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     statics: StaticArgs,
     known_objects: dict[Any, Any],
     fetcher: object = None,
-) -> EncodedArguments:
-    """The arguments of a call for the wire.
+) -> ArgumentEncoder:
+    """Encodes the arguments of a call; the result has their skeleton, blob and buffers.
 
-    Arrays on the server, of this `fetcher`, do not move; those of others come home first.
+    Arrays on the server, of this `fetcher`, do not move; those of others are fetched first.
 
     Classes and callables that are met on the way are entered in `known_objects`, by name and by
     content id, so that results can come back as their instances, and with them. Large contiguous
@@ -72,21 +52,17 @@ def encode_arguments(
         encoder.call(args, kwargs, statics)
     else:
         encoder.node((args, kwargs))
-    return EncodedArguments(
-        encoder.skeleton,
-        encoder.blob,
-        encoder.buffers,
-        encoder.values,
-        encoder.buffer_leaves,
-        encoder.sources,
-        encoder.leaf_headers,
-    )
+    return encoder
 
 
 class ArgumentEncoder(TreeEncoder):
     """Encodes numpy and jax arrays, arrays of this package and, with jax, every registered pytree.
 
     Anything else is pickled.
+
+    Attributes:
+        sources: the arrays of jax whose data is in a buffer, by leaf.
+        leaf_headers: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
     """
 
     types: ClassVar[dict[type, Callable[[Any, Any], None]]] = dict(TreeEncoder.types)
@@ -202,7 +178,7 @@ class ArgumentEncoder(TreeEncoder):
     def _consecutive_results(self, leaves: list[Any]) -> bool:
         """Appends arrays that follow one another as a call returned them; whether they do.
 
-        The state of a loop is hundreds: looked at one by one they would cost most of a step.
+        The state of a loop is hundreds: one by one they would cost most of a step.
         """
         kinds = set(map(type, leaves))
         if len(kinds) != 1 or self.types.get(kinds.pop()) is not ArgumentEncoder.remote:
@@ -342,7 +318,7 @@ def check_not_array_like(value: Any) -> None:
     """Returns when a leaf that is neither an array nor a number does not behave like one.
 
     Raises:
-        ValueError: as jax, when it is a masked array, or says how it becomes an array of jax.
+        ValueError: as jax, when it is a masked array, or has `__jax_array__`.
         ArgumentError: when it is an array of another library.
     """
     if isinstance(value, _CODE_TYPES):

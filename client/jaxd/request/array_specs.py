@@ -26,7 +26,7 @@ def encode_specs(
     """Skeleton of a call with such arguments, and the buffers of what is pickled in it.
 
     The skeleton is that of a call with the arrays themselves. Numbers count as themselves, and so
-    do arrays: their data is not looked at.
+    do arrays: their data is not read.
 
     Raises:
         ArgumentError: when a value is of no use to jax, or a spec's shape or dtype is none.
@@ -85,7 +85,7 @@ class _SpecEncoder(ArgumentEncoder):
         super()._pickled(_ZeroArrays().of(value))
 
 
-# what a spec says --------------------------------------------------------------------------------
+# reading specs -----------------------------------------------------------------------------------
 
 
 class _Keys(NamedTuple):
@@ -106,7 +106,7 @@ def _keys_of(spec: Any) -> _Keys | None:
     if jax is None:
         return None
     if isinstance(spec, jax.core.Tracer):
-        encode_jax(ArgumentEncoder({}), spec)  # says why not
+        encode_jax(ArgumentEncoder({}), spec)  # raises the error
     if not _is_key_dtype(jax, spec.dtype):
         return None
     names = []
@@ -122,7 +122,7 @@ def _keys_of(spec: Any) -> _Keys | None:
 def _is_key_dtype(jax: Any, dtype: Any) -> bool:
     try:
         return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
-    except TypeError:  # no dtype at all, which is said where it is needed
+    except TypeError:  # no dtype at all, which is an error where it is needed
         return False
 
 

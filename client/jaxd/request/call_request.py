@@ -59,7 +59,7 @@ class CallSettings(NamedTuple):
 
     Attributes:
         config: jax settings that win over those of the process.
-        results: in which form results are wanted.
+        results: the form of results.
         timeout_s: seconds until a caller gives up, or None.
         strict: whether packages that differ on the server are an error.
     """
@@ -77,7 +77,7 @@ class CallRequest(NamedTuple):
         spec: what is called.
         skeleton, blob, buffers: the arguments; buffers are views of the caller's arrays.
         timeout_s: seconds until the caller gives up, or None.
-        results: in which form the caller wants the result.
+        results: the form of the result.
         strict: whether packages that differ on the server are an error.
         values: the arrays on the server that it takes.
         buffer_leaves: for each buffer the number of its leaf; -1 when that is no plain array, and
@@ -137,11 +137,11 @@ class CallRequest(NamedTuple):
         Args:
             rows: where the data lies that is not in the message.
             acked: calls on values with smaller numbers have been answered.
-            drops: ids of values that nobody here holds any more.
+            drops: ids of values that this process released.
             skeleton: what stands for the skeleton; by default itself.
             knows: what the client knows of its result's form; see `ResultPolicy`.
         """
-        told = b"" if self.result_policy is None else self.result_policy.to_bytes(acked, knows)
+        policy = b"" if self.result_policy is None else self.result_policy.to_bytes(acked, knows)
         elsewhere = pack_locations(rows) if rows else b""
         return (
             self.spec.key,
@@ -149,7 +149,7 @@ class CallRequest(NamedTuple):
             self.blob,
             self.timeout_s,
             self.flags,
-            told,
+            policy,
             elsewhere,
             drops,
         )

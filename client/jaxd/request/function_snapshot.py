@@ -54,7 +54,7 @@ class RedecorationCounter:
         """Counts one, and warns, once for each place, when there were many.
 
         Those that differ in what they close over are different functions, and not counted
-        together: the server says what to do about them.
+        together: the server advises about them.
 
         Args:
             function: what was made persistent.
@@ -93,7 +93,7 @@ class PackageChanges:
 
     Attributes:
         count: how many times packages were found changed so far.
-        next_look_s: when to look again, by `time.monotonic`: a second after the last time.
+        next_poll_s: `time.monotonic()` of the next check: a second after the last one.
     """
 
     def __init__(self) -> None:
@@ -103,8 +103,8 @@ class PackageChanges:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """In the child of a fork: a thread of the parent may have been looking."""
-        self._lock = threading.Lock()  # guards count and next_look_s
+        """In the child of a fork: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()  # guards count and next_poll_s
 
     def poll(self) -> None:
         """Checks for changes, and warns of each.
@@ -175,13 +175,13 @@ class FunctionSnapshot:
 
     Attributes:
         name: what people call it.
-        meaning: its fingerprint, and what that is made of.
+        manifest: its fingerprint, and what that is made of.
         specs: one for each configuration that it was called under.
-        pinned: for a signature that is called with, the identity that stands for such calls.
-        forms: skeletons of results that were asked for, by key and arguments.
+        pinned: by signature, the snapshot that stands for such calls.
+        forms: skeletons of results that were requested, by key and arguments.
         installed: which state of the installed packages it was made with; see `package_changes`.
         is_fresh: whether only the call for which it was made has used it.
-        guards: say whether anything has changed since, as far as that is looked at.
+        guards: detect changes since then, as far as they are complete.
         reader: rebuilds its results, as instances of the classes that it reaches.
         statics: its static arguments.
         archives: the packages that travel as files; None when code travels by value.
@@ -197,9 +197,9 @@ class FunctionSnapshot:
         function: Callable[..., Any],
         options: Options,
         ignored: tuple[str, ...] = (),
-        installed: int = 0,
         ship: Ship = "value",
         callbacks: tuple[Callable[..., Any], ...] = (),
+        installed: int = 0,
     ) -> None:
         from jaxd_protocol.fingerprint import CallbackList, walk  # only a first call needs them
         from jaxd_protocol.messages.function_manifest import FunctionManifest
@@ -212,7 +212,11 @@ class FunctionSnapshot:
         self.pinned = BoundedDict[bytes, FunctionSnapshot](_MAX_KNOWN)
         self.forms = BoundedDict[bytes, bytes](_MAX_KNOWN)
         self._function = function
-        self.archives = _archives() if ship == "source" else None
+        self.archives: LocalArchives | None = None
+        if ship == "source":
+            from jaxd_protocol.fingerprint.local_archives import LocalArchives
+
+            self.archives = LocalArchives()
         listed = CallbackList(callbacks) if callbacks else None
         self._walk_result = walk(
             function, self.name, ignore=ignored, archives=self.archives, listed=listed
@@ -222,8 +226,8 @@ class FunctionSnapshot:
         self.is_fresh = True
         self.after_fork()
         self.takes_arguments = self.targets.takes_arguments and not options.transformations
-        told = () if listed is None else listed.entries
-        self.manifest = FunctionManifest.of(self._walk_result.fingerprint, ignored, told)
+        entries = () if listed is None else listed.entries
+        self.manifest = FunctionManifest.of(self._walk_result.fingerprint, ignored, entries)
         self.reader = ResultReader({}, _local_objects(self.name, self._walk_result))
         if self.archives is not None:
             self.archives.close()
@@ -245,7 +249,7 @@ class FunctionSnapshot:
 
     @property
     def code(self) -> bytes:
-        """The packed function. Only a server that does not know it asks for this.
+        """The packed function. Only a server that does not know it requests this.
 
         Raises:
             PackingError: when something that it reaches cannot travel.
@@ -289,11 +293,12 @@ class FunctionSnapshot:
         from jaxd.request.stacklevel import user_stacklevel
 
         for found in self.walk_fingerprint.unshared:
+            ignored = found.path.rpartition(" → ")[2]
             text = (
                 f"{found.path} is a {found.type_name}, which has no content that could be in a "
                 f"key ({found.reason}): this function is compiled anew in every process. Make it "
                 "inside of the function or pass what it yields as an argument; or leave it out "
-                f"of the key with persistent_call(ignore={_last_part(found.path)!r}), and tell "
+                f"of the key with persistent_call(ignore={ignored!r}), and tell "
                 "versions apart with extra_key=."
             )
             warnings.warn(text, UnsharedWarning, user_stacklevel())
@@ -303,16 +308,6 @@ class FunctionSnapshot:
                 "keeps the value of that moment, for every client. Pass it as an argument."
             )
             warnings.warn(text, TracedReadWarning, user_stacklevel())
-
-
-def _archives() -> LocalArchives:
-    from jaxd_protocol.fingerprint.local_archives import LocalArchives  # few functions travel so
-
-    return LocalArchives()
-
-
-def _last_part(path: str) -> str:
-    return path.rpartition(" → ")[2]
 
 
 def _local_objects(name: str, walked: WalkResult) -> LocalObjects:
@@ -326,9 +321,9 @@ def _local_objects(name: str, walked: WalkResult) -> LocalObjects:
 class SnapshotCache:
     """The current snapshot of one function, renewed when the function changes. Thread-safe.
 
-    Before each call the last one is asked whether it still holds, which takes microseconds; when
-    not, the function is looked at again. What is pinned (large arrays, containers that the
-    function itself writes to) is looked at when a call has a new signature, as `jax.jit` does it.
+    Before each call the guards of the last one are checked, which takes microseconds; when they do
+    not hold, the function is walked again. What is pinned (large arrays, containers that the
+    function itself writes to) is read when a call has a new signature, as `jax.jit` does it.
 
     Args:
         function: the function.
@@ -348,23 +343,21 @@ class SnapshotCache:
     ) -> None:
         self._function = function
         self._options = options
-        self._ignored = ignored
-        self._ship: Ship = ship
-        self._callbacks = callbacks
+        self._rules = (ignored, ship, callbacks)
         self._current: FunctionSnapshot | None = None
         self._has_warned = self._is_counted = False
         self.after_fork()
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """In the child of a fork: a thread of the parent may have been looking."""
+        """In the child of a fork: a thread of the parent may have held the lock."""
         if self._current is not None:
             self._current.after_fork()
-        self._lock = threading.Lock()  # guards _current and _warned
+        self._lock = threading.Lock()  # guards _current and _has_warned
 
     def of(self, function: Callable[..., Any], options: Options) -> SnapshotCache:
         """Those of another function, of which the same is ignored, sent and called back."""
-        return SnapshotCache(function, options, self._ignored, self._ship, self._callbacks)
+        return SnapshotCache(function, options, *self._rules)
 
     def spec(self, config: Mapping[str, Any]) -> FunctionSpec:
         """The function as it is now, under a configuration.
@@ -412,20 +405,13 @@ class SnapshotCache:
         return current
 
     def _take_snapshot(self, before: FunctionSnapshot | None, installed: int) -> FunctionSnapshot:
-        found = FunctionSnapshot(
-            self._function,
-            self._options,
-            self._ignored,
-            installed,
-            self._ship,
-            self._callbacks,
-        )
+        found = FunctionSnapshot(self._function, self._options, *self._rules, installed)
         if before is not None and before.fingerprint == found.fingerprint:
             found.pinned.update(before.pinned)
         return found
 
     def _pin(self, snapshot: FunctionSnapshot, skeleton: bytes) -> FunctionSnapshot:
-        """The identity for the first call with a signature."""
+        """The snapshot for the first call with a signature."""
         with self._lock:
             found = snapshot
             if not snapshot.is_fresh:  # not the call for which it was made

@@ -12,11 +12,9 @@ def user_stacklevel() -> int:
     """The `stacklevel` with which `warnings.warn`, where this is called, points to the user."""
     level = 1
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  documented, if underscored
-    while frame is not None and _is_internal(frame):
+    while frame is not None and (
+        str(frame.f_globals.get("__name__")).partition(".")[0] in OWN_PACKAGES
+    ):
         frame = frame.f_back
         level += 1
     return level
-
-
-def _is_internal(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in OWN_PACKAGES

@@ -38,34 +38,22 @@ class PytreeTemplate:
     Attributes:
         head: what stands in the skeleton ahead of the leaves.
         packed: it, with the classes and callables that were met on the way.
+        guards: detect changes inside of it; None where they would not detect each.
+        structure_key: equal for structures that are made of the same.
         is_used: whether it served another call than the one that it was made for.
     """
 
-    __slots__ = ("_guards", "_kept_alive", "_structure_key", "head", "is_used", "packed")
+    __slots__ = ("_kept_alive", "guards", "head", "is_used", "packed", "structure_key")
 
     def __init__(
         self, head: bytes, packed: Packed, guards: Guards | None, marks: Any, kept: list[Any]
     ) -> None:
         self.head = head
         self.packed = packed
-        self._guards = guards
-        self._structure_key = marks
+        self.guards = guards
+        self.structure_key = marks
         self._kept_alive = kept  # so that nothing else gets their ids
         self.is_used = False
-
-    def matches(self, marks: Any) -> bool:
-        """Whether it is that of a structure with these marks."""
-        return bool(self._structure_key == marks)
-
-    @property
-    def is_guarded(self) -> bool:
-        """Whether all changes inside of it are noticed."""
-        return self._guards is not None
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether nothing inside of it has changed, as far as can be told."""
-        return self._guards is not None and self._guards.hold()
 
 
 _templates = BoundedDict[int, list[PytreeTemplate]](_MAX_TEMPLATES)
@@ -98,15 +86,19 @@ def _template_of(value: Any, structure: Any) -> PytreeTemplate:
     # When none of many served twice, what is static is new in each call: it would never be met.
     worth_it = len(alike) < _MAX_SIMILAR or any(known.is_used for known in alike)
     for known in tuple(alike):
-        if known.matches(marks):
-            if known.is_unchanged:
+        if known.structure_key == marks:
+            if known.guards is not None and known.guards.hold():
                 known.is_used = True
                 return known
-            if worth_it := known.is_guarded:
+            if worth_it := known.guards is not None:
                 with suppress(ValueError):  # another thread was faster
                     alike.remove(known)
     packed = pack(_structure_nodes(structure), f"an argument of type {type(value).__name__}")
-    content, guards = _content(value, structure) if worth_it else (None, None)
+    # of what is static, the same in every process; None where a change would not be noticed
+    guarded = None
+    if worth_it:
+        guarded = guard_content(tuple(_statics(structure)), type(value).__qualname__)
+    content, guards = guarded or (None, None)
     outline = _outline(value, structure), content or blake2b(packed, digest_size=16).digest()
     size, count = COUNT.pack(len(packed)), COUNT.pack(structure.num_leaves)
     head = b"".join((b"V", dump_literal(outline), size, packed, count))
@@ -154,14 +146,12 @@ def _static_key(value: Any, kept: list[Any]) -> Any:
     if kind in _VALUE_TYPES:
         return kind, value
     if kind in _FLOAT_TYPES:
-        return kind, dump_literal(value)  # tells 0.0 from -0.0
+        return kind, dump_literal(value)  # 0.0 and -0.0 differ
     if kind is tuple or kind is list or _is_named_tuple(value):
         return (kind, *[_static_key(item, kept) for item in value])
     if kind is dict:
         return (kind, *[_static_key(item, kept) for item in chain.from_iterable(value.items())])
-    if kind is types.MethodType or issubclass(
-        kind, BoundWrapper
-    ):  # made anew whenever it is asked for
+    if kind is types.MethodType or issubclass(kind, BoundWrapper):  # a new one at each access
         kept += (value.__func__, value.__self__)
         return kind, id(value.__func__), id(value.__self__)
     if _is_plain_dataclass(kind):
@@ -196,15 +186,6 @@ def _is_plain_dataclass(cls: type) -> bool:
 _CUSTOM_STATE_ATTRIBUTES: Final = frozenset(
     {"__slots__", "__reduce__", "__reduce_ex__", "__getstate__", "__fingerprint__"}
 )
-
-
-def _content(value: Any, structure: Any) -> tuple[bytes | None, Guards | None]:
-    """Sixteen bytes for what is static, the same in every process, and what notices changes.
-
-    None where there are changes that nobody would notice.
-    """
-    watched = guard_content(tuple(_statics(structure)), type(value).__qualname__)
-    return (None, None) if watched is None else watched
 
 
 def _statics(structure: Any) -> Iterator[tuple[type, Any]]:

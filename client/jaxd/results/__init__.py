@@ -1,4 +1,4 @@
 """Decodes replies: arrays, classes and objects of the client, exceptions.
 
-Imports and calls nothing because a server says so.
+Imports and calls nothing at the will of a server.
 """

@@ -17,7 +17,7 @@ def exception_of(failure: Failure, name: str, reader: ResultReader, address: str
     """The exception that a call has ended with; a note says which call, and of which server.
 
     Args:
-        failure: what the server says.
+        failure: that of the reply.
         name: what people call the function.
         reader: of its results; of the user's own exceptions, those that it reaches are known.
         address: of the server, for people.

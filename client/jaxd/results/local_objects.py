@@ -1,8 +1,8 @@
 """Resolves references in results to local objects, and the classes that results may contain.
 
-A server may have been taken over, or shared with somebody who runs code in it. So what it names is
-looked up in tables of what this process's own function and arguments brought, never in a module:
-nothing is imported, called or unpickled because a server says so, and no callable is handed out
+A server may be compromised, or shared with users who run code in it. So what it names is looked up
+in tables of what this process's own function and arguments hold, never in a module: nothing is
+imported, called or unpickled at the will of a server, and no callable is handed out
 that the function, its arguments or the client's own classes do not have there.
 """
 
@@ -40,6 +40,7 @@ _PLAIN_DTYPES: Final = frozenset(
     {"bool", "complex64", "complex128", "float16", "float32", "float64"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
+_SETS: Final[Mapping[str, type]] = {"set": set, "frozenset": frozenset}
 _missing: Final = object()
 
 _live_instances: WeakValueDictionary[bytes, LocalObjects] = WeakValueDictionary()
@@ -91,7 +92,7 @@ class LocalObjects:
 
     Args:
         function: what people call the function.
-        mark: the function's, see `mark_of`; empty for one that has no numbers.
+        mark: the function's, see `function_mark`; empty for one that has no numbers.
         objects: what it reaches, by number.
         packages: top-level names of the installed packages that it reaches. Only of these are
             classes taken by name, and only those that hold nothing but data.
@@ -155,7 +156,7 @@ class LocalObjects:
         """The class of an object in a result; None when there is none that may be made.
 
         Args:
-            module: where the class says it is from.
+            module: the module of the class.
             name: its qualified name.
             content: its content id; empty for an installed class.
             places: its numbers in functions.
@@ -169,7 +170,7 @@ class LocalObjects:
     def _local_class(
         self, module: str, name: str, content: bytes, places: tuple[Any, ...] = ()
     ) -> type | None:
-        """A class that the function or its arguments brought."""
+        """A class that the function or its arguments hold."""
         known = self._by_numbers(places)  # first: a class may have changed since
         if isinstance(known, type):
             return known
@@ -304,9 +305,6 @@ class LocalObjects:
     def _resolve(self, reference: Reference) -> Any:
         return self._FINDERS[reference.kind](self, *reference.detail)
 
-    def _none(self) -> Any:
-        return _missing
-
     def _by_numbers(self, places: tuple[Any, ...]) -> Any:
         """The object with one of these numbers: in this function, or in another that shares it."""
         for place in places:
@@ -332,9 +330,6 @@ class LocalObjects:
             raise ProtocolError("a result names an object that its function does not reach.")
         return self._objects[number]
 
-    def _by_content(self, content: bytes) -> Any:
-        return self._contents.get(content, _missing)
-
     def _by_class_name(self, module: str, name: str, content: bytes) -> Any:
         if not content:
             found = self._installed_object(module, name)
@@ -351,7 +346,7 @@ class LocalObjects:
         return self._named_in_code.get((module, name), _missing)
 
     def _method(self, owner: tuple[Any, ...], name: str) -> Any:
-        """A method, of an object that was brought, that the function's own code asks for."""
+        """A method of a known object that the function's own code names."""
         if self._names is None:
             self._names = frozenset(_names_in_code((*self._objects, *self._others)))
         found = self._resolve(load_reference(owner))
@@ -387,20 +382,17 @@ class LocalObjects:
         except ProtocolError:  # of records, or text: no number
             return _missing
 
-    def _set(self, kind: str, items: tuple[Any, ...]) -> Any:
-        return {"set": set, "frozenset": frozenset}.get(kind, lambda _: _missing)(items)
-
     _FINDERS: ClassVar[dict[str, Callable[..., Any]]] = {
         "n": _by_numbers,
-        "c": _by_content,
+        "c": lambda self, content: self._contents.get(content, _missing),
         "k": _by_class_name,
         "i": _installed_object,
         "p": lambda self, *_: _missing,
         "m": _method,
         "e": _member,
         "d": _dtype,
-        "s": _set,
-        "o": _none,
+        "s": lambda _, kind, items: _SETS[kind](items) if kind in _SETS else _missing,
+        "o": lambda _: _missing,
     }
 
 

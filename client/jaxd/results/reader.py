@@ -37,8 +37,8 @@ def check_reply(reply: Any) -> tuple[Any, ...]:
         ProtocolError: when it is something else.
     """
     if type(reply) is tuple and len(reply) >= 2:
-        told = type(reply[1])
-        if told is tuple if reply[0] == FAILED else told is bytes or told is str:
+        kind = type(reply[1])
+        if kind is tuple if reply[0] == FAILED else kind is bytes or kind is str:
             return reply
     raise unreadable_reply_error()
 
@@ -57,7 +57,7 @@ class InlineLeaves(NamedTuple):
 
     @classmethod
     def of(cls, reply: tuple[Any, ...], buffers: Sequence[memoryview]) -> InlineLeaves:
-        """That of a reply to a call that said what is to stay.
+        """That of a reply to a call with a result policy.
 
         Raises:
             ProtocolError: when it is no such reply.
@@ -85,7 +85,7 @@ class ResultReader:
     One for each function: two functions may know different classes by the same name.
 
     Args:
-        met: classes and callables that were met when something was packed.
+        known_objects: classes and callables that were met when something was packed.
         own: what the function reaches.
     """
 
@@ -102,7 +102,7 @@ class ResultReader:
     def read(
         self, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
     ) -> Any:
-        """The result of a call, all of which came home.
+        """The result of a call, all of which is in the reply.
 
         Raises:
             ResultError: when it holds an object of a class that this process does not have.
@@ -124,9 +124,9 @@ class ResultReader:
 
         Args:
             skeleton: what it looks like.
-            home: what came home; None when nothing has so far, and everything stays.
+            home: what is in the reply; None when there is none so far, and everything stays.
             stay: what stays.
-            results: how the rest is wanted.
+            results: the form of the rest.
             remote: makes what stands for those of the leaves that stay: all leaves, and their
                 numbers.
 
@@ -154,11 +154,9 @@ class ResultReader:
         """
         layout = self._layouts.get(skeleton)
         if layout is None:
-            layout = self._layouts[skeleton] = self._parsed(skeleton)
+            layout = parse_skeleton(skeleton, self._find_class, None, self._local_objects)
+            self._layouts[skeleton] = layout
         return layout
-
-    def _parsed(self, skeleton: bytes) -> Layout:
-        return parse_skeleton(skeleton, self._find_class, None, self._local_objects)
 
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
         """An exception of the user's own, by its content id; None when none is reached."""
@@ -221,7 +219,7 @@ def _read(
 
 
 def _library_for(results: ResultsAs) -> ArrayLibrary:
-    """Which arrays are wanted."""
+    """The library of the arrays to make."""
     if results == "jax":
         require_jax()
         return "jax"

@@ -92,11 +92,6 @@ class CallTransfer(NamedTuple):
                 copies.append(next(rest))
         return copies
 
-    def abandon(self) -> None:
-        """The server has answered a call that was released before, because nobody waited."""
-        if self.dedup_plan is not None:
-            self.dedup_plan.abandon()
-
     def release(self, reply: Sequence[Any] | None = None) -> None:
         """The call is over: its blocks can be used for others.
 

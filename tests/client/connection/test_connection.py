@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jaxd.connection.connection import ClientConnection
+from jaxd.connection.shared_reader import PendingReply
 from jaxd_protocol.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -43,12 +44,17 @@ def test_replies_in_any_order_find_their_requests(ends: ConnectedPair) -> None:
     assert [each.result(10)[0] for each in waiting] == [i * 10 for i in range(8)]
 
 
+def submit(client: ClientConnection, args: tuple[Any, ...], then: Any) -> None:
+    """Sends a request for whose reply nobody waits."""
+    client.launch("call", args, (), PendingReply(then, needs_reader=True), client.number())
+
+
 def test_submitted_requests_are_read_without_anybody_waiting(ends: ConnectedPair) -> None:
     """Their replies go where they were told to."""
     client, server, _ = ends
     found: list[Any] = []
     for i in range(3):
-        client.submit("call", (i,), (), lambda p: found.append(p.result()[0]), client.number())
+        submit(client, (i,), lambda p: found.append(p.result()[0]))
     for _ in range(3):
         seq, _, (i,), _ = server.take()
         server.send_reply(seq, i * 10)
@@ -62,7 +68,7 @@ def test_a_waiting_thread_and_submitted_requests_together(ends: ConnectedPair) -
     found: list[Any] = []
     waiting = in_thread(client.request, "call", ("first",))
     first, *_ = server.take()
-    client.submit("call", ("second",), (), lambda p: found.append(p.result()[0]), client.number())
+    submit(client, ("second",), lambda p: found.append(p.result()[0]))
     second, *_ = server.take()
     server.send_reply(first, 1)
     assert waiting.result(10)[0] == 1
@@ -75,7 +81,7 @@ def test_the_end_of_the_connection_reaches_everybody(ends: ConnectedPair) -> Non
     client, server, _ = ends
     found: list[Any] = []
     waiting = [in_thread(client.request, "call", ()) for _ in range(4)]
-    client.submit("call", (), (), lambda pending: found.append(pending.error), client.number())
+    submit(client, (), lambda pending: found.append(pending.error))
     for _ in range(5):
         server.take()
     server.shut()
@@ -93,7 +99,7 @@ def test_sending_into_a_connection_that_has_ended(ends: ConnectedPair) -> None:
     server.shut()
     told: list[Any] = []
     try:
-        client.submit("call", (), (), lambda pending: told.append(pending.error), client.number())
+        submit(client, (), lambda pending: told.append(pending.error))
     except ConnectionLost as error:
         told.append(error)
     wait_until(lambda: bool(told))
@@ -172,7 +178,7 @@ def test_an_unused_connection_can_be_forgotten() -> None:
         client = ClientConnection(BulkStream(ours), 1 << 20, RecordingHandler())
         server = ScriptedServer(theirs)
         done: list[Any] = []
-        client.submit("call", (), (), done.append, client.number())
+        submit(client, (), done.append)
         server.send_reply(server.take()[0], 1)
         wait_until(lambda: bool(done))
         done.clear()

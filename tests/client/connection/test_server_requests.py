@@ -115,10 +115,11 @@ class BlockingHandler(RecordingHandler):
     def __init__(self) -> None:
         super().__init__()
         self.go_on = threading.Event()
+        self.connection: Any = None
 
-    def call_back(self, connection: Any, about: Any, question: Any, buffers: Any) -> Any:
+    def call_back(self, about: Any, question: Any, buffers: Any) -> Any:
         if question[1] == "calls":
-            return connection.request("inner", (), about="inner")[0], ()
+            return self.connection.request("inner", (), about="inner")[0], ()
         assert self.go_on.wait(30)
         return ("done",), ()
 
@@ -132,6 +133,7 @@ def threads() -> int:
 def patient(ends: ConnectedPair) -> Iterator[BlockingHandler]:
     """In place of who answers; all of its threads have ended afterwards."""
     answering = ends[0]._handler = BlockingHandler()
+    answering.connection = ends[0]
     yield answering
     answering.go_on.set()
     wait_until(lambda: not threads())

@@ -8,9 +8,8 @@ import pytest
 from jaxd.connection.shared_reader import NotSent
 from jaxd.dispatch.retry import BusyBackoff, RetryLimits
 from jaxd.request.call_request import CallRequest
-from jaxd_protocol.errors import Busy, ConnectionLost, ServerDraining, WorkerLost
-from jaxd_protocol.messages.calls import FAILED, LOST_AGAIN, LOST_ONCE, OK
-from jaxd_protocol.messages.failures import encode_failure
+from jaxd_protocol.errors import ConnectionLost, WorkerLost
+from jaxd_protocol.messages.calls import LOST_AGAIN, LOST_ONCE
 
 LOST = ConnectionLost("lost")
 
@@ -73,7 +72,7 @@ def test_somewhen_it_is_enough() -> None:
         retry_limits.prepare_retry(call(), (17, 7))
 
 
-BUSY = (FAILED, encode_failure(Busy("full.", retry_after_s=0.2)))
+BUSY = 0.2
 
 
 def test_callers_come_again_at_different_moments() -> None:
@@ -95,10 +94,3 @@ def test_nobody_comes_again_too_late() -> None:
     """After its deadline the caller is told."""
     assert BusyBackoff(time.monotonic() + 0.05).pause_s(BUSY) is None
     assert BusyBackoff(time.monotonic() + 5.0).pause_s(BUSY) is not None
-
-
-def test_only_a_busy_server_is_asked_again() -> None:
-    """Anything else is the caller's to know."""
-    busy_backoff = BusyBackoff(None)
-    assert busy_backoff.pause_s((OK, b"", b"")) is None
-    assert busy_backoff.pause_s((FAILED, encode_failure(ServerDraining("stops.")))) is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -8,14 +9,14 @@ import jax
 import pytest
 
 from jaxd.connection.server_requests import NoCallbackExpected
-from jaxd.events.callbacks import CallbackRunner
+from jaxd.connection.settings import Settings
+from jaxd.dispatch.caller import OpenCall
+from jaxd.dispatch.session import Session
+from jaxd.events.callbacks import run_callback
 from jaxd_protocol.errors import CalledBack, ConnectionLost, ProtocolError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.pytree import dump_literal
-
-CONNECTION: Any = Mock(address="a server")
-
 
 found: list[Any] = []
 
@@ -53,36 +54,47 @@ class Call:
 FAIL, APPEND = ("given", 0), ("given", 1)
 
 
+def open_call(snapshot: Call) -> OpenCall:
+    """A call of such a function over a connection."""
+    call: Any = SimpleNamespace(
+        spec=SimpleNamespace(snapshot=snapshot), arguments=None, timeout_s=None
+    )
+    found = OpenCall(Session(Settings(), Mock()), call)
+    found.opened = Mock()
+    found.opened.connection.address = "a server"
+    return found
+
+
 def test_it_is_noted_that_a_call_has_called_back() -> None:
     """So that it is not repeated."""
     found.clear()
-    callbacks, call = CallbackRunner(), Call(APPEND, 3)
-    callbacks.check_repeatable(CONNECTION, 1, "f")
-    callbacks.run(CONNECTION, call, None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
+    call, other = open_call(Call(APPEND, 3)), open_call(Call(APPEND))
+    call.check_repeatable(ConnectionLost("lost"))
+    run_callback(call, (1, b"", b"", 0), ())
     assert found == [3]
-    callbacks.check_repeatable(CONNECTION, 2, "f")
+    other.check_repeatable(ConnectionLost("lost"))
     with pytest.raises(CalledBack, match="f was running, after it had called back") as caught:
-        callbacks.check_repeatable(CONNECTION, 1, "f")
+        call.check_repeatable(ConnectionLost("lost"))
     assert isinstance(caught.value, ConnectionLost)
     assert not caught.value.may_repeat
 
 
 def test_what_a_function_raises_is_the_cause() -> None:
     """Of whatever becomes of the call; other failures are not concerned."""
-    callbacks, failure = CallbackRunner(), encode_failure(RuntimeError("m"))
+    failure = encode_failure(RuntimeError("m"))
+    call = open_call(Call(FAIL))
+    assert call.pause_after(failure) is None
     with pytest.raises(KeyError, match="of the user's"):
-        callbacks.run(CONNECTION, Call(FAIL), None, (1, b"", b"", 1), ())  # type: ignore[arg-type]
-    call: Any = Call(None)
-    callbacks.raise_failure(CONNECTION, 2, call, failure, "here")
+        run_callback(call, (1, b"", b"", 1), ())
     with pytest.raises(RuntimeError, match="m") as caught:
-        callbacks.raise_failure(CONNECTION, 1, call, failure, "here")
+        call.pause_after(failure)
     assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_question_that_is_none_calls_nothing() -> None:
     """Of a server that speaks otherwise."""
     with pytest.raises(ProtocolError, match="calls back in a way"):
-        CallbackRunner().run(CONNECTION, Call(FAIL), None, (1, "", b"", 1), ())  # type: ignore[arg-type]
+        run_callback(open_call(Call(FAIL)), (1, "", b"", 1), ())
 
 
 def test_a_question_that_cannot_be_read_calls_nothing() -> None:
@@ -97,15 +109,15 @@ def test_a_question_that_cannot_be_read_calls_nothing() -> None:
         call = Call(APPEND)
         call._read = read
         with pytest.raises(ProtocolError):
-            CallbackRunner().run(CONNECTION, call, None, (1, b"", b"", 1), ())  # type: ignore[arg-type]
+            run_callback(open_call(call), (1, b"", b"", 1), ())
 
 
 def test_nothing_is_looked_at_where_nothing_is_given() -> None:
     """It is not noted either: the call has called nothing."""
-    callbacks, call = CallbackRunner(), Call(APPEND, calls_back=False)
+    call = open_call(Call(APPEND, calls_back=False))
     with pytest.raises(NoCallbackExpected, match="f, which gives none"):
-        callbacks.run(CONNECTION, call, None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
-    callbacks.check_repeatable(CONNECTION, 1, "f")
+        run_callback(call, (1, b"", b"", 0), ())
+    assert not call.has_called_back
 
 
 @pytest.mark.parametrize("argument", [_fail, [print], {"k": KeyError}], ids=["one", "in", "class"])
@@ -113,5 +125,5 @@ def test_no_function_is_given_to_what_is_called(argument: Any) -> None:
     """It could call it."""
     found.clear()
     with pytest.raises(ProtocolError, match="gives a function"):
-        CallbackRunner().run(CONNECTION, Call(APPEND, argument), None, (1, b"", b"", 0), ())  # type: ignore[arg-type]
+        run_callback(open_call(Call(APPEND, argument)), (1, b"", b"", 0), ())
     assert not found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxd.events.output import OutputPrinter, ReplayFilter
+from jaxd.events.output import EmittedOutput, OutputPrinter
 from jaxd.events.progress import Progress
 from jaxd.events.warnings import WarningQueue
 
@@ -214,74 +214,39 @@ def test_loggers_are_bounded(output_printer: OutputPrinter) -> None:
     assert len(logging.root.manager.loggerDict) - before <= 257
 
 
-FIRST, SECOND, CALL = object(), object(), object()
-
-
-def says(heard: ReplayFilter, connection: object, number: int, *texts: str) -> list[str]:
+def is_new(output: EmittedOutput, *texts: str) -> list[str]:
     """Those of the texts that are new."""
-    return [text for text in texts if not heard.is_repeat(connection, number, ("print", text))]
+    return [text for text in texts if not output.is_repeat(("print", text))]
 
 
-def test_what_a_lost_call_has_said_is_not_said_again() -> None:
-    """As often as it was said, in whatever order; what comes then is new."""
-    heard = ReplayFilter()
-    assert says(heard, FIRST, 1, "a", "b", "a") == ["a", "b", "a"]
-    waiting = [heard.has_lost_calls]
-    heard.call_lost(CALL, FIRST, 1)
-    waiting.append(heard.has_lost_calls)
-    heard.retried_as(CALL, SECOND, 7)
-    assert [*waiting, heard.has_lost_calls] == [False, True, False]
-    assert says(heard, SECOND, 7, "b", "a", "a", "a", "c") == ["a", "c"]
+def test_what_a_lost_attempt_emitted_is_not_emitted_again() -> None:
+    """As often as it was emitted, in whatever order; what comes then is new."""
+    output = EmittedOutput()
+    assert is_new(output, "a", "b", "a") == ["a", "b", "a"]
+    output.begin_attempt()
+    assert is_new(output, "b", "a", "a", "a", "c") == ["a", "c"]
 
 
 def test_it_may_be_lost_once_more() -> None:
-    """All that it has said counts, whether it was said for the first time or not."""
-    heard = ReplayFilter()
-    says(heard, FIRST, 1, "a")
-    heard.call_lost(CALL, FIRST, 1)
-    heard.retried_as(CALL, SECOND, 1)
-    assert says(heard, SECOND, 1, "a", "b") == ["b"]
-    heard.call_lost(CALL, SECOND, 1)
-    heard.retried_as(CALL, FIRST, 2)
-    assert says(heard, FIRST, 2, "a", "b", "c") == ["c"]
+    """All that its attempts emitted counts, also where the last of them ended early."""
+    output = EmittedOutput()
+    assert is_new(output, "a", "b") == ["a", "b"]
+    output.begin_attempt()
+    assert is_new(output, "a") == []
+    output.begin_attempt()
+    assert is_new(output, "a", "b", "c") == ["c"]
 
 
-def test_other_calls_say_what_they_like() -> None:
-    """Of the same function, over the same connection, and after a loss of one that said nothing."""
-    heard = ReplayFilter()
-    says(heard, FIRST, 1, "a")
-    heard.call_lost(CALL, FIRST, 1)
-    heard.retried_as(object(), SECOND, 1)
-    assert says(heard, SECOND, 1, "a") == ["a"]
-    heard.call_lost(object(), FIRST, 5)
-    heard.retried_as(CALL, SECOND, 2)
-    assert not heard.has_lost_calls
-    assert says(heard, SECOND, 2, "a") == []
+def test_an_attempt_that_is_not_lost_may_repeat_itself() -> None:
+    """A loop prints the same again and again."""
+    assert is_new(EmittedOutput(), *["a"] * 5) == ["a"] * 5
 
 
-def test_a_call_may_be_made_again_as_another_one() -> None:
-    """One that says of itself how often it was lost."""
-    heard, other = ReplayFilter(), object()
-    heard.transfer_to_retry(CALL, other)
-    says(heard, FIRST, 1, "a")
-    heard.call_lost(CALL, FIRST, 1)
-    heard.transfer_to_retry(CALL, CALL)
-    heard.transfer_to_retry(CALL, other)
-    heard.retried_as(CALL, SECOND, 1)
-    heard.retried_as(other, SECOND, 2)
-    assert says(heard, SECOND, 1, "a") == ["a"]
-    assert says(heard, SECOND, 2, "a") == []
-
-
-def test_it_keeps_the_last_calls() -> None:
-    """However many there are."""
-    heard = ReplayFilter()
-    for number in range(1000):
-        says(heard, FIRST, number, "a")
-        heard.call_lost(object(), FIRST, number)
-    assert len(heard._lost_outputs) <= 64
-    for number in range(1000):
-        says(heard, SECOND, number, "a")
-    assert len(heard._outputs) <= 64
-    heard.after_fork()
-    assert not heard.has_lost_calls
+def test_a_call_with_endless_output_takes_a_bounded_room() -> None:
+    """What is not counted is emitted again."""
+    output = EmittedOutput()
+    texts = [str(number) for number in range(1500)]
+    assert is_new(output, *texts) == texts
+    output.begin_attempt()
+    assert is_new(output, *texts) == texts[1000:]
+    assert len(output._emitted) == 1000

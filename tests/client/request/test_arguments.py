@@ -56,7 +56,8 @@ class Pair:
 
 def encode(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> Any:
     """Skeleton, blob and buffers."""
-    return encode_arguments(args, kwargs, statics, {})[:3]
+    encoded = encode_arguments(args, kwargs, statics, {})
+    return encoded.skeleton, encoded.blob, encoded.buffers
 
 
 def arrived(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ def spec_of(leaf: Any) -> Any:
 
 def called(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> bytes:
     """The skeleton of a call."""
-    return encode_arguments(args, kwargs, statics, {})[0]
+    return encode_arguments(args, kwargs, statics, {}).skeleton
 
 
 def warmed(*args: Any, statics: StaticArgs = NO_STATIC_ARGS, **kwargs: Any) -> bytes:

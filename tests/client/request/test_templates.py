@@ -87,7 +87,7 @@ def apply(x: Any, by: float = 1.0) -> Any:
 
 def skeleton(*args: Any) -> bytes:
     """What says which program a call needs."""
-    return encode_arguments(args, {}, NO_STATIC_ARGS, {})[0]
+    return encode_arguments(args, {}, NO_STATIC_ARGS, {}).skeleton
 
 
 @pytest.fixture
@@ -103,7 +103,8 @@ def test_leaves_are_leaves_of_the_call() -> None:
     """In jax's order, as they would be in a dict; only the rest is packed."""
     large = np.ones(5000, np.float32)
     state = State({"b": large, "a": [1.5, None, jnp.ones(3)]}, "mean")
-    sent, _, buffers = encode_arguments((state,), {}, NO_STATIC_ARGS, {})[:3]
+    encoded = encode_arguments((state,), {}, NO_STATIC_ARGS, {})
+    sent, buffers = encoded.skeleton, encoded.buffers
     layout = parse_skeleton(sent, lambda *_: tuple, bytes)
     assert [(leaf.tag, leaf.shape) for leaf in layout.leaves] == [
         ("F", ()),
@@ -175,7 +176,7 @@ def test_a_process_without_jax_pickles() -> None:
         "from jaxd.request.arguments import encode_arguments\n"
         "from jaxd_protocol.jit.static_args import NO_STATIC_ARGS\n"
         "class Point(NamedTuple):\n    x: float\n"
-        "buffers = encode_arguments((Point(1.0),), {}, NO_STATIC_ARGS, {})[2]\n"
+        "buffers = encode_arguments((Point(1.0),), {}, NO_STATIC_ARGS, {}).buffers\n"
         "print(json.dumps([len(buffers), 'jax' in sys.modules]))"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

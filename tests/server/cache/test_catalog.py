@@ -27,7 +27,7 @@ def only(root: Path) -> CachedCall:
 
 def skeleton_of(*args: Any) -> bytes:
     """That of a call, as a client makes it."""
-    return bytes(encode_arguments(args, {}, StaticArgs(), {})[0])
+    return bytes(encode_arguments(args, {}, StaticArgs(), {}).skeleton)
 
 
 def test_a_call_is_described(store: Store, root: Path) -> None:

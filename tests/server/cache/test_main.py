@@ -30,7 +30,9 @@ def root(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def store(root: Path) -> Iterator[Store]:
     """A store with two calls that have one program, the second used an hour ago."""
     store = open_here(root)
-    skeleton = bytes(encode_arguments((np.zeros((3, 4), np.float32),), {}, StaticArgs(), {})[0])
+    skeleton = bytes(
+        encode_arguments((np.zeros((3, 4), np.float32),), {}, StaticArgs(), {}).skeleton
+    )
     keep_call(store, b"\xaa\xbb\xcc", program=b"\x77" * 16, skeleton=skeleton)
     keep_call(store, b"\xdd\xee\xff", program=b"\x77" * 16, name="step2", principal="")
     unused_for(3 * 3600, file_of(root, "calls", b"\xdd\xee\xff"))

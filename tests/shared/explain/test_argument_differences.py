@@ -22,7 +22,7 @@ STEPS_STATIC = StaticArgs(frozenset({1}), frozenset({"steps"}))
 
 def forms(*args: Any, statics: StaticArgs = STEPS_STATIC, **kwargs: Any) -> dict[str, Argument]:
     """Those of a call of f(x, steps)."""
-    skeleton = encode_arguments(args, kwargs, statics, {})[0]
+    skeleton = encode_arguments(args, kwargs, statics, {}).skeleton
     return argument_shapes(skeleton, PARAMETERS)
 
 

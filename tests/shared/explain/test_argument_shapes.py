@@ -27,7 +27,7 @@ def forms(
     *args: Any, parameters: tuple[str, ...] = (), statics: StaticArgs | None = None, **kwargs: Any
 ) -> dict[str, Argument]:
     """Those of a call, encoded as the client does."""
-    skeleton = encode_arguments(args, kwargs, statics or StaticArgs(), {})[0]
+    skeleton = encode_arguments(args, kwargs, statics or StaticArgs(), {}).skeleton
     return argument_shapes(skeleton, parameters)
 
 

@@ -29,7 +29,8 @@ STRICT = StaticArgs(strict=True)
 
 def recorded(*args: Any, statics: StaticArgs = STRICT) -> RecordedCall:
     """That of a call with these arguments."""
-    skeleton, _, buffers = encode_arguments(args, {}, statics, {})[:3]
+    encoded = encode_arguments(args, {}, statics, {})
+    skeleton, buffers = encoded.skeleton, encoded.buffers
     layout = parse_skeleton(skeleton, lambda *_: tuple, lambda _: None)
     return RecordedCall.of(skeleton, layout.whole, buffers)
 

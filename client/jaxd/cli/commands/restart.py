@@ -14,7 +14,7 @@ from jaxd.cli.query import (
     server_address,
 )
 from jaxd.cli.terminal import duration
-from jaxd.connection.control_client import send_slow_request
+from jaxd.connection.control_client import send_request
 from jaxd.connection.settings import Settings
 
 SUMMARY = "replace a server's worker by a fresh one; calls wait meanwhile, and none fails"
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     address = server_address(Settings.resolve(server=arguments.server))
     request = {"ask": "restart", "force": arguments.force}
-    report = send_slow_request(control_socket_of(address), request, address.uid)
+    report = send_request(control_socket_of(address), request, address.uid, is_slow=True)
     if report is None:
         print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
         return NO_SERVER

@@ -35,7 +35,7 @@ def recipe(name: str, *arguments: Any) -> Recipe:
     manifest = FunctionManifest(name.encode().ljust(16))
     options = Options()
     statics = StaticArgs(frozenset(), frozenset({"steps"}))
-    skeletons = [encode_arguments((x,), {"steps": 10}, statics, {})[0] for x in arguments]
+    skeletons = [encode_arguments((x,), {"steps": 10}, statics, {}).skeleton for x in arguments]
     calls = tuple(map(RecordedCall, sorted(skeletons)))
     key = function_key(manifest.fingerprint, options)
     return Recipe(name, key, options.to_bytes(), manifest.to_message(), b"code", calls, ("x",))
