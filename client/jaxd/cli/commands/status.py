@@ -7,10 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from jaxd.cli.query import NO_SERVER, add_json_option, add_server_option, print_json, server_address
+from jaxd.cli.query import add_query_options, no_server_at, print_json, server_address
 from jaxd.cli.terminal import duration
 from jaxd.connection.control_client import send_request
-from jaxd.connection.settings import Settings
 from jaxd_protocol.base.terminal import size
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.network.addresses import Address
@@ -29,8 +28,7 @@ _ABSENT: Report = {"worker_state": "absent", "host": None, "worker": {}}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    add_server_option(parser)
-    add_json_option(parser)
+    add_query_options(parser)
     parser.add_argument(
         "--ready",
         action="store_true",
@@ -39,22 +37,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the report: 0 when a server runs, 3 when none does.
-
-    With `--ready`, 1 when it runs and would answer no call.
+    """Prints the report: 0, or with `--ready` 1 when the server would answer no call.
 
     Raises:
+        NoServer: when none runs; `--json` has printed that as well.
         JaxdError: when one runs but does not answer, such as for a wrong token.
     """
-    address = server_address(Settings.resolve(server=arguments.server))
+    address = server_address(arguments.server)
     report = _query_host(address) or _query_worker(address)
     if arguments.json:
         print_json({"server": str(address), **(report or _ABSENT)})
     elif report is not None:
         print("\n".join(_report_lines(address, report)))
     if report is None:
-        print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
-        return NO_SERVER
+        raise no_server_at(address)
     if arguments.ready and report["worker_state"] not in _LIVE_STATES:
         print(f"jaxd: the server answers no call: {report['worker_state']}", file=sys.stderr)
         return 1

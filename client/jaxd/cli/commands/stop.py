@@ -8,7 +8,6 @@ import sys
 
 from jaxd.cli.query import add_server_option, control_socket_of, server_address
 from jaxd.connection.control_client import send_request, stop_and_wait
-from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import has_listener
@@ -31,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: when the server is on another machine, or its control socket elsewhere.
         ConnectionLost: when its host does not reply.
     """
-    address = server_address(Settings.resolve(server=arguments.server))
+    address = server_address(arguments.server)
     control = control_socket_of(address)
     if not arguments.now:
         _print_running_calls(control, address.uid)

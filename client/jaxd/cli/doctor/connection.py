@@ -53,10 +53,9 @@ def steps(context: DoctorContext) -> list[Check]:
     if not context.has_server:
         return [Check("connection", "ok", "no server to try; the first call starts one")]
     checks: list[Check] = []
-    for step in (host_name, server_port):
-        check = step(context.address)
-        checks += [] if check is None else [check]
-        if check is not None and check.state == "bad":
+    for step in (host_name, server_port) if context.address.needs_token else ():
+        checks.append(step(context.address))
+        if checks[-1].state == "bad":
             return checks
     from jaxd.connection.connect import probe
 
@@ -68,10 +67,8 @@ def steps(context: DoctorContext) -> list[Check]:
     return [*checks, versions(context, welcome), devices(context)]
 
 
-def host_name(address: Address) -> Check | None:
-    """Whether the host's name means anything here; None where there is none to look up."""
-    if not address.needs_token:
-        return None
+def host_name(address: Address) -> Check:
+    """Whether the host's name can be resolved here."""
     try:
         socket.getaddrinfo(*address.place, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -80,10 +77,8 @@ def host_name(address: Address) -> Check | None:
     return Check("host name", "ok", address.host)
 
 
-def server_port(address: Address) -> Check | None:
-    """Whether something listens there; None where there is no port."""
-    if not address.needs_token:
-        return None
+def server_port(address: Address) -> Check:
+    """Whether something listens there."""
     where = f"{address.host}:{address.port}"
     try:
         socket.create_connection(address.place, _CONNECT_S).close()
