@@ -1,13 +1,11 @@
-"""Resolves the function that a server's program calls back, in a table built by this process.
+"""Runs functions of this process that a server's program calls back.
 
 The forms of a callback target are described where servers make them, in
 `jaxd_server.user_code.callback_targets`. A callback target is a literal, so nothing in it can name
-a callable. It chooses among what the client's own walk over the function has found to be given to
-`jax.debug.callback` or `io_callback`, and what the user lists in `callbacks=`; beside that it
-brings data. A server that others have got hold of must not get hold of its clients: there is no
-way in it from an object to whatever hangs there.
-
-Runs functions of this process that a server's program calls back.
+a callable. It selects one of the functions that the client's own walk has found to be passed to
+`jax.debug.callback` or `io_callback`, or that the user lists in `callbacks=`; otherwise it holds
+data. A compromised server must not gain control of its clients, so a target cannot reach the
+attributes of an object.
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ class CallbackTable:
     """The functions that one call may call back.
 
     Args:
-        targets: what the function gives to be called back.
-        listed: what `callbacks=` lists.
+        targets: the functions that the walk has found.
+        listed: those of `callbacks=`.
         arguments: what the function itself was called with; None when they are not its own.
     """
 
@@ -69,20 +67,13 @@ class CallbackTable:
             held: the arrays that it refers to.
 
         Raises:
-            ProtocolError: when the server may not have that called.
-            CallbackError: when it is not there any more.
+            ProtocolError: when the server may not call that function.
+            CallbackError: when the function does not exist any more.
         """
         try:
             kind, *rest = callback_target
             found = self._KINDS[kind](self, held, *rest)
-        except (
-            AttributeError,
-            IndexError,
-            KeyError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ProtocolError(
                 "the server wants a function called that this call does not give to be called "
                 "back. Is that server what it should be?"
@@ -132,25 +123,22 @@ class CallbackTable:
     # what cells hold --------------------------------------------------------------------------
 
     def cell_content(self, owner: FunctionType, cell: CellOrigin, parts: CallbackTarget) -> Any:
-        """The content of a closure variable that only the server knows to be the client's own.
+        """The content of a closure variable whose value only the client has.
 
         Raises:
             ValueError: when it cannot be.
         """
         kind, *rest = parts
         if kind == "listed":
-            (number,) = rest
-            return self._listed_callback(rest, number)
-        if cell.kind == "parameter" and cell.depth == 0 and kind == "argument":
-            if owner is not self._targets.root:
-                raise ValueError(kind)
+            return self._listed_callback((), *rest)
+        is_parameter = cell.kind == "parameter" and cell.depth == 0
+        if kind == "argument" and is_parameter and owner is self._targets.root:
             return _follow_attributes(self._argument_value(cell.name), cell.names)
-        if cell.kind == "parameter" and cell.depth == 0 and kind == "self":
+        if kind == "self" and is_parameter and owner.__code__.co_varnames[0] == cell.name:
             (number,) = rest
             function, instance = self._targets.methods[_checked_index(number)]
-            if function is not owner or owner.__code__.co_varnames[0] != cell.name:
-                raise ValueError(kind)
-            return _follow_attributes(instance, cell.names)
+            if function is owner:
+                return _follow_attributes(instance, cell.names)
         raise ValueError(kind)
 
 
@@ -309,10 +297,10 @@ def _is_array(value: Any) -> bool:
 
 
 def check_no_functions(value: Any) -> None:
-    """Returns when what a function is called with holds no function or class; see `holds_function`.
+    """Returns when the arguments of a callback hold no function or class; see `holds_function`.
 
     Raises:
-        ProtocolError: when it does.
+        ProtocolError: when they do.
     """
     if holds_function(value):
         raise ProtocolError(
@@ -343,7 +331,7 @@ class CallbackRunner:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forgets the calls of the parent, as the child of a fork must."""
+        """Drops the calls of the parent process, in the child of a fork."""
         self._lock = threading.Lock()  # guards _called
         self._called = BoundedDict[tuple[object, int], BaseException | None](_MAX_CALLS)
 
@@ -355,17 +343,18 @@ class CallbackRunner:
         question: tuple[Any, ...],
         buffers: Sequence[memoryview],
     ) -> tuple[Any, Sequence[memoryview]]:
-        """Calls a function of this process; what it returns, for the server.
+        """Calls a function of this process; returns its encoded result.
 
         Args:
             connection: over which the call was made.
-            snapshot: what was called.
-            arguments: with what, where it may call that back.
-            question: its number, what is to be called with what, whether its result is wanted.
-            buffers: the rest of it.
+            snapshot: the function that was called.
+            arguments: of that call, where they may be called back.
+            question: the number of the call, callback target and arguments as skeleton and blob,
+                and whether the result is wanted.
+            buffers: of the arguments.
 
         Raises:
-            NoCallbackExpected: when the call gives nothing to be called back.
+            NoCallbackExpected: when the function has no callbacks.
             BaseException: what the function raises; it is kept for the caller as well.
         """
         if not snapshot.calls_back:
@@ -395,7 +384,7 @@ class CallbackRunner:
         blob: bytes,
         buffers: Sequence[memoryview],
     ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-        """The function of this process that is to be called, and with what."""
+        """The function of this process to call, and its arguments."""
         with snapshot.pickling_context():
             read = snapshot.reader.read(skeleton, blob, buffers, "auto")
         if type(read) is not tuple or tuple(map(type, read)) != (bytes, tuple, tuple, dict):
@@ -414,16 +403,16 @@ class CallbackRunner:
             self._called[connection, number] = error
 
     def forget(self, connection: object, number: int) -> tuple[bool, BaseException | None]:
-        """Whether a call has called back, and what the last function raised that it called."""
-        name = (connection, number)
+        """Whether a call has made callbacks, and the exception of the last one; drops both."""
+        key = (connection, number)
         with self._lock:
-            return name in self._called, self._called.pop(name, None)
+            return key in self._called, self._called.pop(key, None)
 
     def check_repeatable(self, connection: object, number: int, name: str) -> None:
-        """Returns when a call that was lost may be made once more.
+        """Returns when a call whose connection was lost may be repeated.
 
         Raises:
-            CalledBack: when it has called back: its effects must not happen twice.
+            CalledBack: when it has made callbacks: their effects must not happen twice.
         """
         has_called, _ = self.forget(connection, number)
         if has_called:
@@ -441,10 +430,10 @@ class CallbackRunner:
         failure: Any,
         address: str,
     ) -> None:
-        """Returns when a call has failed for other reasons than what it has called back.
+        """Returns when a call has failed for another reason than an exception of its callback.
 
         Raises:
-            BaseException: what became of the call, from what the function here has raised.
+            BaseException: the failure of the call, caused by the exception of the callback.
         """
         _, error = self.forget(connection, number)
         if error is not None:

@@ -1,7 +1,7 @@
 """Re-emits the output of functions on the server: prints, warnings and log records, each once.
 
-While a connection is read, in the order in which it was said. A warning that the user's filters
-turn into an error is raised where the call is.
+This happens while a connection is read, in the order of the events. A warning that the user's
+filters turn into an error is raised in the thread of the call.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, TextIO
 
@@ -34,16 +35,16 @@ _Outputs = Counter[tuple[str, Any]]
 class ReplayFilter:
     """Suppresses output that a repeated call emitted already before its connection was lost.
 
-    Then it says the same again. What each call has said is counted, and not taken in order: a
-    program says unordered things as it comes to them. Thread-safe.
+    The outputs of each call are counted, and not compared in order: the order of a program's
+    unordered effects varies. Thread-safe.
 
     Attributes:
-        is_waiting: whether a call was lost that may be made again; each call looks here.
+        has_lost_calls: whether a call was lost that may be repeated; read by each call.
     """
 
     def __init__(self) -> None:
-        self.has_lost_calls = False
         self.after_fork()
+        reset_after_fork(self)
 
     def after_fork(self) -> None:
         """Forgets the calls of the parent, as the child of a fork must."""
@@ -61,12 +62,12 @@ class ReplayFilter:
             number: which one it is.
             thing: the kind of the output, and its content.
         """
-        name = connection, number
+        key = connection, number
         with self._lock:
-            said = self._outputs.setdefault(name, Counter())
-            if len(said) < _MAX_OUTPUTS:
-                said[thing] += 1
-            expected = self._expected_repeats.get(name)
+            emitted = self._outputs.setdefault(key, Counter())
+            if len(emitted) < _MAX_OUTPUTS:
+                emitted[thing] += 1
+            expected = self._expected_repeats.get(key)
             if not expected or not expected[thing]:
                 return False
             expected[thing] -= 1
@@ -76,26 +77,26 @@ class ReplayFilter:
         """The connection of a call ended before its reply."""
         with self._lock:
             self._expected_repeats.pop((connection, number), None)
-            said = self._outputs.pop((connection, number), None)
-            if said:
-                self._lost_outputs[id(call)] = call, said  # which keeps the id
+            emitted = self._outputs.pop((connection, number), None)
+            if emitted:
+                self._lost_outputs[id(call)] = call, emitted  # the reference keeps the id valid
                 self.has_lost_calls = True
 
     def transfer_to_retry(self, call: object, repeated: object) -> None:
         """A lost call is repeated as another request."""
         if self.has_lost_calls and call is not repeated:
             with self._lock:
-                _, said = self._lost_outputs.pop(id(call), (None, None))
-                if said:
-                    self._lost_outputs[id(repeated)] = repeated, said
+                _, emitted = self._lost_outputs.pop(id(call), (None, None))
+                if emitted:
+                    self._lost_outputs[id(repeated)] = repeated, emitted
 
     def retried_as(self, call: object, connection: object, number: int) -> None:
         """The call is made under this number."""
         with self._lock:
-            _, said = self._lost_outputs.pop(id(call), (None, None))
+            _, emitted = self._lost_outputs.pop(id(call), (None, None))
             self.has_lost_calls = bool(self._lost_outputs)
-            if said:
-                self._expected_repeats[connection, number] = said
+            if emitted:
+                self._expected_repeats[connection, number] = emitted
 
 
 OUTPUT_EVENTS: Final = frozenset({"print", "warned", "logged", "compiled"})
@@ -105,15 +106,15 @@ _MAX_LOGGERS: Final = 256
 """Loggers that a server can create here."""
 
 _MAX_FILES: Final = 1000
-"""With warnings, of which it is known whether they were shown."""
+"""Source files with a registry of the warnings that were shown."""
 
 
 class OutputPrinter:
     """Prints, warns and logs what calls emit on the server. Thread-safe; never raises.
 
     Args:
-        notices: defers what has to run in the thread of the call.
-        progress: its line on the terminal is cleared first.
+        warning_queue: defers what has to run in the thread of the call.
+        progress: its line on the terminal is cleared before other output.
 
     Attributes:
         replay_filter: the output of calls that may be repeated.
@@ -125,25 +126,22 @@ class OutputPrinter:
         self._registries = BoundedDict[str, dict[Any, Any]](_MAX_FILES)
         self._logger_count = 0
         self.replay_filter = ReplayFilter()
-        reset_after_fork(self.replay_filter)
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Handles an output event of call `number` of a connection."""
+        later = partial(self._warning_queue.run_later, connection, number)
         thing = kind, content.get("text")
-        if kind == "compiled" or not self.replay_filter.is_repeat(connection, number, thing):
-            with suppress(Exception):  # whatever a stream or handler of the user's does
-                if kind == "print":
-                    self._print(content)
-                elif kind == "warned":
-                    self._warn(
-                        content, lambda act: self._warning_queue.run_later(connection, number, act)
-                    )
-                elif kind == "logged":
-                    self._log(content)
-                else:
-                    self._warning_queue.run_later(
-                        connection, number, lambda: self._log_compile(content)
-                    )
+        if kind != "compiled" and self.replay_filter.is_repeat(connection, number, thing):
+            return
+        with suppress(Exception):  # whatever a stream or handler of the user's raises
+            if kind == "print":
+                self._print(content)
+            elif kind == "warned":
+                self._warn(content, later)
+            elif kind == "logged":
+                self._log(content)
+            else:
+                later(partial(self._log_compile, content))
 
     def _print(self, content: dict[str, Any]) -> None:
         stream = sys.stderr if content["stream"] == "stderr" else sys.stdout
@@ -167,16 +165,15 @@ class OutputPrinter:
                 content["text"], category, display_file(file), line, name, registry
             )
         except Warning as error:  # the user's filters want it raised
-            raised = error
-            later(lambda: _raise(raised))
+            later(partial(_raise, error))
 
     def _log_compile(self, content: dict[str, Any]) -> None:
-        """In the thread whose call it is: whether it wants to know is a setting of the thread."""
+        """Runs in the thread of the call, because jax_log_compiles is a setting of the thread."""
         if logs_compiles():
             self._log(content)
 
     def _log(self, content: dict[str, Any]) -> None:
-        import logging  # only who logs needs it
+        import logging  # only calls that log need it
 
         logger = logging.getLogger(content["name"] if self._may_log_as(content["name"]) else None)
         record = logger.makeRecord(
@@ -195,7 +192,7 @@ class OutputPrinter:
             logger.handle(record)
 
     def _may_log_as(self, name: str) -> bool:
-        """Whether a logger of that name is there, or may be made: they are never forgotten."""
+        """Whether a logger of that name exists, or may be made: Python never removes one."""
         import logging
 
         if name not in logging.root.manager.loggerDict:
@@ -208,7 +205,7 @@ class OutputPrinter:
 def _write(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
-    except UnicodeEncodeError:  # the function goes on: nobody else would say it
+    except UnicodeEncodeError:  # on the server it was printed without an error
         encoding = stream.encoding or "ascii"
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
@@ -218,11 +215,11 @@ def _raise(error: Warning) -> None:
 
 
 def _warning_category(content: dict[str, Any]) -> type[Warning]:
-    """The category in this process; where it does not have it, the nearest of Python's own.
+    """The category in this process; if there is none, the nearest of Python's own.
 
-    A server names it, and a warning is made of it: so it is one whose class has no code for that.
+    The server names it and it is instantiated here, so its class may define no code for that.
     """
-    from jaxd_protocol.messages.failures import has_code  # most calls warn of nothing
+    from jaxd_protocol.messages.failures import has_code  # most calls emit no warning
 
     module, name = content["category"]
     found: Any = content_of(module).get(name)
