@@ -28,21 +28,9 @@ from jaxd_protocol import __version__
 from jaxd_protocol.base.terminal import Parser
 from jaxd_protocol.errors import JaxdError, NoServer
 
-_COMMANDS = {
-    "start": start,
-    "stop": stop,
-    "restart": restart,
-    "status": status,
-    "doctor": doctor,
-    "token": token,
-    "why": why,
-    "functions": functions,
-    "values": values,
-    "devices": devices,
-    "warm": warm,
-    "relay": relay,
-    "demo": demo,
-}
+_OF_SERVERS = (start, stop, restart, status, doctor, token)
+_OF_FUNCTIONS = (why, functions, values, devices, warm, relay, demo)
+_COMMANDS = {each.__name__.rpartition(".")[2]: each for each in _OF_SERVERS + _OF_FUNCTIONS}
 
 _FORWARDED_COMMANDS = {
     "serve": ("run a server in the foreground", "jaxd_server"),

@@ -177,10 +177,11 @@ class _FunctionBuilder:
     ) -> CellType:
         cell = cell_origin(codes, name)
         if cell.kind == "own":
-            own = self._own_cell(cell.name)
-            return (
-                CellType(_follow_attributes(own.cell_contents, cell.names)) if cell.names else own
-            )
+            names = self._owner.__code__.co_freevars
+            own = (self._owner.__closure__ or ())[names.index(cell.name)]
+            if cell.names:
+                return CellType(_follow_attributes(own.cell_contents, cell.names))
+            return own
         origin = cell.origin
         if origin is None:
             return CellType(self._value(parts[name], cell))
@@ -189,10 +190,6 @@ class _FunctionBuilder:
         is_global = origin.kind == "global"
         root = self._owner.__globals__[origin.name] if is_global else _module_of(origin.name)
         return CellType(_follow_attributes(root, origin.names))
-
-    def _own_cell(self, name: str) -> CellType:
-        closure = self._owner.__closure__ or ()
-        return closure[self._owner.__code__.co_freevars.index(name)]
 
     def _function_cell(self, path: CodePath, parts: CallbackTarget) -> CellType:
         """A cell that holds a function defined beside it, possibly recursive."""

@@ -19,8 +19,6 @@ _SHARED_PACKAGES = frozenset({"jax", "jaxlib", "numpy"})
 _MAX_CALLS = 256
 """Calls with warnings that are not issued yet; more are those of abandoned calls."""
 
-_ANY_FUNCTION = "any function"
-
 _CATEGORIES: Mapping[str, type[Warning]] = {
     "advice": CompileAdvice,
     "device": SharedDeviceWarning,
@@ -83,7 +81,7 @@ class WarningQueue:
         self._add(text, category="device")
 
     def _add(self, text: str, package: str = "", category: str = "") -> None:
-        warning = _PendingWarning(_ANY_FUNCTION, package, text, category)
+        warning = _PendingWarning("any function", package, text, category)
         with self._lock:
             self._of_server.append(partial(self._warn_once, warning))
             self.has_pending = True

@@ -1,4 +1,4 @@
-"""`jaxd doctor`: checks for the usual problems and says how to fix each."""
+"""`jaxd doctor`: checks for the usual problems and shows how to fix each."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from jaxd_protocol.errors import NoServer
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path, has_listener
 
-SUMMARY = "say what a server is doing and has done"
+SUMMARY = "show what a server is doing and has done"
 EXAMPLE = "jaxd status --json"
 
 Report = Mapping[str, Any]
@@ -94,8 +94,8 @@ def _report_lines(address: Address, report: Report) -> list[str]:
         for call in seen.get("running", ())
     ]
     lines += [
-        f"{'left':<9} {call['function']} for {duration(call['seconds'])}, {call['phase']}: nobody "
-        "waits for it"
+        f"{'left':<9} {call['function']} for {duration(call['seconds'])}, {call['phase']}: no "
+        "client waits for it"
         for call in seen.get("left_behind", ())
     ]
     if host.get("quarantined"):
@@ -141,10 +141,12 @@ def _counter_lines(seen: Report) -> list[str]:
 
     did = ("calls", "traces", "compiles", "executable_hits", "executable_loads")
     holds = ("functions", "executables", "programs", "values", "connections")
+    times = ("trace_s", "compile_s", "load_s", "saved_s")
+    trace, build, load, saved = (duration(seen.get(name, 0.0)) for name in times)
     received, sent = size(seen.get("bytes_received", 0)), size(seen.get("bytes_sent", 0))
     return [
         f"{'did':<9} " + ", ".join(count(name) for name in did),
-        f"{'paid':<9} {_cost_lines(seen)}",
+        f"{'paid':<9} {trace} tracing, {build} compiling, {load} loading; saved {saved}",
         f"{'holds':<9} " + ", ".join(count(name) for name in holds),
         f"{'disk':<9} {size(seen.get('disk_bytes', 0))} in {seen.get('disk_files', 0):,} files",
         f"{'traffic':<9} {received} received, {sent} sent",
@@ -158,10 +160,3 @@ def _client_lines(seen: Report) -> list[str]:
         return []
     texts = (f"{row['principal'].removeprefix('account:')} {row['connections']}" for row in rows)
     return [f"{'clients':<9} {', '.join(texts)}"]
-
-
-def _cost_lines(seen: Report) -> str:
-    """What programs have cost, and what was saved."""
-    names = ("trace_s", "compile_s", "load_s", "saved_s")
-    trace, compile_, load, saved = (duration(seen.get(name, 0.0)) for name in names)
-    return f"{trace} tracing, {compile_} compiling, {load} loading; saved {saved}"

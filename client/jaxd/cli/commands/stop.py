@@ -59,7 +59,7 @@ def _accepts_connections(address: Address) -> bool:
 
 
 def _print_running_calls(control: str, uid: int | None) -> None:
-    """On a terminal, says what the wait is for and how to end it."""
+    """On a terminal, prints what the command waits for and how to end it."""
     status = send_request(control, {"ask": "status"}, uid) or {}
     running = (status.get("worker") or {}).get("running_calls")
     if running and sys.stderr.isatty():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxd.cli.warm_build import BuildOutcome
 
 
-SUMMARY = "build programs before they are called, as a lockfile says; or record one"
+SUMMARY = "build the programs of a lockfile before they are called; or record a lockfile"
 EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"
 
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)

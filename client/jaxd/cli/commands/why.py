@@ -16,7 +16,7 @@ from jaxd.api.method import PersistentMethod
 from jaxd.cli.query import ServerReport, add_query_options, ask_server, positive_int, print_report
 from jaxd_protocol.errors import ConfigurationError
 
-SUMMARY = "say whether a function is compiled, what was compiled last, and why"
+SUMMARY = "show whether a function is compiled, what was compiled last, and why"
 EXAMPLE = "jaxd why train:train_step; jaxd why --recent 5 --json"
 
 _DEFAULT_RECENT: Final = 20
@@ -104,21 +104,16 @@ def _import(module: str) -> Any:
         sys.path.insert(0, folder)  # as `python -m` does
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _not_importable(module, error) from error
-        raise ConfigurationError(
-            f"there is no module {module!r}. Run this in the folder where it is, or install it."
-        ) from error
     except Exception as error:
-        raise _not_importable(module, error) from error
-
-
-def _not_importable(module: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"importing {module} raised {type(error).__name__}: {error}. See the whole of it: "
-        f"python -c 'import {module}'"
-    )
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise ConfigurationError(
+                f"there is no module {module!r}. Run this in the folder where it is, or install it."
+            ) from error
+        raise ConfigurationError(
+            f"importing {module} raised {type(error).__name__}: {error}. See the whole of it: "
+            f"python -c 'import {module}'"
+        ) from error
 
 
 def _as_persistent(found: Any, target: str) -> PersistentFunction[..., Any]:

@@ -98,18 +98,13 @@ def server_port(address: Address) -> Check:
 
 
 def _failed_step(error: JaxdError) -> str:
-    """Which step of the handshake it was that failed."""
+    """The step of the handshake that failed."""
     if isinstance(error, VersionMismatch):
         return "versions"
     if isinstance(error, AuthenticationFailed):
-        words = {
-            "connection": ("?insecure=1", "?uid=", "a socket of theirs"),
-            "certificate": ("certificate",),
-        }
-        for step, signs in words.items():
-            if any(sign in str(error) for sign in signs):
-                return step
-        return "token"
+        if any(sign in str(error) for sign in ("?insecure=1", "?uid=", "a socket of theirs")):
+            return "connection"
+        return "certificate" if "certificate" in str(error) else "token"
     return "protocol" if isinstance(error, ProtocolError) else "connection"
 
 
@@ -135,12 +130,12 @@ def devices(context: DoctorContext) -> Check:
         with Client(Caller(settings)) as client:
             found = [str(device) for device in client.info()["devices"]]
     except JaxdError as error:
-        return Check("devices", "bad", "the server does not say", str(error))
+        return Check("devices", "bad", "the server does not answer", str(error))
     words = ", ".join(found)
     if not all(device.startswith("cpu") for device in found):
         return Check("devices", "ok", words)
     if has_gpu(context):
         advice = "When the lines above are ok: jaxd stop && JAX_PLATFORMS=cuda jaxd start"
         return Check("devices", "bad", f"{words}, beside a GPU", advice)
-    advice = "If that machine has a GPU, `jaxd doctor` there says what keeps jax from it."
+    advice = "If that machine has a GPU, `jaxd doctor` there shows what hides it from jax."
     return Check("devices", "ok", words, "" if context.is_server_local else advice)
