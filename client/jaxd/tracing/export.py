@@ -40,7 +40,7 @@ class ExportedFunction:
     """A program exported from a function; used in place of a `FunctionSpec`.
 
     Attributes:
-        key, identity, options, statics: as those of a `FunctionSpec`.
+        key, snapshot, options, statics: as those of a `FunctionSpec`.
         name, manifest, fingerprint, code, reader, forms, pinned, archives, calls_back,
             takes_arguments: as of a `FunctionSnapshot`; nothing of this process is called back.
     """

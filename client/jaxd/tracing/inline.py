@@ -150,8 +150,8 @@ def _device(index: int) -> Any:
     devices = jax.devices()
     if index >= len(devices):
         raise ConfigurationError(
-            f"device={index} is not there: with JAXD_INLINE=1 functions run in this process, whose "
-            f"jax has {len(devices)} devices. Count from 0, or unset JAXD_INLINE."
+            f"device={index} is not there: with JAXD_INLINE=1 functions run in this process, where "
+            f"jax has {len(devices)} device(s). Count from 0, or unset JAXD_INLINE."
         )
     return devices[index]
 
