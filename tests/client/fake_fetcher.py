@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxd.interop.remote_array import RemoteArray
-from jaxd.interop.result_batch import ResultBatch
+from jaxd.interop.remote_array import RemoteArray, ResultBatch
 from jaxd_protocol.pytree import Leaf
 
 
@@ -41,9 +40,9 @@ class FakeFetcher:
         self._arrays[len(self._arrays)] = array
         return single_array(self, len(self._arrays) - 1, leaf)
 
-    def fetch_bytes(self, array: Any, copy: bool = True) -> memoryview:
+    def fetch_bytes(self, array: Any) -> memoryview:
         """The bytes, in memory of their own."""
-        self._note("bring" if copy else "view")
+        self._note("bring")
         self.moved += array.leaf.nbytes
         return memoryview(bytearray(self._arrays[array.id].tobytes()))
 

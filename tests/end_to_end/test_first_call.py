@@ -47,7 +47,7 @@ NOT_NEEDED = (
     "jaxd.interop.remote_array",
     "jaxd.interop.jax_registry",
     "jaxd.interop.lazy_array",
-    "jaxd.interop.result_batch",
+    "jaxd.interop.handle_ranges",
     "jaxd.dispatch.retry",
     "jaxd.remote_values.lost",
     "jaxd.connection.server_requests",

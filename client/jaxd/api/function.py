@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
     from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd.tracing.inline import InlineFunction
 
 
 class FunctionBinding(NamedTuple):
@@ -154,7 +155,7 @@ class PersistentFunction(
         self._binding = binding
         self._derived: dict[bytes, PersistentFunction[..., Any]] = {}
         self._nnx: NnxCalls[PersistentFunction[..., Any]] | None = None
-        self._inline: Callable[..., Any] | None = None
+        self._inline: InlineFunction | None = None
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Found on an instance, the instance is the first argument of all that it does."""
@@ -341,10 +342,7 @@ class PersistentFunction(
         binding = self._binding
         caller = binding.find_caller()
         if caller is None:
-            from jaxd.tracing.inline import warm_inline
-
-            settings = binding.settings
-            return warm_inline(binding.function, binding.options, settings.config, args, kwargs)
+            return self._inlined().warm(args, kwargs)
         from jaxd.dispatch import warm
 
         return warm.warm(caller, binding.encode_specs(caller, args, kwargs))
@@ -360,7 +358,7 @@ class PersistentFunction(
         check_class_known(self, args)
         caller = self._binding.find_caller()
         if caller is None:
-            return self._inline_stages().lower(*args, **kwargs)  # type: ignore[no-any-return]
+            return self._inlined().lower(*args, **kwargs)  # type: ignore[no-any-return]
         from jaxd.api.stages import Lowered, ask_stage
 
         call = self._binding.encode_specs(caller, args, kwargs)
@@ -375,7 +373,7 @@ class PersistentFunction(
         check_class_known(self, args)
         caller = self._binding.find_caller()
         if caller is None:
-            return str(self._inline_stages().trace(*args, **kwargs).jaxpr)
+            return str(self._inlined().trace(*args, **kwargs).jaxpr)
         from jaxd.api.stages import ask_stage
 
         call = self._binding.encode_specs(caller, args, kwargs)
@@ -468,18 +466,16 @@ class PersistentFunction(
     # other ways to make a call -------------------------------------------------------------------
 
     def _call_inline(self, *args: Any, **kwargs: Any) -> Any:
+        return self._inlined()(*args, **kwargs)
+
+    def _inlined(self) -> InlineFunction:
+        """The function as `jax.jit` in this process."""
         if self._inline is None:
-            from jaxd.tracing.inline import inline_function
+            from jaxd.tracing.inline import InlineFunction
 
             function, options, _, settings, _ = self._binding
-            self._inline = inline_function(function, options, settings.config, settings.results)
-        return self._inline(*args, **kwargs)
-
-    def _inline_stages(self) -> Any:
-        from jaxd.tracing.inline import InlineStages
-
-        function, options, _, settings, _ = self._binding
-        return InlineStages(function, options, settings.config)
+            self._inline = InlineFunction(function, options, settings.config, settings.results)
+        return self._inline
 
     def _traced(
         self,

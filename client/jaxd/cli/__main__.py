@@ -26,34 +26,23 @@ from jaxd.cli.commands import (
 from jaxd.connection.discovery import require_server_extra
 from jaxd_protocol import __version__
 from jaxd_protocol.base.terminal import Parser
-from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.errors import JaxdError, NoServer
 
-_COMMANDS = {
-    "start": start,
-    "stop": stop,
-    "restart": restart,
-    "status": status,
-    "doctor": doctor,
-    "token": token,
-    "why": why,
-    "functions": functions,
-    "values": values,
-    "devices": devices,
-    "warm": warm,
-    "relay": relay,
-    "demo": demo,
-}
+_OF_SERVERS = (start, stop, restart, status, doctor, token)
+_OF_FUNCTIONS = (why, functions, values, devices, warm, relay, demo)
+_COMMANDS = {each.__name__.rpartition(".")[2]: each for each in _OF_SERVERS + _OF_FUNCTIONS}
 
 _FORWARDED_COMMANDS = {
     "serve": ("run a server in the foreground", "jaxd_server"),
     "cache": (
-        "look at the programs that are kept on disk; check or remove them",
+        "list the programs that are kept on disk; check or remove them",
         "jaxd_server.cache",
     ),
 }
-"""What each is for, and the program of the server package that reads its words itself."""
+"""Commands that a module of the server package runs: their summary, and that module."""
 
-_FAILED, _INTERRUPTED = 1, 130
+_QUERIES = {"status", "restart", "why", "functions", "values", "devices"}
+_FAILED, _NO_SERVER, _INTERRUPTED = 1, 3, 130
 
 _EXAMPLES = """\
 examples:
@@ -78,14 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(words)
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()  # a closed pipe shows here, and not at Python's exit
     except JaxdError as error:
         print(f"jaxd: {error}", file=sys.stderr)
-        return _FAILED
+        is_absent = isinstance(error, NoServer) and words[0] in _QUERIES
+        return _NO_SERVER if is_absent else _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # `jaxd status | head -1`: nobody reads any more, and Python would complain at its exit.
+        # `jaxd status | head -1`: the reader has gone, and Python would report that at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
 
@@ -97,7 +90,6 @@ def _run(words: Sequence[str]) -> int:
     arguments = _parser().parse_args(words)
     arguments.program = program
     code: int = arguments.run(arguments)
-    sys.stdout.flush()  # a closed pipe shows here, and not after we have returned
     return code
 
 
@@ -115,7 +107,7 @@ def _become(command: str, words: Sequence[str]) -> NoReturn:
 
 
 def _split_program(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The words of ours, and those behind `--`: argparse would drop one that belongs to these."""
+    """The command's own words, and those behind `--`: argparse would drop a `--` among these."""
     if words[:1] != ["warm"] or "--" not in words:
         return words, ()
     at = words.index("--")

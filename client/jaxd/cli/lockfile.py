@@ -2,7 +2,7 @@
 
     magic with the protocol's version | BLAKE2b of what follows, 16 bytes | zlib of one literal
 
-Data only. The code in it stays closed here; a server unpacks it when it is asked to build it.
+Data only. The client never unpacks the code in it; a server does, when it builds it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import hashlib
 import os
 import sys
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from jaxd_protocol import PROTOCOL_VERSION
@@ -34,15 +34,10 @@ def write_lockfile(path: str, recipes: Sequence[Recipe]) -> None:
         ConfigurationError: when it cannot be written.
     """
     body = zlib.compress(dump_literal(_content(recipes)), 9)
-    aside = _temporary_path(path)
-    try:
-        with open(aside, "xb") as file:
+    with _draft(path) as draft:
+        with open(draft, "xb") as file:
             file.write(_MAGIC + _digest(body) + body)
-        os.replace(aside, path)
-    except OSError as error:
-        with suppress(OSError):
-            os.unlink(aside)
-        raise _not_writable(path, error) from error
+        os.replace(draft, path)
 
 
 def check_writable(path: str) -> None:
@@ -51,14 +46,8 @@ def check_writable(path: str) -> None:
     Raises:
         ConfigurationError: when it cannot.
     """
-    try:
-        if os.path.isdir(path):
-            raise IsADirectoryError(0, "it is a folder")
-        with open(_temporary_path(path), "xb"):
-            pass
-        os.unlink(_temporary_path(path))
-    except OSError as error:
-        raise _not_writable(path, error) from error
+    with _draft(path) as draft, open(draft, "xb"):
+        pass
 
 
 def read_lockfile(path: str) -> list[Recipe]:
@@ -68,7 +57,14 @@ def read_lockfile(path: str) -> list[Recipe]:
         ConfigurationError: when it cannot be read, is no lockfile or a damaged one, or was made
             with another version of Python, whose code a server with this one cannot run.
     """
-    python, recipes = _verified(path, _read(path))
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}. Record one: jaxd warm --record {path}"
+        ) from error
+    python, recipes = _verified(path, data)
     if python != _python():
         raise ConfigurationError(
             f"{path} was recorded with Python {python}, and this is Python {_python()}. Record it "
@@ -77,14 +73,30 @@ def read_lockfile(path: str) -> list[Recipe]:
     return recipes
 
 
-def _temporary_path(path: str) -> str:
-    """Where it is written before it is put in its place: in the same folder."""
-    return f"{path}.{os.getpid()}.new"
+@contextmanager
+def _draft(path: str) -> Iterator[str]:
+    """The path of a temporary file in the folder of `path`, which is removed if it is left there.
+
+    Raises:
+        ConfigurationError: when a file cannot be written.
+    """
+    draft = f"{path}.{os.getpid()}.new"
+    try:
+        if os.path.isdir(path):
+            raise IsADirectoryError(0, "it is a folder")
+        yield draft
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write {path}: {error.strerror}. Name a file in a folder where you may write."
+        ) from error
+    finally:
+        with suppress(OSError):
+            os.unlink(draft)
 
 
 def _content(recipes: Sequence[Recipe]) -> tuple[Any, ...]:
     ordered = sorted(recipes, key=lambda recipe: (recipe.name, recipe.key))
-    codes = {_digest(recipe.code): recipe.code for recipe in ordered}  # under two options it is one
+    codes = {_digest(recipe.code): recipe.code for recipe in ordered}  # shared by several options
     return _python(), tuple(sorted(codes.items())), tuple(map(_fields, ordered))
 
 
@@ -93,18 +105,8 @@ def _fields(recipe: Recipe) -> tuple[Any, ...]:
     return (*recipe[:4], _digest(recipe.code), calls, recipe.parameters)
 
 
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read {path}: {error.strerror}. Record one: jaxd warm --record {path}"
-        ) from error
-
-
 def _verified(path: str, data: bytes) -> tuple[str, list[Recipe]]:
-    """Python's version and the recipes in what was read."""
+    """Python's version and the recipes in the content of a lockfile."""
     if not data.startswith(_NAME):
         raise ConfigurationError(f"{path} is no lockfile. Record one: jaxd warm --record {path}")
     if not data.startswith(_MAGIC):
@@ -143,10 +145,4 @@ def _damaged(path: str) -> ConfigurationError:
     return ConfigurationError(
         f"{path} is damaged: its content is not what its checksum says. Fetch it again, in binary "
         f"form, or record it again: jaxd warm --record {path}"
-    )
-
-
-def _not_writable(path: str, error: OSError) -> ConfigurationError:
-    return ConfigurationError(
-        f"cannot write {path}: {error.strerror}. Name a file in a folder where you may write."
     )

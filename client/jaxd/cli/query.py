@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from jaxd.api.client import Client
 from jaxd.api.why import running_server
+from jaxd.connection.control_client import send_request
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
 from jaxd_protocol.errors import ConfigurationError, NoServer
@@ -18,8 +18,11 @@ from jaxd_protocol.network.local_server import LocalServerFiles, control_path
 
 ServerReport = Mapping[str, Any]
 
-NO_SERVER: Final = 3
-"""The exit code of a command that found no server."""
+
+def add_query_options(parser: argparse.ArgumentParser) -> None:
+    """Adds `--server ADDRESS` and `--json`."""
+    add_server_option(parser)
+    add_json_option(parser)
 
 
 def add_server_option(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +45,21 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, indent=2, default=str))
 
 
-def server_address(settings: Settings) -> Address:
+def positive_int(text: str) -> int:
+    """The value of an option that is a count.
+
+    Raises:
+        ArgumentTypeError: when it is none.
+    """
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
+    return int(text)
+
+
+def server_address(server: str | None) -> Address:
     """The server that was named, else the local one, whether it runs or not."""
-    files = LocalServerFiles.of_this_environment()
-    return settings.server or Address.unix(files.socket)
+    named = Settings.resolve(server=server).server
+    return named or Address.unix(LocalServerFiles.of_this_environment().socket)
 
 
 def control_socket_of(address: Address) -> str:
@@ -79,35 +93,39 @@ def ask_server(server: str | None, verb: str, *args: Any) -> ServerReport:
         return {"server": str(client.caller.session.address), **report}
 
 
-def report_no_server(error: NoServer) -> int:
-    """Prints on stderr why no server can be asked; the exit status."""
-    print(f"jaxd: {error}", file=sys.stderr)
-    return NO_SERVER
+def ask_host(
+    server: str | None, request: Mapping[str, Any], *, is_slow: bool = False
+) -> ServerReport:
+    """The reply of the host of a server on this machine, with its address under `server`.
+
+    Args:
+        server: its address; None: the one that this environment uses.
+        request: for its control socket.
+        is_slow: whether the reply may take the host long.
+
+    Raises:
+        NoServer: when none runs.
+        ConfigurationError: when the server is on another machine.
+        ConnectionLost: when its host does not reply.
+    """
+    address = server_address(server)
+    reply = send_request(control_socket_of(address), request, address.uid, is_slow=is_slow)
+    if reply is None:
+        raise no_server_at(address)
+    return {"server": str(address), **reply}
+
+
+def no_server_at(address: Address) -> NoServer:
+    """The error of a query at whose address no server runs."""
+    return NoServer(f"no server runs at {address}. Start one: jaxd start")
 
 
 def print_report(
-    arguments: argparse.Namespace,
-    verb: str,
-    in_words: Callable[[ServerReport], str],
-    seen: Callable[[ServerReport], ServerReport] = lambda report: report,
+    arguments: argparse.Namespace, report: ServerReport, text: Callable[[], str]
 ) -> int:
-    """Prints the report of a server, as text or with `--json`; the exit status.
-
-    Args:
-        arguments: with `server` and `json`.
-        verb: what to ask; see `jaxd_protocol.messages.calls`.
-        in_words: makes text of the report.
-        seen: what of it is shown, and in which order.
-
-    Raises:
-        JaxdError: when a server runs but does not answer.
-    """
-    try:
-        report = seen(ask_server(arguments.server, verb))
-    except NoServer as error:
-        return report_no_server(error)
+    """Prints a report, as text or with `--json`; the exit code."""
     if arguments.json:
         print_json(report)
     else:
-        print(in_words(report))
+        print(text())
     return 0

@@ -24,13 +24,13 @@ def ago(seconds: float | None) -> str:
 
 
 def truncate(text: str, width: int) -> str:
-    """The text in one line of so many characters."""
+    """The text as one line of at most `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 class BuildBar(Progress):
-    """A progress bar of many builds, in one line. Replaces a caller's `Progress`.
+    """A progress bar of many builds, in one line. It replaces the `Progress` of a caller.
 
     Args:
         total: how many builds there are.
@@ -44,7 +44,7 @@ class BuildBar(Progress):
         self._done = 0
 
     def advance(self, failure: str | None = None) -> None:
-        """One more is done; a failure is printed in a line of its own."""
+        """Counts one more build; a failure is printed in a line of its own."""
         if not self._is_shown:
             if failure is not None:
                 print(failure, file=sys.stderr)
@@ -57,7 +57,7 @@ class BuildBar(Progress):
         self._write()
 
     def close(self) -> None:
-        """Wipes the line out."""
+        """Clears the line."""
         if self._is_shown:
             with self._lock:
                 self._put("")
@@ -65,7 +65,7 @@ class BuildBar(Progress):
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """A call is in another stage."""
-        if kind == "stage":  # why something was built is nothing for one line of many
+        if kind == "stage":  # one line has no room for the reasons of many builds
             super().event(connection, number, kind, content)
 
     def finish(self, connection: object, number: int, *, ready: bool = True) -> None:

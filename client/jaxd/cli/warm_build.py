@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall
 
 _MAX_CONCURRENT: Final = 8
-"""Builds that are asked for at the same time; how many run at once is decided by the server."""
+"""Builds that are requested at the same time; how many run at once is decided by the server."""
 
 
 class BuildOutcome(NamedTuple):
@@ -24,9 +24,9 @@ class BuildOutcome(NamedTuple):
 
     Attributes:
         function: its name with the arguments, for people.
-        verdict: how its program was come by, or would be; None when it cannot be.
+        verdict: how its program was made ready, or would be; None after an error.
         seconds: how long that took.
-        error: why it cannot be, in one line.
+        error: why it failed, in one line.
         kept: whether it is on disk now; None: unknown.
     """
 
@@ -37,41 +37,37 @@ class BuildOutcome(NamedTuple):
     kept: bool | None = None
 
 
-def build_all(client: Client, recipes: Iterable[Recipe]) -> Generator[BuildOutcome, None, None]:
-    """Has the server build all that is not ready; what became of each, as they get done.
-
-    Closed early, it starts no more of them, and ends the client's connection.
-    """
-    return _run_all(client, _build, recipes)
-
-
-def check_all(client: Client, recipes: Iterable[Recipe]) -> Generator[BuildOutcome, None, None]:
-    """What each would find; builds nothing."""
-    return _run_all(client, _check, recipes)
-
-
-_BuildItem = tuple[RecordedFunction, RecordedCall]
-
-
-def _run_all(
-    client: Client, one: Callable[[Caller, _BuildItem], BuildOutcome], recipes: Iterable[Recipe]
+def build_all(
+    client: Client, recipes: Iterable[Recipe], *, check: bool = False
 ) -> Generator[BuildOutcome, None, None]:
+    """Has the server build all that is not ready; yields the outcome of each when it is done.
+
+    Closed early, it starts no further builds and closes the client's connection.
+
+    Args:
+        client: of the server.
+        recipes: of the recorded calls.
+        check: build nothing; the verdicts say what would be done.
+    """
     functions = [RecordedFunction(recipe) for recipe in recipes]
-    works = [(function, call) for function in functions for call in function.recipe.calls]
-    left, results = SimpleQueue[_BuildItem](), SimpleQueue[BuildOutcome]()
+    calls = [(function, call) for function in functions for call in function.recipe.calls]
+    left, results = (
+        SimpleQueue[tuple[RecordedFunction, RecordedCall]](),
+        SimpleQueue[BuildOutcome](),
+    )
     stopped = threading.Event()
 
     def run() -> None:
         with suppress(Empty):
             while not stopped.is_set():
-                results.put(one(client.caller, left.get_nowait()))
+                results.put(_build(client.caller, *left.get_nowait(), check=check))
 
-    for work in works:
-        left.put(work)
+    for each in calls:
+        left.put(each)
     try:
-        for _ in works[:_MAX_CONCURRENT]:  # daemons: after Ctrl-C nobody waits for them
+        for _ in calls[:_MAX_CONCURRENT]:  # daemons: Ctrl-C must not wait for them
             threading.Thread(target=run, name="jaxd-warm", daemon=True).start()
-        for _ in works:
+        for _ in calls:
             yield results.get()
     except BaseException:
         stopped.set()
@@ -79,23 +75,19 @@ def _run_all(
         raise
 
 
-def _build(caller: Caller, work: _BuildItem) -> BuildOutcome:
-    recorded, call = work
+def _build(
+    caller: Caller, recorded: RecordedFunction, call: RecordedCall, *, check: bool
+) -> BuildOutcome:
     name = _call_text(recorded, call)
     try:
+        if check:
+            return BuildOutcome(name, recorded.verdict(caller, call))
         warmed = warm(caller, recorded.call(caller, call))
     except Exception as error:  # noqa: BLE001  whatever the function raises; the others go on
-        return BuildOutcome(name, error=_one_line(error))
+        text = " ".join(str(error).split())
+        is_own = isinstance(error, JaxdError)
+        return BuildOutcome(name, error=text if is_own else f"{type(error).__name__}: {text}")
     return BuildOutcome(name, warmed.verdict, warmed.seconds, kept=warmed.kept)
-
-
-def _check(caller: Caller, work: _BuildItem) -> BuildOutcome:
-    recorded, call = work
-    name = _call_text(recorded, call)
-    try:
-        return BuildOutcome(name, recorded.verdict(caller, call))
-    except Exception as error:  # noqa: BLE001  each call has an answer, or its error for one
-        return BuildOutcome(name, error=_one_line(error))
 
 
 def _call_text(recorded: RecordedFunction, call: RecordedCall) -> str:
@@ -106,8 +98,3 @@ def _call_text(recorded: RecordedFunction, call: RecordedCall) -> str:
         return recorded.name
     given = ", ".join(f"{name}={argument.form}" for name, argument in forms.items())
     return f"{recorded.name}({given})"
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, JaxdError) else f"{type(error).__name__}: {text}"

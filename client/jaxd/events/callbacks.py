@@ -1,13 +1,11 @@
-"""Resolves the function that a server's program calls back, in a table built by this process.
+"""Runs functions of this process that a server's program calls back.
 
 The forms of a callback target are described where servers make them, in
 `jaxd_server.user_code.callback_targets`. A callback target is a literal, so nothing in it can name
-a callable. It chooses among what the client's own walk over the function has found to be given to
-`jax.debug.callback` or `io_callback`, and what the user lists in `callbacks=`; beside that it
-brings data. A server that others have got hold of must not get hold of its clients: there is no
-way in it from an object to whatever hangs there.
-
-Runs functions of this process that a server's program calls back.
+a callable. It selects one of the functions that the client's own walk has found to be passed to
+`jax.debug.callback` or `io_callback`, or that the user lists in `callbacks=`; otherwise it holds
+data. A compromised server must not gain control of its clients, so a target cannot reach the
+attributes of an object.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ class CallbackTable:
     """The functions that one call may call back.
 
     Args:
-        targets: what the function gives to be called back.
-        listed: what `callbacks=` lists.
+        targets: the functions that the walk has found.
+        listed: those of `callbacks=`.
         arguments: what the function itself was called with; None when they are not its own.
     """
 
@@ -66,20 +64,13 @@ class CallbackTable:
             held: the arrays that it refers to.
 
         Raises:
-            ProtocolError: when the server may not have that called.
-            CallbackError: when it is not there any more.
+            ProtocolError: when the server may not call that function.
+            CallbackError: when the function does not exist any more.
         """
         try:
             kind, *rest = callback_target
             found = self._KINDS[kind](self, held, *rest)
-        except (
-            AttributeError,
-            IndexError,
-            KeyError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ProtocolError(
                 "the server wants a function called that this call does not give to be called "
                 "back. Is that server what it should be?"
@@ -129,25 +120,22 @@ class CallbackTable:
     # what cells hold --------------------------------------------------------------------------
 
     def cell_content(self, owner: FunctionType, cell: CellOrigin, parts: CallbackTarget) -> Any:
-        """The content of a closure variable that only the server knows to be the client's own.
+        """The content of a closure variable whose value only the client has.
 
         Raises:
             ValueError: when it cannot be.
         """
         kind, *rest = parts
         if kind == "listed":
-            (number,) = rest
-            return self._listed_callback(rest, number)
-        if cell.kind == "parameter" and cell.depth == 0 and kind == "argument":
-            if owner is not self._targets.root:
-                raise ValueError(kind)
+            return self._listed_callback((), *rest)
+        is_parameter = cell.kind == "parameter" and cell.depth == 0
+        if kind == "argument" and is_parameter and owner is self._targets.root:
             return _follow_attributes(self._argument_value(cell.name), cell.names)
-        if cell.kind == "parameter" and cell.depth == 0 and kind == "self":
+        if kind == "self" and is_parameter and owner.__code__.co_varnames[0] == cell.name:
             (number,) = rest
             function, instance = self._targets.methods[_checked_index(number)]
-            if function is not owner or owner.__code__.co_varnames[0] != cell.name:
-                raise ValueError(kind)
-            return _follow_attributes(instance, cell.names)
+            if function is owner:
+                return _follow_attributes(instance, cell.names)
         raise ValueError(kind)
 
 
@@ -186,10 +174,11 @@ class _FunctionBuilder:
     ) -> CellType:
         cell = cell_origin(codes, name)
         if cell.kind == "own":
-            own = self._own_cell(cell.name)
-            return (
-                CellType(_follow_attributes(own.cell_contents, cell.names)) if cell.names else own
-            )
+            names = self._owner.__code__.co_freevars
+            own = (self._owner.__closure__ or ())[names.index(cell.name)]
+            if cell.names:
+                return CellType(_follow_attributes(own.cell_contents, cell.names))
+            return own
         origin = cell.origin
         if origin is None:
             return CellType(self._value(parts[name], cell))
@@ -198,10 +187,6 @@ class _FunctionBuilder:
         is_global = origin.kind == "global"
         root = self._owner.__globals__[origin.name] if is_global else _module_of(origin.name)
         return CellType(_follow_attributes(root, origin.names))
-
-    def _own_cell(self, name: str) -> CellType:
-        closure = self._owner.__closure__ or ()
-        return closure[self._owner.__code__.co_freevars.index(name)]
 
     def _function_cell(self, path: CodePath, parts: CallbackTarget) -> CellType:
         """A cell that holds a function defined beside it, possibly recursive."""
@@ -306,10 +291,10 @@ def _is_array(value: Any) -> bool:
 
 
 def check_no_functions(value: Any) -> None:
-    """Returns when what a function is called with holds no function or class; see `holds_function`.
+    """Returns when the arguments of a callback hold no function or class; see `holds_function`.
 
     Raises:
-        ProtocolError: when it does.
+        ProtocolError: when they do.
     """
     if holds_function(value):
         raise ProtocolError(

@@ -1,7 +1,7 @@
 """Re-emits the output of functions on the server: prints, warnings and log records, each once.
 
-While a connection is read, in the order in which it was said. A warning that the user's filters
-turn into an error is raised where the call is.
+This happens while a connection is read, in the order of the events. A warning that the user's
+filters turn into an error is raised in the thread of the call.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, TextIO
 
@@ -62,7 +63,7 @@ _MAX_LOGGERS: Final = 256
 """Loggers that a server can create here."""
 
 _MAX_FILES: Final = 1000
-"""With warnings, of which it is known whether they were shown."""
+"""Source files with a registry of the warnings that were shown."""
 
 
 class OutputPrinter:
@@ -70,7 +71,7 @@ class OutputPrinter:
 
     Args:
         warning_queue: defers what has to run in the thread of the call.
-        progress: its line on the terminal is cleared first.
+        progress: its line on the terminal is cleared before other output.
     """
 
     def __init__(self, warning_queue: WarningQueue, progress: Progress) -> None:
@@ -81,19 +82,16 @@ class OutputPrinter:
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Handles an output event of call `number` of a connection."""
-        with suppress(Exception):  # whatever a stream or handler of the user's does
+        later = partial(self._warning_queue.run_later, connection, number)
+        with suppress(Exception):  # whatever a stream or handler of the user's raises
             if kind == "print":
                 self._print(content)
             elif kind == "warned":
-                self._warn(
-                    content, lambda act: self._warning_queue.run_later(connection, number, act)
-                )
+                self._warn(content, later)
             elif kind == "logged":
                 self._log(content)
             else:
-                self._warning_queue.run_later(
-                    connection, number, lambda: self._log_compile(content)
-                )
+                later(partial(self._log_compile, content))
 
     def _print(self, content: dict[str, Any]) -> None:
         stream = sys.stderr if content["stream"] == "stderr" else sys.stdout
@@ -117,16 +115,15 @@ class OutputPrinter:
                 content["text"], category, display_file(file), line, name, registry
             )
         except Warning as error:  # the user's filters want it raised
-            raised = error
-            later(lambda: _raise(raised))
+            later(partial(_raise, error))
 
     def _log_compile(self, content: dict[str, Any]) -> None:
-        """In the thread whose call it is: whether it wants to know is a setting of the thread."""
+        """Runs in the thread of the call, because jax_log_compiles is a setting of the thread."""
         if logs_compiles():
             self._log(content)
 
     def _log(self, content: dict[str, Any]) -> None:
-        import logging  # only who logs needs it
+        import logging  # only calls that log need it
 
         logger = logging.getLogger(content["name"] if self._may_log_as(content["name"]) else None)
         record = logger.makeRecord(
@@ -145,7 +142,7 @@ class OutputPrinter:
             logger.handle(record)
 
     def _may_log_as(self, name: str) -> bool:
-        """Whether a logger of that name is there, or may be made: they are never forgotten."""
+        """Whether a logger of that name exists, or may be made: Python never removes one."""
         import logging
 
         if name not in logging.root.manager.loggerDict:
@@ -158,7 +155,7 @@ class OutputPrinter:
 def _write(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
-    except UnicodeEncodeError:  # the function goes on: nobody else would say it
+    except UnicodeEncodeError:  # on the server it was printed without an error
         encoding = stream.encoding or "ascii"
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
@@ -168,11 +165,11 @@ def _raise(error: Warning) -> None:
 
 
 def _warning_category(content: dict[str, Any]) -> type[Warning]:
-    """The category in this process; where it does not have it, the nearest of Python's own.
+    """The category in this process; if there is none, the nearest of Python's own.
 
-    A server names it, and a warning is made of it: so it is one whose class has no code for that.
+    The server names it and it is instantiated here, so its class may define no code for that.
     """
-    from jaxd_protocol.messages.failures import has_code  # most calls warn of nothing
+    from jaxd_protocol.messages.failures import has_code  # most calls emit no warning
 
     module, name = content["category"]
     found: Any = content_of(module).get(name)

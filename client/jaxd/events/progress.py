@@ -1,6 +1,6 @@
 """Shows on a terminal that a call is being compiled, for how long, and why.
 
-And how much of a large message has been sent or received, when that takes long.
+Also how much of a large message has been sent or received, when that takes long.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any, Final, Protocol
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import reset_after_fork
 
 _SHOW_AFTER_S = 1.0
-"""Nothing is said of a call that is answered sooner."""
+"""Nothing is shown for a call that is answered sooner."""
 
 _TICK_S = 0.25
 _TERMINAL_S = 0.1
-"""How long a call waits for its turn to write; after Ctrl-S nobody waits longer than this."""
+"""How long a call waits for its turn to write, also while Ctrl-S stops the terminal."""
 
 _MAX_FINISHED = 256
 _STAGES = {
@@ -40,7 +40,7 @@ class TransferSource(Protocol):
     """A connection that reports its current transfer."""
 
     def transfer_progress(self) -> tuple[str, int, int] | None:
-        """A word for it, how many bytes have been moved, and how many there are."""
+        """A verb, how many bytes have been moved, and how many there are; None when it is over."""
 
 
 class Progress:
@@ -55,17 +55,17 @@ class Progress:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forgets the calls of the parent, and its thread, as the child of a fork must."""
+        """Drops the calls and the thread of the parent process, in the child of a fork."""
         self._calls: dict[_CallKey, _CallProgress] = {}
-        self._transfers: dict[TransferSource, float] = {}  # and when they began
+        self._transfers: dict[TransferSource, float] = {}  # with their start times
         self._finished = BoundedDict[_CallKey, None](_MAX_FINISHED)  # late events are ignored
-        self._lock = threading.Lock()  # guards all but _terminal; nobody writes under it
+        self._lock = threading.Lock()  # guards all but _terminal; not held while writing
         self._ticker: threading.Thread | None = None
         self._shows_transfer = False
         self.is_active = False
-        self._shown = 0  # width of what stands on the line when all of _texts is written
+        self._shown = 0  # width of the line once all of _texts is written
         self._texts: deque[str] = deque()  # not yet written
-        self._terminal = threading.Lock()  # held while writing, by one for all
+        self._terminal = threading.Lock()  # held by the thread that writes
 
     def event(self, connection: object, number: int, kind: str, content: dict[str, Any]) -> None:
         """Notes that call `number` of a connection entered a stage, or why it was compiled."""
@@ -84,7 +84,7 @@ class Progress:
             self._start_ticker()
 
     def transfer(self, connection: TransferSource) -> None:
-        """Notes that a large message begins to go out over a connection, or to come in."""
+        """Notes that the transfer of a large message over a connection begins."""
         if _is_terminal():
             with self._lock:
                 self._transfers.setdefault(connection, time.monotonic())
@@ -96,10 +96,10 @@ class Progress:
             self._ticker.start()
 
     def finish(self, connection: object, number: int, *, ready: bool = True) -> None:
-        """The call is over for its caller; events that still come for it are ignored.
+        """Ends the line of a call that is over; its later events are ignored.
 
-        A line that was shown says how long the call took, or why it was compiled, and stays; it
-        is wiped out when the call has no result: not `ready`.
+        A line that was shown is replaced by how long the call took, or why it was compiled; it is
+        cleared when the call has no result: not `ready`.
         """
         key = (connection, number)
         if ready and key not in self._calls and not self._shows_transfer:
@@ -138,7 +138,7 @@ class Progress:
                 return
 
     def _show_transfer(self) -> bool:
-        """Has the oldest transfer on the line if it takes long; those that are over go."""
+        """Shows the oldest transfer if it takes long; removes those that are over."""
         shown = False
         for connection, started in list(self._transfers.items()):
             found = connection.transfer_progress()
@@ -162,14 +162,14 @@ class Progress:
             self._put(f"jaxd: {call.stage} {call.function} … {call.seconds:.0f} s")
 
     def _put(self, text: str) -> None:
-        """Has `text` written over what stands on the line."""
+        """Queues `text` to be written over the current line."""
         line = text.rstrip("\n")
         blank = " " * max(0, self._shown - len(line))
         self._shown = 0 if text.endswith("\n") else len(line)
         self._texts.append(f"\r{line}{blank}" + text[len(line) :] + ("" if text else "\r"))
 
     def _write(self) -> None:
-        """Writes what is to be written, unless another thread is at it and will do so."""
+        """Writes the queued texts, unless another thread is writing them."""
         while self._texts and self._terminal.acquire(timeout=_TERMINAL_S):
             try:
                 while self._texts:
@@ -188,25 +188,21 @@ class _CallProgress:
         self.started = time.monotonic()
         self.shown = False
         self.stage_times = ""  # why it was compiled, when that took long
-        self._stage_started: list[tuple[str, float]] = []
+        self._stage_started = self.started
+        self._stage_seconds: defaultdict[str, float] = defaultdict(float)
 
     def enter(self, stage: str) -> None:
-        """A stage begins, and the one before it ends."""
-        self.stage = stage
-        self._stage_started.append((stage, time.monotonic()))
+        """Ends the current stage and begins another."""
+        now = time.monotonic()
+        self._stage_seconds[self.stage] += now - self._stage_started
+        self.stage, self._stage_started = stage, now
 
     def times(self) -> str:
-        """How long the stages of the build took that took long, such as ` (tracing 0.6 s, …)`."""
-        ends = [*(at for _, at in self._stage_started[1:]), time.monotonic()]
-        seconds: dict[str, float] = {}
-        for (stage, begun), ended in zip(self._stage_started, ends, strict=False):
-            seconds[stage] = seconds.get(stage, 0.0) + ended - begun
-        told = [
-            f"{stage} {seconds[stage]:.1f} s"
-            for stage in _BUILD_STAGES
-            if seconds.get(stage, 0.0) >= _MIN_STAGE_S
-        ]
-        return f" ({', '.join(told)})" if told else ""
+        """The durations of the long stages of the build, such as ` (tracing 0.6 s, …)`."""
+        self.enter(self.stage)
+        stages = ((stage, self._stage_seconds[stage]) for stage in _BUILD_STAGES)
+        long = [f"{stage} {seconds:.1f} s" for stage, seconds in stages if seconds >= _MIN_STAGE_S]
+        return f" ({', '.join(long)})" if long else ""
 
     @property
     def seconds(self) -> float:
@@ -223,7 +219,7 @@ _UNITS: Final = {10**9: "GB", 10**6: "MB", 10**3: "kB"}
 
 
 def _build_text(content: dict[str, Any]) -> str:
-    """What the server says of a long build, as one line whatever it says."""
+    """The server's report of a long build, as one line."""
     function, reason = content.get("function", ""), content.get("reason", "")
     text = f"compiled {function} in {content.get('seconds', 0.0):.1f} s: {reason}"
     return " ".join(text.split())

@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
@@ -13,19 +14,16 @@ from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import CompileAdvice, SharedDeviceWarning, SkewWarning
 
 _SHARED_PACKAGES = frozenset({"jax", "jaxlib", "numpy"})
-"""Nearly every function needs them: said once, not once for each function."""
+"""Nearly every function needs them: warned of once, not once for each function."""
 
 _MAX_CALLS = 256
-"""Calls with something to say of which nobody took it; those were given up."""
-
-
-_ANY_FUNCTION = "any function"
+"""Calls with warnings that are not issued yet; more are those of abandoned calls."""
 
 _CATEGORIES: Mapping[str, type[Warning]] = {
     "advice": CompileAdvice,
     "device": SharedDeviceWarning,
 }
-"""Of what is not about packages."""
+"""Categories of the warnings that are not about packages."""
 
 
 class _PendingWarning(NamedTuple):
@@ -53,65 +51,62 @@ class WarningQueue:
         self._lock = threading.Lock()  # guards all of these
         self.has_pending = False
         self._issued: set[_PendingWarning] = set()
-        self._call_warnings = BoundedDict[tuple[object, int], list[_PendingWarning]](_MAX_CALLS)
-        self._server_warnings: list[_PendingWarning] = []
-        self._deferred = BoundedDict[tuple[object, int], list[Callable[[], object]]](_MAX_CALLS)
+        self._of_server: list[Callable[[], object]] = []
+        self._of_calls = BoundedDict[tuple[object, int], list[Callable[[], object]]](_MAX_CALLS)
 
     def run_later(self, connection: object, number: int, act: Callable[[], object]) -> None:
-        """Has `act` called in the thread whose call this is, when its reply is here."""
+        """Calls `act` in the thread of the call once its reply has arrived."""
         with self._lock:
-            self._deferred.setdefault((connection, number), []).append(act)
+            self._of_calls.setdefault((connection, number), []).append(act)
             self.has_pending = True
 
     def event(self, connection: object, number: int, content: dict[str, Any]) -> None:
-        """Notes what the server says of call `number` of a connection; warns of nothing yet."""
+        """Adds a warning of the server about call `number` of a connection; issues nothing yet."""
         words = (str(content.get(name, "")) for name in _PendingWarning._fields)
-        with self._lock:
-            self._call_warnings.setdefault((connection, number), []).append(_PendingWarning(*words))
-            self.has_pending = True
+        self.run_later(connection, number, partial(self._warn_once, _PendingWarning(*words)))
 
     def compare_versions(self, theirs: Mapping[str, str]) -> None:
-        """Notes which packages that this process has loaded the server has in other versions."""
-        with self._lock:
-            for name in sorted(_SHARED_PACKAGES & theirs.keys()):
-                ours = getattr(sys.modules.get(name), "__version__", theirs[name])
-                if ours != theirs[name]:
-                    text = (
-                        f"{name} is {ours} here and {theirs[name]} on the server: results come "
-                        "from the server's."
-                    )
-                    self._server_warnings.append(_PendingWarning(_ANY_FUNCTION, name, text))
-                    self.has_pending = True
+        """Adds a warning for each package of which this process and the server differ."""
+        for name in sorted(_SHARED_PACKAGES & theirs.keys()):
+            ours = getattr(sys.modules.get(name), "__version__", theirs[name])
+            if ours != theirs[name]:
+                self._add(
+                    f"{name} is {ours} here and {theirs[name]} on the server: results come "
+                    "from the server's.",
+                    package=name,
+                )
 
     def add_device_warning(self, text: str) -> None:
-        """Notes that this process and the server are in each other's way on a device."""
+        """Adds a warning that this process and the server use the same device."""
+        self._add(text, category="device")
+
+    def _add(self, text: str, package: str = "", category: str = "") -> None:
+        warning = _PendingWarning("any function", package, text, category)
         with self._lock:
-            self._server_warnings.append(_PendingWarning(_ANY_FUNCTION, "", text, "device"))
+            self._of_server.append(partial(self._warn_once, warning))
             self.has_pending = True
 
     def issue(self, connection: object, number: int) -> None:
-        """Warns, in the line that called, of what was heard of this call and of the server.
+        """Issues the warnings about this call and about the server, at the line of the call.
 
         Raises:
             Warning: where the user's filters turn it into an error.
         """
         with self._lock:
-            acts = self._deferred.pop((connection, number), [])
-            heard = self._server_warnings + self._call_warnings.pop((connection, number), [])
-            self._server_warnings = []
-            self.has_pending = bool(self._call_warnings or self._deferred)
-            fresh = [notice for notice in heard if self._is_new(notice)]
+            acts = self._of_server + self._of_calls.pop((connection, number), [])
+            self._of_server = []
+            self.has_pending = bool(self._of_calls)
         for act in acts:
             act()
-        for notice in fresh:
-            from jaxd.request.stacklevel import user_stacklevel
 
-            category = _CATEGORIES.get(notice.category, SkewWarning)
-            warnings.warn(notice.text, category, user_stacklevel())
+    def _warn_once(self, warning: _PendingWarning) -> None:
+        is_shared = warning.function and warning.package in _SHARED_PACKAGES
+        what = _PendingWarning("", warning.package, "") if is_shared else warning
+        with self._lock:
+            if what in self._issued:
+                return
+            self._issued.add(what)
+        from jaxd.request.stacklevel import user_stacklevel
 
-    def _is_new(self, notice: _PendingWarning) -> bool:
-        once = notice.function and notice.package in _SHARED_PACKAGES
-        what = _PendingWarning("", notice.package, "") if once else notice
-        new = what not in self._issued
-        self._issued.add(what)
-        return new
+        category = _CATEGORIES.get(warning.category, SkewWarning)
+        warnings.warn(warning.text, category, user_stacklevel())

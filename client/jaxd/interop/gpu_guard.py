@@ -1,8 +1,8 @@
 """Keeps jax of this process off a GPU that a server on the same machine uses.
 
 jax takes three quarters of a GPU's memory when it first computes anything, such as the array that
-a client makes of a result. A client's own jax therefore stays on the CPU, unless its user has said
-which devices it is to have.
+a client makes of a result. A client's own jax therefore stays on the CPU, unless the user has
+selected its devices.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def keep_jax_off_gpu(server: Mapping[str, Any]) -> str | None:
-    """Has jax use the CPU in this process, also when it is imported later.
+    """Makes jax use the CPU in this process, also when it is imported later.
 
-    Nothing happens where the server is on another machine or uses no accelerator, or where the
-    environment says what jax is to use here.
+    Does nothing where the server is on another machine or uses no accelerator, or where the
+    environment selects jax's devices.
 
     Args:
-        server: `platform`, `machine` and `visible_devices`, as its welcome has them.
+        server: `platform`, `machine` and `visible_devices` of its welcome message.
 
     Returns:
-        What to warn of: jax uses an accelerator here already. None when all is well.
+        A warning when jax uses an accelerator in this process already; else None.
     """
     platform = server.get("platform", "cpu")
     if platform == "cpu" or _is_on_other_machine(server) or _has_user_choice(server):
@@ -57,23 +57,23 @@ def _is_on_other_machine(server: Mapping[str, Any]) -> bool:
 
 
 def _has_user_choice(server: Mapping[str, Any]) -> bool:
-    """Whether the user has said what this process is to use, and it is not the server's."""
+    """Whether the environment selects the devices of this process, other than the server's."""
     visible = os.environ.get(_VISIBLE_DEVICES)
     is_apart = visible is not None and visible != server.get("visible_devices")
     return is_apart or any(os.environ.get(name) for name in _PLATFORM_VARIABLES)
 
 
 def _watch_imports() -> None:
-    """Has `import jax` choose the CPU.
+    """Makes `import jax` select the CPU.
 
-    A variable in the environment would do the same, and reach every process that this one starts.
+    A variable in the environment would also affect every process that this one starts.
     """
     if not any(isinstance(finder, _JaxImportHook) for finder in sys.meta_path):
         sys.meta_path.insert(0, _JaxImportHook())
 
 
 class _JaxImportHook:
-    """An import hook that wraps jax's loader."""
+    """An import hook that extends jax's loader."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -85,23 +85,17 @@ class _JaxImportHook:
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:
                     if spec.loader is not None:
-                        spec.loader = _CpuLoader(spec.loader)
+                        _select_cpu_after(spec.loader)
                     return spec
         return None
 
 
-class _CpuLoader(Loader):
-    """Loads a module with its own loader, then selects the CPU."""
+def _select_cpu_after(loader: Loader) -> None:
+    """Has a loader select the CPU once it has executed jax."""
+    execute = loader.exec_module
 
-    def __init__(self, loader: Loader) -> None:
-        self._wrapped = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._wrapped.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._wrapped  # whoever looks at it finds it as it always is
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._wrapped
-        self._wrapped.exec_module(module)
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
         prefer_cpu()
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -1,13 +1,12 @@
 """Registration of our arrays with jax, and the pytree classes that this process has registered.
 
-Nodes of trees are made by what this process has registered with jax for their class. Mappings whose
-keys are no plain values, or that make values by themselves, need no jax. For the rest:
-`PyTreeDef.from_node_data_and_children`, which jax does not document.
+Nodes of trees are unflattened as this process has registered their class with jax. Mappings need no
+jax. The rest uses `PyTreeDef.from_node_data_and_children`, which jax does not document.
 
-jax takes an object for an array in three ways: it is an instance of `jax.Array`, its class has an
-abstract value, and its class has a way to become an array. The first is a subclass; the other two
-are private tables, named here and nowhere else. All of it happens in a process that has imported
-jax, when an array of ours first meets it.
+jax accepts an object as an array when it is an instance of `jax.Array`, when its class has an
+abstract value, and when its class can be canonicalized. The first is done by a subclass; the other
+two are private tables, named here and nowhere else. The registration happens in a process that has
+imported jax, when it first uses one of our arrays.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def unflatten(cls: type, aux: Any, children: list[Any]) -> Any:
 
 
 def _check_fields(cls: type, aux: Any, children: list[Any]) -> None:
-    """Raises unless a dataclass has as many fields: jaxlib reads on behind too few children."""
+    """Raises unless a dataclass has as many fields: jaxlib reads beyond too few children."""
     if "__dataclass_fields__" not in dir(cls):
         return
     from jaxd_protocol.jax_objects.registrations import class_registration
@@ -108,10 +107,10 @@ MAPPINGS: Final[dict[type, Callable[[Any, list[Any]], Any]]] = {
 
 @lru_cache(maxsize=8)
 def leaf_class(cls: type[ArrayLike]) -> type[ArrayLike]:
-    """`cls` as a subclass of `jax.Array`, known to jax. Call it once jax is loaded.
+    """`cls` as a subclass of `jax.Array`, registered with jax, which must be loaded.
 
-    Its attributes are those of `cls`; what only `jax.Array` has, the array itself answers, but for
-    `aval` and `sharding`, which `jnp.zeros_like` and `jax.eval_shape` ask for: nothing moves.
+    Its attributes are those of `cls`; those of `jax.Array` alone are forwarded to the array itself,
+    but `aval` and `sharding`, which `jnp.zeros_like` and `jax.eval_shape` use, move no data.
     """
     base = loaded_jax().Array
     theirs = [name for name in vars(base) if name != "__slots__" and not hasattr(cls, name)]

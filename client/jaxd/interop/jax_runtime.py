@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from jaxd_protocol.errors import ConfigurationError, TracerError
+from jaxd_protocol.errors import ConfigurationError, JaxdError, TracerError
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_protocol.pytree import Leaf, TreeEncoder
 from jaxd_protocol.pytree.leaves import dtype_of
@@ -24,6 +24,18 @@ def loaded_jax() -> Any:
     return jax if jax is not None and hasattr(jax, "Array") and hasattr(jax, "random") else None
 
 
+def import_jax(error: type[JaxdError], text: str) -> Any:
+    """jax, imported if it is not yet.
+
+    Raises:
+        JaxdError: of the given type and text, when it is not installed.
+    """
+    try:
+        return importlib.import_module("jax")
+    except ImportError as cause:
+        raise error(text) from cause
+
+
 def require_jax() -> None:
     """Imports jax for a caller who asked for jax arrays.
 
@@ -31,19 +43,17 @@ def require_jax() -> None:
         ConfigurationError: when it is not installed.
     """
     if loaded_jax() is None:
-        try:
-            importlib.import_module("jax")
-        except ImportError as error:
-            raise ConfigurationError(
-                "results='jax' needs jax in this process. Run: pip install 'jaxd[server]', or "
-                "ask for results='numpy'."
-            ) from error
+        import_jax(
+            ConfigurationError,
+            "results='jax' needs jax in this process. Run: pip install 'jaxd[server]', or ask for "
+            "results='numpy'.",
+        )
 
 
 def started_platform() -> str | None:
-    """What jax computes on in this process; None while it has not started anything.
+    """The platform that jax computes on in this process; None while it has no backend.
 
-    Uses jax's private `xla_bridge`, because every public question starts it.
+    Uses jax's private `xla_bridge`, because every public function starts a backend.
     """
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is None or not bridge.backends_are_initialized():
@@ -53,16 +63,16 @@ def started_platform() -> str | None:
 
 
 def prefer_cpu() -> None:
-    """Has jax, which is imported and may not have started, use the CPU unless it was told what."""
+    """Makes jax, which is imported and has no backend, use the CPU unless platforms are set."""
     config = sys.modules["jax"].config
     if not config.jax_platforms:
         config.update("jax_platforms", "cpu")
 
 
 def current_config() -> dict[str, Any]:
-    """The settings that travel, as they are in this thread now.
+    """The settings that are sent with a function, as they are in this thread now.
 
-    Without jax, those that the environment would give it: JAX_ENABLE_X64 and the like.
+    Without jax, those that it would take from the environment: JAX_ENABLE_X64 and the like.
     """
     jax = loaded_jax()
     if jax is None:
@@ -71,16 +81,16 @@ def current_config() -> dict[str, Any]:
 
 
 def logs_compiles() -> bool:
-    """Whether jax is to log what it compiles, in this thread now."""
+    """Whether jax logs compilations in this thread now."""
     jax = loaded_jax()
     return jax is not None and bool(jax.config.jax_log_compiles)
 
 
 def check_untransferred_settings() -> None:
-    """Returns when all settings that do not travel are as the server has them.
+    """Returns when all settings that are not sent are equal to the server's.
 
     Raises:
-        ConfigurationError: when one is not: the server's results would be others than jax's here.
+        ConfigurationError: when one is not: results of the server would differ from jax's here.
     """
     jax = loaded_jax()
     if jax is None:
@@ -129,7 +139,7 @@ def encode_jax(encoder: TreeEncoder, value: Any) -> bool:
     """Appends a jax array, or an array of PRNG keys; False when the value is neither.
 
     Raises:
-        TracerError: when it is a tracer: jax traces whoever calls.
+        TracerError: when it is a tracer: jax traces the caller.
     """
     jax = loaded_jax()
     if jax is None or not isinstance(value, jax.Array):
@@ -152,7 +162,7 @@ def encode_jax(encoder: TreeEncoder, value: Any) -> bool:
 
 
 def outside_trace(make: Callable[..., Any], *args: Any) -> Any:
-    """What a function of jax's makes of arrays: an array also where jax traces whoever calls.
+    """The result of a jax function: an array also where jax traces the caller.
 
     Inside of `jax.jit` it would be a tracer, which must not be kept.
     """
@@ -167,7 +177,7 @@ def outside_trace(make: Callable[..., Any], *args: Any) -> Any:
 def to_jax(array: Any, weak: bool) -> Any:
     """A numpy array as a jax array of the same dtype on the default device.
 
-    float64 and its kin need jax_enable_x64, which the arrays of such a call imply.
+    64-bit dtypes need jax_enable_x64, which is set for them.
     """
     jax = loaded_jax()
     if weak:
@@ -220,12 +230,12 @@ def array_library() -> ArrayLibrary:
 
 
 def native_array(leaf: Leaf, data: memoryview, kind: ArrayLibrary) -> Any:
-    """An array, or PRNG keys, over bytes in C order that nobody else changes any more.
+    """An array, or PRNG keys, over bytes in C order that do not change any more.
 
     Args:
-        leaf: what it is.
-        data: its bytes; one of numpy is writable when they are.
-        kind: whose it is to be.
+        leaf: its shape and dtype.
+        data: its bytes; a numpy array is writable when they are.
+        kind: the library of the array.
 
     Raises:
         ArgumentError: when it has a dtype that needs a package which is not installed.
@@ -234,12 +244,12 @@ def native_array(leaf: Leaf, data: memoryview, kind: ArrayLibrary) -> Any:
         from jaxd.interop.lazy_array import LazyArray
 
         array: Any = LazyArray(leaf.dtype, leaf.shape, data)
-        return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array
-    import numpy
+    else:
+        import numpy
 
-    array = numpy.ndarray(leaf.shape, dtype_of(leaf.dtype), data)
-    if kind == "jax":
-        return to_jax_keys(array, leaf.impl) if leaf.tag == "K" else to_jax(array, leaf.weak)
+        array = numpy.ndarray(leaf.shape, dtype_of(leaf.dtype), data)
+        if kind == "jax":
+            return to_jax_keys(array, leaf.impl) if leaf.tag == "K" else to_jax(array, leaf.weak)
     return PRNGKeys(leaf.impl, array) if leaf.tag == "K" else array
 
 

@@ -1,8 +1,8 @@
 """Arrays that are converted when they are used, as in a process without numpy.
 
-What stands for an array behaves as one: it becomes the array when it is touched. Importing numpy
-costs more than a whole call. A process that has not imported it gets its results as `LazyArray`:
-single numbers work without numpy, everything else imports it then.
+A stand-in behaves as the array, and is converted when it is used. Importing numpy costs more than a
+whole call, so a process that has not imported it gets its results as `LazyArray`: single numbers
+work without numpy, everything else imports it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ArrayLike:
     """Base class of array stand-ins: every operation is forwarded to the array they stand for.
 
     Operators, indexing, iteration, conversions, formatting, numpy's functions and every public
-    attribute of the array work. A subclass says in `_touched` how the array is made.
+    attribute of the array work. A subclass makes the array in `_materialized`.
 
     Attributes:
         shape: dimensions.
@@ -74,7 +74,7 @@ def materialized(value: Any) -> Any:
 
 
 def forward(function: Callable[..., Any], name: str, *, reflected: bool = False) -> Any:
-    """A method called `name` that hands the arrays to an operator or built-in function."""
+    """A method called `name` that passes the arrays to an operator or built-in function."""
 
     def method(self: ArrayLike, *args: Any) -> Any:
         values = [materialized(value) for value in (self, *args)]
@@ -111,13 +111,13 @@ _SCALARS: Final = {"float64": "d", "float32": "f", "float16": "e", "int8": "b", 
 
 _FLOATS: Final = frozenset({"float64", "float32"})
 _DEFAULT_DTYPES: Final = frozenset({"float64", "int64", "bool"})
-"""The dtypes that numpy does not mention, because plain numbers have them."""
+"""The dtypes that numpy leaves out of a repr, because plain numbers have them."""
 
 
 class LazyArray(ArrayLike):
-    """An array whose bytes are here, and which is a numpy array as soon as one is needed.
+    """An array whose bytes are in this process, converted to a numpy array when one is needed.
 
-    It can be changed in place, as numpy's. Thread-safe; the first touch may make the array twice,
+    It can be changed in place, as numpy's. Thread-safe; the first use may make the array twice,
     with equal content.
 
     Attributes:

@@ -1,4 +1,7 @@
-"""`RemoteArray`: an array that stays on the server until its data is needed here."""
+"""`RemoteArray`: an array that stays on the server until its data is needed here.
+
+A loop makes and releases hundreds of them in each step, so those of one call share a `ResultBatch`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import copy as copies
 import math
 import operator
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from numbers import Integral
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from jaxd.interop.jax_runtime import array_library, loaded_jax, native_array
 from jaxd.interop.lazy_array import ArrayLike, materialized
-from jaxd.interop.result_batch import DELETED, ArrayFetcher, ResultBatch
 from jaxd_protocol.errors import ValueDeleted
 from jaxd_protocol.pytree import Leaf
 from jaxd_protocol.pytree.leaves import dtype_of, itemsize_of
@@ -23,19 +26,109 @@ handle_reducer: Final[ContextVar[Callable[[RemoteArray], tuple[Any, ...]] | None
 )
 """What a pickle holds in place of an array, as `__reduce__` returns it; None: the array itself."""
 
+DELETED = ""
+"""In place of the name of the function that an array was donated to."""
+
+
+class ArrayFetcher(Protocol):
+    """Fetches the data of arrays on the server."""
+
+    @property
+    def address(self) -> str:
+        """The server's address, for people."""
+
+    def fetch_bytes(self, array: RemoteArray) -> memoryview:
+        """All bytes in C order, possibly in shared memory; waits for them.
+
+        Raises:
+            Exception: what the call raised that was to compute the array.
+        """
+
+    def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
+        """What basic indexing gives: ints, slices, None and Ellipsis, which fit the shape.
+
+        Raises:
+            Exception: as `fetch_bytes`.
+        """
+
+    def wait(self, array: RemoteArray) -> None:
+        """Returns when the array is computed.
+
+        Raises:
+            Exception: as `fetch_bytes`.
+        """
+
+    def drop(self, id: int) -> None:  # noqa: A002
+        """Releases the array. Called during garbage collection."""
+
+
+class ResultBatch:
+    """The remote arrays of one call.
+
+    Args:
+        fetcher: fetches their data.
+        first: the id of number 0 in its session; the others follow.
+        leaves: their shapes and dtypes, by number.
+        pending_call: the call that makes them, when that had not run; used by the fetcher only.
+
+    Attributes:
+        arrays: weak references to the arrays.
+        was_fetched_alone: whether one of them was fetched by itself: the next one is fetched with
+            its siblings.
+        unusable: the arrays that cannot be used any more, by number: the name of the function that
+            they were donated to, or `DELETED`.
+        released: numbers of those that the server has released, or was told to.
+    """
+
+    __slots__ = (
+        "arrays",
+        "fetcher",
+        "first",
+        "leaves",
+        "pending_call",
+        "released",
+        "unusable",
+        "was_fetched_alone",
+    )
+
+    def __init__(
+        self, fetcher: ArrayFetcher, first: int, leaves: Sequence[Leaf], pending_call: Any = None
+    ) -> None:
+        self.fetcher = fetcher
+        self.first = first
+        self.leaves = leaves
+        self.pending_call = pending_call
+        self.arrays: Sequence[weakref.ref[RemoteArray]] = ()
+        self.was_fetched_alone = False
+        self.unusable: dict[int, str] = {}
+        self.released: set[int] = set()
+
+    @property
+    def has_unusable(self) -> bool:
+        """Whether some of them may be unusable."""
+        return bool(self.unusable) or (
+            self.pending_call is not None and self.pending_call.error is not None
+        )
+
+    def release_handle(self, number: int) -> None:
+        """Releases one that is no longer held. Called during garbage collection: takes no lock."""
+        if number not in self.released:
+            self.released.add(number)
+            self.fetcher.drop(self.first + number)
+
 
 class RemoteArray(ArrayLike):
-    """An array that lies on the server, and comes home when it is touched.
+    """An array that lies on the server, and is fetched when its data is used.
 
     It behaves as the array itself: as a `jax.Array`, of which it is an instance, in a process that
     has imported jax; else as a numpy array. It cannot be changed. Shape, dtype and `repr` move
-    nothing, `h[10:20]` only these rows; everything else brings the array home once and keeps it.
-    Given to a persistent function it does not move. Thread-safe; threads that touch it first at
-    the same time may each bring it.
+    nothing, `h[10:20]` only these rows; everything else fetches the array once and keeps it. As an
+    argument of a persistent function it does not move. Thread-safe; threads that use it first at
+    the same time may each fetch it.
 
     Args:
-        origin: the call that made it, and others.
-        number: which of these it is.
+        origin: the arrays of the call that made it.
+        number: its place among these.
     """
 
     _data: memoryview | None = None
@@ -44,7 +137,7 @@ class RemoteArray(ArrayLike):
 
     @classmethod
     def kind(cls) -> Any:
-        """The class to make arrays of: in a process that has jax, they are `jax.Array`s too."""
+        """The class to instantiate: in a process that has jax, a subclass of `jax.Array` too."""
         if loaded_jax() is None:
             return cls
         from jaxd.interop.jax_registry import leaf_class
@@ -60,7 +153,7 @@ class RemoteArray(ArrayLike):
 
     @property
     def __class__(self) -> Any:
-        """Of an array that is older than the import of jax: a `jax.Array` all the same."""
+        """That of `kind`: an array that is older than the import of jax is a `jax.Array` too."""
         return type(self).kind()
 
     @__class__.setter
@@ -71,7 +164,7 @@ class RemoteArray(ArrayLike):
 
     @property
     def fetcher(self) -> ArrayFetcher:
-        """Who has the data."""
+        """Fetches the data."""
         return self.origin.fetcher
 
     @property
@@ -81,17 +174,17 @@ class RemoteArray(ArrayLike):
 
     @property
     def leaf(self) -> Leaf:
-        """What it is."""
+        """Its shape and dtype on the wire."""
         return self.origin.leaves[self.number]
 
     @property
     def pending_call(self) -> Any:
-        """The call that makes it, when that had not run; the fetcher's affair."""
+        """The call that makes it, when that had not run; used by the fetcher only."""
         return self.origin.pending_call
 
     @property
     def donated_to(self) -> str | None:
-        """Name of the function that was given its memory, or None."""
+        """Name of the function that it was donated to, or None."""
         return self.origin.unusable.get(self.number) or None
 
     @property
@@ -151,9 +244,6 @@ class RemoteArray(ArrayLike):
             ValueDeleted: when it was deleted or donated.
             Exception: what the call raised that was to compute it.
         """
-        if not copy and not self.is_fetched:
-            self.refuse_deleted()
-            self._data = self.fetcher.fetch_bytes(self, copy=False)
         array = self._materialized()
         return copies.deepcopy(array) if copy and self._kind != "jax" else array
 
@@ -169,22 +259,20 @@ class RemoteArray(ArrayLike):
         return self
 
     def delete(self) -> None:
-        """Frees its memory here and on the server. Whoever touches it later gets ValueDeleted."""
+        """Frees its memory here and on the server. Later uses raise ValueDeleted."""
         if not self.is_deleted():
             self.origin.unusable[self.number] = DELETED
             self._here = self._data = None
             self.origin.release_handle(self.number)
 
     def __getitem__(self, index: Any) -> Any:
-
         basic = None if self.is_fetched else basic_index(index, self.shape)
         if basic is not None:
             self.refuse_deleted()
             part = self.fetcher.part(self, basic)
-            scalars = (
-                array_library() == "numpy" and ... not in basic
-            )  # elements have their own type
-            return part[()] if scalars and not isinstance(part, ArrayLike) else part
+            if array_library() == "numpy" and ... not in basic and not isinstance(part, ArrayLike):
+                return part[()]  # numpy's elements have a type of their own
+            return part
         return self._materialized()[materialized(index)]
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
@@ -195,13 +283,13 @@ class RemoteArray(ArrayLike):
 
     def __getattr__(self, name: str) -> Any:
         cls = self._class_here()
-        if cls is not None and not hasattr(cls, name):  # asking for it must not move the array
+        if cls is not None and not hasattr(cls, name):  # an unknown name must not move the array
             raise AttributeError(f"a RemoteArray has no attribute {name!r}.")
         return super().__getattr__(name)
 
     @property
     def __jax_array__(self) -> Callable[[], Any]:
-        """What jax calls for the array; looking it up makes the array known to jax."""
+        """Returns the array to jax; looking it up registers the class with jax."""
         from jaxd.interop.jax_registry import leaf_class
 
         leaf_class(RemoteArray)
@@ -219,11 +307,11 @@ class RemoteArray(ArrayLike):
 
     @property
     def is_fetched(self) -> bool:
-        """Whether its data was brought home."""
+        """Whether its data was fetched."""
         return self._here is not None or self._data is not None
 
     def receive(self, data: memoryview) -> None:
-        """Takes its data, all bytes in C order, which nobody changes any more."""
+        """Takes its data, all bytes in C order, which do not change any more."""
         if self._here is None:
             self._data = data
 
@@ -242,9 +330,7 @@ class RemoteArray(ArrayLike):
         self.refuse_deleted()
         kind = array_library()
         if self._here is None or self._kind != kind:
-            data = self._data
-            if data is None:
-                data = self.fetcher.fetch_bytes(self)
+            data = self.fetcher.fetch_bytes(self) if self._data is None else self._data
             self._here, self._kind = native_array(self.leaf, data.toreadonly(), kind), kind
             self._data = None if kind == "jax" else data
         return self._here
@@ -263,8 +349,7 @@ class RemoteArray(ArrayLike):
 def basic_index(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
     """An index as a tuple of ints, slices of ints, None and Ellipsis.
 
-    None when it is anything else, or does not fit the shape: the array itself then says what it
-    means.
+    None when it is anything else, or does not fit the shape: the array itself then handles it.
     """
     try:
         items = tuple(map(_plain_item, index if isinstance(index, tuple) else (index,)))
@@ -282,7 +367,7 @@ def basic_index(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
 
 
 def _plain_item(item: Any) -> Any:
-    """The item in Python's own ints; raises TypeError when it is no basic one."""
+    """The item with plain ints; raises TypeError when it is no basic index."""
     if item is None or item is ...:
         return item
     if isinstance(item, slice):

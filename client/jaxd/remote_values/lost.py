@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from jaxd_protocol.errors import ValuesDied, ValuesLost
 
 if TYPE_CHECKING:
-    from jaxd.interop.result_batch import Handle
+    from jaxd.interop.remote_array import RemoteArray
     from jaxd.request.call_request import CallRequest
 
 
@@ -18,10 +18,10 @@ _ADVICE: Final = "Make them again, or restore the state from a checkpoint."
 
 
 def values_lost_error(*, with_worker: bool) -> ValuesLost:
-    """The error for all arrays of a session that is no more.
+    """The error for all arrays of a session that has ended.
 
     Args:
-        with_worker: whether its worker is no more either.
+        with_worker: whether its worker has ended as well.
     """
     if with_worker:
         return ValuesDied(f"arrays on the server died with its worker. {_ADVICE}")
@@ -32,14 +32,14 @@ def values_lost_error(*, with_worker: bool) -> ValuesLost:
 
 
 def with_array_names(
-    error: ValuesLost, arrays: Sequence[Handle], needed_by: str = "this process"
+    error: ValuesLost, arrays: Sequence[RemoteArray], needed_by: str = "this process"
 ) -> ValuesLost:
-    """The same error, and in its message which arrays somebody needed.
+    """The same error, with the needed arrays in its message.
 
     Args:
-        error: what has become of them.
-        arrays: these.
-        needed_by: for people.
+        error: why the arrays are gone.
+        arrays: the needed arrays.
+        needed_by: the name of what needs them.
     """
     kinds = Counter(f"{array.dtype}[{','.join(map(str, array.shape))}]" for array in arrays)
     shown = [
@@ -48,7 +48,7 @@ def with_array_names(
     more = len(kinds) - len(shown)
     rest = f" and {more} other kinds" if more else ""
     what, _, advice = str(error).partition(". ")
-    what = what.partition("; ")[0]  # and not who needed them before
+    what = what.partition("; ")[0]  # without the arrays that were named before
     needs = f"{needed_by} needs {len(arrays)} of them: {', '.join(shown)}{rest}"
     return type(error)(f"{what}; {needs}. {advice}")
 

@@ -1,8 +1,8 @@
 """The pipeline of calls on remote values: ordered, at most once each, several in flight.
 
-The reply of such a call is read by whoever needs it, or along with the next call. When the
-connection is lost, all calls without a reply are sent again, in their order; the server knows which
-of them it has run already.
+The reply of such a call is read by the thread that needs it, or along with the next call. When the
+connection is lost, all calls without a reply are sent again, in their order; the server does not
+run again what it has run already.
 """
 
 from __future__ import annotations
@@ -33,20 +33,18 @@ if TYPE_CHECKING:
 
 
 MAX_IN_FLIGHT: Final = 8
-"""Calls of one session that are on their way at the same time."""
+"""Calls of one session that may be in flight at the same time."""
 
 _MAX_ATTEMPTS: Final = 16
-
-ConnectSession = Callable[[], "ClientConnection"]
 
 
 class ResultShape(NamedTuple):
     """The structure of the results of such calls.
 
     Attributes:
-        skeleton: theirs.
-        layout: how to read it.
-        hash: what the server is told of it.
+        skeleton: of the results.
+        layout: the parsed skeleton.
+        hash: of the skeleton, for the server.
     """
 
     skeleton: bytes
@@ -54,43 +52,32 @@ class ResultShape(NamedTuple):
     hash: bytes
 
 
-class _CallOutcome(NamedTuple):
-    """The outcome of a call: its error or result, and the arguments that it consumed."""
-
-    error: BaseException | None = None
-    given_up: tuple[int, ...] | None = None  # None: nobody knows
-    reply: tuple[Any, ...] | None = None
-    skeleton: bytes | None = None
-    home: InlineLeaves | None = None
-    changed: bytes | None = None
-
-
 class PipelinedCall:
     """One pipelined call on remote values.
 
     Args:
         call: the call.
-        form: what its result looks like, when that is known.
-        donated: numbers of the leaves that such calls are known to take for good.
-        on_done: called with it when it is done; somebody then always reads.
+        form: the structure of its result, when that is known.
+        donated: numbers of the leaves that such calls are known to donate.
+        on_done: called with it when it is done; its reply is then always read.
         is_copied: whether its caller may change its arrays before it is done.
-        sent_skeleton: what stands for its skeleton.
+        sent_skeleton: the bytes that are sent for its skeleton.
 
     Attributes:
-        done: whether its reply is here, or never will be.
+        done: whether its reply has arrived, or never will.
         error: why there is no result; None when there is one, or none so far.
-        skeleton: what its result looks like; None as long as nobody knows.
-        layout: how to read its result; None as long as nobody knows.
-        known_shape_hash: what the server is told of the form that is known.
-        inline_leaves: what of it came home; None before that.
-        given_up: numbers of the leaves that it has taken for good.
-        changed: what its result looks like when that is not what was known.
+        skeleton: of its result; None while it is unknown.
+        layout: the parsed skeleton; None while it is unknown.
+        known_shape_hash: the hash of the structure that is known, for the server.
+        inline_leaves: the leaves that came with the reply; None before that.
+        given_up: numbers of the leaves that were donated.
+        changed: the skeleton of its result when that is not the known one.
         is_sent: whether the server may have it.
         request: its number on its connection.
-        transfer: its data, on its way.
-        remote_leaves: the leaves that it takes from the server: of each handle range the first,
-            and how many they are.
-        released_ids: ids of values that its message says are no longer held.
+        transfer: its data, in transfer.
+        remote_leaves: the leaves that are on the server: of each handle range the first, and how
+            many they are.
+        released_ids: ids of released values that its message carries.
         has_called_back, callback_error: see `CallbackOrigin`.
     """
 
@@ -99,7 +86,7 @@ class PipelinedCall:
         call: CallRequest,
         form: ResultShape | None,
         donated: Sequence[int] = (),
-        ended: Callable[[PipelinedCall], None] | None = None,
+        on_done: Callable[[PipelinedCall], None] | None = None,
         is_copied: bool = False,
         sent_skeleton: bytes | None = None,
     ) -> None:
@@ -125,15 +112,15 @@ class PipelinedCall:
         self.released_ids = b""
         self.has_called_back = False
         self.callback_error: BaseException | None = None
-        self.on_done = ended
+        self.on_done = on_done
         self._data: dict[int, memoryview] | None = None
         self._donated = tuple(donated)
-        self._lock = threading.RLock()  # guards its end, and its data on its way
+        self._lock = threading.RLock()  # guards its completion and its transfer
         for handle_range in call.values if donated else ():
             handle_range.mark_donated(donated, self.name)
 
     def assign_number(self) -> None:
-        """Takes a number that is larger than those of all calls that were sent before."""
+        """Assigns a number that is larger than those of all calls that were sent before."""
         assert self.call.result_policy is not None
         self.number = new_call_number()
         self.call = self.call._replace(
@@ -142,15 +129,15 @@ class PipelinedCall:
 
     @property
     def name(self) -> str:
-        """What people call its function."""
+        """The name of its function."""
         return self.call.spec.snapshot.name
 
     def after_fork(self) -> None:
-        """In the child of a fork: nobody else holds the lock."""
+        """Renews the lock, which another thread of the parent may hold, in the child of a fork."""
         self._lock = threading.RLock()
 
     def _error_of(self, failure: Failure) -> BaseException:
-        if is_failure(failure, WorkerReplaced):  # no other worker has what the call needs
+        if is_failure(failure, WorkerReplaced):  # no other worker has the arrays of the call
             return with_call_array_names(values_lost_error(with_worker=True), self.call)
         reader = self.call.spec.snapshot.reader
         if self.connection is None:
@@ -161,11 +148,11 @@ class PipelinedCall:
         """Completes the call with its reply.
 
         Raises:
-            Exception: when that is none; the call is not done then.
+            Exception: when the reply is malformed; the call is not done then.
         """
         if value[0] == FAILED:
             given_up = unpack_leaf_numbers(value[2]) if len(value) > 2 else ()
-            return self._finish_once(_CallOutcome(self._error_of(value[1]), given_up))
+            return self._finish_once(self._error_of(value[1]), given_up)
         given_up = unpack_leaf_numbers(value[3])
         skeleton = value[1] or self.skeleton
         if self.skeleton is not None and self.skeleton != skeleton:
@@ -173,48 +160,55 @@ class PipelinedCall:
                 f"{self.name} returned another structure than before for arguments of the same "
                 "shapes: it depends on something that is no argument. Call it again."
             )
-            return self._finish_once(_CallOutcome(error, given_up, changed=skeleton))
-        home = InlineLeaves.of(value, buffers)
-        return self._finish_once(_CallOutcome(None, given_up, value, skeleton, home))
+            return self._finish_once(error, given_up, changed=skeleton)
+        leaves = InlineLeaves.of(value, buffers)
+        return self._finish_once(None, given_up, value, skeleton, leaves)
 
     def fail_not_run(self, error: BaseException) -> None:
         """Fails a call that did not run: its donated arguments stay usable."""
-        self._finish_once(_CallOutcome(error, ()))
+        self._finish_once(error, ())
 
     def fail_unknown(self, error: BaseException) -> None:
         """Fails a call of unknown state: its donated arguments stay unusable."""
-        self._finish_once(_CallOutcome(error))
+        self._finish_once(error, None)
 
     def replace_transfer(self, transfer: CallTransfer, call: CallRequest) -> None:
         """Replaces the transfer that carries its data."""
         with self._lock:
-            if self.done:
-                useless: CallTransfer | None = transfer
-            else:
-                useless, self.transfer, self.call = self.transfer, transfer, call
-        if useless is not None:
-            useless.release()
+            unused: CallTransfer | None = transfer
+            if not self.done:
+                unused, self.transfer, self.call = self.transfer, transfer, call
+        if unused is not None:
+            unused.release()
 
     def notify(self) -> None:
-        """Calls `ended`, once."""
+        """Calls `on_done`, once."""
         with self._lock:
-            ended, self.on_done = self.on_done, None
-        if ended is not None:
-            ended(self)
+            on_done, self.on_done = self.on_done, None
+        if on_done is not None:
+            on_done(self)
 
-    def _finish_once(self, end: _CallOutcome) -> None:
+    def _finish_once(
+        self,
+        error: BaseException | None,
+        given_up: tuple[int, ...] | None,  # None: unknown
+        reply: tuple[Any, ...] | None = None,
+        skeleton: bytes | None = None,
+        leaves: InlineLeaves | None = None,
+        changed: bytes | None = None,
+    ) -> None:
         """Completes the call once; after an interrupt, the next caller does all of it."""
         with self._lock:
             if self.done:
                 return
-            if end.given_up is not None:
-                self.given_up = end.given_up
-                self._mark_given_up(end.given_up)
-            self.error, self.inline_leaves, self.changed = end.error, end.home, end.changed
-            self.skeleton = end.skeleton or self.skeleton
+            if given_up is not None:
+                self.given_up = given_up
+                self._mark_given_up(given_up)
+            self.error, self.inline_leaves, self.changed = error, leaves, changed
+            self.skeleton = skeleton or self.skeleton
             transfer, self.transfer = self.transfer, None
             if transfer is not None:
-                transfer.release(end.reply)
+                transfer.release(reply)
             self.call = self.call.without_data()
             self.done = True
 
@@ -227,18 +221,17 @@ class PipelinedCall:
 
     def data(self, leaf: int) -> memoryview | None:
         """The data of a result's leaf, when it came with the reply."""
-        if self._data is None and self.inline_leaves is not None and self.layout is not None:
-            self._data = _data_by_leaf(
-                self.layout.without(self.inline_leaves.remote_numbers), self.inline_leaves
-            )
+        leaves = self.inline_leaves
+        if self._data is None and leaves is not None and self.layout is not None:
+            self._data = _data_by_leaf(self.layout.without(leaves.remote_numbers), leaves)
         return (self._data or {}).get(leaf)
 
 
-def _data_by_leaf(placement: BlobLayout, home: InlineLeaves) -> dict[int, memoryview]:
-    placement.check(home.blob, home.buffers)
-    places = enumerate(zip(placement.leaves, placement.places, strict=True))
+def _data_by_leaf(layout: BlobLayout, inline: InlineLeaves) -> dict[int, memoryview]:
+    layout.check(inline.blob, inline.buffers)
+    places = enumerate(zip(layout.leaves, layout.places, strict=True))
     return {
-        number: leaf_data(leaf, place, home.blob, home.buffers)
+        number: leaf_data(leaf, place, inline.blob, inline.buffers)
         for number, (leaf, place) in places
         if place is not NO_OFFSET
     }
@@ -248,16 +241,16 @@ class CallPipeline:
     """The pipelined calls of one session. Thread-safe.
 
     Args:
-        connect: the connection of this session; raises `ValuesLost` when there is none any more.
-        routes: how large arrays travel.
-        drops: what to tell the server along with a call.
-        sent_before: gives what this session has sent.
-        arrived: told when a reply has been read, by whoever reads; whether there is a result.
+        connect: gives the connection of this session; raises `ValuesLost` when the session is gone.
+        transfer_router: chooses how large arrays are transferred.
+        release_queue: the ids of released values, which calls carry to the server.
+        deduplicator: gives what deduplicates the data of this session.
+        arrived: called in the reading thread for each reply, with whether it holds a result.
     """
 
     def __init__(
         self,
-        connect: ConnectSession,
+        connect: Callable[[], ClientConnection],
         transfer_router: TransferRouter,
         release_queue: ReleaseQueue,
         deduplicator: Callable[[], Deduplicator],
@@ -269,14 +262,12 @@ class CallPipeline:
         self._deduplicator = deduplicator
         self._on_arrival = arrived
         self._open: dict[int, PipelinedCall] = {}
-        self._finished: deque[PipelinedCall] = (
-            deque()
-        )  # those whose end somebody wants to be told of
+        self._finished: deque[PipelinedCall] = deque()  # those to notify
         self._lock = threading.RLock()  # guards _open, and the order in which calls are sent
         self._lock_owner: int | None = None
 
     def after_fork(self) -> None:
-        """In the child of a fork: nobody else holds the lock."""
+        """Renews the locks, which other threads of the parent may hold, in the child of a fork."""
         self._lock = threading.RLock()
         self._lock_owner = None
         self._finished.clear()
@@ -285,7 +276,7 @@ class CallPipeline:
 
     @contextmanager
     def _holding_lock(self) -> Iterator[None]:
-        """Holds the lock; what ends meanwhile is told afterwards."""
+        """Holds the lock; calls that finish meanwhile are notified afterwards."""
         try:
             with self._lock:
                 outer = self._lock_owner
@@ -298,39 +289,37 @@ class CallPipeline:
             self._notify_finished()
 
     def _notify_finished(self) -> None:
-        """Notifies of finished calls, not under the lock: handlers may make calls."""
+        """Notifies finished calls, not under the lock: their handlers may make calls."""
         while self._finished and self._lock_owner != threading.get_ident():
-            with suppress(IndexError):  # somebody else tells of it
+            with suppress(IndexError):  # another thread was faster
                 self._finished.popleft().notify()
 
-    def _finish_call(
-        self, flight: PipelinedCall, end: Callable[[BaseException], None], error: Any
-    ) -> None:
+    def _fail(self, flight: PipelinedCall, error: BaseException) -> None:
         self._open.pop(flight.number, None)
-        end(error)
+        flight.fail_unknown(error)
         self._finished.append(flight)
-        self._release_queue.retry()  # what was let go of may have waited for it
+        self._release_queue.retry()  # ids may have waited for this call
 
     def launch(self, flight: PipelinedCall) -> None:
-        """Sends a call; waits while as many are on their way as may be.
+        """Sends a call; waits while `MAX_IN_FLIGHT` calls are in flight.
 
         Raises:
             ValuesLost: when the session is gone.
             JaxdError: when it cannot be sent.
 
-        Interrupted when it may have been sent, it is still to be abandoned.
+        A call that was interrupted when it may have been sent must still be abandoned.
         """
         try:
             self._wait_for_window()
-            with suppress(ConnectionLost):  # not under the lock: others may have to be told
+            with suppress(ConnectionLost):  # not under the lock, for finished calls are notified
                 connection = self._connect_session()
                 connection.shared_reader.read_available()
                 self._prepare_transfer(flight, connection)
             with self._holding_lock():
                 connection = self._connect_session()
-                self._resend_lost()  # what was lost comes first
+                self._resend_lost()  # lost calls come first
                 flight.assign_number()
-                flight.connection = connection  # first: for others it is not stranded
+                flight.connection = connection  # before it is open: its connection is not lost
                 self._open[flight.number] = flight
                 try:
                     self._send(flight, connection)
@@ -341,7 +330,7 @@ class CallPipeline:
             raise
 
     def _launch_failed(self, flight: PipelinedCall, error: BaseException) -> None:
-        self._open.pop(flight.number, None)  # also when it is on its way: nobody sends it again
+        self._open.pop(flight.number, None)  # also when it is in flight: it is not sent again
         if flight.is_sent:
             if isinstance(error, JaxdError):
                 flight.fail_unknown(error)
@@ -365,13 +354,13 @@ class CallPipeline:
             connection, pending = flight.connection, flight.pending
             if connection is not None and pending is not None:
                 connection.shared_reader.wait(pending, deadline)
-                if pending.done:  # who has read it may not be that far, or be interrupted
+                if pending.done:  # the reading thread may not be that far, or be interrupted
                     self._on_reply(flight, connection, pending)
             if not flight.done:
                 self._resend_lost()
 
     def abandon(self, flight: PipelinedCall, ended: Callable[[PipelinedCall], None]) -> None:
-        """Nobody waits for a call any more; one that would have to be sent again is forgotten.
+        """Abandons a call that has no waiter; it is not sent again.
 
         Args:
             flight: the call.
@@ -381,23 +370,23 @@ class CallPipeline:
             flight.on_done = ended
             if self._has_lost_connection(flight):
                 lost = ConnectionLost("the connection to the server was lost. Call again.")
-                self._finish_call(flight, flight.fail_unknown, lost)
+                self._fail(flight, lost)
             elif flight.done:
                 self._finished.append(flight)
         connection, pending = flight.connection, flight.pending
         if not flight.done and connection is not None and pending is not None:
             connection.abandon_reply(flight.request, pending)
             self.cancel(flight)
-            if pending.done:  # who has read it was perhaps interrupted
+            if pending.done:  # the reading thread was perhaps interrupted
                 self._on_reply(flight, connection, pending)
 
     def cancel(self, flight: PipelinedCall) -> None:
-        """Tells the server that nobody waits for a call; its reply is read all the same."""
+        """Tells the server that a call has no waiter; its reply is read all the same."""
         if not flight.done and flight.connection is not None:
             flight.connection.cancel(flight.request)
 
     def wait_for_all(self) -> list[PipelinedCall]:
-        """Waits for all that are on their way; returns them."""
+        """Waits for all calls in flight; returns them."""
         flights = list(self._open.values())
         for flight in flights:
             self.wait(flight)
@@ -407,7 +396,7 @@ class CallPipeline:
         """Fails all open calls: the session is gone."""
         with self._holding_lock():
             for flight in list(self._open.values()):
-                self._finish_call(flight, flight.fail_unknown, error)
+                self._fail(flight, error)
 
     def _prepare_transfer(
         self, flight: PipelinedCall, connection: ClientConnection
@@ -420,7 +409,7 @@ class CallPipeline:
             transfer = transfer._replace(
                 buffers=[memoryview(bytes(one)) for one in transfer.buffers]
             )
-            if transfer.places:  # else none of it is ever loaded again
+            if transfer.places:  # else its data is never loaded again
                 call = call._replace(buffers=transfer.copies_of(call))
         flight.replace_transfer(transfer, call)
         return transfer
@@ -431,9 +420,9 @@ class CallPipeline:
         transfer = flight.transfer
         if transfer is None or not self._transfer_router.announce(connection, transfer.places):
             transfer = self._prepare_transfer(flight, connection)
-        if flight.attempts == 1:
+        is_first = flight.attempts == 1  # later, the server may not know the indexed skeleton
+        if is_first:
             flight.released_ids = self._release_queue.take_all()
-        is_first = flight.attempts == 1  # later, what was told is perhaps not known
         message = flight.call.message(
             transfer.data_locations,
             min(list(self._open), default=flight.number),
@@ -446,7 +435,7 @@ class CallPipeline:
             needs_reader=flight.on_done is not None,
             about=flight,
         )
-        # not before: what was let go of must not be told before the call that makes it
+        # not before: a value must not be released before the call that makes it was sent
         flight.connection, flight.request = connection, number
         flight.pending, was_sent, flight.is_sent = pending, flight.is_sent, True
         try:
@@ -458,11 +447,11 @@ class CallPipeline:
             raise
         except BaseException:
             if was_sent:
-                flight.connection = None  # perhaps it did not go out: it is sent once more
+                flight.connection = None  # it may not have been sent: it is sent again
             raise
 
     def _resend_lost(self) -> None:
-        """Sends again, in order, what was on its way when a connection was lost."""
+        """Sends again, in order, the calls whose connection was lost."""
         with self._holding_lock():
             if not self.has_unsent_calls():
                 return
@@ -474,10 +463,10 @@ class CallPipeline:
                             self._resend(flight, connection)
                 except ConnectionLost:
                     continue
-        self._release_queue.retry()  # it waited for the calls that make these values
+        self._release_queue.retry()  # ids may have waited for the calls that make the values
 
     def has_unsent_calls(self) -> bool:
-        """Whether calls were on their way when a connection was lost, and were not sent again."""
+        """Whether there are calls whose connection was lost and that were not sent again."""
         return any(self._has_lost_connection(flight) for flight in list(self._open.values()))
 
     def _has_lost_connection(self, flight: PipelinedCall) -> bool:
@@ -489,24 +478,24 @@ class CallPipeline:
                 return self._send(flight, connection)
             except ConnectionLost:
                 raise
-            except JaxdError as error:  # its alone: the others are sent
-                return self._finish_call(flight, flight.fail_unknown, error)
+            except JaxdError as error:  # of this call alone: the others are sent
+                return self._fail(flight, error)
         lost = ConnectionLost(
             f"the connection to the server was lost {_MAX_ATTEMPTS} times while {flight.name} was "
             "on its way. See the server's log, and whether what lies in between ends connections."
         )
-        return self._finish_call(flight, flight.fail_unknown, lost)
+        return self._fail(flight, lost)
 
     def _on_reply(
         self, flight: PipelinedCall, connection: ClientConnection, pending: PendingReply
     ) -> None:
-        """Called by whoever reads, and by who waits: perhaps twice."""
+        """Called by the reading and by the waiting thread: perhaps twice."""
         if flight.connection is not connection:
             return
         if isinstance(pending.error, ConnectionLost) and not flight.done:
             self._on_arrival(connection, flight, False)
-            if self._open.get(flight.number) is not flight:  # nobody sends it again
-                self._finish_call(flight, flight.fail_unknown, pending.error)
+            if self._open.get(flight.number) is not flight:  # it is not sent again
+                self._fail(flight, pending.error)
                 self._notify_finished()
             elif flight.on_done is not None:
                 threading.Thread(
@@ -515,7 +504,7 @@ class CallPipeline:
             return
         try:
             _complete_from_reply(flight, pending)
-        except Exception as error:  # noqa: BLE001  whoever waits for it learns of it; others read on
+        except Exception as error:  # noqa: BLE001  raised in the waiting thread; reading goes on
             flight.fail_unknown(error)
         self._open.pop(flight.number, None)
         self._finished.append(flight)
@@ -523,14 +512,14 @@ class CallPipeline:
         self._notify_finished()
 
     def _resend_in_background(self) -> None:
-        """Sends again what nobody waits for, in a thread of its own: whoever reads must go on."""
+        """Resends calls without a waiter, in a thread of its own: the reading thread must go on."""
         try:
             self._resend_lost()
-        except BaseException as error:  # noqa: BLE001  their owners decide about it
+        except BaseException as error:  # noqa: BLE001  passed to the handlers of the calls
             with self._holding_lock():
                 for flight in list(self._open.values()):
                     if flight.on_done is not None and self._has_lost_connection(flight):
-                        self._finish_call(flight, flight.fail_unknown, error)
+                        self._fail(flight, error)
 
 
 def _complete_from_reply(flight: PipelinedCall, pending: PendingReply) -> None:
@@ -538,7 +527,7 @@ def _complete_from_reply(flight: PipelinedCall, pending: PendingReply) -> None:
         return
     if pending.frame is None:
         flight.fail_unknown(pending.error or ConnectionLost("the connection was closed."))
-    elif pending.error is not None:  # the server has said so
+    elif pending.error is not None:  # the server has refused it
         flight.fail_not_run(pending.error)
     else:
         flight.complete(pending.value, pending.frame.buffers)

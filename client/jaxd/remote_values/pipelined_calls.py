@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
     from jaxd.events.progress import Progress
     from jaxd.events.warnings import WarningQueue
-    from jaxd.interop.result_batch import Handle
+    from jaxd.interop.remote_array import RemoteArray
     from jaxd.remote_values.pipeline import CallPipeline, PipelinedCall
     from jaxd.request.call_request import CallRequest
     from jaxd.results.reader import InlineLeaves
@@ -337,7 +337,7 @@ class PipelinedCalls:
         if flight.changed is not None:
             self._replace_shape(flight, flight.changed)
 
-    def check(self, arrays: Iterable[Handle]) -> None:
+    def check(self, arrays: Iterable[RemoteArray]) -> None:
         """Returns when arrays can be used, as far as that is known.
 
         Raises:

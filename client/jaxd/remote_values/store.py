@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from jaxd.remote_values.pipelined_calls import ClientServices, PipelinedCalls
-from jaxd.results.reader import ResultReader
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd_protocol.base.process import Lazy, reset_after_fork
 from jaxd_protocol.errors import ConnectionLost, JaxdError, ValuesLost
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
     from jaxd.connection.shared_reader import PendingReply
     from jaxd.interop.remote_array import RemoteArray
-    from jaxd.interop.result_batch import Handle
     from jaxd.remote_values.pipeline import PipelinedCall
     from jaxd.request.arguments import ArgumentEncoder as PutData
     from jaxd.transfer.dedup import Deduplicator
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 
 class OpenSession(NamedTuple):
-    """A connection, and what belongs to the session in which it was opened."""
+    """A connection, and the remote arrays of the session in which it was opened."""
 
     connection: ClientConnection
     values: RemoteStore
@@ -52,34 +51,34 @@ class Uplink(ClientServices, Protocol):
 
     @property
     def store(self) -> RemoteStore | None:
-        """What this process has on the server in its present session."""
+        """The remote arrays of the present session."""
 
     @property
     def connected(self) -> bool:
         """Whether there is an open connection now."""
 
     def current(self) -> OpenSession:
-        """The open connection and its session; made, or made anew, when there is none."""
+        """The open connection and its session; connects when there is none."""
 
     def notify(self, remote: RemoteStore, verb: str, *args: Any) -> bool:
-        """Sends a message without a reply if there is a connection; whether it is of any use."""
+        """Sends a message without a reply, if connected; whether the session is still current."""
 
 
 class RemoteStore:
     """The arrays of one session; keeps them for `RemoteArray`. Thread-safe.
 
     Args:
-        uplink: reaches the server.
-        address: the server's.
-        worker: which of its workers has them.
+        uplink: access to the server.
+        address: of the server.
+        worker: identifies the worker that has the arrays.
         compress: whether data may be compressed on its way over a network.
 
     Attributes:
         address: the server's address, for people.
-        loss_error: why they are gone, once they are.
-        release_queue: collects the ids of those that nobody here holds any more.
-        sent_before: gives what the session has sent.
-        calls: those on these arrays.
+        loss_error: why the arrays are gone, once they are.
+        release_queue: the ids of arrays that this process no longer holds.
+        deduplicator: makes what deduplicates the data that the session sends.
+        calls: the calls on these arrays.
     """
 
     def __init__(
@@ -96,25 +95,25 @@ class RemoteStore:
         self._uplink = uplink
         self.release_queue = ReleaseQueue(self._send_releases)
         self.drop = self.release_queue.add
-        make = partial(_make_sent_before, self.release_queue, address, compress=compress)
-        self.deduplicator: Callable[[], Deduplicator] = Lazy(make)
+        self.deduplicator: Callable[[], Deduplicator] = Lazy(
+            partial(_make_deduplicator, self.release_queue, address, compress=compress)
+        )
         self.calls = PipelinedCalls(self, uplink)
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """In the child of a fork: all of it is the parent's."""
+        """Marks the arrays as lost, in the child of a fork: they are the parent's."""
         self.release_queue.abandon()
         self.calls.after_fork()
         self.invalidate(
-            "these arrays belong to the process that this one was forked from. Bring them home "
-            "with jaxd.get before the fork, or give them a name with jaxd.put(…, name=…)."
+            ValuesLost(
+                "these arrays belong to the process that this one was forked from. Bring them home "
+                "with jaxd.get before the fork, or give them a name with jaxd.put(…, name=…)."
+            )
         )
 
-    def invalidate(self, text: str) -> None:
+    def invalidate(self, error: ValuesLost) -> None:
         """Marks the arrays as lost: using one raises this error."""
-        self._end(ValuesLost(text))
-
-    def _end(self, error: ValuesLost) -> None:
         self.loss_error = error
         self.calls.fail_all(error)
 
@@ -130,7 +129,7 @@ class RemoteStore:
         if values is not self and self.loss_error is None:
             from jaxd.remote_values.lost import values_lost_error
 
-            self._end(values_lost_error(with_worker=connection.worker != self.worker))
+            self.invalidate(values_lost_error(with_worker=connection.worker != self.worker))
         if self.loss_error is not None:
             raise self.loss_error
         return connection
@@ -153,16 +152,18 @@ class RemoteStore:
         numbers: Iterable[int] | None = None,
         flight: PipelinedCall | None = None,
     ) -> list[RemoteArray]:
-        """What stands for some leaves of a result.
+        """Remote arrays for some leaves of a result.
 
         Args:
             first: the id of its first leaf.
-            leaves: all of them.
+            leaves: all leaves of the result.
             numbers: of those that are wanted; by default all.
             flight: the call that makes them, when that had not run.
         """
-        from jaxd.interop.remote_array import RemoteArray  # a process of small results has none
-        from jaxd.interop.result_batch import ResultBatch
+        from jaxd.interop.remote_array import (
+            RemoteArray,  # a process of small results has none
+            ResultBatch,
+        )
 
         self.release_queue.start()
         kind, origin = RemoteArray.kind(), ResultBatch(self, first, leaves, flight)
@@ -171,7 +172,7 @@ class RemoteStore:
         origin.arrays = list(map(weakref.ref, arrays))
         return arrays
 
-    def fetch_bytes(self, array: Handle, copy: bool = True) -> memoryview:
+    def fetch_bytes(self, array: RemoteArray) -> memoryview:
         """All bytes of an array in C order.
 
         Raises:
@@ -179,45 +180,40 @@ class RemoteStore:
             BaseException: what the call raised that was to compute it.
         """
         try:
-            return self._fetch_one(array, copy)
+            return self._fetch_one(array)
         except ValuesLost as error:
             from jaxd.remote_values.lost import with_array_names
 
             raise with_array_names(error, [array]) from None
 
-    def _fetch_one(self, array: Handle, copy: bool = True) -> memoryview:
-        flight: PipelinedCall | None = array.pending_call
-        if flight is not None:
-            self.calls.wait_for(flight)
-            home = flight.data(array.number)
-            if home is not None:
-                return home
+    def _fetch_one(self, array: RemoteArray) -> memoryview:
+        self.wait(array)
+        arrived = self._arrived_data(array)
+        if arrived is not None:
+            return arrived
         together = [array, *self._small_siblings(array)]
         data, *others = self._fetch(together)
         for other, each in zip(together[1:], others, strict=True):
             other.receive(each)
         return data
 
-    def _fetch(self, arrays: Sequence[Handle]) -> Sequence[memoryview]:
+    def _fetch(self, arrays: Sequence[RemoteArray]) -> Sequence[memoryview]:
         """The data of arrays, through shared memory where that is faster."""
         ids = pack_ids(array.id for array in arrays)
         connection = self.connection()
-        room = self._uplink.transfer_router().receive_buffer(
+        buffer = self._uplink.transfer_router().receive_buffer(
             connection, [array.nbytes for array in arrays]
         )
-        if room is not None:
-            try:
-                self.ask("fetch", ids, pack_ids(room.places), over=connection, holds=room)
-            except ConnectionLost:
-                pass  # those blocks are not known on another connection
-            else:
-                room.filled()
-                return room.data
+        if buffer is not None:
+            with suppress(ConnectionLost):  # these blocks are not known on another connection
+                self.ask("fetch", ids, pack_ids(buffer.places), over=connection, holds=buffer)
+                buffer.filled()
+                return buffer.data
         frame = self.ask("fetch", ids, b"")[1]
         return list(frame.buffers)
 
     def put(self, skeleton: bytes, blob: bytes, config: Any, data: PutData) -> list[RemoteArray]:
-        """Sends a flat tuple of arrays, which become values.
+        """Sends a flat tuple of arrays, which become values of the session.
 
         Raises:
             ValuesFull: when there is no room.
@@ -236,26 +232,23 @@ class RemoteStore:
                 "put", *args, buffers=transfer.buffers, over=connection, makes=number
             )
         except ConnectionLost:
-            # Perhaps it runs all the same, and reads memory that is used for something else by now:
-            # nobody is to have what it makes.
-            for id in range(first, first + data.count):  # noqa: A001
-                self.drop(id)
+            # The server may still execute it, from memory that is reused by then: its arrays must
+            # not be used.
+            self._drop_all(first, data.count)
             raise
         finally:
             transfer.release()
         return self.remote(first, specs_in(value[1]))
 
-    def fetch_all(self, arrays: Sequence[Handle]) -> None:
-        """Fetches several, with few messages; they keep their data.
+    def fetch_all(self, arrays: Sequence[RemoteArray]) -> None:
+        """Fetches several arrays with few messages; they keep their data.
 
         Raises:
             ValuesLost: when they are gone; says which ones they were.
             BaseException: what the call raised that was to compute one.
         """
         try:
-            for flight in {
-                array.pending_call for array in arrays if array.pending_call is not None
-            }:
+            for flight in {array.pending_call for array in arrays} - {None}:
                 self.calls.wait_for(flight)
             rest = [array for array in arrays if not self._is_local(array)]
             for part in _fetch_groups(rest):
@@ -266,10 +259,10 @@ class RemoteStore:
 
             raise with_array_names(error, arrays) from None
 
-    def _small_siblings(self, array: Handle) -> list[Handle]:
-        """What is likely to be looked at next, and costs little to bring along.
+    def _small_siblings(self, array: RemoteArray) -> list[RemoteArray]:
+        """Small arrays of the same batch, which are likely to be used next.
 
-        Nothing at the first time: a loop may look at one array of its state in each step.
+        None at the first time: a loop may use one array of its state in each step.
         """
         origin = array.origin
         if array.nbytes > INLINE_RESULT_BYTES:
@@ -287,12 +280,16 @@ class RemoteStore:
             and not self._is_local(other)
         ]
 
-    def _is_local(self, array: Handle) -> bool:
-        flight: PipelinedCall | None = array.pending_call
-        return array.is_fetched or (flight is not None and flight.data(array.number) is not None)
+    def _is_local(self, array: RemoteArray) -> bool:
+        return array.is_fetched or self._arrived_data(array) is not None
 
-    def part(self, array: Handle, index: tuple[Any, ...]) -> Any:
-        """What basic indexing gives: here when it is small, else on the server."""
+    def _arrived_data(self, array: RemoteArray) -> memoryview | None:
+        """The data of an array that came with the reply of its call."""
+        flight: PipelinedCall | None = array.pending_call
+        return None if flight is None else flight.data(array.number)
+
+    def part(self, array: RemoteArray, index: tuple[Any, ...]) -> Any:
+        """The result of basic indexing: here when it is small, else on the server."""
         self.wait(array)
         number = new_call_number()
         value, frame = self.ask("part", array.id, index, INLINE_RESULT_BYTES, number, makes=number)
@@ -303,7 +300,7 @@ class RemoteStore:
             return made.fetch()
         return made
 
-    def wait(self, array: Handle) -> None:
+    def wait(self, array: RemoteArray) -> None:
         """Returns when an array is computed."""
         if array.pending_call is not None:
             self.calls.wait_for(array.pending_call)
@@ -317,20 +314,20 @@ class RemoteStore:
         holds: object = None,
         makes: int | None = None,
     ) -> tuple[tuple[Any, ...], Frame]:
-        """The server's answer to a question about values, which may be asked twice.
+        """The server's reply to an idempotent request about values.
 
         Args:
-            verb: what to ask.
+            verb: of the request.
             args: plain values.
             buffers: bulk data beside them.
-            over: the only connection over which it makes sense; it is asked once then.
-            holds: what has to exist until the answer is here, also when nobody waits for it.
-            makes: the number under which it makes the arrays of its answer; they go at once
-                when nobody waits for it.
+            over: the only connection to use, without a retry; None: any.
+            holds: kept alive until the reply has arrived, also when the caller gave up waiting.
+            makes: the number under which the server makes the arrays of the reply; they are
+                released when the reply is late.
 
         Raises:
             ValuesLost: when the session is gone.
-            JaxdError: what it says instead of an answer.
+            JaxdError: the failure that the server replied with.
         """
         late = partial(self._on_late_reply, holds, makes)
 
@@ -345,12 +342,14 @@ class RemoteStore:
         return value, frame
 
     def _on_late_reply(self, _: object, makes: int | None, pending: PendingReply) -> None:
-        """Releases the values of a late answer; called by the reading thread."""
+        """Releases the values of a late reply; called by the reading thread."""
         if makes is None or pending.error is not None or pending.value[0] == FAILED:
             return
         self.release_queue.start()
-        count = len(ResultReader({}).layout(pending.value[1]).leaves)
-        for id in range(first_value_id(makes), first_value_id(makes) + count):  # noqa: A001
+        self._drop_all(first_value_id(makes), len(specs_in(pending.value[1])))
+
+    def _drop_all(self, first: int, count: int) -> None:
+        for id in range(first, first + count):  # noqa: A001
             self.drop(id)
 
 
@@ -363,9 +362,9 @@ def _refuse_class(*_: Any) -> type:
     raise JaxdError("the server named a class where only arrays are. Please report this.")
 
 
-def _fetch_groups(arrays: Sequence[Handle]) -> Iterable[list[Handle]]:
-    """Groups of moderate size."""
-    group: list[Handle] = []
+def _fetch_groups(arrays: Sequence[RemoteArray]) -> Iterable[list[RemoteArray]]:
+    """Consecutive arrays in groups of moderate size."""
+    group: list[RemoteArray] = []
     size = 0
     for array in arrays:
         if group and size + array.nbytes > _MAX_FETCH_BYTES:
@@ -377,12 +376,10 @@ def _fetch_groups(arrays: Sequence[Handle]) -> Iterable[list[Handle]]:
         yield group
 
 
-def _make_sent_before(
-    release_queue: ReleaseQueue, where: Address, *, compress: bool
-) -> Deduplicator:
+def _make_deduplicator(queue: ReleaseQueue, where: Address, *, compress: bool) -> Deduplicator:
     from jaxd.transfer.dedup import Deduplicator  # a process that sends nothing large has none
 
-    return Deduplicator(release_queue, where, compress=compress)
+    return Deduplicator(queue, where, compress=compress)
 
 
 def retry_once(ask: Callable[[], T]) -> T:

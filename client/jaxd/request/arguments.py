@@ -18,9 +18,9 @@ from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.pytree.literals import plain_number
 
 if TYPE_CHECKING:
+    from jaxd.interop.handle_ranges import HandleRange, HandleRanges
     from jaxd.interop.lazy_array import ArrayLike, LazyArray
     from jaxd.interop.remote_array import RemoteArray
-    from jaxd.interop.result_batch import Handle, HandleRange, HandleRanges
     from jaxd_protocol.pickling.pack.functions import Packed
 
 
@@ -88,9 +88,9 @@ class ArgumentEncoder(TreeEncoder):
         """Where the data lies that is on the server."""
         return [handle_range.row for handle_range in self.values]
 
-    def _add_handles(self, leaf: int, arrays: Sequence[Handle]) -> None:
+    def _add_handles(self, leaf: int, arrays: Sequence[RemoteArray]) -> None:
         if self._handle_ranges is None:
-            from jaxd.interop.result_batch import HandleRanges  # many processes have none
+            from jaxd.interop.handle_ranges import HandleRanges  # many processes have none
 
             self._handle_ranges = HandleRanges()
         self._handle_ranges.add(leaf, arrays)
@@ -184,7 +184,7 @@ class ArgumentEncoder(TreeEncoder):
         if len(kinds) != 1 or self.types.get(kinds.pop()) is not ArgumentEncoder.remote:
             return False
         origin, first, stop = leaves[0].origin, leaves[0].number, leaves[0].number + len(leaves)
-        from jaxd.interop.result_batch import are_consecutive
+        from jaxd.interop.handle_ranges import are_consecutive
 
         follow = origin.fetcher is self._fetcher and are_consecutive(leaves)
         if follow:

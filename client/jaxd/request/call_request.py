@@ -26,7 +26,7 @@ from jaxd_protocol.messages.data_locations import (
 )
 
 if TYPE_CHECKING:
-    from jaxd.interop.result_batch import HandleRange
+    from jaxd.interop.handle_ranges import HandleRange
     from jaxd.request.function_snapshot import FunctionSpec
     from jaxd.results.reader import ResultsAs
 

@@ -4,36 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.function_snapshot import FunctionSpec
-from jaxd.tracing.primitive import Aval
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.jit.transforms import Transformation, display_name, encode_transformation
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
-    from jaxd.request.call_request import CallRequest, CallSettings
+    from jaxd.request.call_request import CallSettings
     from jaxd.results.reader import ResultsAs
+
+
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Aval(NamedTuple):
+    """The abstract value of an array.
+
+    Attributes:
+        shape: dimensions.
+        dtype: name of the dtype.
+        weak: whether the type gives way to others in promotion.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    weak: bool = False
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether there are tangents of it."""
+        numpy: Any = loaded_jax().numpy
+        return bool(numpy.issubdtype(numpy.dtype(self.dtype), numpy.inexact))
 
 
 @dataclass(frozen=True, eq=False)
 class CallOutline:
-    """The call that a program makes, but for the arrays in it.
+    """The call that a program makes, without the arrays in it.
 
     Attributes:
-        caller: reaches the server.
-        spec: the function, which donates nothing.
-        settings: how its calls are made.
+        caller: of the server.
+        spec: the function, without donation.
+        settings: of its calls.
         structure: jax's structure of the arguments that are not static.
-        leaves: those of the arguments that are no inputs, by place; None at the others.
+        leaves: the leaves of the arguments that are no inputs, by place; None at the others.
         inputs: of each leaf, "" for an array, the name of a generator for the numbers of random
             keys, None for what is no input.
         args, kwargs: the arguments that are static; None at the others.
-        name: equal for equal calls, so that jax finds again what it has made of one.
+        name: equal for equal calls, so that jax finds cached programs.
     """
 
     caller: Caller
@@ -46,7 +68,7 @@ class CallOutline:
     kwargs: dict[str, Any]
     name: Any = None
 
-    def filled(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def filled(self, inputs: Sequence[Any]) -> _Arguments:
         """The arguments with these values as inputs."""
         waiting = iter(inputs)
         leaves = [
@@ -66,9 +88,9 @@ class TracedCall:
 
     Attributes:
         outline: the call that the program makes.
-        outputs: what this one returns.
+        outputs: the abstract values of the results of this one.
         sent: which of the call's inputs come first among the arrays of this one.
-        stages: what is done on the server, one after the other.
+        stages: the transformations that the server applies, in order.
     """
 
     outline: CallOutline
@@ -88,12 +110,12 @@ class TracedCall:
         return hash((self.outline.name, self.stages, self.outputs))
 
     def __repr__(self) -> str:
-        """What people see in a jaxpr."""
+        """As shown in a jaxpr."""
         spec = self.outline.spec
         stages = (*Options.from_bytes(spec.options).transformations, *self.stages)
         return display_name(spec.snapshot.name, stages)
 
-    # what jax's rules ask for ------------------------------------------------------------------
+    # for the rules of the primitive ------------------------------------------------------------
 
     def mapped(self, axes: tuple[int | None, ...], size: int) -> TracedCall:
         """The call for many, its outputs along axis 0."""
@@ -101,14 +123,14 @@ class TracedCall:
         return self._with_stage("flat_vmap", {"axes": axes}, outputs)
 
     def differentiated(self, given: tuple[bool, ...]) -> TracedCall:
-        """The tangents of its outputs that have one; those of the given inputs come behind."""
+        """The tangents of its differentiable outputs; tangents of the given inputs come last."""
         outputs = tuple(one for one in self.outputs if one.is_differentiable)
         return self._with_stage("flat_jvp", {"given": given}, outputs)
 
     def transposed(
         self, linear: tuple[bool, ...], avals: tuple[Aval, ...], given: tuple[bool, ...]
     ) -> TracedCall:
-        """The cotangents of the linear inputs; those of the given outputs come behind the rest."""
+        """The cotangents of the linear inputs; cotangents of the given outputs come last."""
         shapes = tuple(map(tuple, avals))
         options = {"linear": linear, "shapes": shapes, "given": given}
         pairs = zip(self.sent, linear, strict=False)  # the others come behind
@@ -124,7 +146,7 @@ class TracedCall:
     # the call ----------------------------------------------------------------------------------
 
     def eager(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Makes the call; gives what jax takes for arrays.
+        """Makes the call; returns arrays that jax accepts.
 
         Raises:
             BaseException: what the function raised.
@@ -136,7 +158,7 @@ class TracedCall:
         return self._call(given, "jax" if wanted == "numpy" else wanted)
 
     def callback(self, arrays: Sequence[Any], weak: Sequence[bool]) -> Sequence[Any]:
-        """Makes the call out of a running program: numpy arrays, and nothing of jax.
+        """Makes the call from a running program, which may not use jax: with numpy arrays.
 
         Raises:
             BaseException: as `eager`; it is kept for `jaxd.last_error`.
@@ -149,45 +171,33 @@ class TracedCall:
             raise
 
     def _call(self, arrays: Sequence[Any], results: ResultsAs) -> Sequence[Any]:
-        call = (
-            self._derived_call(arrays, results)
-            if self.stages
-            else self._plain_call(arrays, results)
-        )
+        caller, settings = self.outline.caller, self.outline.settings
+        if self.stages:
+            spec, (args, kwargs) = self._derived_spec(), self._derived_arguments(arrays)
+        else:
+            spec, (args, kwargs) = self.outline.spec, self._own_arguments(arrays)
+        call = caller.encode(spec, args, kwargs, settings.timeout_s, results, settings.strict)
         jax: Any = loaded_jax()
-        leaves = jax.tree.leaves(self.outline.caller.call(call))
+        leaves = jax.tree.leaves(caller.call(call))
         return [_key_data(leaf) for leaf in leaves if not _is_float0(leaf)]
 
-    def _plain_call(self, arrays: Sequence[Any], results: ResultsAs) -> CallRequest:
-        """The program's own call."""
+    def _own_arguments(self, arrays: Sequence[Any]) -> _Arguments:
+        """The arguments of the program's own call."""
         kinds = [kind for kind in self.outline.inputs if kind is not None]
         inputs = [PRNGKeys(kind, x) if kind else x for kind, x in zip(kinds, arrays, strict=True)]
-        return self._encoded(self.outline.spec, self.outline.filled(inputs), results)
+        return self.outline.filled(inputs)
 
-    def _derived_call(self, arrays: Sequence[Any], results: ResultsAs) -> CallRequest:
-        """What is derived of it."""
-        outline = self.outline
-        count = sum(kind is not None for kind in outline.inputs)
-        inputs: list[Any] = [False] * count  # stands for what is not sent
+    def _derived_arguments(self, arrays: Sequence[Any]) -> _Arguments:
+        """The arguments of a derived call: the further arrays are its first argument."""
+        count = sum(kind is not None for kind in self.outline.inputs)
+        inputs: list[Any] = [False] * count  # in place of those that are not sent
         for number, array in zip(self.sent, arrays, strict=False):
             inputs[number] = array
-        args, kwargs = outline.filled(inputs)
-        behind = tuple(arrays[len(self.sent) :])
-        return self._encoded(self._derived(), ((behind, *args), kwargs), results)
+        args, kwargs = self.outline.filled(inputs)
+        return (tuple(arrays[len(self.sent) :]), *args), kwargs
 
-    def _encoded(
-        self,
-        spec: FunctionSpec,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        results: ResultsAs,
-    ) -> CallRequest:
-        settings = self.outline.settings
-        return self.outline.caller.encode(
-            spec, *arguments, settings.timeout_s, results, settings.strict
-        )
-
-    def _derived(self) -> FunctionSpec:
-        """The function behind the stages."""
+    def _derived_spec(self) -> FunctionSpec:
+        """The function with the stages applied."""
         spec = self.outline.spec
         options = Options.from_bytes(spec.options)
         statics = StaticArgs(frozenset(i + 1 for i in spec.statics.positions), spec.statics.names)
@@ -227,13 +237,13 @@ ArgumentEncoder.types[_WeakArray] = _encode_weak
 
 
 def _is_float0(leaf: Any) -> bool:
-    """Whether it stands for no derivative: all of it follows from the form of the result."""
+    """Whether it is a float0 array, which has no data."""
     jax: Any = loaded_jax()
     return bool(getattr(leaf, "dtype", None) == jax.dtypes.float0)
 
 
 def _key_data(leaf: Any) -> Any:
-    """An array: of random keys their numbers."""
+    """The array; for random keys their numbers."""
     if type(leaf) is PRNGKeys:
         return leaf.data
     jax: Any = loaded_jax()
@@ -248,15 +258,13 @@ _last_error: Final[list[BaseException]] = []
 
 
 def last_error() -> BaseException | None:
-    """What the last persistent call raised that failed inside of a client's own `jax.jit`.
+    """The exception of the last persistent call that failed inside of a client's own `jax.jit`.
 
-    jax raises an error of its own there, with the text of this one in it. The remote traceback is
-    in its notes. None when no such call has failed in this process. Safe from any thread.
+    jax raises an error of its own there, which quotes this one. The remote traceback is in its
+    notes. None when no such call has failed in this process. Safe from any thread.
     """
-    if not _last_error:
-        return None
-    # its frames hold arrays of a program that has ended, whose memory may be gone
-    return _last_error[-1].with_traceback(None)
+    # without its frames: they hold arrays of a program that has ended, whose memory may be gone
+    return _last_error[-1].with_traceback(None) if _last_error else None
 
 
 def record_last_error(error: BaseException) -> None:

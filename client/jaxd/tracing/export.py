@@ -1,31 +1,30 @@
 """Exports functions for servers that accept no code: traced here, sent as programs.
 
-A server that was started with `--accept exported` opens nothing that could be code. What it gets
-is what `jax.export` writes, for each kind of arguments, and flat lists of arrays.
+A server that was started with `--accept exported` unpickles nothing. It receives the bytes of
+`jax.export`, one program for each kind of arguments, and flat lists of arrays.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from jaxd.results.reader import InlineLeaves, ResultReader, ResultsAs
+from jaxd.interop.jax_runtime import import_jax
+from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.fingerprint import Part
 from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionManifest
-from jaxd_protocol.pytree import parse_leaves
+from jaxd_protocol.pytree import Layout, parse_leaves
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
     from jaxd.request.function_snapshot import FunctionSpec
-    from jaxd_protocol.messages.data_locations import ResultPolicy
-    from jaxd_protocol.pytree import Layout, Leaf
 
 
 _MAX_PER_SPEC: Final = 256
@@ -34,14 +33,14 @@ _PLATFORMS: Final = {"gpu": "cuda"}
 _exported: Final[weakref.WeakKeyDictionary[FunctionSpec, dict[Any, ExportedFunction]]] = (
     weakref.WeakKeyDictionary()
 )
-_export_lock: Final = threading.Lock()  # guards the table; what is made twice at once is the same
+_export_lock: Final = threading.Lock()  # guards the table; two exports at once give equal programs
 
 
 class ExportedFunction:
     """A program exported from a function; used in place of a `FunctionSpec`.
 
     Attributes:
-        key, identity, options, statics: as those of a `FunctionSpec`.
+        key, snapshot, options, statics: as those of a `FunctionSpec`.
         name, manifest, fingerprint, code, reader, forms, pinned, archives, calls_back,
             takes_arguments: as of a `FunctionSnapshot`; nothing of this process is called back.
     """
@@ -72,34 +71,17 @@ class ExportedFunction:
 class _TreeReader(ResultReader):
     """Puts the leaves that a program returns into the tree that the function returned.
 
-    The server does not decide about that tree: it sends a list of arrays and numbers, as many as
-    there are.
+    The tree is known here: the server sends a flat list of arrays and numbers.
     """
 
     def __init__(self, structure: Any) -> None:
         super().__init__({})
         self._tree_structure = structure
 
-    def read(
-        self, skeleton: bytes, blob: bytes, buffers: Sequence[memoryview], results: ResultsAs
-    ) -> Any:
-        """As its base does."""
-        return self._tree_structure.unflatten(super().read(skeleton, blob, buffers, results))
-
-    def read_part(
-        self,
-        skeleton: bytes,
-        home: InlineLeaves | None,
-        stay: ResultPolicy,
-        results: ResultsAs,
-        remote: Callable[[Sequence[Leaf], Sequence[int]], list[Any]],
-    ) -> Any:
-        """As its base does."""
-        leaves = super().read_part(skeleton, home, stay, results, remote)
-        return self._tree_structure.unflatten(leaves)
-
     def _parsed(self, skeleton: bytes) -> Layout:
-        return parse_leaves(skeleton, self._tree_structure.num_leaves)
+        structure = self._tree_structure
+        flat = parse_leaves(skeleton, structure.num_leaves)
+        return Layout(flat.leaves, lambda leaves: structure.unflatten(flat.build(list(leaves))))
 
 
 def exported_call(
@@ -110,10 +92,10 @@ def exported_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[FunctionSpec, tuple[Any, ...]]:
-    """What is called instead of a function, and with what.
+    """The exported program to call instead of a function, and its arguments.
 
     Args:
-        caller: knows the server.
+        caller: of the server.
         spec: the function as it is now.
         function: the function.
         config: jax settings for it.
@@ -124,7 +106,7 @@ def exported_call(
         NotPermitted: when it cannot be exported, or there is no jax here to do it.
         Exception: what the function raises while it is traced.
     """
-    jax = _required_jax()
+    jax = _import_jax()
     options = Options.from_bytes(spec.options)
     if options.in_shardings or options.out_shardings:
         raise _export_error(spec, "in_shardings and out_shardings do not travel with a program")
@@ -135,11 +117,11 @@ def exported_call(
         )
     kind = (tree, tuple(map(_leaf_kind, leaves)), caller.session.platform)
     with _export_lock:
-        found = _exported.setdefault(spec, BoundedDict(_MAX_PER_SPEC)).get(kind)
+        known = _exported.setdefault(spec, BoundedDict(_MAX_PER_SPEC))
+        found = known.get(kind)
     if found is None:
         found = _export(caller, spec, function, options, config, leaves, tree)
         with _export_lock:
-            known = _exported.setdefault(spec, BoundedDict(_MAX_PER_SPEC))
             known[kind] = found
     return cast("FunctionSpec", found), tuple(leaves)
 
@@ -157,13 +139,15 @@ def _export(
 
     from jaxd.tracing.inline import local_jax_settings
     from jaxd_protocol.jit.source_locations import without_source_locations
+    from jaxd_protocol.jit.static_leaves import unwrapping_arguments
 
-    jax = _required_jax()
+    jax = _import_jax()
     structures: list[Any] = []
+    opened = unwrapping_arguments(function, NO_STATIC_ARGS)
 
     def flat(*given: Any) -> list[Any]:
-        args, kwargs = _with_opened_statics(jax.tree.unflatten(tree, given))
-        found, structure = jax.tree.flatten(function(*args, **kwargs))
+        args, kwargs = jax.tree.unflatten(tree, given)
+        found, structure = jax.tree.flatten(opened(*args, **kwargs))
         structures.append(structure)
         return cast("list[Any]", found)
 
@@ -194,20 +178,18 @@ def _export(
 
 
 def _donated_leaves(options: Options, tree: Any) -> tuple[int, ...]:
-    """Numbers of the leaves of the arguments that are given up."""
+    """Numbers of the leaves of the arguments that are donated."""
     import jax
 
-    numbered = jax.tree.unflatten(tree, range(tree.num_leaves))
-    args, kwargs = numbered
+    args, kwargs = jax.tree.unflatten(tree, range(tree.num_leaves))
     wanted = {number % len(args) for number in options.donate_argnums or () if args}
-    names = set(options.donate_argnames or ())
-    given = [args[number] for number in sorted(wanted)]
-    given += [value for name, value in kwargs.items() if name in names]
+    given = [args[number] for number in wanted]
+    given += [kwargs[name] for name in kwargs.keys() & set(options.donate_argnames or ())]
     return tuple(sorted(jax.tree.leaves(given)))
 
 
 def _with_closed_statics(args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs) -> Any:
-    """The arguments with all that jax cannot trace, or is not to, closed by its content."""
+    """The arguments with all static and untraceable parts wrapped in a `StaticLeaf`."""
     from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
 
     positions = statics.at(len(args))
@@ -221,17 +203,6 @@ def _with_closed_statics(args: tuple[Any, ...], kwargs: dict[str, Any], statics:
     )
 
 
-def _with_opened_statics(tree: Any) -> Any:
-    import jax
-
-    from jaxd_protocol.jit.static_leaves import StaticLeaf
-
-    def open_(value: Any) -> Any:
-        return value.value if isinstance(value, StaticLeaf) else value
-
-    return jax.tree.map(open_, tree, is_leaf=lambda value: isinstance(value, StaticLeaf))
-
-
 def _leaf_kind(leaf: Any) -> tuple[tuple[int, ...], Any, bool]:
     """Shape, dtype and weak type of an array or number, as jax takes it."""
     import jax
@@ -242,15 +213,12 @@ def _leaf_kind(leaf: Any) -> tuple[tuple[int, ...], Any, bool]:
     return found.shape, found.dtype, bool(getattr(found, "weak_type", False))
 
 
-def _required_jax() -> Any:
-    try:
-        import jax
-    except ImportError as error:
-        raise NotPermitted(
-            "this server takes exported programs only (--accept exported), and this process has no "
-            "jax to make one. Run: pip install jax, or use a server that takes code."
-        ) from error
-    return jax
+def _import_jax() -> Any:
+    return import_jax(
+        NotPermitted,
+        "this server takes exported programs only (--accept exported), and this process has no jax "
+        "to make one. Run: pip install jax, or use a server that takes code.",
+    )
 
 
 def _export_error(spec: FunctionSpec, why: str) -> NotPermitted:

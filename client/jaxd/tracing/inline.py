@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxd.dispatch.devices import Device
-from jaxd.interop.jax_runtime import PRNGKeys
+from jaxd.interop.jax_runtime import PRNGKeys, import_jax
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ConfigurationError, NoServer
 from jaxd_protocol.jit.options import Options
@@ -25,56 +25,69 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-def inline_function(
-    function: Callable[..., Any],
-    options: Options,
-    config: Mapping[str, Any] | None = None,
-    results: ResultsAs = "auto",
-) -> Callable[..., Any]:
+class InlineFunction:
     """`jax.jit(function)` with the same options, jax settings and form of results.
 
-    Raises:
-        NoServer: when this process has no jax to run it with.
-    """
-    jitted, statics = _jitted(function, options)
-    if not config and results != "numpy" and statics.strict and options.device is None:
-        return jitted  # type: ignore[no-any-return]
+    Args:
+        function: the function.
+        options: of `jax.jit`, and what is static.
+        config: jax settings under which it is traced and runs.
+        results: the form of its results.
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    Raises:
+        NoServer: when this process has no jax.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        config: Mapping[str, Any] | None = None,
+        results: ResultsAs = "auto",
+    ) -> None:
+        self._statics = statics = infer_static_args(function, options)
+        opened = function if statics.strict else _opening_wrapper(function, statics)
+        self._jitted = _import_jax().jit(opened, **options.jit_arguments())
+        self._config = config or {}
+        self._device = options.device
+        self._results = results
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it in this process."""
         import jax
 
-        with local_jax_settings(config or {}, options.device):
-            args, kwargs = wrap_untraceable_arguments(args, kwargs, statics)
-            result = jitted(*args, **kwargs)
-        return jax.tree.map(_to_numpy, result) if results == "numpy" else result
+        result = self._under_settings(self._jitted, args, kwargs)
+        return jax.tree.map(_to_numpy, result) if self._results == "numpy" else result
 
-    return call
+    def warm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Warmed:
+        """Compiles it for such arguments or for specs of them; runs nothing."""
+        from jaxd.dispatch.warm import Warmed
 
+        started = time.perf_counter()
+        self._under_settings(self._compile, args, kwargs)
+        return Warmed("compile", time.perf_counter() - started)
 
-def warm_inline(
-    function: Callable[..., Any],
-    options: Options,
-    config: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Warmed:
-    """Compiles it in this process, for such arguments or for specs of them; runs nothing.
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
+        self._jitted.lower(*args, **kwargs).compile()  # jax caches it for calls of the function
 
-    Raises:
-        NoServer: when this process has no jax to compile it with.
-    """
-    from jaxd.dispatch.warm import Warmed
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """jax's own `Lowered`."""
+        return self._under_settings(self._jitted.lower, args, kwargs)
 
-    jitted, statics = _jitted(function, options)
-    started = time.perf_counter()
-    with local_jax_settings(config, options.device):
-        args, kwargs = wrap_untraceable_arguments(args, dict(kwargs), statics)
-        jitted.lower(*args, **kwargs).compile()  # which jax remembers when the function is called
-    return Warmed("compile", time.perf_counter() - started)
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """jax's own `Traced`."""
+        return self._under_settings(self._jitted.trace, args, kwargs)
+
+    def _under_settings(
+        self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with local_jax_settings(self._config, self._device):
+            args, kwargs = wrap_untraceable_arguments(args, kwargs, self._statics)
+            return do(*args, **kwargs)
 
 
 def completed_future(call: Callable[[], R]) -> Future[R]:
-    """The future of a call that is made at once."""
+    """A future that is done: of a call that is made at once."""
     from concurrent.futures import Future
 
     future: Future[R] = Future()
@@ -86,74 +99,32 @@ def completed_future(call: Callable[[], R]) -> Future[R]:
 
 
 def local_devices() -> tuple[Device, ...]:
-    """The devices of this process, which are all its own; 0 where jax says nothing of memory.
+    """The devices of this process, all its own; memory is 0 where jax does not report it.
 
     Raises:
         NoServer: when this process has no jax.
     """
     found = []
-    for index, device in enumerate(_require_jax().devices()):
+    for index, device in enumerate(_import_jax().devices()):
         memory = device.memory_stats() or {}
         used, limit = memory.get("bytes_in_use", 0), memory.get("bytes_limit", 0)
         found.append(Device(index, device.platform, device.device_kind, used, limit, 1, True))
     return tuple(found)
 
 
-class InlineStages:
-    """`lower` and `trace` of the jitted function, under its settings.
-
-    Args:
-        function: what is jitted.
-        options: how.
-        config: jax's settings for it.
-
-    Raises:
-        NoServer: when this process has no jax.
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], options: Options, config: Mapping[str, Any]
-    ) -> None:
-        self._jitted, self._statics = _jitted(function, options)
-        self._config = config
-        self._device = options.device
-
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """jax's own `Lowered`."""
-        with local_jax_settings(self._config, self._device):
-            args, kwargs = wrap_untraceable_arguments(args, kwargs, self._statics)
-            return self._jitted.lower(*args, **kwargs)
-
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """jax's own `Traced`."""
-        with local_jax_settings(self._config, self._device):
-            args, kwargs = wrap_untraceable_arguments(args, kwargs, self._statics)
-            return self._jitted.trace(*args, **kwargs)
-
-
-def _jitted(function: Callable[..., Any], options: Options) -> tuple[Any, StaticArgs]:
-    jax = _require_jax()
-    statics = infer_static_args(function, options)
-    opened = function if statics.strict else _opening_wrapper(function, statics)
-    return jax.jit(opened, **options.jit_arguments()), statics
-
-
-def _require_jax() -> Any:
-    try:
-        import jax
-    except ImportError as error:
-        raise NoServer(
-            "JAXD_INLINE=1 runs functions in this process, which has no jax. "
-            "Run: pip install 'jaxd[server]', or unset JAXD_INLINE."
-        ) from error
-    return jax
+def _import_jax() -> Any:
+    return import_jax(
+        NoServer,
+        "JAXD_INLINE=1 runs functions in this process, which has no jax. "
+        "Run: pip install 'jaxd[server]', or unset JAXD_INLINE.",
+    )
 
 
 def _opening_wrapper(function: Callable[..., Any], statics: StaticArgs) -> Callable[..., Any]:
-    """The same one each time, so that jax finds what it has compiled for it."""
+    """The same wrapper each time, so that jax finds what it has compiled for it."""
     try:
         return _cached_opening(function, statics)
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # the function cannot be hashed
         return unwrapping_arguments(function, statics)
 
 
@@ -179,8 +150,8 @@ def _device(index: int) -> Any:
     devices = jax.devices()
     if index >= len(devices):
         raise ConfigurationError(
-            f"device={index} is not there: with JAXD_INLINE=1 functions run in this process, of "
-            f"which the jax has {len(devices)}. Count from 0, or unset JAXD_INLINE."
+            f"device={index} is not there: with JAXD_INLINE=1 functions run in this process, where "
+            f"jax has {len(devices)} device(s). Count from 0, or unset JAXD_INLINE."
         )
     return devices[index]
 

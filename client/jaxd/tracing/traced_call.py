@@ -1,21 +1,21 @@
 """Calls with tracers: the call becomes an operation of the program that jax traces.
 
-The form of its result is asked for, once; then jax gets the call as an operation of its own, whose
-rules ask the server for derivatives and mapped calls.
+The server is asked once for the form of the result; then the call is bound as a primitive, whose
+rules make derivatives and mapped calls on the server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd.dispatch.warm import encode_warm_request, result_skeleton_of
 from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax
 from jaxd.interop.lazy_array import LazyArray
 from jaxd.request.function_snapshot import FunctionSpec
-from jaxd.tracing.derived_call import CallOutline, TracedCall
-from jaxd.tracing.primitive import Aval, bind
+from jaxd.tracing.derived_call import Aval, CallOutline, TracedCall
+from jaxd.tracing.primitive import bind
 from jaxd_protocol.errors import ResultError, TracerError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.pytree import Layout
@@ -23,9 +23,6 @@ from jaxd_protocol.pytree import Layout
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
     from jaxd.request.call_request import CallRequest, CallSettings
-
-
-_NUMBERS: Final = (bool, int, float, complex)
 
 
 def call_traced(
@@ -39,12 +36,12 @@ def call_traced(
     """The result of a call, as tracers where it depends on them.
 
     Args:
-        caller: reaches the server.
+        caller: of the server.
         spec: the function.
-        settings: how its calls are made.
+        settings: of its calls.
         args: positional arguments.
         kwargs: keyword arguments.
-        settle: gives the call, of the function as calls with such arguments mean it.
+        settle: replaces the function of a call by the one that such arguments select.
 
     Raises:
         TracerError: when a tracer is where no array can be.
@@ -63,9 +60,9 @@ def call_traced(
 
 
 def _outline_key(outline: CallOutline, warming: CallRequest) -> Any:
-    """Equal for calls that are alike in all but their arrays; objects may differ in what they hold.
+    """Equal for calls that differ in their arrays only; static values are part of the skeleton.
 
-    What is static stands in the skeleton.
+    Leaves that are no inputs may differ in their content, so a call with such equals no other.
     """
     if any(kind is None for kind in outline.inputs):
         return object()
@@ -81,7 +78,7 @@ def _split_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[CallOutline, list[_TracedInput]]:
-    """The call without its arrays, and these."""
+    """The call without its arrays, and the arrays."""
     jax: Any = loaded_jax()
     numbers, names = spec.statics.positions, spec.statics.names
     _refuse_static_tracers(spec, args, kwargs)
@@ -136,9 +133,9 @@ class _TracedInput(NamedTuple):
     """A leaf that is an input of the traced call.
 
     Attributes:
-        array: what jax is given.
+        array: for jax.
         kind: "" for an array, the name of a generator for the numbers of random keys.
-        stands: what stands for it where only its shape counts.
+        shape_struct: replaces it where only its shape counts.
     """
 
     array: Any
@@ -147,7 +144,9 @@ class _TracedInput(NamedTuple):
 
 
 def _traced_input(leaf: Any) -> _TracedInput | None:
-    """The leaf as an input; None when it is nothing that jax could trace."""
+    """The leaf as an input; None when jax cannot trace it."""
+    import numpy
+
     jax: Any = loaded_jax()
     if type(leaf) is PRNGKeys:
         return _TracedInput(jax.numpy.asarray(leaf.data), leaf.impl, leaf)
@@ -156,16 +155,11 @@ def _traced_input(leaf: Any) -> _TracedInput | None:
             stands = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
             return _TracedInput(jax.random.key_data(leaf), str(jax.random.key_impl(leaf)), stands)
         return _TracedInput(leaf, "", _shape_struct(leaf))
-    if isinstance(leaf, _NUMBERS) or _is_of_numpy(leaf) or type(leaf) is LazyArray:
+    numbers = bool, int, float, complex, numpy.ndarray, numpy.generic, LazyArray
+    if isinstance(leaf, numbers):
         array = jax.numpy.asarray(leaf)
         return _TracedInput(array, "", _shape_struct(array))
     return None
-
-
-def _is_of_numpy(leaf: Any) -> bool:
-    import numpy
-
-    return isinstance(leaf, numpy.ndarray | numpy.generic)
 
 
 def _shape_struct(array: Any) -> Any:
@@ -181,8 +175,8 @@ class _ResultLayout(NamedTuple):
     """The layout of a traced call's result.
 
     Attributes:
-        layout: how it is put together.
-        order: of each of its arrays, as jax orders them, the number on the wire.
+        layout: its structure.
+        order: the numbers of its arrays on the wire, in jax's order.
     """
 
     layout: Layout
@@ -190,7 +184,7 @@ class _ResultLayout(NamedTuple):
 
     @property
     def outputs(self) -> tuple[Aval, ...]:
-        """Its arrays, random keys as their numbers."""
+        """The abstract values of its arrays; of random keys those of their numbers."""
         leaves = [self.layout.leaves[number] for number in self.order]
         return tuple(Aval(leaf.shape, leaf.dtype, leaf.weak) for leaf in leaves)
 
@@ -206,7 +200,7 @@ class _ResultLayout(NamedTuple):
 
 
 def _result_layout(caller: Caller, warming: CallRequest) -> _ResultLayout:
-    """The form of a call's result; asked for once for such calls."""
+    """The layout of a call's result; the server is asked once for such calls."""
     snapshot = warming.spec.snapshot
     name = warming.spec.key + warming.skeleton
     skeleton = snapshot.forms.get(name)

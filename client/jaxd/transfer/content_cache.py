@@ -1,7 +1,7 @@
 """Content cache: numpy arrays that the server has already, recognized by their hash; for networks.
 
-These can be written to, so they are hashed on each call. The server holds what it was sent under
-its hash, also for later processes of the same user; it is asked once whether it has something.
+numpy arrays are mutable, so they are hashed on each call. The server keeps data under its hash,
+also for later processes of the same user; it is asked once for each hash.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ContentCache:
 
     Args:
         copies: of the session.
-        worth: decides whether to look.
+        policy: decides whether data is hashed.
     """
 
     def __init__(self, copies: ServerCopies, policy: DedupPolicy) -> None:
@@ -48,9 +48,9 @@ class ContentCache:
     def locate(
         self, data: Mapping[int, memoryview], leaf_headers: Mapping[int, bytes], ask: AdoptRequest
     ) -> list[tuple[DataLocation, ServerCopy | None]]:
-        """How arrays can travel better than with their data alone.
+        """Locations for arrays that the server has, or keeps from now on.
 
-        The copies are to be settled when the call is over.
+        The copies must be completed with the call.
 
         Args:
             data: of the arrays of a call, by leaf.
@@ -79,12 +79,12 @@ class ContentCache:
         ]
 
     def _find(self, content: ContentId) -> ServerCopy | None:
-        """The copy with that content; it is used from now on."""
+        """The copy with that content, acquired for a call."""
         copy = self._copies_by_id.get(content)
         return copy if copy is not None and self._copies.acquire(copy) else None
 
     def _adopt(self, sizes: Mapping[ContentId, int], ask: AdoptRequest) -> None:
-        """Has the server make values of what it holds."""
+        """Asks the server to make values of the contents that it has."""
         begun = {content: self._copies.reserve(nbytes) for content, nbytes in sizes.items()}
         copies = {content: copy for content, copy in begun.items() if copy is not None}
         if not copies:
@@ -92,11 +92,11 @@ class ContentCache:
         refused: Sequence[Any] = list(copies.values())
         ready = False
         try:
-            said = ask(
+            found = ask(
                 pack_ids(number for content in copies for number in content),
                 pack_ids(copy.id for copy in copies.values()),
             )
-            refused = [copy for copy, is_there in zip(refused, said, strict=True) if not is_there]
+            refused = [copy for copy, is_there in zip(refused, found, strict=True) if not is_there]
             ready = True
             for copy in copies.values():
                 copy.is_shared = True

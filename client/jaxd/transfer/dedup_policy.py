@@ -9,10 +9,10 @@ FAST_LINK: Final = 4e8
 """Bytes a second: over a faster link, hashing takes as long as sending."""
 
 PROBE_COUNT: Final = 8
-"""After so many arrays it is clear enough whether the server has such arrays."""
+"""Arrays that are looked up before the hit rate is judged."""
 
 SKIP_COUNT: Final = 256
-"""So many arrays are sent unseen when it had none; then it is tried again."""
+"""Arrays that are sent without a lookup after a low hit rate."""
 
 _MIN_HIT_SHARE: Final = 0.2
 _KEPT_SPEEDS: Final = 4
@@ -24,7 +24,7 @@ class DedupPolicy:
     """Measures throughput and hits. Races between threads only cost a little accuracy.
 
     Args:
-        is_near: whether the link is taken for a fast one until a few calls have shown what it is.
+        is_near: whether the link is assumed to be fast until a few calls have been measured.
     """
 
     def __init__(self, is_near: bool = False) -> None:
@@ -35,7 +35,7 @@ class DedupPolicy:
 
     @property
     def speed(self) -> float:
-        """Bytes a second that the link can take at least, as far as is known."""
+        """Bytes a second that the link is known to take."""
         return max(self._speeds)
 
     def should_probe(self, count: int) -> bool:
@@ -48,7 +48,7 @@ class DedupPolicy:
         return True
 
     def record_probe(self, hits: int, asked: int) -> None:
-        """So many of the arrays that were looked for need not be sent."""
+        """Records a lookup: the number of arrays that were found, and that were asked for."""
         self._hits += hits
         self._probed += asked
         if self._probed < PROBE_COUNT:
@@ -61,9 +61,9 @@ class DedupPolicy:
             self._hits //= 2
 
     def record_transfer(self, nbytes: int, seconds: float) -> None:
-        """A call that sent so much was over after that time: the link is at least so fast.
+        """Records how long a call took that sent so many bytes: a lower bound of the speed.
 
-        It may be faster where the call took long to run; but then hashing costs little beside it.
+        The link may be faster where the call ran long; then hashing costs little in comparison.
         """
         if nbytes >= _MIN_MEASURED_BYTES:
             self._speeds.append(nbytes / max(seconds, 1e-9))

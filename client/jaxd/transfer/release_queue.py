@@ -14,17 +14,18 @@ from jaxd_protocol.messages.data_locations import pack_ids, unpack_ids
 
 _MAX_SENT: Final = 4096
 _BATCH_S: Final = 0.05
-"""How long ids may wait for a call that takes them along."""
+"""How long ids may wait for a call that carries them."""
 
 
 class ReleaseQueue:
     """A queue of ids of values to release. Thread-safe.
 
     Args:
-        send: sends the ids to the server by themselves; False when nobody is there any more.
+        send: sends the ids to the server in a message of their own; False when the session has
+            ended.
 
     Attributes:
-        pending: the ids that are not sent.
+        pending: the ids that are not sent yet.
     """
 
     def __init__(self, send: Callable[[bytes], bool]) -> None:
@@ -34,12 +35,12 @@ class ReleaseQueue:
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._is_woken = False
         self._thread: threading.Thread | None = None
-        self._is_needed = False  # whether there has ever been something to tell
+        self._is_needed = False  # whether the thread was ever started
         self._is_stopped = False
         self._lock = threading.Lock()  # guards the thread; `add` must not take it
 
     def add(self, id: int) -> None:  # noqa: A002
-        """Adds one. Takes no lock: may be called from any thread and during garbage collection."""
+        """Adds an id, from any thread and during garbage collection: takes no lock."""
         self.pending.append(id)
         self._wake_thread()
 
@@ -59,7 +60,7 @@ class ReleaseQueue:
             self._wake_thread()
 
     def start(self) -> None:
-        """Starts the thread that sends ids which no call takes along, while connected."""
+        """Starts the thread that sends ids which no call carries, while connected."""
         if self._thread is not None:
             return
         with self._lock:
@@ -73,7 +74,7 @@ class ReleaseQueue:
             return
         wake: SimpleQueue[bool] = SimpleQueue()
         thread = threading.Thread(target=self._run, args=(wake,), name="jaxd-drops", daemon=True)
-        with suppress(RuntimeError):  # the system has no more threads: calls take it along
+        with suppress(RuntimeError):  # the system has no more threads: calls carry the ids
             thread.start()
             self._wake, self._is_woken, self._thread = wake, False, thread
 
@@ -91,7 +92,7 @@ class ReleaseQueue:
                 self._wake.put(False)
 
     def abandon(self) -> None:
-        """In the child of a fork: the values are the parent's, and so is the thread."""
+        """Drops all ids, in the child of a fork: the values and the thread are the parent's."""
         self.pending = deque(maxlen=0)
         self._is_woken = True
         self._lock = threading.Lock()
@@ -105,13 +106,13 @@ class ReleaseQueue:
         return found
 
     def resend(self) -> None:
-        """Sends the ids of the last connection once more over a new one.
+        """Sends the ids of the last connection again over a new one.
 
-        To let go of a value twice does no harm: no id is used twice.
+        A second release of a value does no harm: no id is used twice.
         """
-        told = list(self._sent)
+        sent = list(self._sent)
         self._sent.clear()
-        for each in told:
+        for each in sent:
             self.add(each)
         self._is_stopped = False
         if self._is_needed:
@@ -121,6 +122,6 @@ class ReleaseQueue:
         while wake.get():
             time.sleep(_BATCH_S)
             self._is_woken = False
-            gone = self._drain()
-            if gone and not self._send(pack_ids(gone)):
+            ids = self._drain()
+            if ids and not self._send(pack_ids(ids)):
                 return

@@ -7,11 +7,10 @@ they are jax arrays that the server was sent before: these cannot have changed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from jaxd_protocol.base.buffers import ALIGNMENT
 from jaxd_protocol.errors import ConnectionLost, JaxdError
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
@@ -71,14 +70,14 @@ class CallTransfer(NamedTuple):
     dedup_plan: DedupPlan | None = None
 
     def in_blocks(self) -> dict[int, memoryview]:
-        """What lies in blocks, by leaf, with what lies behind it."""
+        """The data of the leaves that lie in blocks, each with the rest of its block."""
         blocks = {block.number: block.view for block, _ in self.places}
         return {
             row.leaf: blocks[row.a][row.b :] for row in self.data_locations if row.kind == BLOCK
         }
 
     def copies_of(self, call: CallData) -> Sequence[memoryview]:
-        """The buffers of the call, as copies that this has made: the caller's arrays may change."""
+        """The buffers of the call as the copies that were made: the caller's arrays may change."""
         in_blocks = self.in_blocks()
         absent = {row.leaf for row in self.data_locations if row.kind in NOT_IN_MESSAGE}
         rest = iter(self.buffers)
@@ -87,16 +86,16 @@ class CallTransfer(NamedTuple):
             if owner in in_blocks:
                 copies.append(in_blocks[owner][: len(data)])
             elif owner in absent:
-                copies.append(data)  # an array of jax that the server has: it cannot change
+                copies.append(data)  # an array of jax on the server: it cannot change
             else:
                 copies.append(next(rest))
         return copies
 
     def release(self, reply: Sequence[Any] | None = None) -> None:
-        """The call is over: its blocks can be used for others.
+        """Releases the blocks of a call that is over.
 
         Args:
-            reply: what the server said; None when there is no result.
+            reply: of the server; None when there is no result.
         """
         for block, _ in self.places:
             block.release()
@@ -137,10 +136,10 @@ class TransferRouter:
 
         Args:
             call: its data.
-            connection: what it is sent over.
-            deduplicator: gives what the session has sent; None: nobody looks there.
-            copied: whether the caller may change its arrays before the reply is here.
-            deadline: `time.monotonic()` after which the caller does not wait any more.
+            connection: over which it is sent.
+            deduplicator: gives that of the session; None: no deduplication.
+            copied: whether the caller may change its arrays before the reply has arrived.
+            deadline: `time.monotonic()` at which the caller stops waiting.
 
         Raises:
             ConnectionLost: when the connection has ended.
@@ -175,9 +174,16 @@ class TransferRouter:
     def _load_blocks(
         self, call: CallData, connection: BlockPeer, rows: list[DataLocation], *, copied: bool
     ) -> Sequence[BlockOffset]:
-        """Puts into blocks what has no row so far; adds the rows."""
-        large = self._shareable(call, connection, {row.leaf for row in rows})
-        if not large:
+        """Loads large buffers of leaves that have no row so far into blocks; adds their rows."""
+        settled = {row.leaf for row in rows}
+        large = [
+            index
+            for index, (owner, data) in enumerate(
+                zip(call.buffer_leaves, call.buffers, strict=False)
+            )
+            if owner >= 0 and len(data) >= MIN_SHARED_BYTES and owner not in settled
+        ]
+        if not large or not connection.passes_descriptors:
             return ()
         places = self._place_in_blocks([call.buffers[index] for index in large], copied=copied)
         if places is None:
@@ -198,86 +204,60 @@ class TransferRouter:
         return places
 
     def receive_buffer(self, connection: BlockPeer, sizes: Sequence[int]) -> ReceiveBuffer | None:
-        """Where the server can put arrays of these sizes; None when it had better send them.
+        """Shared memory for arrays of these sizes; None when the server should send them.
 
         Raises:
             ConnectionLost: when the connection has ended.
         """
-        total = sum(sizes)
-        if total < MIN_SHARED_BYTES or not connection.passes_descriptors:
+        if sum(sizes) < MIN_SHARED_BYTES or not connection.passes_descriptors:
             return None
         from jaxd.transfer.shared_arrays import ReceiveBuffer, block_view
+        from jaxd.transfer.shared_memory import aligned_offsets
 
-        block = self._pool.lease(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+        *offsets, room = aligned_offsets(sizes)
+        block = self._pool.lease(room)
         if block is None:
             return None
         try:
             if not self.announce(connection, [(block, 0)]):
                 return None
             block.is_awaited = True
-            places: list[int] = []
-            views: list[memoryview] = []
-            end = 0
-            for size in sizes:
-                places += (block.number, end)
-                views.append(block_view(self._pool, block, end, size).data)
-                end += -(-size // ALIGNMENT) * ALIGNMENT
+            places = [number for offset in offsets for number in (block.number, offset)]
+            pieces = zip(offsets, sizes, strict=True)
+            views = [block_view(block, offset, size).data for offset, size in pieces]
             return ReceiveBuffer(places, views, block)
         finally:
             block.release()
 
     def uses_shared_blocks(self, call: CallData) -> bool:
-        """Whether some of its data lies in memory of the caller's that the server would read."""
-        return any(
-            owner >= 0 and self._is_in_block(data)
-            for owner, data in zip(call.buffer_leaves, call.buffers, strict=False)
-            if len(data) >= MIN_SHARED_BYTES
-        )
-
-    def _shareable(
-        self, call: CallData, connection: BlockPeer, settled: Collection[int]
-    ) -> list[int]:
-        """Indexes of the buffers that may go through shared memory, of leaves without a row."""
-        if not call.buffers or not connection.passes_descriptors:
-            return []
-        return [
-            index
-            for index, (owner, data) in enumerate(
-                zip(call.buffer_leaves, call.buffers, strict=False)
-            )
-            if owner >= 0 and len(data) >= MIN_SHARED_BYTES and owner not in settled
-        ]
+        """Whether some of its data lies in shared memory, which the server would read directly."""
+        for owner, data in zip(call.buffer_leaves, call.buffers, strict=False):
+            if owner >= 0 and len(data) >= MIN_SHARED_BYTES:
+                place = self._find(data)
+                if place is not None:
+                    place[0].release()
+                    return True
+        return False
 
     def _place_in_blocks(
         self, buffers: Sequence[memoryview], *, copied: bool
     ) -> list[BlockOffset] | None:
         """Where the data lies, copied or as it is; None when there is no room."""
-        found: dict[int, BlockOffset] = {}
-        if not copied:
-            for index, data in enumerate(buffers):
-                place = self._find(data)
-                if place is not None:
-                    found[index] = place
-        rest = [index for index in range(len(buffers)) if index not in found]
-        made = self._pool.copy_in([buffers[index] for index in rest])
-        if made is None:
-            for block, _ in found.values():
-                block.release()
+        found = [None if copied else self._find(data) for data in buffers]
+        pairs = zip(buffers, found, strict=True)
+        copies = self._pool.copy_in([data for data, place in pairs if place is None])
+        if copies is None:
+            for place in filter(None, found):
+                place[0].release()
             return None
-        found.update(zip(rest, made, strict=True))
-        return [found[index] for index in range(len(buffers))]
+        rest = iter(copies)
+        return [next(rest) if place is None else place for place in found]
 
     def _find(self, data: memoryview) -> BlockOffset | None:
         return self._pool.find(_address(data), len(data))
 
-    def _is_in_block(self, data: memoryview) -> bool:
-        place = self._find(data)
-        if place is not None:
-            place[0].release()
-        return place is not None
-
     def announce(self, connection: BlockPeer, places: Sequence[BlockOffset]) -> bool:
-        """Has the server map blocks that it does not know; whether it can.
+        """Announces blocks that the server has not mapped yet; whether it can map them.
 
         Raises:
             ConnectionLost: when the connection has ended.
@@ -287,14 +267,13 @@ class TransferRouter:
             if not self._share_block(connection, block):
                 connection.passes_descriptors = False
                 return False
-        self._pool.announced(connection, blocks)
-        retired = self._pool.retired(connection)
+        retired = self._pool.announced(connection, blocks)
         if retired:
             connection.notify("unshare", (tuple(retired),))
         return True
 
     def _share_block(self, connection: BlockPeer, block: SharedBlock) -> bool:
-        """Whether the server sees in the block what is in it: else something lies in between."""
+        """Whether the server can read the block; not if a proxy lies in between."""
         try:
             value, _ = connection.request(
                 "share", (block.number, block.nbytes), descriptors=(block.descriptor,)

@@ -1,7 +1,7 @@
 """Copies of client data that the server keeps, so that the data is sent once.
 
-A copy is a value of the session under an id of our own choice. It begins on its way; once a reply
-has said that it is there, calls refer to it.
+A copy is a value of the session whose id the client chooses. A call brings it; once the reply has
+confirmed it, later calls refer to it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class ServerCopy:
     """A copy on the server.
 
     Attributes:
-        id: its name on the server.
+        id: of the value.
         nbytes: its size.
         users: open calls that bring it or refer to it.
         is_on_server: whether calls can refer to it.
         is_refused: whether the server had no room for it.
-        is_shared: whether more than one array may stand for it, so that none of them decides.
+        is_shared: whether several arrays may refer to it, so that it outlives each of them.
     """
 
     __slots__ = ("id", "is_on_server", "is_refused", "is_shared", "nbytes", "users")
@@ -42,11 +42,11 @@ class ServerCopy:
 
 
 class ServerCopies:
-    """The copies of one session, bounded: the least recently used one goes first. Thread-safe.
+    """The copies of one session, bounded: the least recently used is dropped first. Thread-safe.
 
     Args:
-        drops: tells the server what goes.
-        limit_bytes: of all of them.
+        release_queue: the ids of copies that the server can release.
+        limit_bytes: of all copies together.
     """
 
     def __init__(self, release_queue: ReleaseQueue, limit_bytes: int = _LIMIT_BYTES) -> None:
@@ -57,24 +57,20 @@ class ServerCopies:
         self._forgotten: deque[ServerCopy] = deque()
         self._lock = threading.Lock()  # guards all but _forgotten
 
-    def __len__(self) -> int:
-        with self._lock:
-            self._remove_forgotten()
-            return len(self._copies)
-
     def reserve(self, nbytes: int) -> ServerCopy | None:
-        """A copy that a call brings; None where there is no room. To be settled."""
+        """A copy that a call brings; None when there is no room. It must be completed."""
         with self._lock:
             self._remove_forgotten()
             if not self._make_room(nbytes):
                 return None
             copy = ServerCopy(nbytes)
-            self._add(copy)
+            self._copies[copy.id] = copy
+            self._nbytes += nbytes
         self._drops.start()
         return copy
 
     def acquire(self, copy: ServerCopy) -> bool:
-        """Whether a call can refer to a copy; to be settled if so."""
+        """Whether a call can refer to a copy, which must then be completed."""
         with self._lock:
             self._remove_forgotten()
             if copy.is_on_server:
@@ -85,12 +81,12 @@ class ServerCopies:
     def complete(
         self, used: Iterable[ServerCopy], *, ready: bool, refused: Collection[int] = ()
     ) -> None:
-        """A call is over.
+        """Completes the copies of a call that is over.
 
         Args:
             used: the copies that it brought or referred to.
-            ready: whether it has a result; else nobody knows whether what it brought is there.
-            refused: ids of copies that the server has not taken.
+            ready: whether it has a result; else it is unknown whether the server has its copies.
+            refused: ids of copies that the server has refused.
         """
         with self._lock:
             for copy in used:
@@ -108,9 +104,9 @@ class ServerCopies:
                 self._drops.add(copy.id)
 
     def forget(self, copy: ServerCopy) -> None:
-        """The data is gone here. From any thread, and in a garbage collection: nothing is locked.
+        """Releases the copy of an array that was collected, in any thread: takes no lock.
 
-        No call that uses the copy may be open.
+        No open call may use the copy.
         """
         if copy.is_shared:
             return
@@ -129,10 +125,6 @@ class ServerCopies:
                 break
             self._remove(copy)
         return self._nbytes + nbytes <= self._limit_bytes
-
-    def _add(self, copy: ServerCopy) -> None:
-        self._copies[copy.id] = copy
-        self._nbytes += copy.nbytes
 
     def _remove(self, copy: ServerCopy) -> None:
         self._unlink(copy)

@@ -23,7 +23,7 @@ class ReceiveBuffer(NamedTuple):
     block: SharedBlock
 
     def filled(self) -> None:
-        """The server has answered. Until then it may write, however the caller was stopped."""
+        """The reply has arrived. Until then the server may write, also if the caller gave up."""
         self.block.is_awaited = False
 
 
@@ -56,18 +56,19 @@ def shared_copy(pool: BlockPool, tree: Any) -> Any:
 
     leaves = leaves_of(tree)
     large = [n for n, leaf in enumerate(leaves) if _is_large(leaf)]
-    places = pool.copy_in([_bytes_of(numpy.ascontiguousarray(leaves[n])) for n in large])
+    flat = (numpy.ascontiguousarray(leaves[n]).reshape(-1) for n in large)
+    places = pool.copy_in([each.view("u1").data for each in flat])
     placed = dict(zip(large, places or (), strict=False))
     copies = (_copy(leaf, placed.get(n)) for n, leaf in enumerate(leaves))
     return map_leaves(lambda _: next(copies), tree)
 
 
-def block_view(pool: BlockPool, block: SharedBlock, offset: int, nbytes: int) -> Any:
+def block_view(block: SharedBlock, offset: int, nbytes: int) -> Any:
     """A read-only array of bytes in a block, which holds a share while it or a view of it exists.
 
-    The caller's own share stays the caller's.
+    The caller keeps its own share.
     """
-    pool.share(block)
+    block.retain()
     return _array(block, block.view.toreadonly(), offset, nbytes)
 
 
@@ -88,10 +89,6 @@ def _copy(leaf: Any, place: BlockOffset | None) -> Any:
         data = _array(block, block.view, offset, leaf.nbytes)
         return data.view(leaf.dtype).reshape(leaf.shape)
     return numpy.array(leaf) if _is_array(leaf) else leaf
-
-
-def _bytes_of(array: Any) -> memoryview:
-    return memoryview(array.reshape(-1).view("u1"))
 
 
 def _is_large(leaf: Any) -> bool:

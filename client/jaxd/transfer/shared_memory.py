@@ -4,10 +4,10 @@ A block is one file in memory, mapped here once and used again and again, becaus
 memory takes longer than copying. The server is given the file's descriptor once for each
 connection; after that, a number and an offset stand for the data.
 
-Whoever uses a block holds a *share* of it: a call until its reply has come, an array as long as it
-lives. A block without shares is used for the next call. It is given back to the system instead when
-somebody else may still read it or write into it: a child that was forked meanwhile, or a server
-that was asked to and has not answered.
+Users of a block hold a *share* of it: a call until its reply has arrived, an array as long as it
+lives. A block without shares is reused by the next call. It is returned to the system instead when
+another process may still read or write it: a child that was forked meanwhile, or a server that has
+not replied yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from jaxd_protocol.base import shared_memory
 from jaxd_protocol.base.buffers import ALIGNMENT
-from jaxd_protocol.base.process import notify_before_forks, reset_after_fork
+from jaxd_protocol.base.process import Lazy, notify_before_forks, reset_after_fork
 
 MIN_BLOCK_BYTES: Final = 1 << 18
 """Sizes are powers of two from here up."""
@@ -41,12 +41,12 @@ class SharedBlock:
     """A block of shared memory with a reference count. Made by the pool.
 
     Attributes:
-        number: what it is called on every connection of this process.
+        number: its number on every connection of this process.
         nbytes: its size.
         descriptor: of its file; open while the block exists.
         view: all of it, writable.
         address: where it begins in this process.
-        is_forked: whether a child has it as well.
+        is_forked: whether a child process maps it as well.
         is_awaited: whether the server may still write into it.
     """
 
@@ -58,7 +58,7 @@ class SharedBlock:
         self.is_forked = False
         self.is_awaited = False
         self._pool = pool
-        self._written = 0  # bytes from the beginning that have been written from here
+        self._written = 0  # bytes from the beginning that this process has written
         self.descriptor = -1
         self.descriptor = shared_memory.create_sealed(nbytes)
         self.view = shared_memory.map_file(self.descriptor, nbytes, writable=True)
@@ -70,11 +70,11 @@ class SharedBlock:
             os.close(self.descriptor)
 
     def retain(self) -> None:
-        """Adds a reference; the caller or somebody else already has one."""
+        """Adds a share; there must be one already."""
         self._pool.share(self)
 
     def release(self) -> None:
-        """Releases one reference. Never blocks, so it may be called at any time."""
+        """Releases one share. Never blocks, so it may be called at any time."""
         self._pool.release_share(self)
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -92,7 +92,7 @@ class SharedBlock:
 
 
 BlockOffset = tuple[SharedBlock, int]
-"""A block and an offset in it. Whoever is given one holds a share of the block."""
+"""A block and an offset in it. Who receives one holds a share of the block."""
 
 
 class _PeerBlocks:
@@ -151,7 +151,7 @@ class BlockPool:
 
     def copy_in(self, buffers: Sequence[memoryview]) -> list[BlockOffset] | None:
         """Where copies of some contiguous bytes lie, each with a share; None as for `lease`."""
-        *offsets, total = _offsets(map(len, buffers))
+        *offsets, total = aligned_offsets(map(len, buffers))
         block = self.lease(total, len(buffers)) if buffers else None
         if block is None:
             return None if buffers else []
@@ -188,14 +188,14 @@ class BlockPool:
 
     def release_share(self, block: SharedBlock) -> None:
         """See `SharedBlock.release`."""
-        # garbage collection may come here while this very thread holds the lock
+        # garbage collection may call this while this very thread holds the lock
         self._released.append(block)
-        # and an interrupt may come anywhere, which only `with` survives
+        # an interrupt may come anywhere, which only `with` survives
         if not self._lock.locked():
             with self._lock:
                 self._reclaim()
 
-    # telling the server -----------------------------------------------------------------------
+    # announcing -------------------------------------------------------------------------------
 
     def unannounced(self, connection: object, blocks: Iterable[SharedBlock]) -> list[SharedBlock]:
         """Those of the blocks, each once, whose descriptors the connection has to send first."""
@@ -203,26 +203,22 @@ class BlockPool:
             known = self._peers.setdefault(connection, _PeerBlocks()).numbers
             return [b for b in {b.number: b for b in blocks}.values() if b.number not in known]
 
-    def announced(self, connection: object, blocks: Iterable[SharedBlock]) -> None:
-        """The connection has sent the descriptors of these blocks."""
-        with self._lock:
-            self._peers.setdefault(connection, _PeerBlocks()).numbers.update(
-                b.number for b in blocks
-            )
+    def announced(self, connection: object, blocks: Iterable[SharedBlock]) -> list[int]:
+        """Notes that the connection has sent the descriptors of these blocks.
 
-    def retired(self, connection: object) -> list[int]:
-        """Numbers of blocks that are gone: what the server can forget. Each is returned once."""
+        Returns:
+            Numbers of blocks that are gone, which the server can unmap; each is returned once.
+        """
         with self._lock:
-            told = self._peers.get(connection)
-            if told is None or not told.retired:
-                return []
-            retired, told.retired = told.retired, []
+            peer = self._peers.setdefault(connection, _PeerBlocks())
+            peer.numbers.update(b.number for b in blocks)
+            retired, peer.retired = peer.retired, []
             return retired
 
     # the lock is held -------------------------------------------------------------------------
 
     def _reclaim(self) -> None:
-        """Processes released references, and frees blocks that were idle for too long."""
+        """Processes released shares, and frees blocks that were idle for too long."""
         now = time.monotonic()
         while self._released:
             block = self._released.popleft()
@@ -265,10 +261,10 @@ class BlockPool:
     def _retire(self, block: SharedBlock) -> None:
         del self._blocks[block.address]
         self._addresses.remove(block.address)
-        for told in self._peers.values():
-            if block.number in told.numbers:
-                told.numbers.remove(block.number)
-                told.retired.append(block.number)
+        for peer in self._peers.values():
+            if block.number in peer.numbers:
+                peer.numbers.remove(block.number)
+                peer.retired.append(block.number)
 
 
 def _is_supported() -> bool:
@@ -276,19 +272,10 @@ def _is_supported() -> bool:
     return hasattr(numpy, "frombuffer") and shared_memory.available()
 
 
-def _offsets(sizes: Iterable[int]) -> list[int]:
-    """Where pieces of these sizes begin behind one another, each aligned; then the total."""
+def aligned_offsets(sizes: Iterable[int]) -> list[int]:
+    """The aligned offsets of consecutive pieces of these sizes; then the total."""
     ends = itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
     return list(ends)
-
-
-_pools: dict[str, BlockPool] = {}
-
-
-def shared_pool() -> BlockPool:
-    """The blocks of this process: an eighth of the machine's memory at most."""
-    pool = _pools.get("")
-    return pool if pool is not None else _pools.setdefault("", BlockPool(_memory_bytes() // 8))
 
 
 def _memory_bytes() -> int:
@@ -296,3 +283,7 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # another system, which has no blocks either
         return 0
+
+
+shared_pool: Final = Lazy(lambda: BlockPool(_memory_bytes() // 8))
+"""The blocks of this process: an eighth of the machine's memory at most."""

@@ -8,7 +8,6 @@ import pytest
 
 from jaxd.cli.__main__ import main
 from jaxd.cli.query import ask_server, control_socket_of, server_address
-from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import LocalServerFiles
@@ -42,13 +41,13 @@ def test_an_answer_says_who_gave_it(runtime: Path) -> None:
 def test_a_server_that_was_named_is_meant(runtime: Path) -> None:
     """Whether it runs or not."""
     address = Address.tcp("gpu-host", 1)
-    assert server_address(Settings(server=address)) == address
+    assert server_address(str(address)) == address
 
 
 def test_without_a_name_it_is_the_local_one(runtime: Path) -> None:
     """The one of this environment."""
     files = LocalServerFiles.of_this_environment()
-    assert server_address(Settings()) == Address.unix(files.socket)
+    assert server_address(None) == Address.unix(files.socket)
     assert control_socket_of(Address.unix(files.socket)) == files.control
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxd import Client, connect
-from jaxd.cli.warm_build import BuildOutcome, build_all, check_all
+from jaxd.cli.warm_build import BuildOutcome, build_all
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.function_manifest import FunctionManifest
@@ -70,7 +70,10 @@ def test_an_error_is_the_result_of_its_call_alone(client: Client, server: FakeSe
 def test_a_check_asks_and_builds_nothing(client: Client, server: FakeServer) -> None:
     """One answer for each."""
     server.answers["why"] = {"verdict": "compile"}
-    assert list(check_all(client, [recipe("f", 2)])) == [BuildOutcome("f()", "compile")] * 2
+    assert (
+        list(build_all(client, [recipe("f", 2)], check=True))
+        == [BuildOutcome("f()", "compile")] * 2
+    )
     assert server.of("call") == []
 
 
@@ -99,4 +102,6 @@ def test_closed_early_it_starts_no_more(client: Client, server: FakeServer) -> N
 def test_arguments_that_cannot_be_read_are_left_out(client: Client, server: FakeServer) -> None:
     """The server will say what is wrong with them."""
     server.answers["why"] = lambda _: (json.dumps({"verdict": "hit"}), ())
-    assert list(check_all(client, [recipe("f", 1, b"garbage")])) == [BuildOutcome("f", "hit")]
+    assert list(build_all(client, [recipe("f", 1, b"garbage")], check=True)) == [
+        BuildOutcome("f", "hit")
+    ]

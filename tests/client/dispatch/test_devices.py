@@ -49,7 +49,7 @@ def test_without_a_server_there_are_the_devices_of_this_process(
     assert float(function.on(0)(2.0)) == 4.0
     assert function.on(0).warm(2.0).verdict == "compile"
     for ask in (function.on(1), function.on(1).warm, function.on(1).jaxpr):
-        with pytest.raises(ConfigurationError, match="the jax has 1"):
+        with pytest.raises(ConfigurationError, match="jax has 1"):
             ask(2.0)
 
 

@@ -166,14 +166,6 @@ def test_a_copy_is_the_callers_own(fetcher: FakeFetcher) -> None:
     assert fetcher.told == ["bring"]
 
 
-@pytest.mark.usefixtures("without_jax")
-def test_a_view_is_asked_for_as_one(fetcher: FakeFetcher) -> None:
-    """And kept as well."""
-    array = fetcher.keep(MATRIX)
-    np.testing.assert_array_equal(array.fetch(copy=False), array.fetch())
-    assert fetcher.told == ["view"]
-
-
 def test_fetch_gives_jax_arrays(fetcher: FakeFetcher) -> None:
     """And `block_until_ready` the array itself, still there."""
     array = fetcher.keep(MATRIX)
@@ -380,13 +372,13 @@ def test_a_pickle_by_handle_moves_nothing(fetcher: FakeFetcher) -> None:
 
 PRELUDE = """
 import struct, sys
-from jaxd.interop.result_batch import ResultBatch
+from jaxd.interop.remote_array import ResultBatch
 from jaxd.interop.remote_array import RemoteArray
 from jaxd_protocol.pytree import Leaf
 
 class Keeper:
     address = "unix:///run/jaxd"
-    def fetch_bytes(self, array, copy=True): return memoryview(self.data)
+    def fetch_bytes(self, array): return memoryview(self.data)
     def part(self, array, index): return "part"
     def drop(self, id): pass
 

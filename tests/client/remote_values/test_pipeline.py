@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jaxd.connection.shared_reader import PendingReply
-from jaxd.interop.remote_array import RemoteArray
-from jaxd.interop.result_batch import HandleRange, ResultBatch
+from jaxd.interop.handle_ranges import HandleRange
+from jaxd.interop.remote_array import RemoteArray, ResultBatch
 from jaxd.remote_values.pipeline import _MAX_ATTEMPTS, MAX_IN_FLIGHT, CallPipeline, PipelinedCall
 from jaxd.request.call_request import CallRequest
 from jaxd.transfer.routing import CallTransfer
@@ -543,7 +543,7 @@ def test_a_call_that_was_not_made_gives_back_only_what_was_its_own() -> None:
 def test_its_end_is_told_once_and_its_arrays_are_let_go() -> None:
     """Though two threads may settle it."""
     ended: list[PipelinedCall] = []
-    one, _ = flight(ended=ended.append)
+    one, _ = flight(on_done=ended.append)
     one.complete(succeeded(), ())
     one.complete(succeeded(), ())
     one.notify()

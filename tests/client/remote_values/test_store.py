@@ -50,7 +50,7 @@ def test_what_was_put_back_goes_when_there_is_a_connection_again(client: Client)
 def test_arrays_of_a_session_that_is_over_say_why(client: Client) -> None:
     """Each time, and without another connection."""
     array = client.put(np.ones(3))
-    array.fetcher.invalidate("they are gone. Make them again.")
+    array.fetcher.invalidate(ValuesLost("they are gone. Make them again."))
     client.close()
     for _ in range(2):
         with pytest.raises(ValuesLost, match="they are gone"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from jaxd.interop.result_batch import HandleRange, ResultBatch
+from jaxd.interop.handle_ranges import HandleRange
+from jaxd.interop.remote_array import ResultBatch
 from jaxd.request.call_request import CallRequest
 from jaxd_protocol.messages.calls import MAY_REPEAT, ON_VALUES, STRICT
 from jaxd_protocol.messages.data_locations import (

@@ -12,8 +12,7 @@ from jaxd.dispatch.caller import Caller
 from jaxd.interop.jax_runtime import PRNGKeys
 from jaxd.request.call_request import CallSettings
 from jaxd.request.function_snapshot import FunctionSnapshot, FunctionSpec
-from jaxd.tracing.derived_call import CallOutline, TracedCall, last_error, record_last_error
-from jaxd.tracing.primitive import Aval
+from jaxd.tracing.derived_call import Aval, CallOutline, TracedCall, last_error, record_last_error
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import decode_transformation
 

@@ -11,7 +11,7 @@ import pytest
 
 import jaxd
 from jaxd import Client, PRNGKeys, persistent_call
-from jaxd.tracing.inline import inline_function, local_devices, warm_inline
+from jaxd.tracing.inline import InlineFunction, local_devices
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
 
@@ -19,7 +19,7 @@ from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
 def test_it_takes_the_same_options() -> None:
     """Static and donated arguments among them."""
     options = Options(static_argnames=("mode",), keep_unused=True)
-    function = inline_function(lambda x, mode: x * 2 if mode == "double" else x, options)
+    function = InlineFunction(lambda x, mode: x * 2 if mode == "double" else x, options)
     assert [float(function(2.0, mode=mode)) for mode in ("double", "keep")] == [4.0, 2.0]
 
 
@@ -31,14 +31,14 @@ def test_what_jax_cannot_trace_is_static() -> None:
         traces.append(how["mode"])
         return x * 2 if how["mode"] == "double" else x * how["by"]
 
-    warm_inline(scale, Options(), {}, (2.0,), {"how": {"mode": "dou" + "ble", "by": 3.0}})
-    function = inline_function(scale, Options())
+    InlineFunction(scale, Options()).warm((2.0,), {"how": {"mode": "dou" + "ble", "by": 3.0}})
+    function = InlineFunction(scale, Options())
     for mode in ("double", "times", "double"):
         found = function(2.0, how={"mode": mode, "by": 3.0})
         assert float(found) == (4.0 if mode == "double" else 6.0)
     assert traces == ["double", "times"]
     with pytest.raises(TypeError, match="as an abstract array"):
-        inline_function(scale, Options(static="jax"))(2.0, how={"mode": "times", "by": 3.0})
+        InlineFunction(scale, Options(static="jax"))(2.0, how={"mode": "times", "by": 3.0})
 
 
 def test_it_compiles_once() -> None:
@@ -49,7 +49,7 @@ def test_it_compiles_once() -> None:
         traces.append(x.shape)
         return x + 1
 
-    function = inline_function(counted, Options())
+    function = InlineFunction(counted, Options())
     for size in (2, 2, 3):
         function(np.ones(size))
     assert traces == [(2,), (3,)]
@@ -69,9 +69,9 @@ def test_what_was_warmed_is_not_traced_again() -> None:
         shape, dtype = (3,), "float64"
 
     options, config = Options(static_argnames=("n",)), {"jax_enable_x64": True}
-    warmed = warm_inline(traced, options, config, (Spec(), 2), {})
+    warmed = InlineFunction(traced, options, config).warm((Spec(), 2), {})
     assert (warmed.verdict, warmed.seconds > 0, seen) == ("compile", True, [((3,), "float64")])
-    called = inline_function(traced, options, config)(np.ones(3), 2)
+    called = InlineFunction(traced, options, config)(np.ones(3), 2)
     assert (called.dtype, len(seen)) == ("float64", 1)
     assert jax.numpy.ones(1).dtype == "float32"
 
@@ -80,9 +80,7 @@ def test_without_jax_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """With both ways out."""
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(NoServer, match=r"pip install.*unset JAXD_INLINE"):
-        inline_function(lambda x: x, Options())
-    with pytest.raises(NoServer, match=r"pip install.*unset JAXD_INLINE"):
-        warm_inline(lambda x: x, Options(), {}, (), {})
+        InlineFunction(lambda x: x, Options())
     with pytest.raises(NoServer, match=r"pip install.*unset JAXD_INLINE"):
         local_devices()
 
@@ -115,11 +113,11 @@ def test_settings_and_form_of_results_are_as_on_a_server() -> None:
         seen.append({name: getattr(jax.config, name) for name in config})
         return x * 2, jax.random.key(0)
 
-    array, keys = inline_function(traced, Options(), config, "numpy")(np.ones(2))
+    array, keys = InlineFunction(traced, Options(), config, "numpy")(np.ones(2))
     assert seen == [config]
     assert (type(array), array.dtype, array.flags.writeable) == (np.ndarray, np.float64, True)
     assert (type(keys), keys.impl) == (PRNGKeys, "rbg")
-    assert isinstance(inline_function(lambda x: x, Options(), config)(1.0), jax.Array)
+    assert isinstance(InlineFunction(lambda x: x, Options(), config)(1.0), jax.Array)
     assert all(getattr(jax.config, name) == CONFIG_DEFAULTS[name] for name in config)
 
 
@@ -127,7 +125,7 @@ def test_settings_and_form_of_results_are_as_on_a_server() -> None:
 def test_each_setting_that_travels_can_be_applied(name: str) -> None:
     """jax has a context manager for it."""
     value = CONFIG_DEFAULTS[name]
-    assert float(inline_function(lambda x: x, Options(), {name: value})(1.0)) == 1.0
+    assert float(InlineFunction(lambda x: x, Options(), {name: value})(1.0)) == 1.0
 
 
 def test_a_function_takes_its_settings_along(

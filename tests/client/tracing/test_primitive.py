@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.tracing.primitive import Aval, bind
+from jaxd.tracing import primitive
+from jaxd.tracing.derived_call import Aval
 
+bind: Any = primitive.bind
 X, Y = np.arange(1.0, 4.0, dtype="f4"), np.full(3, 2, "f4")
 
 

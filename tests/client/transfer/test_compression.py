@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from jaxd.transfer.compression import MIN_COMPRESSED_BYTES, Compression
-from jaxd.transfer.dedup_policy import DedupPolicy
+from jaxd.transfer.compression import MIN_COMPRESSED_BYTES, compressed
 from jaxd_protocol.base.buffers import inflate
 
 ZEROS = memoryview(bytes(1 << 20))
@@ -14,7 +13,7 @@ NOISE = memoryview(os.urandom(1 << 20))
 
 def test_what_can_be_made_smaller_is() -> None:
     """And can be inflated."""
-    packed = Compression(DedupPolicy()).packed(ZEROS)
+    packed = compressed(ZEROS, 0.0)
     assert packed is not None
     assert len(packed) < len(ZEROS) // 100
     assert inflate(packed, len(ZEROS)) == ZEROS
@@ -23,18 +22,18 @@ def test_what_can_be_made_smaller_is() -> None:
 @pytest.mark.parametrize("data", [NOISE, ZEROS[: MIN_COMPRESSED_BYTES - 1]])
 def test_what_cannot_be_made_smaller_is_sent_as_it_is(data: memoryview) -> None:
     """And so is what is small."""
-    assert Compression(DedupPolicy()).packed(data) is None
+    assert compressed(data, 0.0) is None
 
 
 def test_the_sample_is_taken_all_over_the_data() -> None:
     """A quiet beginning does not make an array quiet."""
     data = memoryview(bytes(200_000) + os.urandom(800_000))
-    assert Compression(DedupPolicy()).packed(data) is None
+    assert compressed(data, 0.0) is None
 
 
 def test_the_smallest_arrays_can_be_sampled() -> None:
     """Their samples lie close together."""
-    assert Compression(DedupPolicy()).packed(ZEROS[:MIN_COMPRESSED_BYTES]) is not None
+    assert compressed(ZEROS[:MIN_COMPRESSED_BYTES], 0.0) is not None
 
 
 def test_a_sample_can_be_wrong() -> None:
@@ -43,11 +42,9 @@ def test_a_sample_can_be_wrong() -> None:
     step = (len(data) - 10_000) // 4
     for at in range(0, step * 5, step):
         data[at : at + 10_000] = bytes(10_000)
-    assert Compression(DedupPolicy()).packed(memoryview(data)) is None
+    assert compressed(memoryview(data), 0.0) is None
 
 
 def test_over_a_fast_link_nothing_is_compressed() -> None:
     """It is sent before it would be packed."""
-    policy = DedupPolicy()
-    policy.record_transfer(1 << 30, 0.01)
-    assert Compression(policy).packed(ZEROS) is None
+    assert compressed(ZEROS, 1e11) is None

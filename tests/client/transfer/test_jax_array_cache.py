@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxd.transfer.jax_array_cache import MIN_CACHED_BYTES, JaxArrayCache
+from jaxd.transfer.dedup import MIN_CACHED_BYTES, JaxArrayCache
 from jaxd.transfer.release_queue import ReleaseQueue
 from jaxd.transfer.server_copies import ServerCopies
 from jaxd_protocol.messages.data_locations import CACHED_AS_VALUE, VALUE, DataLocation, unpack_ids
@@ -101,10 +101,10 @@ def test_a_collected_array_is_forgotten(times: int) -> None:
     """And the server lets go of its copy, if it has one."""
     bench, array = Bench(), jnp.zeros(LARGE)
     ids = [row.a for row in (bench.send(array) for _ in range(times)) if row is not None]
-    assert len(bench.seen) == 1
+    assert len(bench.seen._refs) == 1
     del array
     gc.collect()
-    assert len(bench.seen) == 0
+    assert len(bench.seen._refs) == 0
     assert list(unpack_ids(bench.drops.take_all())) == ids
 
 

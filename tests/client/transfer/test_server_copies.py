@@ -52,7 +52,7 @@ def test_a_call_without_a_result_has_brought_nothing() -> None:
     bench.copies.complete([copy], ready=False)
     assert not bench.copies.acquire(copy)
     assert bench.dropped() == (copy.id,)
-    assert len(bench.copies) == 0
+    assert bench.copies.reserve(100) is not None  # all the room there is
 
 
 def test_a_call_that_fails_does_not_change_what_it_referred_to() -> None:

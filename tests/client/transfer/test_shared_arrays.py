@@ -101,7 +101,7 @@ def test_a_view_is_read_only_for_good(pool: BlockPool) -> None:
     block = pool.lease(SMALL)
     assert block is not None
     block.view[10:13] = b"abc"
-    view = block_view(pool, block, 10, 3)
+    view = block_view(block, 10, 3)
     assert bytes(view) == b"abc"
     for array in (view, view[1:], view.base):
         with pytest.raises(ValueError, match="WRITEABLE"):
@@ -112,7 +112,7 @@ def test_a_view_holds_a_share_beside_the_callers(pool: BlockPool) -> None:
     """The block is free when both are gone."""
     block = pool.lease(SMALL)
     assert block is not None
-    view = block_view(pool, block, 64, 100).view("f4")[2:]
+    view = block_view(block, 64, 100).view("f4")[2:]
     block.release()
     assert pool.lease(SMALL) is not block
     del view

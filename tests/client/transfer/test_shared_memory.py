@@ -307,14 +307,14 @@ def test_connections_are_told_of_what_is_gone_if_they_knew_it() -> None:
     blocks = [leased(pool), leased(pool)]
     pool.announced(one, blocks)
     pool.announced(other, blocks[:1])
-    assert pool.retired(one) == []
+    assert pool.announced(one, []) == []
     for block in blocks:
         block.release()
     leased(pool, 2 * SMALL)
-    assert pool.retired(one) == [1, 2]
-    assert pool.retired(one) == []
-    assert pool.retired(other) == [1]
-    assert pool.retired(Connection()) == []
+    assert pool.announced(one, []) == [1, 2]
+    assert pool.announced(one, []) == []
+    assert pool.announced(other, []) == [1]
+    assert pool.announced(Connection(), []) == []
 
 
 # threads and processes ------------------------------------------------------------------------

@@ -13,12 +13,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from jaxd_protocol.base.terminal import table
-from jaxd_protocol.errors import ConfigurationError, JaxdError, ServerStartFailed
+from jaxd_protocol.errors import ConfigurationError, JaxdError
 
 SUMMARY = "train on real digits from two fresh processes; the second compiles nothing"
 EXAMPLE = "jaxd demo --epochs 50"
@@ -29,53 +29,59 @@ TEST_IMAGES: Final = 360
 LEAST_ACCURACY: Final = 0.9
 
 _HIDDEN = ("JAXD_", "JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE")
-_HEADS = (
-    "",
-    "imports done",
-    "first result",
-    "end",
-    "traced",
-    "compiled",
-    "accuracy",
-    "imports jax",
-)
 _NOTE = """
 The times are seconds from the start of a process. The first result is the first loss as a number:
 what the user waits for. Traced and compiled: how often the server did so for the process."""
 
+Run = dict[str, Any]
 
-def train_epoch(params: Any, velocity: Any, batches: Any, test: Any) -> tuple[Any, Any, Any, Any]:
+
+def _seconds(name: str) -> Callable[[Run], str]:
+    return lambda run: f"{run[name] - run['started_at']:.2f} s"
+
+
+_COLUMNS: Final[dict[str, Callable[[Run], str]]] = {
+    "": lambda run: run["label"],
+    "imports done": _seconds("ready_at"),
+    "first result": _seconds("first_at"),
+    "end": _seconds("ended_at"),
+    "traced": lambda run: str(run.get("traces", "-")),
+    "compiled": lambda run: str(run.get("compiles", "-")),
+    "accuracy": lambda run: f"{run['accuracy']:.1%}",
+    "imports jax": lambda run: "yes" if run["imports_jax"] else "no",
+}
+
+
+def train_epoch(params: Any, batches: Any, test: Any) -> tuple[Any, Any, Any]:
     """One pass over all minibatches: images (steps, batch, 64), labels (steps, batch).
 
     Returns:
-        The weights, their velocity, the mean loss, and the accuracy on the test images.
+        The weights, the mean loss, and the accuracy on the test images.
     """
     import jax
     import jax.numpy as jnp
 
     def logits(params: Any, images: Any) -> Any:
         *hidden, last = params
-        for weights, bias in hidden:
-            images = jnp.maximum(images @ weights + bias, 0)
-        return images @ last[0] + last[1]
+        for weights in hidden:
+            images = jnp.maximum(images @ weights, 0)
+        return images @ last
 
-    def loss(params: Any, x: Any, y: Any) -> Any:
-        log_probability = jax.nn.log_softmax(logits(params, x))
-        return -jnp.mean(jnp.take_along_axis(log_probability, y[:, None], axis=1))
+    def loss(params: Any, images: Any, labels: Any) -> Any:
+        log_probability = jax.nn.log_softmax(logits(params, images))
+        return -jnp.mean(jnp.take_along_axis(log_probability, labels[:, None], axis=1))
 
-    def step(state: Any, batch: Any) -> Any:
-        params, velocity = state
+    def step(params: Any, batch: Any) -> Any:
         value, gradient = jax.value_and_grad(loss)(params, *batch)
-        velocity = jax.tree.map(lambda v, g: 0.9 * v - 0.02 * g, velocity, gradient)
-        return (jax.tree.map(jnp.add, params, velocity), velocity), value
+        return jax.tree.map(lambda w, g: w - 0.2 * g, params, gradient), value
 
-    (params, velocity), losses = jax.lax.scan(step, (params, velocity), batches)
+    params, losses = jax.lax.scan(step, params, batches)
     images, labels = test
     accuracy = (logits(params, images).argmax(axis=-1) == labels).mean()
-    return params, velocity, losses.mean(), accuracy
+    return params, losses.mean(), accuracy
 
 
-def train(mode: str, epochs: int) -> dict[str, float]:
+def train(mode: str, epochs: int) -> Run:
     """Trains on handwritten digits, and reports the times of its steps and the accuracy."""
     import numpy as np
     from sklearn.datasets import load_digits
@@ -94,18 +100,11 @@ def train(mode: str, epochs: int) -> dict[str, float]:
     images, labels = (digits.data[order] / 16).astype("f4"), digits.target[order].astype("i4")
     test = images[:TEST_IMAGES], labels[:TEST_IMAGES]
     images, labels = images[TEST_IMAGES:], labels[TEST_IMAGES:]
-    steps = len(labels) // BATCH
-    params: Any = [
-        (rng.normal(0, np.sqrt(2 / fan_in), (fan_in, out)).astype("f4"), np.zeros(out, "f4"))
-        for fan_in, out in LAYERS
-    ]
-    velocity: Any = [(np.zeros_like(weights), np.zeros_like(bias)) for weights, bias in params]
+    params: Any = [rng.normal(0, (2 / n) ** 0.5, (n, out)).astype("f4") for n, out in LAYERS]
     ready_at, first_at, accuracy = time.time(), 0.0, 0.0
     for _ in range(epochs):
-        at = rng.permutation(len(labels))[: steps * BATCH].reshape(steps, BATCH)
-        params, velocity, loss, accuracy = run_epoch(
-            params, velocity, (images[at], labels[at]), test
-        )
+        at = rng.permutation(len(labels) // BATCH * BATCH).reshape(-1, BATCH)
+        params, loss, accuracy = run_epoch(params, (images[at], labels[at]), test)
         float(loss)
         first_at = first_at or time.time()
     report = {"ready_at": ready_at, "first_at": first_at, "accuracy": float(accuracy)}
@@ -114,19 +113,15 @@ def train(mode: str, epochs: int) -> dict[str, float]:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
+    from jaxd.cli.query import positive_int
+
     parser.add_argument(
         "--epochs",
-        type=_positive,
+        type=positive_int,
         default=30,
         metavar="N",
         help="passes over the images in each run (default: 30)",
     )
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -136,12 +131,13 @@ def run(arguments: argparse.Namespace) -> int:
         JaxdError: when something that the demo needs is missing or failed.
     """
     runs = _measured(arguments.epochs)
+    rows = [[cell(run) for cell in _COLUMNS.values()] for run in runs]
     wrong = complaints(runs)
-    print("\n".join([table([_HEADS, *map(_row, runs)]), _NOTE, *wrong]))
+    print("\n".join([table([list(_COLUMNS), *rows]), _NOTE, *wrong]))
     return 1 if wrong else 0
 
 
-def complaints(runs: list[dict[str, Any]]) -> list[str]:
+def complaints(runs: list[Run]) -> list[str]:
     """What did not go as promised; nothing when the demo has succeeded."""
     found = [
         f"The second process caused {n} {what}."
@@ -159,21 +155,7 @@ def complaints(runs: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
-    times = (
-        f"{run[name] - run['started_at']:.2f} s" for name in ("ready_at", "first_at", "ended_at")
-    )
-    counts = (str(run.get(name, "-")) for name in ("traces", "compiles"))
-    return (
-        run["label"],
-        *times,
-        *counts,
-        f"{run['accuracy']:.1%}",
-        "yes" if run["imports_jax"] else "no",
-    )
-
-
-def _measured(epochs: int) -> list[dict[str, Any]]:
+def _measured(epochs: int) -> list[Run]:
     import signal
     from importlib.util import find_spec
     from tempfile import TemporaryDirectory
@@ -186,13 +168,14 @@ def _measured(epochs: int) -> list[dict[str, Any]]:
         raise ConfigurationError(
             f"no {' and no '.join(missing)} here. Run: pip install 'jaxd[server,demo]'"
         )
+    hide_settings()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is stopped
     # Beside the local server's directory: the path of a Unix socket has to be short.
     place = make_private_directory(runtime_dir())
     with TemporaryDirectory(prefix="demo-", dir=place) as directory, _server(directory) as address:
         # Untimed, or the first run would pay for the disk.
         imports = [sys.executable, "-P", "-c", "import cloudpickle, jax, rpyc, sklearn.datasets"]
-        subprocess.run(imports, env=environment(), check=False)  # noqa: S603  our own program
+        subprocess.run(imports, check=False)  # noqa: S603  our own program
         runs, traces, compiles = [], 0, 0
         for label in ("jaxd, first process", "jaxd, second process"):
             timed = run_script(label, "persistent", epochs, JAXD_SERVER=address, JAXD_AUTOSTART="0")
@@ -208,33 +191,21 @@ def _measured(epochs: int) -> list[dict[str, Any]]:
 @contextmanager
 def _server(directory: str) -> Iterator[str]:
     """Runs a server in `directory` and yields its address; the local server is not touched."""
-    from jaxd.connection.control_client import send_request
-    from jaxd.connection.local_server import SERVER_COMMAND
+    from jaxd.connection.control_client import stop_and_wait
+    from jaxd.connection.local_server import SERVER_COMMAND, start_background
     from jaxd_protocol.network.addresses import Address
     from jaxd_protocol.network.local_server import LocalServerFiles
 
     files = LocalServerFiles(directory)
-    address, cache = str(Address.unix(files.socket)), os.path.join(directory, "cache")
-    command = [*SERVER_COMMAND, "--auto", "--listen", address, "--cache-dir", cache]
-    with open(files.log, "w+", encoding="utf-8") as log:
-        server = subprocess.Popen(command, env=environment(), stdout=log, stderr=log)  # noqa: S603
-        try:
-            state = "starting"
-            while state in {"starting", "dead"}:
-                if server.poll() is not None:
-                    log.seek(0)
-                    raise ServerStartFailed(f"the server ended. Its log:\n{log.read()}")
-                time.sleep(0.05)
-                state = (send_request(files.control, {"ask": "status"}) or {}).get(
-                    "worker_state", state
-                )
-            yield address
-        finally:
-            server.terminate()
-            server.wait()
+    cache = ("--cache-dir", os.path.join(directory, "cache"))
+    try:
+        start_background(files, server_command=(*SERVER_COMMAND, *cache))
+        yield str(Address.unix(files.socket))
+    finally:
+        stop_and_wait(files.control, now=True)
 
 
-def run_script(label: str, mode: str, epochs: int, **variables: str) -> dict[str, Any]:
+def run_script(label: str, mode: str, epochs: int, **variables: str) -> Run:
     """The report of `train` from a fresh process, and when that began and ended.
 
     Raises:
@@ -244,7 +215,7 @@ def run_script(label: str, mode: str, epochs: int, **variables: str) -> dict[str
     command = [sys.executable, "-P", "-m", "jaxd.cli.commands.demo", mode, str(epochs)]
     started_at = time.time()
     process = subprocess.run(  # noqa: S603  our own program
-        command, env=environment(**variables), stdout=subprocess.PIPE, check=False
+        command, env=os.environ | variables, stdout=subprocess.PIPE, check=False
     )
     if process.returncode:
         raise JaxdError(f"{label} ended with code {process.returncode}; why stands above.")
@@ -252,11 +223,12 @@ def run_script(label: str, mode: str, epochs: int, **variables: str) -> dict[str
     return {"label": label, "started_at": started_at, "ended_at": time.time(), **report}
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """That of this process without what would spoil the comparison, and `variables`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
+def hide_settings() -> None:
+    """Removes from the environment what would spoil the comparison."""
+    for name in [name for name in os.environ if name.startswith(_HIDDEN)]:
+        del os.environ[name]
     # Several processes share the device in turn with the server: none may take all its memory.
-    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **kept, **variables}
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-from jaxd.cli.query import add_json_option, add_server_option, print_report
+from jaxd.cli.query import add_query_options, ask_server, print_report
 from jaxd.cli.terminal import truncate
 from jaxd_protocol.base.terminal import size, table
 
@@ -20,34 +20,28 @@ Row = Mapping[str, Any]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    add_server_option(parser)
-    add_json_option(parser)
+    add_query_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the list: 0 when a server gave it, 3 when none runs. Starts no server.
+    """Prints the list; starts no server.
 
     Raises:
+        NoServer: when none runs.
         JaxdError: when a server runs but does not answer.
     """
+    report = ask_server(arguments.server, "devices")
+    rows = list(map(_without_own_session, report["devices"]))
+    head = ("index", "kind", "memory in use", "of", "sessions")
     return print_report(
-        arguments, "devices", lambda report: _table_text(report["devices"]), _without_own_session
+        arguments, {**report, "devices": rows}, lambda: table([head, *map(_row_cells, rows)])
     )
 
 
-def _without_own_session(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """This command is a client as well, and tells of the others."""
-    rows = [
-        {name: value for name, value in row.items() if name != "is_yours"}
-        | {"sessions": row["sessions"] - row["is_yours"]}
-        for row in report["devices"]
-    ]
-    return {**report, "devices": rows}
-
-
-def _table_text(rows: Sequence[Row]) -> str:
-    head = ("index", "kind", "memory in use", "of", "sessions")
-    return str(table([head, *map(_row_cells, rows)]))
+def _without_own_session(row: Row) -> Row:
+    """A device without the session of this command, which is a client as well."""
+    others = {name: value for name, value in row.items() if name != "is_yours"}
+    return {**others, "sessions": row["sessions"] - row["is_yours"]}
 
 
 def _row_cells(row: Row) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
-"""`jaxd doctor`: checks for the usual problems and says how to fix each."""
+"""`jaxd doctor`: checks for the usual problems and shows how to fix each."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from jaxd.cli.query import add_json_option, add_server_option, print_json
+from jaxd.cli.query import add_query_options, print_json
 from jaxd.connection.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    add_server_option(parser)
-    add_json_option(parser)
+    add_query_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,11 +37,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def all_checks() -> tuple[Callable[[DoctorContext], Check | None], ...]:
+def all_checks(context: DoctorContext) -> Iterable[Callable[[DoctorContext], Check | None]]:
     """The checks in the order in which one thing depends on another."""
     # Slow to import, and the other commands do not need them.
     from jaxd.cli.doctor import connection, gpu, installation
 
+    of_gpu = (
+        gpu.driver,
+        gpu.plugin,
+        gpu.jax_sees_gpu,
+        gpu.other_processes,
+        gpu.preallocation,
+        gpu.shared_memory,
+    )
     return (
         installation.python,
         installation.packages,
@@ -52,21 +59,16 @@ def all_checks() -> tuple[Callable[[DoctorContext], Check | None], ...]:
         installation.disk,
         installation.shared_memory_files,
         installation.token,
-        gpu.driver,
-        gpu.plugin,
-        gpu.jax_sees_gpu,
-        gpu.other_processes,
-        gpu.preallocation,
-        gpu.shared_memory,
+        *(of_gpu if gpu.has_gpu(context) else ()),
         connection.local_server,
     )
 
 
 def examine(context: DoctorContext) -> list[Check]:
-    """What every check found, and how far the server was reached; without what does not apply."""
+    """The results of all checks that apply, and of the steps towards the server."""
     from jaxd.cli.doctor.connection import steps
 
-    found = [check(context) for check in all_checks()]
+    found = [check(context) for check in all_checks(context)]
     return [each for each in found if each is not None] + steps(context)
 
 

@@ -7,18 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jaxd.cli.query import (
-    NO_SERVER,
-    add_json_option,
-    add_server_option,
-    control_socket_of,
-    print_json,
-    print_report,
-    server_address,
-)
+from jaxd.cli.query import add_query_options, ask_host, ask_server, print_report
 from jaxd.cli.terminal import ago, duration, truncate
-from jaxd.connection.control_client import send_request
-from jaxd.connection.settings import Settings
 from jaxd_protocol.base.terminal import size, table
 
 SUMMARY = "list what is compiled, what that cost and what it has saved"
@@ -49,39 +39,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quarantined",
         action="store_true",
-        help="list instead the functions that are called no more, because they have ended the "
-        "server's worker again and again",
+        help="list instead the functions in quarantine, which are refused because they ended the "
+        "server's worker repeatedly",
     )
     parser.add_argument(
         "--release",
         metavar="FUNCTION",
-        help="have such a function called again, by its name or the first digits of its "
+        help="take a function out of quarantine, by its name or the first digits of its "
         "fingerprint; --release all for all of them",
     )
-    add_server_option(parser)
-    add_json_option(parser)
+    add_query_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the list: 0 when a server gave it, 3 when none runs. Starts no server.
+    """Prints the list; starts no server.
 
     Returns:
-        With `--release`, 1 when there is no such function in quarantine.
+        0; with `--release`, 1 when there is no such function in quarantine.
 
     Raises:
+        NoServer: when none runs.
         JaxdError: when a server runs but does not answer.
     """
     if arguments.quarantined or arguments.release is not None:
         return _run_quarantine(arguments)
-
-    def in_order(report: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**report, "functions": sorted(report["functions"], key=_SORTS[arguments.sort])}
-
+    report = ask_server(arguments.server, "functions")
+    rows = sorted(report["functions"], key=_SORTS[arguments.sort])
     return print_report(
-        arguments,
-        "functions",
-        lambda report: _table_text(report["functions"], report["totals"]),
-        in_order,
+        arguments, {**report, "functions": rows}, lambda: _table_text(rows, report["totals"])
     )
 
 
@@ -120,37 +105,27 @@ def _bytes(row: Row) -> int:
 
 
 def _run_quarantine(arguments: argparse.Namespace) -> int:
-    """Lists the functions that a server calls no more, or has some of them called again.
+    """Lists the functions in quarantine, or releases some of them."""
+    what = arguments.release
+    if what is None:
+        report = ask_host(arguments.server, {"ask": "quarantined"})
+        return print_report(arguments, report, lambda: _quarantine_text(report["quarantined"]))
+    report = ask_host(arguments.server, {"ask": "release", "what": what})
+    if report["released"] or arguments.json:
+        lines = map(_release_text, report["released"])
+        print_report(arguments, report, lambda: "\n".join(lines))
+    if report["released"]:
+        return 0
+    print(
+        f"jaxd: nothing in quarantine is called {what}. See: jaxd functions --quarantined",
+        file=sys.stderr,
+    )
+    return 1
 
-    Returns:
-        0; 1 when what is to be released is not there; 3 when no server runs.
 
-    Raises:
-        ConfigurationError: when the server is on another machine.
-        ConnectionLost: when its host does not reply.
-    """
-    address = server_address(Settings.resolve(server=arguments.server))
-    control, what = control_socket_of(address), arguments.release
-    request = {"ask": "quarantined"} if what is None else {"ask": "release", "what": what}
-    report = send_request(control, request, address.uid)
-    if report is None:
-        print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
-        return NO_SERVER
-    if arguments.json:
-        print_json({"server": str(address), **report})
-    elif what is None:
-        print(_quarantine_text(report["quarantined"]))
-    else:
-        for row in report["released"]:
-            whose = f" of {row['principal']}" if "principal" in row else ""
-            print(f"released {row['name']} {row['fingerprint'][:_FINGERPRINT_DIGITS]}{whose}")
-    if what is not None and not report["released"]:
-        print(
-            f"jaxd: nothing in quarantine is called {what}. See: jaxd functions --quarantined",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+def _release_text(row: Row) -> str:
+    whose = f" of {row['principal']}" if "principal" in row else ""
+    return f"released {row['name']} {row['fingerprint'][:_FINGERPRINT_DIGITS]}{whose}"
 
 
 def _quarantine_text(rows: list[Mapping[str, Any]]) -> str:

@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns when one of both has ended: 0; 1 when nobody answers.
+    """Returns when one end has closed: 0; 1 when no server answers.
 
     The local server is started when it does not run, as by a first call.
 

@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Starts it, or says that it runs already; 0 either way.
+    """Starts it, or prints that it runs already; 0 either way.
 
     Raises:
         ConfigurationError: when jax is not installed here.

@@ -7,16 +7,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from jaxd.cli.query import NO_SERVER, add_json_option, add_server_option, print_json, server_address
+from jaxd.cli.query import add_query_options, no_server_at, print_json, server_address
 from jaxd.cli.terminal import duration
 from jaxd.connection.control_client import send_request
-from jaxd.connection.settings import Settings
 from jaxd_protocol.base.terminal import size
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path, has_listener
 
-SUMMARY = "say what a server is doing and has done"
+SUMMARY = "show what a server is doing and has done"
 EXAMPLE = "jaxd status --json"
 
 Report = Mapping[str, Any]
@@ -29,8 +28,7 @@ _ABSENT: Report = {"worker_state": "absent", "host": None, "worker": {}}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    add_server_option(parser)
-    add_json_option(parser)
+    add_query_options(parser)
     parser.add_argument(
         "--ready",
         action="store_true",
@@ -39,22 +37,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the report: 0 when a server runs, 3 when none does.
-
-    With `--ready`, 1 when it runs and would answer no call.
+    """Prints the report: 0, or with `--ready` 1 when the server would answer no call.
 
     Raises:
+        NoServer: when none runs; `--json` has printed that as well.
         JaxdError: when one runs but does not answer, such as for a wrong token.
     """
-    address = server_address(Settings.resolve(server=arguments.server))
+    address = server_address(arguments.server)
     report = _query_host(address) or _query_worker(address)
     if arguments.json:
         print_json({"server": str(address), **(report or _ABSENT)})
     elif report is not None:
         print("\n".join(_report_lines(address, report)))
     if report is None:
-        print(f"jaxd: no server runs at {address}. Start one: jaxd start", file=sys.stderr)
-        return NO_SERVER
+        raise no_server_at(address)
     if arguments.ready and report["worker_state"] not in _LIVE_STATES:
         print(f"jaxd: the server answers no call: {report['worker_state']}", file=sys.stderr)
         return 1
@@ -98,8 +94,8 @@ def _report_lines(address: Address, report: Report) -> list[str]:
         for call in seen.get("running", ())
     ]
     lines += [
-        f"{'left':<9} {call['function']} for {duration(call['seconds'])}, {call['phase']}: nobody "
-        "waits for it"
+        f"{'left':<9} {call['function']} for {duration(call['seconds'])}, {call['phase']}: no "
+        "client waits for it"
         for call in seen.get("left_behind", ())
     ]
     if host.get("quarantined"):
@@ -145,10 +141,12 @@ def _counter_lines(seen: Report) -> list[str]:
 
     did = ("calls", "traces", "compiles", "executable_hits", "executable_loads")
     holds = ("functions", "executables", "programs", "values", "connections")
+    times = ("trace_s", "compile_s", "load_s", "saved_s")
+    trace, build, load, saved = (duration(seen.get(name, 0.0)) for name in times)
     received, sent = size(seen.get("bytes_received", 0)), size(seen.get("bytes_sent", 0))
     return [
         f"{'did':<9} " + ", ".join(count(name) for name in did),
-        f"{'paid':<9} {_cost_lines(seen)}",
+        f"{'paid':<9} {trace} tracing, {build} compiling, {load} loading; saved {saved}",
         f"{'holds':<9} " + ", ".join(count(name) for name in holds),
         f"{'disk':<9} {size(seen.get('disk_bytes', 0))} in {seen.get('disk_files', 0):,} files",
         f"{'traffic':<9} {received} received, {sent} sent",
@@ -162,10 +160,3 @@ def _client_lines(seen: Report) -> list[str]:
         return []
     texts = (f"{row['principal'].removeprefix('account:')} {row['connections']}" for row in rows)
     return [f"{'clients':<9} {', '.join(texts)}"]
-
-
-def _cost_lines(seen: Report) -> str:
-    """What programs have cost, and what was saved."""
-    names = ("trace_s", "compile_s", "load_s", "saved_s")
-    trace, compile_, load, saved = (duration(seen.get(name, 0.0)) for name in names)
-    return f"{trace} tracing, {compile_} compiling, {load} loading; saved {saved}"

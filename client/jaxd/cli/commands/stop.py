@@ -8,7 +8,6 @@ import sys
 
 from jaxd.cli.query import add_server_option, control_socket_of, server_address
 from jaxd.connection.control_client import send_request, stop_and_wait
-from jaxd.connection.settings import Settings
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import has_listener
@@ -31,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: when the server is on another machine, or its control socket elsewhere.
         ConnectionLost: when its host does not reply.
     """
-    address = server_address(Settings.resolve(server=arguments.server))
+    address = server_address(arguments.server)
     control = control_socket_of(address)
     if not arguments.now:
         _print_running_calls(control, address.uid)
@@ -60,7 +59,7 @@ def _accepts_connections(address: Address) -> bool:
 
 
 def _print_running_calls(control: str, uid: int | None) -> None:
-    """On a terminal, says what the wait is for and how to end it."""
+    """On a terminal, prints what the command waits for and how to end it."""
     status = send_request(control, {"ask": "status"}, uid) or {}
     running = (status.get("worker") or {}).get("running_calls")
     if running and sys.stderr.isatty():

@@ -14,7 +14,7 @@ from jaxd_protocol.network.accounts import (
 )
 from jaxd_protocol.network.tokens import default_token_file, write_token_file
 
-SUMMARY = "make a token, which both ends of a TCP connection must hold, or take one away"
+SUMMARY = "make a token, which both ends of a TCP connection must hold, or revoke one"
 EXAMPLE = "jaxd token --name alice"
 
 
@@ -24,23 +24,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--file",
         metavar="PATH",
-        help="where the one without a name goes, readable by you alone "
+        help="where the token without a name is written, readable by you alone "
         f"(default: {default_token_file()}, where both ends look)",
     )
-    what.add_argument(
-        "--name", help="make one for somebody by name, whom your servers then know by it"
-    )
-    what.add_argument("--list", action="store_true", help="say which names have a token")
+    what.add_argument("--name", help="make a token for an account of this name")
+    what.add_argument("--list", action="store_true", help="list the names that have a token")
     what.add_argument(
         "--revoke",
         metavar="NAME",
-        help="take it away: running servers notice, and end the connections of that name",
+        help="revoke a token: running servers notice, and end the connections of that name",
     )
     parser.add_argument(
         "--token-dir",
         metavar="PATH",
         default=default_token_dir(),
-        help="the folder of those with a name (default: %(default)s, where servers look)",
+        help="the folder of named tokens (default: %(default)s, where servers look)",
     )
     parser.add_argument("--force", action="store_true", help="replace a token that exists")
     parser.add_argument("--print", action="store_true", help="also print the token itself")
@@ -51,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigurationError: when a file exists and is not to be replaced, cannot be written, or
-            there is none to be taken away.
+            there is none to revoke.
     """
     if arguments.list:
         print(_token_lines(arguments.token_dir))
@@ -67,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         path, token = add_account(arguments.name, arguments.token_dir, replace=arguments.force)
         message = (
             f"wrote {path}\nGive {arguments.name} a copy over a private way, to be put at "
-            "~/.config/jaxd/token with mode 600. Servers that run take it from now on.\n"
-            "People with tokens for one server can run code in each other's answers. Keep those "
-            "apart who do not trust each other: jaxd serve --worker-per-principal"
+            "~/.config/jaxd/token with mode 600. Running servers accept it from now on.\n"
+            "Accounts that share a worker can run code in each other's answers. Separate those who "
+            "do not trust each other: jaxd serve --worker-per-principal"
         )
     print(token if arguments.print else message)
     return 0

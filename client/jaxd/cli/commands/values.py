@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jaxd.cli.query import add_json_option, add_server_option, print_report
+from jaxd.cli.query import add_query_options, ask_server, print_report
 from jaxd.cli.terminal import ago, duration, truncate
 from jaxd_protocol.base.terminal import size, table
 
@@ -20,19 +20,18 @@ Row = Mapping[str, Any]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    add_server_option(parser)
-    add_json_option(parser)
+    add_query_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the list: 0 when a server gave it, 3 when none runs. Starts no server.
+    """Prints the list; starts no server.
 
     Raises:
+        NoServer: when none runs.
         JaxdError: when a server runs but does not answer.
     """
-    return print_report(
-        arguments, "values", lambda report: _table_text(report["holders"], report["totals"])
-    )
+    report = ask_server(arguments.server, "values")
+    return print_report(arguments, report, lambda: _table_text(report["holders"], report["totals"]))
 
 
 def _table_text(rows: Sequence[Row], totals: Row) -> str:

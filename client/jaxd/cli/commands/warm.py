@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.api.client import Client
-from jaxd.cli.query import add_json_option, add_server_option, print_json
+from jaxd.cli.query import add_query_options, print_json
 from jaxd.cli.terminal import BuildBar, duration
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import Caller
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxd.cli.warm_build import BuildOutcome
 
 
-SUMMARY = "build programs before they are called, as a lockfile says; or record one"
+SUMMARY = "build the programs of a lockfile before they are called; or record a lockfile"
 EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"
 
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -42,15 +42,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--record",
         action="store_true",
-        help="write it: what the server is called with while COMMAND runs, or until Ctrl-C",
+        help="write it: the calls that the server gets while COMMAND runs, or until Ctrl-C",
     )
     how.add_argument(
         "--check",
         action="store_true",
         help="build nothing; exit with 1 if anything would have to be compiled",
     )
-    add_server_option(parser)
-    add_json_option(parser)
+    add_query_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,10 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: when the lockfile cannot be used.
         JaxdError: when there is no server.
     """
-    program: Sequence[str] = getattr(arguments, "program", ())
     if arguments.record:
-        return _record(arguments, program)
-    if program:
+        return _record(arguments)
+    if arguments.program:
         raise ConfigurationError(
             "a program behind -- is run only while a lockfile is recorded. Add --record."
         )
@@ -90,7 +88,7 @@ def _client(server: str | None) -> Iterator[Client]:
 # recording --------------------------------------------------------------------------------------
 
 
-def _record(arguments: argparse.Namespace, program: Sequence[str]) -> int:
+def _record(arguments: argparse.Namespace) -> int:
     from jaxd.cli.lockfile import check_writable, write_lockfile
     from jaxd.dispatch.warm import recipe_mark, recipes_since
 
@@ -98,11 +96,11 @@ def _record(arguments: argparse.Namespace, program: Sequence[str]) -> int:
     with _client(arguments.server) as client:
         mark = recipe_mark(client.caller)
         code = 0
-        if program:
-            code = run_program(program, arguments.server)
+        if arguments.program:
+            code = run_program(arguments.program, arguments.server)
         else:
             wait_for_interrupt(
-                lambda: _print_error("recording what the server is called with; Ctrl-C ends")
+                lambda: _print_error("recording the calls of the server; Ctrl-C ends")
             )
         try:
             recipes, left_out = recipes_since(client.caller, mark)
@@ -124,12 +122,12 @@ def _record(arguments: argparse.Namespace, program: Sequence[str]) -> int:
 def run_program(words: Sequence[str], server: str | None) -> int:
     """Runs a program to its end; returns its exit code, as a shell counts it.
 
-    Ctrl-C reaches the program by itself, which may want to end in its own way; this process waits
-    for it. SIGTERM is handed on.
+    Ctrl-C reaches the program by itself, which may end in its own way; this process waits for it.
+    SIGTERM is passed on.
 
     Args:
         words: the program and its arguments.
-        server: where its calls are to go; None: where they would go anyway.
+        server: where its calls go; None: where they would go anyway.
 
     Raises:
         ConfigurationError: when it cannot be started.
@@ -137,11 +135,11 @@ def run_program(words: Sequence[str], server: str | None) -> int:
     environment = os.environ | ({} if server is None else {"JAXD_SERVER": server})
     process: list[subprocess.Popen[bytes]] = []
 
-    def hand_on(number: int, _: FrameType | None) -> None:
+    def forward(number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM and process:
             process[0].send_signal(number)
 
-    with _handled(hand_on):
+    with _handled(forward):
         try:
             process.append(subprocess.Popen(words, env=environment))  # noqa: S603  the user's own words behind --
         except OSError as error:
@@ -154,7 +152,7 @@ def run_program(words: Sequence[str], server: str | None) -> int:
 
 
 def wait_for_interrupt(ready: Callable[[], None]) -> None:
-    """Returns after Ctrl-C or SIGTERM; calls `ready` once these are waited for."""
+    """Returns after Ctrl-C or SIGTERM; calls `ready` once their handlers are installed."""
     ended = threading.Event()
     with _handled(lambda *_: ended.set()):
         ready()
@@ -163,7 +161,7 @@ def wait_for_interrupt(ready: Callable[[], None]) -> None:
 
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Handles both signals so; a handler, unlike SIG_IGN, is not inherited by a program.
+    """Installs a handler of both signals; unlike SIG_IGN, it is not inherited by a child process.
 
     Also where they were ignored, as in the background jobs of a shell script.
     """
@@ -180,7 +178,7 @@ def _handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
 
 def _build(arguments: argparse.Namespace) -> int:
     from jaxd.cli.lockfile import read_lockfile
-    from jaxd.cli.warm_build import build_all, check_all
+    from jaxd.cli.warm_build import build_all
 
     recipes = read_lockfile(arguments.file)
     is_terminal = sys.stderr.isatty()
@@ -191,20 +189,14 @@ def _build(arguments: argparse.Namespace) -> int:
     done = []
     with _warnings_printed(), _client(arguments.server) as client:
         client.caller.session.progress.made = bar
-        with closing((check_all if arguments.check else build_all)(client, recipes)) as results:
+        with closing(build_all(client, recipes, check=arguments.check)) as results:
             for each in results:
                 done.append(each)
                 bar.advance(None if each.error is None else f"jaxd: {each.function}: {each.error}")
                 if is_listed and each.verdict is not None:
                     print(_outcome_line(each, arguments.check), flush=True)
         bar.close()
-    _summarise(arguments, done, time.monotonic() - started)
-    _warn_not_persisted(done)
-    return 1 if any(_needs_attention(each, arguments.check) for each in done) else 0
-
-
-def _needs_attention(done: BuildOutcome, check: bool) -> bool:
-    return done.verdict is None or (check and done.verdict == "compile")
+    return _summarise(arguments, done, time.monotonic() - started)
 
 
 def _outcome_line(done: BuildOutcome, check: bool) -> str:
@@ -214,34 +206,37 @@ def _outcome_line(done: BuildOutcome, check: bool) -> str:
     return f"{_OUTCOME_WORDS[done.verdict]} {done.function} in {duration(done.seconds)}"
 
 
-def _summarise(arguments: argparse.Namespace, done: Sequence[BuildOutcome], seconds: float) -> None:
+def _summarise(arguments: argparse.Namespace, done: Sequence[BuildOutcome], seconds: float) -> int:
+    """Prints how many programs there are of each kind, and a warning of those not on disk.
+
+    Returns:
+        The exit code of the command.
+    """
     words: Mapping[str, str] = _CHECK_WORDS if arguments.check else _OUTCOME_WORDS
     counts = {verdict: sum(each.verdict == verdict for each in done) for verdict in words}
-    failed = [{"function": each.function, "error": each.error} for each in done if each.error]
+    failed = [
+        {"function": each.function, "error": each.error} for each in done if each.verdict is None
+    ]
+    unkept = [each.function for each in done if each.kept is False]
     if arguments.json:
-        unkept = [each.function for each in done if each.kept is False]
         report = {"file": arguments.file, **counts, "failed": failed, "not_kept": unkept}
         print_json({**report, "seconds": round(seconds, 3)})
-        return
-    parts = [f"{counts[verdict]} {word}" for verdict, word in words.items()]
-    if failed:
-        parts.append(f"{len(failed)} failed")
-    print(f"{', '.join(parts)}; {duration(seconds)}")
-
-
-def _warn_not_persisted(done: Sequence[BuildOutcome]) -> None:
-    unkept = [each.function for each in done if each.kept is False]
+    else:
+        parts = [f"{counts[verdict]} {word}" for verdict, word in words.items()]
+        parts += [f"{len(failed)} failed"] if failed else []
+        print(f"{', '.join(parts)}; {duration(seconds)}")
     if unkept:
         _print_error(
             f"warning: {len(unkept)} of {len(done)} programs are not on disk, such as {unkept[0]}: "
             "they are ready only as long as this server runs, and an image that is made of its "
             "disk, such as Docker's, would not hold them. The server's log and `jaxd why` say why."
         )
+    return 1 if failed or (arguments.check and counts["compile"]) else 0
 
 
 @contextmanager
 def _warnings_printed() -> Iterator[None]:
-    """A server's warnings are about the functions of the lockfile, and no line of this program."""
+    """Prints warnings without a source line: they are about functions of the lockfile."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
         yield

@@ -7,23 +7,16 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxd.api.decorator import persistent_call
 from jaxd.api.function import PersistentFunction
 from jaxd.api.method import PersistentMethod
-from jaxd.cli.query import (
-    add_json_option,
-    add_server_option,
-    ask_server,
-    print_json,
-    report_no_server,
-)
-from jaxd_protocol.errors import ConfigurationError, NoServer
+from jaxd.cli.query import ServerReport, add_query_options, ask_server, positive_int, print_report
+from jaxd_protocol.errors import ConfigurationError
 
-SUMMARY = "say whether a function is compiled, what was compiled last, and why"
+SUMMARY = "show whether a function is compiled, what was compiled last, and why"
 EXAMPLE = "jaxd why train:train_step; jaxd why --recent 5 --json"
 
 _DEFAULT_RECENT: Final = 20
@@ -43,48 +36,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--recent",
         nargs="?",
         metavar="N",
-        type=_parse_count,
+        type=positive_int,
         const=_DEFAULT_RECENT,
         help=f"the last N programs made (default: {_DEFAULT_RECENT}), each with the reason",
     )
-    add_server_option(parser)
-    add_json_option(parser)
-
-
-def _parse_count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
-    return int(text)
+    add_query_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the answer: 0 when a server gave it, 3 when none runs. Starts no server.
+    """Prints the answer; starts no server.
 
     Raises:
         ConfigurationError: when the function cannot be found.
+        NoServer: when none runs.
         JaxdError: when a server runs but does not answer.
     """
-    try:
-        if arguments.function is None:
-            _print_recent(arguments)
-        else:
-            _print_function(arguments)
-    except NoServer as error:
-        return report_no_server(error)
-    return 0
+    if arguments.function is None:
+        report = ask_server(arguments.server, "recent", arguments.recent)
+        return print_report(arguments, report, lambda: _recent_text(report))
+    if arguments.server is not None:
+        os.environ["JAXD_SERVER"] = arguments.server  # for functions that name no server themselves
+    why = _as_persistent(_find_function(arguments.function), arguments.function).why()
+    return print_report(arguments, why.to_dict(), lambda: str(why))
 
 
 # the last builds --------------------------------------------------------------------------------
 
 
-def _print_recent(arguments: argparse.Namespace) -> None:
-    report = ask_server(arguments.server, "recent", arguments.recent)
-    if arguments.json:
-        print_json(report)
-    elif not report["decisions"]:
-        print("nothing was compiled since the server's worker started")
-    else:
-        print("\n".join(map(_build_text, report["decisions"])))
+def _recent_text(report: ServerReport) -> str:
+    lines = map(_build_text, report["decisions"])
+    return "\n".join(lines) or "nothing was compiled since the server's worker started"
 
 
 def _build_text(decision: Mapping[str, Any]) -> str:
@@ -96,30 +77,6 @@ def _build_text(decision: Mapping[str, Any]) -> str:
 
 
 # one function -----------------------------------------------------------------------------------
-
-
-def _print_function(arguments: argparse.Namespace) -> None:
-    with _with_server(arguments.server):
-        why = _as_persistent(_find_function(arguments.function), arguments.function).why()
-    if arguments.json:
-        print_json(why.to_dict())
-    else:
-        print(why)
-
-
-@contextmanager
-def _with_server(server: str | None) -> Iterator[None]:
-    """`--server` for functions that name no server themselves."""
-    before = os.environ.get("JAXD_SERVER")
-    if server is not None:
-        os.environ["JAXD_SERVER"] = server
-    try:
-        yield
-    finally:
-        if server is not None:
-            os.environ.pop("JAXD_SERVER")
-            if before is not None:
-                os.environ["JAXD_SERVER"] = before
 
 
 def _find_function(target: str) -> Any:
@@ -147,21 +104,16 @@ def _import(module: str) -> Any:
         sys.path.insert(0, folder)  # as `python -m` does
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _not_importable(module, error) from error
-        raise ConfigurationError(
-            f"there is no module {module!r}. Run this in the folder where it is, or install it."
-        ) from error
     except Exception as error:
-        raise _not_importable(module, error) from error
-
-
-def _not_importable(module: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"importing {module} raised {type(error).__name__}: {error}. See the whole of it: "
-        f"python -c 'import {module}'"
-    )
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise ConfigurationError(
+                f"there is no module {module!r}. Run this in the folder where it is, or install it."
+            ) from error
+        raise ConfigurationError(
+            f"importing {module} raised {type(error).__name__}: {error}. See the whole of it: "
+            f"python -c 'import {module}'"
+        ) from error
 
 
 def _as_persistent(found: Any, target: str) -> PersistentFunction[..., Any]:

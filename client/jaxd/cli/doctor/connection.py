@@ -53,10 +53,9 @@ def steps(context: DoctorContext) -> list[Check]:
     if not context.has_server:
         return [Check("connection", "ok", "no server to try; the first call starts one")]
     checks: list[Check] = []
-    for step in (host_name, server_port):
-        check = step(context.address)
-        checks += [] if check is None else [check]
-        if check is not None and check.state == "bad":
+    for step in (host_name, server_port) if context.address.needs_token else ():
+        checks.append(step(context.address))
+        if checks[-1].state == "bad":
             return checks
     from jaxd.connection.connect import probe
 
@@ -68,10 +67,8 @@ def steps(context: DoctorContext) -> list[Check]:
     return [*checks, versions(context, welcome), devices(context)]
 
 
-def host_name(address: Address) -> Check | None:
-    """Whether the host's name means anything here; None where there is none to look up."""
-    if not address.needs_token:
-        return None
+def host_name(address: Address) -> Check:
+    """Whether the host's name can be resolved here."""
     try:
         socket.getaddrinfo(*address.place, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -80,10 +77,8 @@ def host_name(address: Address) -> Check | None:
     return Check("host name", "ok", address.host)
 
 
-def server_port(address: Address) -> Check | None:
-    """Whether something listens there; None where there is no port."""
-    if not address.needs_token:
-        return None
+def server_port(address: Address) -> Check:
+    """Whether something listens there."""
     where = f"{address.host}:{address.port}"
     try:
         socket.create_connection(address.place, _CONNECT_S).close()
@@ -103,18 +98,13 @@ def server_port(address: Address) -> Check | None:
 
 
 def _failed_step(error: JaxdError) -> str:
-    """Which step of the handshake it was that failed."""
+    """The step of the handshake that failed."""
     if isinstance(error, VersionMismatch):
         return "versions"
     if isinstance(error, AuthenticationFailed):
-        words = {
-            "connection": ("?insecure=1", "?uid=", "a socket of theirs"),
-            "certificate": ("certificate",),
-        }
-        for step, signs in words.items():
-            if any(sign in str(error) for sign in signs):
-                return step
-        return "token"
+        if any(sign in str(error) for sign in ("?insecure=1", "?uid=", "a socket of theirs")):
+            return "connection"
+        return "certificate" if "certificate" in str(error) else "token"
     return "protocol" if isinstance(error, ProtocolError) else "connection"
 
 
@@ -140,12 +130,12 @@ def devices(context: DoctorContext) -> Check:
         with Client(Caller(settings)) as client:
             found = [str(device) for device in client.info()["devices"]]
     except JaxdError as error:
-        return Check("devices", "bad", "the server does not say", str(error))
+        return Check("devices", "bad", "the server does not answer", str(error))
     words = ", ".join(found)
     if not all(device.startswith("cpu") for device in found):
         return Check("devices", "ok", words)
     if has_gpu(context):
         advice = "When the lines above are ok: jaxd stop && JAX_PLATFORMS=cuda jaxd start"
         return Check("devices", "bad", f"{words}, beside a GPU", advice)
-    advice = "If that machine has a GPU, `jaxd doctor` there says what keeps jax from it."
+    advice = "If that machine has a GPU, `jaxd doctor` there shows what hides it from jax."
     return Check("devices", "ok", words, "" if context.is_server_local else advice)

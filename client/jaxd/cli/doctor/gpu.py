@@ -1,15 +1,18 @@
 """Checks of the NVIDIA GPU: driver, plugin, visibility, and other processes on it.
 
-Made only where the server is, or would be; without such a GPU all of them are left out.
+Made only where `has_gpu`.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
 import sys
-from typing import Final
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
 
 from jaxd.cli.doctor.context import Check, DoctorContext
 
@@ -31,14 +34,8 @@ def has_gpu(context: DoctorContext) -> bool:
         return False
     if os.path.exists(context.path("proc/driver/nvidia/version")):
         return True
-    return any(_is_nvidia_display(context, device) for device in _pci_devices(context))
-
-
-def _pci_devices(context: DoctorContext) -> list[str]:
-    try:
-        return os.listdir(context.path("sys/bus/pci/devices"))
-    except OSError:
-        return []
+    devices = glob.glob("*", root_dir=context.path("sys/bus/pci/devices"))
+    return any(_is_nvidia_display(context, device) for device in devices)
 
 
 def _is_nvidia_display(context: DoctorContext, device: str) -> bool:
@@ -64,10 +61,8 @@ def _cuda_extra(context: DoctorContext) -> str:
     return "cuda13" if major >= _MIN_DRIVER[13] else "cuda12"
 
 
-def driver(context: DoctorContext) -> Check | None:
+def driver(context: DoctorContext) -> Check:
     """Whether the kernel has a driver for it, and whether a container has the device."""
-    if not has_gpu(context):
-        return None
     version = _driver_version(context)
     if not version:
         advice = (
@@ -86,7 +81,7 @@ def driver(context: DoctorContext) -> Check | None:
 def plugin(context: DoctorContext) -> Check | None:
     """Whether jax has a plugin for CUDA, for this driver, and for this jax."""
     version = _driver_version(context)
-    if not has_gpu(context) or not version or context.version("jax") is None:
+    if not version or context.version("jax") is None:
         return None
     found = _plugins(context)
     install = f"Run: pip install 'jaxd[server,{_cuda_extra(context)}]'"
@@ -110,14 +105,14 @@ def plugin(context: DoctorContext) -> Check | None:
 
 def jax_sees_gpu(context: DoctorContext) -> Check | None:
     """Whether jax, started as a server would be, finds it."""
-    if not has_gpu(context) or not _plugins(context):
+    if not _plugins(context):
         return None
     hidden = _hiding_variable(context)
     if hidden:
         name, _, value = hidden.partition("=")
         return Check("gpu for jax", "bad", f"hidden by {name}={value!r}", f"Run: unset {name}")
     if context.has_server:
-        return None  # it has the device; `connection.devices` asks it
+        return None  # the server has the device; see `connection.devices`
     output = context.run(
         [sys.executable, "-c", _JAX_PLATFORMS_SCRIPT], XLA_PYTHON_CLIENT_PREALLOCATE="false"
     )
@@ -129,7 +124,7 @@ def jax_sees_gpu(context: DoctorContext) -> Check | None:
 
 
 def _hiding_variable(context: DoctorContext) -> str:
-    """The variable that keeps jax from it, as NAME=VALUE; empty when none does."""
+    """The variable that hides it from jax, as NAME=VALUE; empty when none does."""
     platforms = context.environment.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return f"JAX_PLATFORMS={platforms}"
@@ -140,15 +135,13 @@ def _hiding_variable(context: DoctorContext) -> str:
 
 
 def _query_smi(context: DoctorContext, what: str) -> list[list[str]]:
-    """Rows of nvidia-smi's answer; none when it cannot be asked."""
+    """Rows of nvidia-smi's output; none when it cannot be run."""
     output = context.run(["nvidia-smi", what, "--format=csv,noheader,nounits"])
     return [[cell.strip() for cell in row.split(",")] for row in (output or "").splitlines()]
 
 
-def other_processes(context: DoctorContext) -> Check | None:
+def other_processes(context: DoctorContext) -> Check:
     """Other processes that compute on it, without those of the server."""
-    if not has_gpu(context):
-        return None
     rows = _query_smi(context, "--query-compute-apps=pid,process_name,used_memory")
     own = _own_process_group(context)
     others = [row for row in rows if len(row) == 3 and row[0] not in own]
@@ -167,11 +160,10 @@ def _own_process_group(context: DoctorContext) -> set[str]:
     from jaxd.connection.control_client import send_request
     from jaxd_protocol.network.local_server import control_path
 
-    try:
+    status: Mapping[str, Any] = {}
+    with suppress(OSError):
         address = context.address
         status = send_request(control_path(address), {"ask": "status"}, address.uid) or {}
-    except OSError:
-        status = {}
     host = status.get("host") or {}
     workers = [host, *status.get("workers", ())]
     numbers = (host.get("pid"), *(worker.get("worker_pid") for worker in workers))
@@ -180,7 +172,7 @@ def _own_process_group(context: DoctorContext) -> set[str]:
 
 def preallocation(context: DoctorContext) -> Check | None:
     """How much of the device's memory a server takes at its start."""
-    if not has_gpu(context) or not _plugins(context):
+    if not _plugins(context):
         return None
     environment = context.environment
     if environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
@@ -195,7 +187,7 @@ def preallocation(context: DoctorContext) -> Check | None:
 
 def shared_memory(context: DoctorContext) -> Check | None:
     """Room in /dev/shm, which NCCL needs where several GPUs work together."""
-    if not has_gpu(context) or len(_query_smi(context, "--query-gpu=name")) < 2:
+    if len(_query_smi(context, "--query-gpu=name")) < 2:
         return None
     try:
         status = os.statvfs(context.path("dev/shm"))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from jaxd.cli import query
 from jaxd.cli.__main__ import main
-from jaxd.cli.commands import functions
 from tests.server.host_process import HostProcess
 
 StartHost = Callable[..., HostProcess]
@@ -37,7 +37,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, **reply: Any) -> list[Any]:
         asked.append(request)
         return reply
 
-    monkeypatch.setattr(functions, "send_request", ask)
+    monkeypatch.setattr(query, "send_request", ask)
     return asked
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxd.cli import query
 from jaxd.cli.__main__ import main
-from jaxd.cli.commands import restart
 from tests.server.host_process import HostProcess
 
 StartHost = Callable[..., HostProcess]
@@ -38,7 +38,7 @@ def test_of_several_workers_it_says_which_are_new(
     new = {"principal": "account:alice", "epoch": 2, "seconds": 3.0}
     old = {"principal": "account:bob", "refused": "it holds arrays"}
     reply = {"workers": [new, old], "refused": "account:bob: it holds arrays"}
-    monkeypatch.setattr(restart, "send_request", lambda path, request, uid, is_slow: reply)
+    monkeypatch.setattr(query, "send_request", lambda path, request, uid, is_slow: reply)
     assert main(["restart"]) == 1
     said = capsys.readouterr()
     assert said.out == "worker 2 of account:alice is ready after 3.0 s\n"

@@ -76,11 +76,12 @@ def test_json_holds_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_server_can_be_named(
     live: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For this question alone."""
+    """In place of the one that the environment names."""
     monkeypatch.setenv("JAXD_SERVER", "unix:///nowhere.sock")
-    assert main(["why", "train_for_why:plain", "--server", live.unix]) == 0
     assert main(["why", "--recent", "--server", live.unix]) == 0
+    assert main(["why", "train_for_why:plain", "--server", live.unix]) == 0
     capsys.readouterr()
+    monkeypatch.setenv("JAXD_SERVER", "unix:///nowhere.sock")
     assert main(["why", "train_for_why:train_step"]) == 3
     assert capsys.readouterr().err.startswith("jaxd: ")
 

@@ -8,6 +8,7 @@ from jaxd.cli.commands.doctor import all_checks, examine
 from jaxd.cli.doctor import connection, gpu, installation
 from jaxd.cli.doctor.context import DoctorContext
 from jaxd.connection.settings import Settings
+from tests.client.cli.doctor.contexts import gpu_machine
 
 if TYPE_CHECKING:
     import pytest
@@ -21,7 +22,7 @@ def test_a_fresh_machine_has_nothing_bad(runtime: Path, monkeypatch: pytest.Monk
     assert [check.name for check in found][-1] == "connection"
 
 
-def test_every_check_is_in_the_list(runtime: Path) -> None:
+def test_every_check_is_in_the_list(runtime: Path, tmp_path: Path) -> None:
     """One that is written and not listed would never be made."""
     written = {
         value
@@ -32,7 +33,8 @@ def test_every_check_is_in_the_list(runtime: Path) -> None:
         and name != "has_gpu"
         and not name.startswith("_")
     }
-    assert written | {connection.local_server} == set(all_checks())
+    machine = DoctorContext(Settings(), root=gpu_machine(tmp_path))
+    assert written | {connection.local_server} == set(all_checks(machine))
 
 
 def test_nothing_is_changed(runtime: Path) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxd.interop.remote_array import RemoteArray
-from jaxd.interop.result_batch import DELETED, HandleRange, ResultBatch
+from jaxd.interop.handle_ranges import HandleRange
+from jaxd.interop.remote_array import DELETED, RemoteArray, ResultBatch
 from jaxd.request.arguments import ArgumentEncoder, encode_arguments
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.messages.data_locations import VALUE, DataLocation
