@@ -28,7 +28,7 @@ from jaxd_protocol.network.handshake import UNIX, handshake_with_server
 from jaxd_protocol.pickling.pack.functions import Packed, pack_function
 from jaxd_protocol.pytree import Layout
 from jaxd_protocol.wire import BulkChannel, BulkStream, Frame, tune_socket
-from jaxd_server.cache import open_store
+from jaxd_server.cache.store import open_store
 from jaxd_server.codec.arguments import Arguments
 from jaxd_server.compilation.builder import ExecutableBuilder
 from jaxd_server.compilation.compiling.build_request import BuildRequest
@@ -139,7 +139,7 @@ class Machine(NamedTuple):
 
 def program_cache_in(folder: str) -> ProgramCache:
     """What is kept in a folder of this user's, which has to be like those that a server trusts."""
-    store = open_store(Machine(), folder)
+    store = open_store(*Machine(), folder)
     assert store is not None, "the folder was refused"
     return ProgramCache(store, ImportedPackages())
 

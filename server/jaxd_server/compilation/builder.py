@@ -5,17 +5,20 @@ What comes out of tracing is compiled only when no other function has the same p
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.errors import JaxdError, LimitExceeded
 from jaxd_server.codec.arguments import dynamic, structure_of
-from jaxd_server.codec.results import rebind_form
+from jaxd_server.codec.results import ResultLayout, rebind_form
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.builds import build_turn, check_not_abandoned
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction, explained
 from jaxd_server.compilation.compiling.executable import Costs, Executable
+from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import Functions
@@ -28,13 +31,6 @@ from jaxd_server.user_code.jax_callbacks import redirecting_callbacks
 
 if TYPE_CHECKING:
     from jaxd_server.compilation.remote_trace.policy import TracePolicy
-
-
-import threading
-from collections.abc import Callable
-from typing import Final
-
-from jaxd_protocol.errors import LimitExceeded
 
 _HOUR_S: Final = 3600.0
 
@@ -62,8 +58,9 @@ class BuildQuota:
         Raises:
             LimitExceeded: when it may not; says when it may.
         """
-        over = self._now(principal) - self._seconds if self._seconds else -1.0
-        if over < 0:
+        with self._lock:
+            over = self._left(principal) - self._seconds
+        if not self._seconds or over < 0:
             return
         wait_s = max(1.0, over * _HOUR_S / self._seconds)
         raise LimitExceeded(
@@ -80,10 +77,6 @@ class BuildQuota:
             self._spent[principal] = self._left(principal) + seconds, self._clock()
             for name in [name for name in self._spent if not self._left(name)]:
                 del self._spent[name]
-
-    def _now(self, principal: str) -> float:
-        with self._lock:
-            return self._left(principal)
 
     def _left(self, principal: str) -> float:
         """What was spent and is not forgiven yet."""
@@ -187,9 +180,8 @@ class ExecutableBuilder:
             return None
         costs = replace(executable.costs, paid_s=time.monotonic() - started)
         self._counters.add(own, executable_loads=1, load_s=costs.paid_s)
-        return BuildResult(
-            executable.on(function.key, device, program, costs), "load", name=executable.kept_as
-        )
+        result = replace(executable, key=function.key, device=device, program=program, costs=costs)
+        return BuildResult(result, "load", name=executable.kept_as)
 
     def discard(self, executable: Executable) -> None:
         """Forgets the program of an executable that does not run; see `ProgramSource.discard`."""
@@ -197,7 +189,7 @@ class ExecutableBuilder:
 
     def _loaded(self, request: BuildRequest) -> BuildResult | None:
         """What an earlier process has left, if it did and if it is sound."""
-        function, recorded, name = request.function, request.recorded, request.name
+        function, name = request.function, request.name
         if self._program_cache is None or name is None:
             return None
         started = time.monotonic()
@@ -212,12 +204,7 @@ class ExecutableBuilder:
         self._counters.add(executable_loads=1, load_s=costs.paid_s)
         if function.unpacked is not None:  # its client had to be asked, for want of a record
             self._program_cache.keep_function(function)
-        config = function.options.config
-        form = rebind_form(kept.form)
-        loaded = Executable(function.name, function.key, program, form, config, costs, recorded)
-        loaded.device = request.device
-        loaded.kept_as = name
-        loaded.principal = request.principal
+        loaded = _executable(request, program, rebind_form(kept.form), costs, kept_as=name)
         return BuildResult(loaded, "load", name=name)
 
     def _built(self, request: BuildRequest) -> BuildResult:
@@ -264,24 +251,38 @@ class ExecutableBuilder:
         check_not_abandoned()
         function, name = request.function, request.name
         obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
-        is_kept = name is not None and obstacle is None
-        program, was_compiled = self.programs.of(request, lowered, is_kept=is_kept)
+        kept_as = (name or b"") if obstacle is None else b""
+        program, was_compiled = self.programs.of(request, lowered, is_kept=bool(kept_as))
         costs = Costs(lowered.trace_s, program.compile_s, time.monotonic() - started)
-        executable = Executable(
-            function.name,
-            function.key,
-            program,
-            lowered.form,
-            function.options.config,
-            costs,
-            request.recorded,
-            lowered.structure,
+        executable = _executable(
+            request, program, lowered.form, costs, lowered.structure, kept_as=kept_as
         )
-        executable.device = request.device
-        executable.kept_as = b"" if name is None or obstacle is not None else name
-        executable.principal = request.principal
         self._quota.spend(request.principal, costs.paid_s)
         if self._program_cache is not None and name is not None:
             self._program_cache.keep(function, name, request.arguments, executable, obstacle)
         request.emit("stage", {"stage": "run", "function": function.name})
         return BuildResult(executable, "compile", was_compiled, name or b"", obstacle)
+
+
+def _executable(
+    request: BuildRequest,
+    program: Program,
+    form: ResultLayout,
+    costs: Costs,
+    structure: Any = None,
+    *,
+    kept_as: bytes,
+) -> Executable:
+    return Executable(
+        request.function.name,
+        request.function.key,
+        program,
+        form,
+        request.function.options.config,
+        costs,
+        request.recorded,
+        structure,
+        request.device,
+        request.principal,
+        kept_as,
+    )

@@ -101,11 +101,6 @@ def program_id(lowered: jax.stages.Lowered, options: Options) -> tuple[bytes, Ob
     return os.urandom(16), obstacle
 
 
-def in_structure(lowered: jax.stages.Lowered) -> Any:
-    """The structure of `(args, kwargs)` without statics, to which calls have to flatten."""
-    return lowered.in_tree
-
-
 def has_effects(lowered: jax.stages.Lowered) -> bool:
     """Whether it calls back for an effect, as `jax.debug.print` and `io_callback` do."""
     try:

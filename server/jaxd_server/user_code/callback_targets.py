@@ -30,8 +30,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -55,6 +54,7 @@ from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
 from jaxd_server.codec.results import ResultLayout, pack_result
+from jaxd_server.runtime.threads.context import assigned
 
 CallbackTarget = tuple[Any, ...]
 
@@ -90,25 +90,16 @@ def runs_on_server(function: Callable[..., Any]) -> bool:
 def recording_arguments(
     function: Callable[..., Any], targets: CallbackCandidates
 ) -> Callable[..., Any]:
-    """The function; `CallbackTargets` knows its arguments where they may be called back."""
+    """The function, whose arguments are recorded for `CallbackTargets` if they may be called."""
     if not targets.takes_arguments:
         return function
 
     @functools.wraps(function)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        with _recorded(args, kwargs):
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        with assigned(_arguments, (args, kwargs)):
             return function(*args, **kwargs)
 
-    return noting
-
-
-@contextmanager
-def _recorded(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    token = _arguments.set((args, kwargs))
-    try:
-        yield
-    finally:
-        _arguments.reset(token)
+    return recording
 
 
 class CallbackTargets:

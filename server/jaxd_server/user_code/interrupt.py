@@ -17,20 +17,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, TypeVar
 
 import jaxd_protocol
 import jaxd_server
+from jaxd_server.runtime.threads.context import assigned
 
 T = TypeVar("T")
 
 _LONG_SWITCH_INTERVAL_S: Final = 0.002
-_switch_interval_lock = (
-    threading.Lock()
-)  # held while threads take turns more slowly than they else do
+_switch_interval_lock = threading.Lock()  # held while the switch interval is longer than usual
 
 _PYTHON: Final = ctypes.PyDLL(None)
 """Not `ctypes.pythonapi`, whose functions a user's code may have given other types."""
@@ -55,7 +54,9 @@ class Interruptible:
         self._thread = 0
         self._is_closed = True
         self._is_acting = False
-        self._lock = threading.Lock()  # held by who interrupts: one at a time; never by the thread
+        self._lock = (
+            threading.Lock()
+        )  # held by the thread that interrupts, never by the interrupted one
 
     def run(self, work: Callable[[], T]) -> T:
         """What `work` returns; while it runs, and not after this returns, it may be interrupted.
@@ -66,8 +67,8 @@ class Interruptible:
         """
         # An exception is delivered only where Python calls, is called, or jumps back. So there is
         # no gap between the end of `work` and `_is_closed`, nor between that and the inner `try`.
-        # Two can still come after that: one that is on its way, and one by who has just looked
-        # whether it is closed. Each is met here, so that none is left when this returns.
+        # Two can still come after that: one that is on its way, and one by a thread that has just
+        # looked whether it is closed. Each is met here, so that none is left when this returns.
         self._thread = threading.get_ident()
         try:
             self._is_closed = False
@@ -140,12 +141,12 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 
 @contextmanager
 def _without_thread_switches() -> Iterator[None]:
-    """Within it, threads do not take turns so often that one moves on between a look and an act."""
+    """Within it, no other thread runs between a look and an act: the switch interval is longer."""
     with _switch_interval_lock:
         usual = sys.getswitchinterval()
         sys.setswitchinterval(_LONG_SWITCH_INTERVAL_S)
         try:
-            time.sleep(0)  # whoever has asked for its turn already takes it now
+            time.sleep(0)  # a thread that has already asked for the interpreter runs now
             yield
         finally:
             sys.setswitchinterval(usual)
@@ -183,14 +184,9 @@ _LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
 _current: ContextVar[Interruptible | None] = ContextVar("interruptible", default=None)
 
 
-@contextmanager
-def may_interrupt(one: Interruptible) -> Iterator[None]:
+def may_interrupt(one: Interruptible) -> AbstractContextManager[None]:
     """Within it, what `run_interruptibly` runs can be interrupted through this one."""
-    token = _current.set(one)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return assigned(_current, one)
 
 
 def run_interruptibly(work: Callable[[], Any]) -> Any:

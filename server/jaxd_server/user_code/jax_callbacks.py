@@ -10,7 +10,7 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/user_code/test_jax_callbacks.p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from jax._src import callback as jax_callback
 from jax._src import debugging
 
 from jaxd_protocol.errors import CallbackError
+from jaxd_server.runtime.threads.context import assigned
 from jaxd_server.user_code.callback_targets import CallbackTarget, CallbackTargets, runs_on_server
 from jaxd_server.user_code.output import output_to_sole_caller
 
@@ -28,28 +29,18 @@ CallBack = Callable[..., Any]
 _current: list[CallBack | None] = []
 """That of the client whose program runs. In tests there may be several servers in one process."""
 
-_callback_targets: ContextVar[CallbackTargets | None] = ContextVar("aims", default=None)
-_callbacks_are_disabled: ContextVar[bool] = ContextVar("calls nobody", default=False)
+_callback_targets: ContextVar[CallbackTargets | None] = ContextVar("callback targets", default=None)
+_callbacks_are_disabled: ContextVar[bool] = ContextVar("callbacks are disabled", default=False)
 
 
-@contextmanager
-def redirecting_callbacks(callback_targets: CallbackTargets) -> Iterator[None]:
+def redirecting_callbacks(callback_targets: CallbackTargets) -> AbstractContextManager[None]:
     """Within it, what is traced has its callbacks run in the process of its client."""
-    token = _callback_targets.set(callback_targets)
-    try:
-        yield
-    finally:
-        _callback_targets.reset(token)
+    return assigned(_callback_targets, callback_targets)
 
 
-@contextmanager
-def callbacks_disabled() -> Iterator[None]:
+def callbacks_disabled() -> AbstractContextManager[None]:
     """Within it, what is run step by step calls no client: it has been called already."""
-    token = _callbacks_are_disabled.set(True)
-    try:
-        yield
-    finally:
-        _callbacks_are_disabled.reset(token)
+    return assigned(_callbacks_are_disabled, True)
 
 
 @contextmanager
@@ -117,7 +108,7 @@ class _Bind:
         return self._bind(*args, callback=callback, **params)
 
     def _not_called(self) -> list[Any]:
-        """Nothing; that is what `jax.debug.callback` returns.
+        """Returns nothing, as `jax.debug.callback` does.
 
         Raises:
             CallbackError: where a value is expected.
@@ -168,7 +159,7 @@ def _exchange_pure(_: CallbackTargets, callback: Any) -> Any:
 
 
 class _LocalCallback:
-    """Calls a function here, and has its words go to the call that it can be."""
+    """Calls a function here; its output belongs to the only call that can have caused it."""
 
     def __init__(self, function: Any) -> None:
         self._function = function

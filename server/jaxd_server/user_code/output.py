@@ -77,7 +77,7 @@ class CallOutput:
             self._unflushed.add(stream)
 
 
-_current: ContextVar[CallOutput | None] = ContextVar("speaks", default=None)
+_current: ContextVar[CallOutput | None] = ContextVar("call output", default=None)
 _defaults: list[CallOutput] = []
 """The output of the call that holds the callback lock, if one does."""
 

@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar
 
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
+from jaxd_server.runtime.threads.context import assigned
 from jaxd_server.runtime.threads.executors import process_timers
 from jaxd_server.runtime.threads.fairness import FairSemaphore
 from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
@@ -96,17 +97,12 @@ class Build:
                     self._hooks.remove(hook)
 
 
-_current: ContextVar[Build | None] = ContextVar("present build", default=None)
+_current: ContextVar[Build | None] = ContextVar("current build", default=None)
 
 
-@contextmanager
-def as_current_build(build: Build) -> Iterator[None]:
+def as_current_build(build: Build) -> AbstractContextManager[None]:
     """Within it, this is the current build of the thread."""
-    token = _current.set(build)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return assigned(_current, build)
 
 
 def current_build() -> Build | None:

@@ -20,7 +20,7 @@ from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.pytree import dump_literal
-from jaxd_server.cache import Store
+from jaxd_server.cache.store import Store
 from jaxd_server.cache.writer import Troubles
 from jaxd_server.codec.arguments import Arguments, dynamic, leaves_of
 from jaxd_server.compilation.compiling.executable import Executable
@@ -76,6 +76,10 @@ class Environments:
         if not self._store.has("environments", name):
             self._store.write("environments", name, rows)
         return name
+
+
+class NotStored(LookupError):
+    """A program is not on disk, or what is there cannot be loaded."""
 
 
 class ProgramCache:
@@ -155,12 +159,12 @@ class ProgramCache:
         """Loads a program, for the device of that index if it names none itself.
 
         Raises:
-            LookupError: when it is not here, or cannot be loaded; one that cannot is removed.
+            NotStored: when it is not here, or cannot be loaded; one that cannot is removed.
             JaxRuntimeError: when the device has no room for it; it stays where it is.
         """
         record = None if id in self._suspects else self.store.read("programs", id)
         if record is None:
-            raise LookupError(id.hex())
+            raise NotStored(id.hex())
         started, before = time.monotonic(), resident_bytes()
         try:
             inputs, outputs, compile_s, devices, *bound = record.content
@@ -173,20 +177,17 @@ class ProgramCache:
             self._troubles.warn("program_not_loaded", type(error).__name__, reason=str(error))
             if not device or isinstance(error, ValueError):  # else it may well run on another
                 self.store.remove("programs", id)
-            raise LookupError(id.hex()) from error
-        program = Program(
+            raise NotStored(id.hex()) from error
+        return Program(
             id,
             call,
             compile_s,
             time.monotonic() - started,
             max(0, resident_bytes() - before),
-            programs.device_bytes(call),
             devices,
             is_original=False,
+            is_bound=is_bound,
         )
-        program.is_bound = is_bound
-        program.run_bytes = programs.run_bytes(call)
-        return program
 
     def distrust_program(self, id: bytes) -> None:  # noqa: A002
         """Loads a program that did not run no more; its file stays until a new one replaces it.

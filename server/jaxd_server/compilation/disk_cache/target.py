@@ -8,10 +8,9 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module, metadata
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -73,8 +72,7 @@ _WITHOUT_EFFECT: Final = frozenset(
 """Settings of jax that cannot change a program. One that is not known here counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What the programs of one worker are good for.
 
     Attributes:
