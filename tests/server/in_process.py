@@ -34,6 +34,7 @@ from jaxd_server.compilation.builder import ExecutableBuilder
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.receive import UnpackedFunction
@@ -157,7 +158,7 @@ class PipelineHarness:
         self.admission = Admission()
         self.compiler = Compiler(self.counters, builds)
         reclaimer = Reclaimer()
-        self.executables = Executables(reclaimer, limit)
+        self.executables = Executables(reclaimer, Limits(limit))
         self.program_cache = None if folder is None else program_cache_in(folder)
         functions = Functions(program_cache=self.program_cache)
         self.maker = ExecutableBuilder(functions, self.compiler, self.counters, self.program_cache)

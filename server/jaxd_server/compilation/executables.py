@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -59,7 +59,7 @@ class DeviceChoice(NamedTuple):
 
 
 ANY_DEVICE: Final = DeviceChoice()
-"""Where there is nothing to choose."""
+"""Of a server with one device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,40 +85,21 @@ class Plan:
         return [leaves[index] for index in self.order]
 
 
-_MOST: Final = 10_000
-
-
-class DeviceVariants:
-    """The keys of each function, for all devices. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._keys = BoundedDict[bytes, set[bytes]](_MOST)
-        self._lock = threading.Lock()  # guards _keys
-
-    def of(self, function: Function) -> tuple[bytes, ...]:
-        """Those of the same function, this one among them."""
-        with self._lock:
-            keys = self._keys.setdefault(function.plain_key, set())
-            keys.add(function.key)
-            return tuple(keys)
-
-
-_PLANS_PER_EXECUTABLE = 8
-
-_NO_LIMIT = Limits(sys.maxsize)
+_MAX_VARIANTS: Final = 10_000
+_PLANS_PER_EXECUTABLE: Final = 8
 
 Make = Callable[[], Executable]
 _Name = tuple[bytes, Hashable]
 _Build = Callable[[_Name, Callable[[], Executable | None], Make], Executable]
+"""`Builds.run`, but for whom."""
 
 
 class Executables:
     """Plans and executables; safe from any thread.
 
     Args:
-        reclaimer: told after each build; it asks back with `shrink` and `reclaim`.
-        limit: number of executables to hold.
-        limits: how much else of what; its `count` does not matter.
+        reclaimer: called after each build; it calls `shrink` and `reclaim`.
+        limits: how much to hold of what.
         is_kept: whether an executable is on disk as well, and so is cheap to have again.
         resident: bytes of memory that the process has.
         builds: makes each once.
@@ -127,21 +108,20 @@ class Executables:
     def __init__(
         self,
         reclaimer: Reclaimer,
-        limit: int,
-        limits: Limits = _NO_LIMIT,
+        limits: Limits,
         is_kept: Callable[[Executable], bool] = lambda _: False,
         resident: Callable[[], int] = resident_bytes,
         builds: Builds[Any, Executable] | None = None,
     ) -> None:
-        self._limits = replace(limits, count=limit)
+        self._limits = limits
         self._eviction_costs = EvictionCosts(is_kept, resident)
-        plans = _PLANS_PER_EXECUTABLE * limit  # they are made again in no time
+        plans = _PLANS_PER_EXECUTABLE * limits.count  # they are made again in no time
         self._plans = BoundedDict[tuple[bytes, bytes, int], Plan](plans)
-        self._executables: dict[tuple[bytes, Hashable], Executable] = {}
+        self._executables: dict[_Name, Executable] = {}
         # What a call has made is in use until that call ends, and it holds its `make` until then.
         self._makers: weakref.WeakValueDictionary[int, Make] = weakref.WeakValueDictionary()
-        self._builds: Builds[tuple[bytes, Hashable], Executable] = builds or Builds()
-        self._device_variants = DeviceVariants()
+        self._builds: Builds[_Name, Executable] = builds or Builds()
+        self._variants = BoundedDict[bytes, set[bytes]](_MAX_VARIANTS)  # keys, by the plain key
         self._lock = threading.Lock()  # guards these dicts, except for looking up one entry
         self._reclaimer = reclaimer
         reclaimer.register(self)
@@ -160,7 +140,7 @@ class Executables:
 
     def layout(self, key: bytes, skeleton: bytes, device: int = 0) -> Layout:
         """How to read the arguments of a call."""
-        plan = self._plans.get((key, skeleton, device))
+        plan = self.plan(key, skeleton, device)
         return plan.layout if plan else parse_arguments(skeleton)
 
     def obtain(
@@ -196,10 +176,7 @@ class Executables:
         found = self._executables.get(_name(function.key, signature, device))
         if found is None:
             waiting()
-
-            def build(key: _Name, find: Callable[[], Executable | None], make: Make) -> Executable:
-                return self._builds.run(key, find, make, seat.cancel_token, seat.owner)
-
+            build = partial(self._builds.run, cancel_token=seat.cancel_token, owner=seat.owner)
             found = self._first(function, signature, device, make, build)
             if are_several() and not _fits(found, function, device):
                 found = self._moved(found, function.key, signature, device, make, move, build)
@@ -226,15 +203,20 @@ class Executables:
             )
 
         def find() -> Executable | None:
-            places = itertools.product(
-                self._device_variants.of(function), range(len(jax.devices()))
-            )
+            places = itertools.product(self._variants_of(function), range(len(jax.devices())))
             names = (_name(key, signature, index) for key, index in places)
             return next(filter(None, map(self._executables.get, names)), None)
 
         return build(
             (function.plain_key, ("first", signature)), find, lambda: self._make(name, make, make)
         )
+
+    def _variants_of(self, function: Function) -> tuple[bytes, ...]:
+        """The keys of the same function for all devices, this one among them."""
+        with self._lock:
+            keys = self._variants.setdefault(function.plain_key, set())
+            keys.add(function.key)
+            return tuple(keys)
 
     def _moved(
         self,
@@ -254,7 +236,7 @@ class Executables:
             lambda: self._make(name, lambda: move(first) or make(), make),
         )
 
-    def _make(self, name: tuple[bytes, Hashable], make: Make, maker: Make) -> Executable:
+    def _make(self, name: _Name, make: Make, maker: Make) -> Executable:
         executable = make()
         with self._lock:
             self._makers[executable.serial] = maker
@@ -306,7 +288,7 @@ class Executables:
     def _is_in_use(self, executable: Executable) -> bool:
         return executable.in_use or executable.serial in self._makers
 
-    def _drop(self, names: Iterable[tuple[bytes, Hashable]]) -> list[Executable]:
+    def _drop(self, names: Iterable[_Name]) -> list[Executable]:
         """Those that are now out of the table; freed where the caller lets go of them."""
         gone = [self._executables.pop(name) for name in names]
         serials = {executable.serial for executable in gone}
@@ -321,5 +303,5 @@ def _fits(found: Executable, function: Function, device: int) -> bool:
     return found.key == function.key and (found.program.is_bound or found.device == device)
 
 
-def _name(key: bytes, signature: Hashable, device: int) -> tuple[bytes, Hashable]:
+def _name(key: bytes, signature: Hashable, device: int) -> _Name:
     return key, (device, signature) if device else signature

@@ -54,9 +54,7 @@ class Interruptible:
         self._thread = 0
         self._is_closed = True
         self._is_acting = False
-        self._lock = (
-            threading.Lock()
-        )  # held by the thread that interrupts, never by the interrupted one
+        self._lock = threading.Lock()  # held while interrupting, by the thread that interrupts
 
     def run(self, work: Callable[[], T]) -> T:
         """What `work` returns; while it runs, and not after this returns, it may be interrupted.

@@ -12,6 +12,7 @@ from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.jit.options import Options
 from jaxd_server.codec.arguments import leaves_of, read_leaves
 from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.jax_compat.arrays import live_executables
@@ -25,7 +26,7 @@ class Table:
     """A table of executables that are empty shells, and what was made for it."""
 
     def __init__(self, limit: int = 100) -> None:
-        self.pool = Executables(Reclaimer(), limit)
+        self.pool = Executables(Reclaimer(), Limits(limit))
         self.made: list[Executable] = []
 
     def make(self) -> Executable:

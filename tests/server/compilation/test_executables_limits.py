@@ -27,10 +27,17 @@ IDENTITY = function_of(lambda x: x)
 class Table:
     """A table of executables that are empty shells."""
 
-    def __init__(self, limit: int = 100, *, grown: int = 1 << 40, **options: Any) -> None:
+    def __init__(
+        self,
+        limit: int = 100,
+        *,
+        grown: int = 1 << 40,
+        limits: Limits | None = None,
+        **options: Any,
+    ) -> None:
         sizes = iter([1])  # that of the process: before anything is made, and then
         self.pool = Executables(
-            Reclaimer(), limit, resident=lambda: next(sizes, 1 + grown), **options
+            Reclaimer(), limits or Limits(limit), resident=lambda: next(sizes, 1 + grown), **options
         )
         self.made: list[Executable] = []
 
@@ -66,7 +73,7 @@ class Table:
 
 def test_programs_that_took_more_memory_than_there_is_for_them_go() -> None:
     """The oldest first, when the next one is made."""
-    table = Table(limits=Limits(0, host_bytes=10 * MIB))
+    table = Table(limits=Limits(100, host_bytes=10 * MIB))
     for _ in range(4):
         table.add(host_bytes=4 * MIB)
     assert table.here == [2, 3]
@@ -74,7 +81,7 @@ def test_programs_that_took_more_memory_than_there_is_for_them_go() -> None:
 
 def test_a_program_counts_with_something_although_nothing_was_seen() -> None:
     """Thousands of tiny ones are not for nothing."""
-    table = Table(limits=Limits(0, host_bytes=MIB))
+    table = Table(limits=Limits(100, host_bytes=MIB))
     for _ in range(9):
         table.add(host_bytes=0)
     assert len(table.pool) == 4
@@ -82,7 +89,7 @@ def test_a_program_counts_with_something_although_nothing_was_seen() -> None:
 
 def test_bytes_that_others_took_meanwhile_are_not_counted_for_long() -> None:
     """Together, programs cannot have taken more than the process has grown."""
-    table = Table(limits=Limits(0, host_bytes=10 * MIB), grown=10 * MIB)
+    table = Table(limits=Limits(100, host_bytes=10 * MIB), grown=10 * MIB)
     for _ in range(4):
         table.add(host_bytes=400 * MIB)
     assert len(table.pool) == 4
@@ -90,7 +97,7 @@ def test_bytes_that_others_took_meanwhile_are_not_counted_for_long() -> None:
 
 def test_where_the_size_of_the_process_is_unknown_programs_count_in_full() -> None:
     """Nothing speaks against what was measured."""
-    pool = Executables(Reclaimer(), 9, Limits(0, host_bytes=10 * MIB), resident=lambda: 0)
+    pool = Executables(Reclaimer(), Limits(9, host_bytes=10 * MIB), resident=lambda: 0)
     table = Table()
     table.pool = pool
     for _ in range(4):
@@ -100,7 +107,7 @@ def test_where_the_size_of_the_process_is_unknown_programs_count_in_full() -> No
 
 def test_the_memory_of_the_device_is_a_limit_of_its_own() -> None:
     """Where its programs say what they take there."""
-    table = Table(limits=Limits(0, device_bytes=5))
+    table = Table(limits=Limits(100, device_bytes=5))
     for _ in range(3):
         table.add(device_bytes=2)
     assert table.here == [1, 2]
@@ -145,7 +152,7 @@ def test_whoever_holds_the_most_makes_room_for_the_others() -> None:
 
 def test_a_shared_program_is_freed_with_its_last_executable() -> None:
     """And its bytes count once until then."""
-    table = Table(limits=Limits(0, host_bytes=10 * MIB))
+    table = Table(limits=Limits(100, host_bytes=10 * MIB))
     first = table.add(host_bytes=9 * MIB)
     for _ in range(3):
         twin = shell()

@@ -15,8 +15,8 @@ from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.history.advice import advice_for
 from jaxd_server.compilation.history.build_history import (
     BuildEntry,
-    BuildHistoryView,
     KeyHistory,
+    Records,
     Verdict,
 )
 from jaxd_server.compilation.history.build_log import BuildLog
@@ -78,14 +78,14 @@ def answer_inquiry(
     plan = None if skeleton is None else executables.plan(key, skeleton)
     is_planned = plan is not None and plan.executable is not None
     visibility = decisions.known_functions.visibility(principal)
-    seen = decisions.build_history.filtered(visibility)
+    seen = decisions.build_history.records(visibility)
     return _why(
         seen, program_cache, key, skeleton, FunctionDescriptor.from_message(message), is_planned
     )
 
 
 def _why(
-    build_history: BuildHistoryView,
+    records: Records,
     program_cache: ProgramCache | None,
     key: bytes,
     skeleton: bytes | None,
@@ -93,7 +93,7 @@ def _why(
     is_planned: bool,
 ) -> dict[str, Any]:
     arguments = None if skeleton is None else argument_shapes(skeleton, described.parameters)
-    record = build_history.find(key)
+    record = records.get(key)
     fitting = _fitting(record, arguments)
     ready = [built for built in fitting if built.is_warm]
     kept = (
@@ -102,12 +102,10 @@ def _why(
         else [one for one in fitting if _is_kept(program_cache, one)]
     )
     verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
-    reason = (
-        Reason() if verdict != "compile" else reason_for(build_history, key, described, arguments)
-    )
+    reason = Reason() if verdict != "compile" else reason_for(records, key, described, arguments)
     text = reason.text if verdict == "compile" else _TEXTS[verdict][arguments is None]
     about = record or reason.nearest
-    advice = advice_for(about, versions_of(build_history, described)) if about else []
+    advice = advice_for(about, versions_of(records, described)) if about else []
     texts = [one.text for one in advice]
     if verdict == "compile":
         texts += _not_kept(fitting)
