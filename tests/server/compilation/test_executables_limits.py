@@ -28,16 +28,11 @@ class Table:
     """A table of executables that are empty shells."""
 
     def __init__(
-        self,
-        limit: int = 100,
-        *,
-        grown: int = 1 << 40,
-        limits: Limits | None = None,
-        **options: Any,
+        self, limits: Limits = Limits(100), *, grown: int = 1 << 40, **options: Any
     ) -> None:
         sizes = iter([1])  # that of the process: before anything is made, and then
         self.pool = Executables(
-            Reclaimer(), limits or Limits(limit), resident=lambda: next(sizes, 1 + grown), **options
+            Reclaimer(), limits, resident=lambda: next(sizes, 1 + grown), **options
         )
         self.made: list[Executable] = []
 
@@ -115,7 +110,7 @@ def test_the_memory_of_the_device_is_a_limit_of_its_own() -> None:
 
 def test_what_took_long_to_build_outlives_what_did_not() -> None:
     """It goes when it is ten times as old."""
-    table = Table(limit=2)
+    table = Table(Limits(2))
     for seconds in (30.0, 0.1, 0.1):
         table.add(seconds=seconds)
     assert table.here == [0, 2]
@@ -124,7 +119,7 @@ def test_what_took_long_to_build_outlives_what_did_not() -> None:
 def test_what_is_on_disk_is_cheap_to_have_again() -> None:
     """So it goes before what would have to be compiled."""
     kept: list[Executable] = []
-    table = Table(limit=2, is_kept=lambda one: one in kept)
+    table = Table(Limits(2), is_kept=lambda one: one in kept)
     table.add(seconds=3.0)
     kept.append(table.add(seconds=3.0))
     table.add(seconds=3.0)
@@ -133,7 +128,7 @@ def test_what_is_on_disk_is_cheap_to_have_again() -> None:
 
 def test_what_came_from_disk_costs_what_that_took() -> None:
     """Not what it had cost the one who compiled it."""
-    table = Table(limit=2)
+    table = Table(Limits(2))
     loaded = shell(30.0)
     loaded.costs, loaded.last_use = Costs(1.0, 30.0, 0.2), 1.0
     table.add(seconds=3.0)
@@ -144,7 +139,7 @@ def test_what_came_from_disk_costs_what_that_took() -> None:
 
 def test_whoever_holds_the_most_makes_room_for_the_others() -> None:
     """Each executable belongs to the principal who had it made."""
-    table = Table(limit=4)
+    table = Table(Limits(4))
     for who in ("uid:1", "uid:2", "uid:2", "uid:2", "uid:1"):
         table.add(who=who)
     assert table.here == [0, 2, 3, 4]
@@ -165,7 +160,7 @@ def test_a_shared_program_is_freed_with_its_last_executable() -> None:
 
 def test_what_a_call_has_made_stays_until_that_call_ends() -> None:
     """Others that are made meanwhile do not push it out, however small the table is."""
-    table = Table(limit=1)
+    table = Table(Limits(1))
     one = shell()
     one.last_use = 0.0
 

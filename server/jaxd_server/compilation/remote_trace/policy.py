@@ -78,11 +78,8 @@ class TracePolicy:
         remote_trace = RemoteTrace(
             tracers, tracer, order, request.source, self._program_cache, request.emit
         )
-        return (
-            remote_trace
-            if order.described.fingerprint in tracer.known
-            else remote_trace.with_code()
-        )
+        is_known = order.described.fingerprint in tracer.known
+        return remote_trace if is_known else remote_trace.with_code()
 
     def close(self) -> None:
         """Ends the tracer."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol.jit.options import Options
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.remote_trace.messages import Ended, Outdated, Reply, TraceRequest
 from jaxd_server.compilation.remote_trace.process import TracerProcess
