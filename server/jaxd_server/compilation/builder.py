@@ -20,6 +20,7 @@ from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.program_source import ProgramSource
@@ -146,7 +147,7 @@ class ExecutableBuilder:
         """
         with self._counters.on_behalf_of(request.counts):
             if self._program_cache is not None:
-                name = self._program_cache.name_of(request.function, request.arguments)
+                name = call_name(request.function, request.arguments)
                 request = request._replace(name=name)
             return self._made(request)
 

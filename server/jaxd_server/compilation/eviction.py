@@ -77,28 +77,18 @@ def victims(entries: Iterable[Entry], limits: Limits, now: float) -> list[Entry]
     left = {one.name: one for one in entries}
     gone: list[Entry] = []
 
-    def choose(units: list[_Unit], limit: int) -> None:
-        chosen = _victims_for_limit(units, limit, limits.share, now)
-        gone.extend(chosen)
-        for one in chosen:
-            del left[one.name]
+    def choose(unit: Callable[[Entry], Hashable], size: Callable[[Entry], int], limit: int) -> None:
+        units: dict[Hashable, list[Entry]] = {}
+        for one in left.values():
+            units.setdefault(unit(one), []).append(one)
+        sized = [_Unit(entries, size(entries[0])) for entries in units.values()]
+        chosen = _victims_for_limit(sized, limit, limits.share, now)
+        gone.extend(left.pop(one.name) for one in chosen)
 
-    def choose_programs(size: Callable[[Entry], int], limit: int) -> None:
-        if sum({one.program: size(one) for one in left.values()}.values()) > limit:
-            choose([_Unit(users, size(users[0])) for users in _by_program(left.values())], limit)
-
-    if len(left) > limits.count:
-        choose([_Unit([one], 1) for one in left.values()], limits.count)
-    choose_programs(lambda one: one.host_bytes, limits.host_bytes)
-    choose_programs(lambda one: one.device_bytes, limits.device_bytes)
+    choose(lambda one: one.name, lambda one: 1, limits.count)
+    choose(lambda one: one.program, lambda one: one.host_bytes, limits.host_bytes)
+    choose(lambda one: one.program, lambda one: one.device_bytes, limits.device_bytes)
     return gone
-
-
-def _by_program(entries: Iterable[Entry]) -> list[list[Entry]]:
-    users: dict[Hashable, list[Entry]] = {}
-    for one in entries:
-        users.setdefault(one.program, []).append(one)
-    return list(users.values())
 
 
 class _Unit:

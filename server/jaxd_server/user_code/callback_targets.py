@@ -164,25 +164,21 @@ class CallbackTargets:
     def _entry(self, function: Any) -> int | None:
         """The number of a function in `callbacks=`."""
         if type(function) is ClientObject:
-            names = [
-                (n, (each.method,) if each.method else ()) for n, each in self._owned(function)
-            ]
-            return next((n for n, each in names if each == function.names), None)
+            if not function.listed:
+                return None
+            own = ((n, e) for n, e in enumerate(self._listed) if e.owner == function.number)
+            same = (n for n, e in own if ((e.method,) if e.method else ()) == function.names)
+            return next(same, None)
         if not self._listed or isinstance(function, functools.partial):
             return None
         name = callback_name(function)
-        same = [number for number, each in enumerate(self._listed) if each.name == name]
-        if len(same) > 1:
+        found = [number for number, each in enumerate(self._listed) if each.name == name]
+        if len(found) > 1:
             raise CallbackError(
                 f"{self._name} gives {name} to jax.debug.callback or io_callback, and callbacks= "
                 "lists several of that name. List functions with names of their own."
             )
-        return same[0] if same else None
-
-    def _owned(self, live: ClientObject) -> list[tuple[int, ListedCallback]]:
-        if not live.listed:
-            return []
-        return [(n, each) for n, each in enumerate(self._listed) if each.owner == live.number]
+        return found[0] if found else None
 
     def _argument(self, parameter: str) -> Any:
         noted = _arguments.get()

@@ -9,7 +9,7 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/user_code/test_jax_callbacks.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -20,7 +20,7 @@ from jax._src import debugging
 
 from jaxd_protocol.errors import CallbackError
 from jaxd_server.runtime.threads.context import assigned
-from jaxd_server.user_code.callback_targets import CallbackTarget, CallbackTargets, runs_on_server
+from jaxd_server.user_code.callback_targets import CallbackTargets, runs_on_server
 from jaxd_server.user_code.output import output_to_sole_caller
 
 CallBack = Callable[..., Any]
@@ -51,36 +51,6 @@ def calling_back(call_back: CallBack | None) -> Iterator[None]:
         yield
     finally:
         _current.remove(call_back)
-
-
-def call_client(
-    callback_target: CallbackTarget,
-    held: Sequence[Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    wants_result: bool,
-) -> Any:
-    """Calls a function in the process of the client whose program runs now; its result.
-
-    Args:
-        callback_target: which function, see `callback_targets`.
-        held: the arrays in it.
-        args: what it is called with.
-        kwargs: the same by name.
-        wants_result: whether anybody looks at the result.
-
-    Raises:
-        CallbackError: when no program runs, or its client cannot be called.
-        Exception: what the function raises.
-    """
-    call_back = _current[-1] if _current else None
-    if call_back is None:
-        raise CallbackError(
-            "jax.debug.callback or io_callback was called while a function was traced. Pass it "
-            "values that are computed, so that it is called when the program runs."
-        )
-    return call_back(callback_target, held, args, kwargs, wants_result=wants_result)
 
 
 def install_callback_redirection() -> None:
@@ -134,8 +104,19 @@ class RemoteCallback:
         self._wants_result = wants_result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """In a thread of XLA's; see `call_client`."""
-        return call_client(self._target, self._held, args, kwargs, wants_result=self._wants_result)
+        """Calls it in the process of the client whose program runs now; in a thread of XLA's.
+
+        Raises:
+            CallbackError: when no program runs, or its client cannot be called.
+            Exception: what the function raises.
+        """
+        call_back = _current[-1] if _current else None
+        if call_back is None:
+            raise CallbackError(
+                "jax.debug.callback or io_callback was called while a function was traced. Pass it "
+                "values that are computed, so that it is called when the program runs."
+            )
+        return call_back(self._target, self._held, args, kwargs, wants_result=self._wants_result)
 
 
 def _exchange_io(callback_targets: CallbackTargets, callback: Any) -> Any:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final, TextIO
 
 from jaxd_server.runtime.events import Emit
@@ -162,7 +163,7 @@ def capture_user_output() -> None:
     """Has what user code says from now on heard by its own client. To be called once."""
     sys.stdout = _Stream("stdout", sys.stdout)
     sys.stderr = _Stream("stderr", sys.stderr)
-    warnings.showwarning = _Warnings(warnings.showwarning).show
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
     logging.captureWarnings(False)
     root = logging.getLogger()
     root.addHandler(CallLogHandler())
@@ -236,34 +237,28 @@ class _Stream(io.TextIOBase):
             call_output.flush(self._name)
 
 
-class _Warnings:
-    """Shows warnings."""
-
-    def __init__(self, before: Any) -> None:
-        self._before = before
-
-    def show(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        """In the place of `warnings.showwarning`."""
-        call_output = current_output()
-        if call_output is None or file is not None:
-            self._before(message, category, filename, lineno, file, line)
-            return
-        content = {
-            "text": str(message),
-            "category": [category.__module__, category.__qualname__],
-            "bases": [base.__name__ for base in category.__mro__],
-            "file": filename,
-            "line": lineno,
-        }
-        call_output.send("warned", content)
+def _show_warning(
+    before: Any,
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """`warnings.showwarning`, after the previous one."""
+    call_output = current_output()
+    if call_output is None or file is not None:
+        before(message, category, filename, lineno, file, line)
+        return
+    content = {
+        "text": str(message),
+        "category": [category.__module__, category.__qualname__],
+        "bases": [base.__name__ for base in category.__mro__],
+        "file": filename,
+        "line": lineno,
+    }
+    call_output.send("warned", content)
 
 
 class CallLogHandler(logging.Handler):

@@ -24,12 +24,13 @@ MIB = 1 << 20
 IDENTITY = function_of(lambda x: x)
 
 
+ROOMY = Limits(100)
+
+
 class Table:
     """A table of executables that are empty shells."""
 
-    def __init__(
-        self, limits: Limits = Limits(100), *, grown: int = 1 << 40, **options: Any
-    ) -> None:
+    def __init__(self, limits: Limits = ROOMY, *, grown: int = 1 << 40, **options: Any) -> None:
         sizes = iter([1])  # that of the process: before anything is made, and then
         self.pool = Executables(
             Reclaimer(), limits, resident=lambda: next(sizes, 1 + grown), **options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxd_protocol.errors import MissingPackage, PackageMismatch
 from jaxd_protocol.packages.distributions import Package, package_of
@@ -69,11 +69,7 @@ def refuse_or_warn(differences: Sequence[Difference], emit: Emit, *, strict: boo
         advice = "Install the same on both sides, or leave out strict=True."
         raise PackageMismatch(" ".join([*(one.text for one in differences), advice]))
     for one in differences:
-        emit("warning", _content(one))
-
-
-def _content(one: Difference) -> dict[str, Any]:
-    return {"function": one.function, "package": one.package, "text": one.text}
+        emit("warning", {"function": one.function, "package": one.package, "text": one.text})
 
 
 def _difference(

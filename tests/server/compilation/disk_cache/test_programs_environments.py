@@ -38,10 +38,10 @@ def test_a_call_lasts_as_long_as_the_packages_that_were_loaded(
     program_cache = harness.program_cache
     assert program_cache is not None
     site.install("shelf_other", "1", {"shelf_other.py": "1"})
-    assert program_cache.is_current(kept)
+    assert program_cache._environments.is_current(kept.environment)
     site.install("shelf_used", "2", {"shelf_used.py": "22"})
     changed_since_first_seen()
-    assert not program_cache.is_current(kept)
+    assert not program_cache._environments.is_current(kept.environment)
     assert program_cache.find(function_in(harness, source), name) is None
     assert not program_cache.has(name)
     assert name in program_cache.calls()
