@@ -28,7 +28,7 @@ DISK_BYTES: Final = 10 << 30
 _SCAN_S: Final = 900.0
 _SWEEP_LEVEL: Final = 0.9
 _SCANS_PER_SHARE: Final = 4
-"""How often is looked at who has what while one principal could write as much as it may have."""
+"""Scans while one principal could write as much as it may have."""
 _ABSENT: Final = {errno.ENOENT, errno.ENOTDIR}
 
 
@@ -110,22 +110,20 @@ class Store:
             return waiting if payload else Record(waiting.content, b"")
         if self._writer.hides(kind, name):
             return None
-        record = self._read(kind, name, payload=payload)
-        if record is not None and payload:
-            self.touch(kind, name)
-        return record
-
-    def _read(self, kind: Kind, name: bytes, *, payload: bool) -> Record | None:
         path = self._directory.file(kind, name)
         try:
-            return read_file(path, kind, name, self._directory.target, payload=payload)
+            record = read_file(path, kind, name, self._directory.target, payload=payload)
         except InvalidRecord as error:
             self._troubles.warn("cache_broken", path=path, reason=str(error))
             self._unlink(kind, name)
+            return None
         except OSError as error:
             if error.errno not in _ABSENT:
                 self._troubles.warn("cache_unreadable", str(error.errno), reason=str(error))
-        return None
+            return None
+        if payload:
+            self.touch(kind, name)
+        return record
 
     def has(self, kind: Kind, name: bytes) -> bool:
         """Whether there is such a record; it may still turn out to be broken."""
@@ -185,7 +183,7 @@ class Store:
         self._note_uses()
         is_due = time.monotonic() - self._scanned > _SCAN_S or not self._scanned
         limit = self._principal_limit
-        is_due = is_due or 0 < limit < self._news * _SCANS_PER_SHARE  # of one who has had it all
+        is_due = is_due or 0 < limit < self._news * _SCANS_PER_SHARE  # by one principal
         if self._off or not (is_due or self._bytes > self._limit):
             return
         # to less than the limit, so that the next record does not sweep again
@@ -249,4 +247,4 @@ class Store:
         except IsADirectoryError:
             shutil.rmtree(path, ignore_errors=True)
         except OSError:
-            pass  # gone already, or it stays and is not believed
+            pass  # removed already; or it stays, and is not accepted

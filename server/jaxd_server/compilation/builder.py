@@ -161,7 +161,7 @@ class ExecutableBuilder:
             return made
         self._functions.unpack(function, request.source)
         try:
-            with build_turn(self._compiler.room(), function.name):
+            with build_turn(self._compiler.room, function.name):
                 return self._built(request)
         except JaxdError:
             raise
@@ -234,7 +234,7 @@ class ExecutableBuilder:
         remote_trace = self._tracing.remote_trace(request) if self._tracing else None
         if remote_trace is None:
             return None
-        with build_turn(self._compiler.room(), request.function.name):
+        with build_turn(self._compiler.room, request.function.name):
             started = time.monotonic()
             lowered = remote_trace.lower()
             if lowered is None:

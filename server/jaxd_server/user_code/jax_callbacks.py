@@ -70,22 +70,15 @@ class _Bind:
         self._exchange = exchange
 
     def __call__(self, *args: Any, callback: Any, **params: Any) -> Any:
-        if _callbacks_are_disabled.get() and self._exchange is not _exchange_pure:
-            return self._not_called()
+        if _callbacks_are_disabled.get():
+            if self._exchange is _exchange_io:
+                raise CallbackError("a value of the client's is not asked for twice.")
+            if self._exchange is _exchange_debug:
+                return []
         callback_targets = _callback_targets.get()
         if callback_targets is not None:
             callback = self._exchange(callback_targets, callback)
         return self._bind(*args, callback=callback, **params)
-
-    def _not_called(self) -> list[Any]:
-        """Returns nothing, as `jax.debug.callback` does.
-
-        Raises:
-            CallbackError: where a value is expected.
-        """
-        if self._exchange is _exchange_io:
-            raise CallbackError("a value of the client's is not asked for twice.")
-        return []
 
 
 class RemoteCallback:

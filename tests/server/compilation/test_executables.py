@@ -15,9 +15,9 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.jax_compat.arrays import live_executables
 from jaxd_server.runtime.reclaimer import Reclaimer
 from tests.server.builds import executable as shell
+from tests.server.builds import live_executables
 from tests.server.in_process import PipelineHarness, Source, encode, function_of
 from tests.server.staging import at_once, until
 
@@ -250,7 +250,7 @@ def test_reclaiming_frees_the_compiled_programs(harness: PipelineHarness) -> Non
     assert harness.executables.reclaim(10) == 10
     gc.collect()
     assert live_executables() == before
-    assert len(harness.maker.programs.known) == 0
+    assert len(harness.maker.programs.known._programs) == 0
     assert harness.counts() == (10, 10)
 
 

@@ -14,9 +14,9 @@ from jaxd_server.codec.arguments import read_leaves
 from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
-from jaxd_server.jax_compat.arrays import live_executables
 from jaxd_server.runtime.reclaimer import Reclaimer
 from tests.server.builds import executable as shell
+from tests.server.builds import live_executables
 from tests.server.in_process import PipelineHarness, Source, encode, function_of
 from tests.server.staging import at_once, until
 
@@ -229,7 +229,7 @@ def test_dropping_frees_without_the_garbage_collector(tiny: PipelineHarness) -> 
         for size in range(1, 9):
             tiny.value(source, np.ones(size, np.float32))
         assert live_executables() - before <= 2
-        assert len(tiny.maker.programs.known) == 1
+        assert len(tiny.maker.programs.known._programs) == 1
     finally:
         gc.enable()
 
@@ -244,5 +244,5 @@ def test_two_functions_with_one_program_free_it_together(harness: PipelineHarnes
     left = []
     for _ in range(2):
         assert harness.executables.reclaim(1) == 1
-        left.append((len(harness.maker.programs.known), live_executables() - before))
+        left.append((len(harness.maker.programs.known._programs), live_executables() - before))
     assert left == [(1, 1), (0, 0)]

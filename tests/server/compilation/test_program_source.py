@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat import programs as jax_programs
-from jaxd_server.jax_compat.arrays import live_executables
+from tests.server.builds import live_executables
 from tests.server.costs import BUILT, LOADED, SHARED, counts, double
 from tests.server.in_process import PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
@@ -41,7 +41,7 @@ def test_a_renamed_function_shares_the_program(harness: PipelineHarness) -> None
     assert harness.value(second, X).tolist() == expected
     assert counts(harness) == {**BUILT, "traces": 2, "lowers": 2, "programs_shared": 1}
     assert live_executables() == before + 1
-    assert (len(harness.executables), len(harness.maker.programs.known)) == (2, 1)
+    assert (len(harness.executables), len(harness.maker.programs.known._programs)) == (2, 1)
 
 
 def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_harness: Open) -> None:
@@ -56,7 +56,7 @@ def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_harness
         assert harness.value(source, X).tolist() == expected
         assert source.asked == []
     assert counts(harness) == {**LOADED, "executable_loads": 2}
-    assert len(harness.maker.programs.known) == 1
+    assert len(harness.maker.programs.known._programs) == 1
 
 
 def test_shared_programs_outlive_each_other(harness: PipelineHarness) -> None:
@@ -69,7 +69,7 @@ def test_shared_programs_outlive_each_other(harness: PipelineHarness) -> None:
     assert harness.value(second, X)[1] == 19
     assert harness.executables.forget(second.key) == 1
     gc.collect()
-    assert len(harness.maker.programs.known) == 0
+    assert len(harness.maker.programs.known._programs) == 0
 
 
 def test_equal_functions_that_come_together_compile_once(open_harness: Open) -> None:

@@ -277,7 +277,8 @@ def test_the_structure_of_the_arguments_is_that_of_calls() -> None:
     """Positional and named ones, without those that are static."""
     jitted = jax.jit(lambda a, n, *, b: a + b["x"] * n, static_argnums=1)
     lowered = jitted.lower(ONES, 3, b={"x": ONES})
-    assert lowered.in_tree == jax.tree.structure(((0,), {"b": {"x": 0}}))
+    structure: Any = lowered.in_tree
+    assert structure == jax.tree.structure(((0,), {"b": {"x": 0}}))
 
 
 def test_the_leaves_of_the_result_are_told() -> None:

@@ -67,11 +67,14 @@ class Compiler:
     Args:
         counters: where traces, lowerings and compilations are counted.
         builds: how many functions at once; XLA uses all cores for each anyway.
+
+    Attributes:
+        room: to be held while something is built.
     """
 
     def __init__(self, counters: Counters, builds: int) -> None:
         self._counters = counters
-        self._room = FairSemaphore(builds)
+        self.room = FairSemaphore(builds)
         self._compilations = Compilations(
             lambda seconds: counters.add(compiles=1),
             lambda: counters.add(xla_cache_hits=1),
@@ -80,10 +83,6 @@ class Compiler:
     def close(self) -> None:
         """Stops listening to jax."""
         self._compilations.close()
-
-    def room(self) -> FairSemaphore:
-        """To be inside of while something is built."""
-        return self._room
 
     def lower(
         self,

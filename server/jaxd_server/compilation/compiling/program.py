@@ -83,10 +83,6 @@ class Programs:
         self._flights: SingleFlight[bytes, Program] = SingleFlight()
         self._lock = threading.Lock()  # guards _programs: its own upkeep is not atomic
 
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._programs)
-
     def find(self, name: bytes) -> Program | None:
         """The program of that name, while something holds it."""
         with self._lock:
@@ -114,8 +110,3 @@ class Programs:
         with self._lock:
             for name in [name for name, one in self._programs.items() if one is program]:
                 del self._programs[name]
-
-    def all(self) -> list[Program]:
-        """Those that there are."""
-        with self._lock:
-            return list(self._programs.values())

@@ -166,9 +166,6 @@ class BuildHistory:
         self._nbytes = 0
         self._lock = threading.Lock()  # guards _records and _nbytes
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def find(self, key: bytes) -> KeyHistory | None:
         """What is known of a key."""
         return self._records.get(key)

@@ -176,24 +176,29 @@ class BuildLog:
 
     def _loaded(self, function: Function, made: BuildResult) -> None:
         """Costs nothing: what would have to be read for a reason is not worth it."""
-        seconds = made.executable.costs.paid_s
         with self._restoring:
             if len(self._loads) > MAX_RESTORED:
                 self._loads = {name: one for name, one in self._loads.items() if one() is not None}
             self._loads[made.name] = weakref.ref(made.executable)
             if self._is_restored:
                 self._build_history.attach(function.key, made.name, made.executable)
-        self._recent.append(
-            BuildLogEntry(
-                time.time(),
-                function.name,
-                function.key,
-                "load",
-                seconds,
-                Reason(),
-                principal=made.executable.principal,
-            )
+        self._log(function, made, Reason(), time.time())
+
+    def _log(
+        self, function: Function, made: BuildResult, reason: Reason, now: float
+    ) -> BuildLogEntry:
+        entry = BuildLogEntry(
+            now,
+            function.name,
+            function.key,
+            made.verdict,
+            made.executable.costs.paid_s,
+            reason,
+            made.was_compiled,
+            made.executable.principal,
         )
+        self._recent.append(entry)
+        return entry
 
     def _note(
         self, function: Function, skeleton: bytes, made: BuildResult
@@ -216,17 +221,7 @@ class BuildLog:
             seen = build_history.records(visibility)
             reason = reason_for(seen, function.key, described, arguments)
             record = build_history.add(function.key, described, built)
-            decision = BuildLogEntry(
-                now,
-                function.name,
-                function.key,
-                "compile",
-                seconds,
-                reason,
-                made.was_compiled,
-                principal,
-            )
-            self._recent.append(decision)
+            decision = self._log(function, made, reason, now)
         self.known_functions.record(principal, function.key)
         advice = advice_for(record, versions_of(build_history.records(visibility), described))
         with self._lock:

@@ -51,6 +51,7 @@ class TracerProcess:
 
     Attributes:
         known: fingerprints of the functions that it has.
+        state: what it is doing; set by its own thread.
         was_ready: whether it ever took orders.
     """
 
@@ -66,23 +67,18 @@ class TracerProcess:
         self._understands = understands
         self._command = tuple(command)
         self._settled = threading.Event()  # ready, or ended
-        self._state: Literal["starting", "ready", "ended"] = "starting"
+        self.state: Literal["starting", "ready", "ended"] = "starting"
         self._closing = False
         self._retired = False
         self._numbers = itertools.count(1)
         self._waiting: dict[int, queue.SimpleQueue[Event | Reply]] = {}
-        self._lock = threading.Lock()  # guards _state, _waiting, _retired; not held to send
+        self._lock = threading.Lock()  # guards state, _waiting, _retired; not held to send
         self._sending = threading.Lock()  # one message at a time
         self._connection: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
         # One thread for as long as it lives: Linux kills it when the thread ends that started it.
         self._thread = threading.Thread(target=self._run, name="jaxd-tracer", daemon=True)
         self._thread.start()
-
-    @property
-    def state(self) -> Literal["starting", "ready", "ended"]:
-        """What it is doing."""
-        return self._state
 
     @property
     def pid(self) -> int | None:
@@ -92,22 +88,22 @@ class TracerProcess:
     def wait(self) -> bool:
         """Waits until it has started; returns whether it takes orders."""
         self._settled.wait()
-        return self._state == "ready"
+        return self.state == "ready"
 
     def ask(
-        self, order: TraceRequest, emit: Emit, telling: CancelHook = lambda hook: nullcontext()
+        self, order: TraceRequest, emit: Emit, cancel_hook: CancelHook = lambda hook: nullcontext()
     ) -> Reply:
         """Has an order worked out, however long that takes.
 
         Args:
             order: its number is given here.
             emit: told what happens meanwhile, in this thread.
-            telling: says when nobody waits for it any more, so that it is interrupted.
+            cancel_hook: registers what interrupts it when no call waits for it any more.
         """
         number = next(self._numbers)
         inbox: queue.SimpleQueue[Event | Reply] = queue.SimpleQueue()
         with self._lock:
-            if self._state != "ready" or self._retired or self._connection is None:
+            if self.state != "ready" or self._retired or self._connection is None:
                 return Ended("it was not running", 0)
             connection = self._connection
             self._waiting[number] = inbox
@@ -116,7 +112,7 @@ class TracerProcess:
                 connection.send(order._replace(number=number))
         except OSError:
             pass  # it has ended, and the other thread says so
-        with telling(lambda: self._forget(number)):
+        with cancel_hook(lambda: self._forget(number)):
             while type(message := inbox.get()) is Event:
                 emit(message.kind, message.content)
         assert not isinstance(message, Event)
@@ -197,7 +193,7 @@ class TracerProcess:
                 return
             with self._lock:
                 self._connection = connection
-                self._state = "ready"
+                self.state = "ready"
                 self.was_ready = True
             self._settled.set()
             log_event("tracer_ready", pid=self.pid)
@@ -219,7 +215,7 @@ class TracerProcess:
     def _end(self) -> None:
         how = self._reap()
         with self._lock:
-            self._state = "ended"
+            self.state = "ended"
             left = list(self._waiting.values())
             self._waiting.clear()
         self._settled.set()
