@@ -1,4 +1,4 @@
-"""`python -m jaxd_server.cache`: what `jaxd cache` becomes. Needs no server and no jax."""
+"""`python -m jaxd_server.cache`: the command `jaxd cache`. Needs no server and no jax."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _clear(root: str, arguments: argparse.Namespace) -> int:
     return 0
 
 
-# words -------------------------------------------------------------------------------------------
+# output ------------------------------------------------------------------------------------------
 
 
 def _print_line(text: str) -> None:

@@ -27,16 +27,16 @@ class CachedCall:
         record: the name of its record, in hex digits.
         key: of the function, in hex digits.
         program: the name of its program, in hex digits.
-        target: what it is good for.
-        name: what people call the function.
+        target: the digest of what it is good for.
+        name: the name of the function.
         arguments: what each argument looks like, by its name.
         trace_s: seconds that tracing took.
         compile_s: seconds that compiling took.
         created: when it was built, in seconds since 1970.
         last_use: when it was used last, in seconds since 1970.
         bytes: room that it takes on disk, its program included.
-        principal: who had it built.
-        obstacle: why its program is not kept.
+        principal: for whom it was built.
+        obstacle: why its program is not on disk.
         shared_with: the records of other calls with the same program.
     """
 

@@ -24,7 +24,7 @@ from jaxd_protocol.pytree.literals import dump_literal, load_literal
 FORMAT: Final = 1
 """Changes with the layout of a file; a file of another format is not read."""
 
-_MAGIC: Final = b"\x89jaxd\r\n\x1a"  # as PNG's: a transfer as text shows
+_MAGIC: Final = b"\x89jaxd\r\n\x1a"  # as in PNG: shows a transfer in text mode
 _PREFIX: Final = struct.Struct("!8sIQ")
 _DIGEST: Final = 16
 _START: Final = _PREFIX.size + _DIGEST
@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
     Attributes:
         content: a literal as in `jaxd_protocol.pytree.literals`.
-        payload: opaque bytes; empty when they were not asked for.
+        payload: opaque bytes; empty when only the header was read.
     """
 
     content: Any
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What stands before the payload, in this order.
+    """The fields before the payload, in this order.
 
     Attributes:
         kind: the folder.

@@ -1,4 +1,4 @@
-"""Keeps the cache folder below its limit: what is long unused and cheap to make goes first."""
+"""Keeps the cache folder below its limit: removes first what is long unused and cheap to make."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class _Sweep:
 
 
 class _Unit(NamedTuple):
-    """What goes at once: a file, what it would cost to make it again, what it needs, and whose."""
+    """A file that is removed with what only it needs: its cost to make again, and its principal."""
 
     entry: Entry
     cost_s: float = 0.0

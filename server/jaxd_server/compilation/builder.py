@@ -39,8 +39,7 @@ _HOUR_S: Final = 3600.0
 class BuildQuota:
     """A token bucket of build seconds for each principal. Thread-safe.
 
-    A build is not interrupted: the last one may take a principal below nothing, and it waits the
-    longer.
+    A build is not interrupted: the last one may overdraw the bucket, and the wait is longer then.
 
     Args:
         seconds: in an hour, and at most at once; 0: no limit.
@@ -54,10 +53,10 @@ class BuildQuota:
         self._lock = threading.Lock()  # guards the table
 
     def require(self, principal: str) -> None:
-        """Returns when something may be built for a principal.
+        """Checks that something may be built for a principal.
 
         Raises:
-            LimitExceeded: when it may not; says when it may.
+            LimitExceeded: when it may not; the message has the time to wait.
         """
         with self._lock:
             over = self._left(principal) - self._seconds
@@ -71,7 +70,7 @@ class BuildQuota:
         )
 
     def spend(self, principal: str, seconds: float) -> None:
-        """So many seconds were spent for a principal."""
+        """Counts seconds that were spent for a principal."""
         if not self._seconds:
             return
         with self._lock:
@@ -80,7 +79,7 @@ class BuildQuota:
                 del self._spent[name]
 
     def _left(self, principal: str) -> float:
-        """What was spent and is not forgiven yet."""
+        """What was spent, less what was refilled since."""
         spent, at = self._spent.get(principal, (0.0, 0.0))
         return max(0.0, spent - (self._clock() - at) * self._seconds / _HOUR_S)
 
@@ -111,7 +110,7 @@ class ExecutableBuilder:
         compiler: traces and compiles.
         counters: where loads are counted.
         program_cache: what is on disk; None where nothing is kept.
-        tracing: has functions traced in another process; None: all are traced in this one.
+        tracing: chooses what is traced in the tracer; None: all is traced in this process.
         quota: how much may be built for whom; by default there is no limit.
 
     Attributes:
@@ -139,8 +138,8 @@ class ExecutableBuilder:
         """The executable for a call.
 
         Raises:
-            Interrupted: when nobody waits for it any more.
-            FunctionReplaced: when the function turned out to be another one than was thought.
+            Interrupted: when no call waits for it any longer.
+            FunctionReplaced: when the content of the function is not what its record says.
             LimitExceeded: when nothing more is built for the caller now.
             ArgumentError, ResultError: when jax cannot take what is passed or returned.
             Exception: whatever the function raises while it is traced, and jax's own errors.
@@ -189,7 +188,7 @@ class ExecutableBuilder:
         self.programs.discard(executable.program)
 
     def _loaded(self, request: BuildRequest) -> BuildResult | None:
-        """What an earlier process has left, if it did and if it is sound."""
+        """The executable from disk, if it is there and sound."""
         function, name = request.function, request.name
         if self._program_cache is None or name is None:
             return None
@@ -203,7 +202,7 @@ class ExecutableBuilder:
             return None
         costs = Costs(kept.trace_s, program.compile_s, time.monotonic() - started)
         self._counters.add(executable_loads=1, load_s=costs.paid_s)
-        if function.unpacked is not None:  # its client had to be asked, for want of a record
+        if function.unpacked is not None:  # its client has sent it, so its record was missing
             self._program_cache.keep_function(function)
         loaded = _executable(request, program, rebind_form(kept.form), costs, kept_as=name)
         return BuildResult(loaded, "load", name=name)
@@ -230,7 +229,7 @@ class ExecutableBuilder:
         return self._finish(request, lowered, started)
 
     def _built_elsewhere(self, request: BuildRequest) -> BuildResult | None:
-        """Has it traced in another process; None when that is not wanted, or not possible."""
+        """Traces it in the tracer; None when that is not wanted, or not possible."""
         remote_trace = self._tracing.remote_trace(request) if self._tracing else None
         if remote_trace is None:
             return None
@@ -248,7 +247,7 @@ class ExecutableBuilder:
     def _finish(
         self, request: BuildRequest, lowered: LoweredFunction, started: float
     ) -> BuildResult:
-        """Compiles what nobody has compiled yet, and puts everything together."""
+        """Compiles the program unless it is there already, and makes the executable."""
         check_not_abandoned()
         function, name = request.function, request.name
         obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")

@@ -43,13 +43,13 @@ class PlacementMismatch(Exception):
 
 
 class DeviceChoice(NamedTuple):
-    """Where a call runs, by the indexes of devices, and who waits for it.
+    """On which devices, by their indexes, a call runs, and for whom.
 
     Attributes:
         device: the one that the call runs on.
-        session: the one that its session's calls run on, unless their function says another.
-        cancel_token: whether anybody still waits for it.
-        owner: whose turn a build for it takes.
+        session: the default device of its session.
+        cancel_token: the cancel token of the call.
+        owner: whose turn a build for it takes, for fairness.
     """
 
     device: int = 0
@@ -152,31 +152,31 @@ class Executables:
         make: Make,
         waiting: Callable[[], None] = lambda: None,
         move: Callable[[Executable], Executable | None] = lambda _: None,
-        seat: DeviceChoice = ANY_DEVICE,
+        choice: DeviceChoice = ANY_DEVICE,
     ) -> Executable:
         """The executable for these arguments; `make` makes it when there is none.
 
         Args:
             function: what is called.
             skeleton: the bytes of the call.
-            layout: what they say.
+            layout: the same, parsed.
             arguments: positional and keyword arguments.
             make: makes the executable, in one of the callers that ask for it together. As long as
                 that one keeps hold of it, the executable is not dropped.
             waiting: called in each of them, before it makes it or waits.
             move: makes it of one for another device; None when it has to be made after all.
-            seat: where the call runs, and who waits for it.
+            choice: where the call runs, and for whom.
 
         Raises:
             ArgumentError: when an argument can be neither traced nor static.
-            JaxdError: why nobody waits for it any more; see `Builds.run`.
+            JaxdError: when the call is cancelled; see `Builds.run`.
             Exception: what `make` raises, in every caller that waited for it.
         """
-        signature, device = signature_of(*arguments, function.statics), seat.device
+        signature, device = signature_of(*arguments, function.statics), choice.device
         found = self._executables.get(_name(function.key, signature, device))
         if found is None:
             waiting()
-            build = partial(self._builds.run, cancel_token=seat.cancel_token, owner=seat.owner)
+            build = partial(self._builds.run, cancel_token=choice.cancel_token, owner=choice.owner)
             found = self._first(function, signature, device, make, build)
             if are_several() and not _fits(found, function, device):
                 found = self._moved(found, function.key, signature, device, make, move, build)
@@ -189,7 +189,7 @@ class Executables:
         name = _name(function.key, signature, found.device)
         with self._lock:
             if self._executables.get(name) is found:  # a plan must not outlive its executable
-                self._plans[function.key, skeleton, seat.session] = plan
+                self._plans[function.key, skeleton, choice.session] = plan
         return found
 
     def _first(
@@ -261,7 +261,7 @@ class Executables:
         return self._drop_victims(self._limits)
 
     def reclaim(self, count: int) -> int:
-        """Drops the `count` executables that are missed least; returns how many there were."""
+        """Drops the `count` executables of least use; returns how many there were."""
         if count <= 0:
             return 0
         return self._drop_victims(
@@ -289,7 +289,7 @@ class Executables:
         return executable.in_use or executable.serial in self._makers
 
     def _drop(self, names: Iterable[_Name]) -> list[Executable]:
-        """Those that are now out of the table; freed where the caller lets go of them."""
+        """Removes executables from the table; freed when the caller drops the returned ones."""
         gone = [self._executables.pop(name) for name in names]
         serials = {executable.serial for executable in gone}
         for bytes_, plan in list(self._plans.items()):

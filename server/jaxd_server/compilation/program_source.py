@@ -74,7 +74,7 @@ class ProgramSource:
             is_kept: whether the program is to be written to disk.
 
         Raises:
-            Interrupted: when nobody waits for it any more.
+            Interrupted: when no call waits for it any longer.
             Exception: jax's own errors.
         """
         compiled: list[Any] = []
@@ -110,7 +110,7 @@ class ProgramSource:
         return program, bool(compiled)
 
     def discard(self, program: Program) -> None:
-        """Forgets a program that does not run, and loads it from disk no more.
+        """Drops a program that failed to run, and stops loading it from disk.
 
         The file stays until the program that is made instead takes its place.
         """

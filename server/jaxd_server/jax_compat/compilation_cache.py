@@ -66,8 +66,8 @@ def install(store: Records, folder: str) -> bool:
 def bypassed() -> Iterator[None]:
     """Within it, this thread finds nothing of what was compiled before, and keeps nothing.
 
-    Nor does jax make a key for it, or write it for nobody: both take it a tenth of the time that
-    compiling takes, in which no other thread runs Python.
+    Nor does jax make a key for it, or write it: both take a tenth of the time of compiling, in
+    which no other thread runs Python.
     """
     before, _thread_state.bypassed = _thread_state.bypassed, True
     try:
@@ -80,7 +80,7 @@ def hits_in_thread() -> int:
     """How many programs this thread has found in the cache until now.
 
     Such a one cannot be kept as `programs.serialize` does it: XLA writes an executable that it
-    has read itself without its code, and says so to nobody but who calls it after a restart.
+    has read itself without its code, which only a call after a restart shows.
     """
     return _thread_state.hits
 
@@ -143,12 +143,12 @@ def _name(key: str) -> bytes:
 
 
 class Compilations:
-    """Listens to jax and tells what was compiled from what was found in its cache on disk.
+    """Listens to jax, and distinguishes compilations from hits of its cache on disk.
 
     Both functions are called in the thread that compiles.
 
     Args:
-        on_compile: told the seconds of each true compilation.
+        on_compile: called with the seconds of each true compilation.
         on_disk_hit: called for each one that the cache has saved.
     """
 

@@ -23,7 +23,7 @@ _DIALECTS: Final = frozenset({"builtin", "chlo", "func", "sdy", "shape", "stable
 """Operations of these are computed; of others it is not known."""
 
 _HOST_OPERATIONS: Final = frozenset({"infeed", "outfeed", "recv", "send"})
-"""They wait for somebody who does not come."""
+"""They would wait for the host for ever."""
 
 _MAX_KINDS: Final = 1000
 """Ways of calling native code that are looked at in one program: each may take jax 20 ms."""
@@ -117,7 +117,7 @@ def _refuse(operations: Sequence[tuple[str, NativeCall | None]], unchecked: froz
 
 
 def _operations(exported: export.Exported) -> list[tuple[str, NativeCall | None]]:
-    """Each operation of a program, however deep, without those that are said twice."""
+    """Each distinct operation of a program, at any depth."""
     from jax.interpreters import mlir
 
     with mlir.make_ir_context() as context:

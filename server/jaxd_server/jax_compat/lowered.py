@@ -1,6 +1,5 @@
 """What a lowered program is, read off jax's private names: its name, and its results' types.
 
-The other half of `jax_programs`, from which everything here is to be imported.
 Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_lowered.py.
 """
 
@@ -132,7 +131,7 @@ def _out_avals(lowered: Any) -> list[Any]:
     try:
         return list(lowered._lowering.compile_args["global_out_avals"])
     except (AttributeError, KeyError):
-        return list(jax.tree.leaves(lowered.out_info))  # which does not say what is weak
+        return list(jax.tree.leaves(lowered.out_info))  # without weak types
 
 
 def _obstacle(lowered: Any) -> Obstacle | None:

@@ -45,7 +45,7 @@ def pack_lowered(lowered: jax.stages.Lowered, obstacle: Obstacle | None = None) 
 
     Args:
         lowered: what jax made of a function.
-        obstacle: what `program_id` said of it.
+        obstacle: that of `program_id`.
 
     Raises:
         NotTransferable: when it holds what is only in this process, such as a host callback, or

@@ -1,6 +1,6 @@
 """Calls of native code in a program, compared with those that jax itself writes.
 
-XLA finds such code by name and gives it the buffers that the program says. Most of it trusts their
+XLA finds such code by name and gives it the buffers that the program names. Most of it trusts their
 sizes: LAPACK's `getrf` writes as many pivots as the matrix has rows, however small the buffer for
 them is. So a name is not enough. For each name in the table here, jax is asked for the same
 operation on operands of the same shapes; what the program has must be what jax writes then:
@@ -293,7 +293,7 @@ CONTRACTS: Final[dict[str, Contract]] = {
 }
 """By name, what jax is asked for. Native code that is not here is not called.
 
-Not here, though jax exports it: `AllocateBuffer` (memory as somebody has left it), `ApproxTopK` (it
+Not here, though jax exports it: `AllocateBuffer` (uninitialised memory), `ApproxTopK` (it
 brings a function along), kernels and callbacks (code), `Sharding` and its like (one device is used)
 and what is for shapes that are not known.
 """

@@ -1,7 +1,7 @@
 """Describes the client's function that a program calls back, so that the client can find it.
 
 An executable is shared by all clients whose function has the same key. So it does not hold what
-it calls, but a *callback target*: a literal that says which entry it is of the table that both ends
+it calls, but a *callback target*: a literal that names the entry of the table that both ends
 make when they walk over the function (`CallbackCandidates`), or of what `callbacks=` lists. The
 client that runs the program looks it up, in its own process, each time, and nothing else is called.
 
@@ -13,8 +13,8 @@ Also the messages of callbacks: what a program sends is a result, what comes bac
     ("partial", callback target, data, ((name, data)))       functools.partial
     ("made", number, cells, defaults, keywords)  a function that is made in place
 
-Cells are ``(name, content)``, for those variables of which the code around does not say what they
-hold: data, or something of the client's own,
+Cells are ``(name, content)``, for those variables whose content does not follow from the code
+around: data, or something of the client's own,
 
     ("listed", number)                  as above
     ("argument",)                       what the function itself was called with
@@ -80,11 +80,11 @@ def runs_on_server(function: Callable[..., Any]) -> bool:
     owner = getattr(function, "__self__", None)
     if isinstance(function, MethodType) or (owner is not None and type(owner) is not ModuleType):
         return any(owner is stream for stream in (sys.stdout, sys.stderr))
-    home = getattr(function, "__module__", None) or ""
-    if not home or is_local_module(home):
-        return not home
+    module = getattr(function, "__module__", None) or ""
+    if not module or is_local_module(module):
+        return not module
     is_named = isinstance(function, FunctionType) and importable_name(function) is not None
-    return home.partition(".")[0] in _SERVER_PACKAGES or not is_named
+    return module.partition(".")[0] in _SERVER_PACKAGES or not is_named
 
 
 def recording_arguments(
@@ -148,7 +148,7 @@ class CallbackTargets:
         if isinstance(function, FunctionType):
             for number, (owner, path) in enumerate(self._targets.codes):
                 if _is_made_by(owner, path, function):
-                    return "made", number, *_Describer(self, owner, arrays).said(path, function)
+                    return "made", number, *_Describer(self, owner, arrays).contents(path, function)
         raise self._refused(function)
 
     def _refused(self, function: Any) -> CallbackError:
@@ -237,7 +237,7 @@ class CallbackTargets:
 
 
 class _Describer:
-    """Says what functions hold that are made in place, as the client cannot know it."""
+    """Describes what functions hold that are made in place, which the client cannot see."""
 
     def __init__(
         self, callback_targets: CallbackTargets, owner: FunctionType, arrays: list[Any]
@@ -247,7 +247,7 @@ class _Describer:
         self._arrays = arrays
         self._open: set[CodePath] = set()
 
-    def said(self, path: CodePath, function: FunctionType) -> tuple[Any, ...]:
+    def contents(self, path: CodePath, function: FunctionType) -> tuple[Any, ...]:
         """Cells, defaults and keywords."""
         codes = code_at(self._owner.__code__, path)
         cells: list[tuple[str, CallbackTarget]] = []
@@ -283,7 +283,7 @@ class _Describer:
         if there in self._open:
             return ("again",)
         self._open.add(there)
-        return "code", *self.said(there, value)
+        return "code", *self.contents(there, value)
 
 
 def _is_array(value: Any) -> bool:
@@ -354,7 +354,7 @@ def pack_callback(
 
     Args:
         callback_target: which function.
-        held: the arrays that it speaks of.
+        held: the arrays that it refers to.
         args: what it is called with.
         kwargs: the same by name.
 

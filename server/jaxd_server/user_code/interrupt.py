@@ -2,8 +2,8 @@
 
 CPython can raise an exception in another thread (`PyThreadState_SetAsyncExc`). It is delivered when
 that thread starts, jumps back in, or returns from a call of a Python function, some time later; by
-then the thread may be at something else. So a thread says in which section it may be interrupted,
-and the end of that section waits for what is still on its way. `except:` and a finalizer swallow
+then the thread may be at something else. So a thread marks the section that may be interrupted, and
+the end of that section waits for what is still on its way. `except:` and a finalizer swallow
 such an exception, so it is sent again until the section ends.
 """
 
@@ -36,7 +36,7 @@ _PYTHON: Final = ctypes.PyDLL(None)
 
 
 class Interrupted(BaseException):
-    """The work was interrupted: nobody waits for it. No `Exception`, because those are caught."""
+    """The work was interrupted: no call waits for it. No `Exception`, because those are caught."""
 
 
 class Interruptible:
@@ -102,7 +102,7 @@ class Interruptible:
         at each step of every thread. So one is sent that takes the place of any other: it is
         raised as soon as it is sent, because the thread that sends it is the one that gets it.
         """
-        while self._is_acting:  # somebody looked before it was closed
+        while self._is_acting:  # a thread looked before it was closed
             time.sleep(0)
         if self.sent:
             _raise_in(self._thread, Interrupted)
@@ -110,7 +110,7 @@ class Interruptible:
     def interrupt(self) -> bool:
         """Raises `Interrupted` in it if it runs; whether it does.
 
-        Not while it is where an exception out of nowhere does harm, see `_is_uninterruptible`: then
+        Not while an asynchronous exception would do harm, see `_is_uninterruptible`: then
         it is to be interrupted again later.
         """
         with self._lock:
@@ -158,7 +158,7 @@ def _is_uninterruptible(thread: int) -> bool:
     """
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001  its only name
     on_top = True  # whether only the library has been called from here so far
-    while frame is not None and frame.f_code is not _STRETCH:
+    while frame is not None and frame.f_code is not _SECTION:
         name = frame.f_code.co_filename
         if name.startswith(_UNINTERRUPTIBLE) or (on_top and name.startswith(_OURS)):
             return True
@@ -167,7 +167,7 @@ def _is_uninterruptible(thread: int) -> bool:
     return False
 
 
-_STRETCH: Final = Interruptible.run.__code__
+_SECTION: Final = Interruptible.run.__code__
 _UNINTERRUPTIBLE: Final = (
     "<frozen importlib",
     os.path.dirname(logging.__file__) + os.sep,

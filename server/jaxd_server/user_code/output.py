@@ -132,7 +132,7 @@ def add_caller(call_output: CallOutput) -> None:
 
 
 def remove_caller(call_output: CallOutput) -> None:
-    """It has ended."""
+    """Removes a call that has ended."""
     if call_output in _callers:
         _callers.remove(call_output)
         call_output.end()
@@ -150,34 +150,34 @@ def as_default_output(call_output: CallOutput) -> Iterator[None]:
 
 
 _JAX_LOGGERS: Final = ("jax", "jaxlib", "absl")
-"""What these log below warnings is about themselves, and much."""
+"""Below warnings, these log much about themselves."""
 
 _COMPILES: Final = frozenset(
     {"jax._src.compiler", "jax._src.dispatch", "jax._src.interpreters.pxla", "jax._src.pjit"}
 )
-"""Those that `jax_log_compiles` makes say what is compiled. Whether a client wants to know, its own
-jax says; it is not kept for others, for whom nothing is compiled."""
+"""Those that log compilations with `jax_log_compiles`. Whether a client shows these is a setting of
+its own jax; they are not kept for other clients, for whom nothing is compiled."""
 
 
 def capture_user_output() -> None:
-    """Has what user code says from now on heard by its own client. To be called once."""
+    """Sends the output of user code to its own client from now on. To be called once."""
     sys.stdout = _Stream("stdout", sys.stdout)
     sys.stderr = _Stream("stderr", sys.stderr)
     warnings.showwarning = partial(_show_warning, warnings.showwarning)
     logging.captureWarnings(False)
     root = logging.getLogger()
     root.addHandler(CallLogHandler())
-    root.setLevel(1)  # which of them are shown, the client's loggers decide
+    root.setLevel(1)  # the client's loggers filter them
 
 
 def capture_warnings() -> None:
-    """Has all warnings heard in threads that speak for a call, whatever code has set since.
+    """Lets all warnings pass in threads that work for a call, whatever filters code has set.
 
     Each client has filters of its own, and warns once of each thing by itself.
     """
     first = warnings.filters[0] if warnings.filters else None
     if first is None or first[1] is not _match_in_call_threads:
-        warnings.simplefilter("always")  # which also tells the interpreter that they changed
+        warnings.simplefilter("always")  # which also invalidates the interpreter's cache of filters
         wanted: Any = ("always", _match_in_call_threads, Warning, None, 0)
         warnings.filters[:] = [  # type: ignore[index]
             wanted,
@@ -186,7 +186,7 @@ def capture_warnings() -> None:
 
 
 class _MatchInCallThreads:
-    """In the place of a regular expression: fits in all threads that speak for a call."""
+    """In the place of a regular expression: matches in all threads that work for a call."""
 
     def match(self, _: str) -> bool:
         return current_output() is not None

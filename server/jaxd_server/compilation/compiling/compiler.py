@@ -1,4 +1,4 @@
-"""From a function and its arguments to a program: trace, lower, and compile what nobody has yet.
+"""From a function and its arguments to a program: trace, lower, and compile.
 
 Each function is traced through a function object of its own. jax keys its caches on the identity
 of that object, so nothing of one build is found by another, whose settings may be others.
@@ -98,7 +98,7 @@ class Compiler:
 
         Args:
             function: what is traced.
-            name: what people call it.
+            name: its name.
             options: how it is to be compiled.
             arguments: those of the call, static ones included.
             structure: jax's structure of the traced ones, as the program will be called.

@@ -14,7 +14,7 @@ from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.config import Config, configured
 
 QUICK_S: Final = 0.002
-"""What takes no longer than this is done by the thread that read the call."""
+"""A call that takes no longer is run by the thread that read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Costs:
     Attributes:
         trace_s: tracing and lowering, when that was done.
         compile_s: compiling its program, when that was done.
-        paid_s: what this process took to come by it, from disk or by doing both.
+        paid_s: what this process spent on it, loading it from disk or doing both.
     """
 
     trace_s: float = 0.0
@@ -45,7 +45,7 @@ class Executable:
     """A program, and how the results of one function are read from it. Flat: arrays in and out.
 
     Attributes:
-        name: what people call the function.
+        name: the name of the function.
         key: names function, options and configuration.
         program: what runs.
         form: how results travel.

@@ -58,7 +58,7 @@ class Program:
 _spread: Final = threading.Lock()
 """Held while a program is started on several devices.
 
-These wait for each other inside of it, so all of them have to start such programs in one order.
+The devices wait for each other within it, so all of them have to start such programs in one order.
 """
 
 
@@ -71,7 +71,7 @@ def _one_at_a_time(run: Flat) -> Flat:
 
 
 def moved_name(id: bytes, device: int) -> bytes:  # noqa: A002
-    """What a program is called that was moved to another device."""
+    """The name of a program that was moved to another device."""
     return id + device.to_bytes(4, "big")
 
 
@@ -89,7 +89,7 @@ class Programs:
             return self._programs.get(name)
 
     def obtain(self, name: bytes, make: Callable[[], Program]) -> Program:
-        """The program of that name; `make` makes it when there is none, once for all who ask.
+        """The program of that name; `make` makes it when there is none, once for all callers.
 
         Args:
             name: its id: one for any device; or its `moved_name`.

@@ -46,7 +46,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         "jax_persistent_cache_min_compile_time_secs",
         "jax_persistent_cache_min_entry_size_bytes",
         "jax_raise_persistent_cache_errors",
-        # what it tells people
+        # messages for people
         "jax_captured_constants_report_frames",
         "jax_captured_constants_warn_bytes",
         "jax_compiler_detailed_logging_min_ops",
@@ -64,7 +64,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         "jax_traceback_filtering",
         "jax_traceback_in_locations_limit",
         "jax_tracer_error_num_traceback_frames",
-        # what was asked for; what there is stands in the facts
+        # what was requested; what there is stands in the facts
         "jax_platform_name",
         "jax_platforms",
     }

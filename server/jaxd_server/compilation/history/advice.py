@@ -28,7 +28,7 @@ class Advice(NamedTuple):
 
     Attributes:
         kind: `scalar`, `static`, `undeclared`, `shapes` or `array`.
-        function: whom it is about.
+        function: the name of the function.
         subject: what it is about: ``global LR``, ``argument x``.
         text: what is wrong, and what to do.
     """
@@ -40,7 +40,7 @@ class Advice(NamedTuple):
 
 
 def advice_for(record: KeyHistory, versions: Sequence[KeyHistory]) -> list[Advice]:
-    """What there is to say about a function.
+    """The advice about a function.
 
     Args:
         record: what was built under its key.

@@ -32,7 +32,7 @@ class KnownFunctions:
     """The functions that each principal has called. Thread-safe.
 
     Args:
-        is_owner: whether the server belongs to a principal, who may see everything.
+        is_owner: whether the server belongs to a principal, which may then see everything.
     """
 
     def __init__(self, is_owner: Callable[[str], bool] = lambda principal: True) -> None:
@@ -62,8 +62,8 @@ class KnownFunctions:
 def belongs_to(uid: int) -> Callable[[str], bool]:
     """Whether a server of that user belongs to a principal.
 
-    That is the user itself, root, and whoever holds the token without a name, which is the user's
-    own; where nobody has to prove anything, everybody.
+    It belongs to the user itself, to root, and to the holder of the unnamed token, which is the
+    user's own; without authentication, to everyone.
     """
     owners = {f"uid:{uid}", _ROOT, UNNAMED, ""}
     return lambda principal: principal in owners or principal.startswith("anonymous@")

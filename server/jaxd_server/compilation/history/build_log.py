@@ -51,7 +51,7 @@ class BuildLogEntry:
         seconds: how long that took.
         reason: why.
         was_compiled: whether XLA had to work for it, or only the tracer.
-        principal: for whom it was made; only it may be told what it was compared with.
+        principal: for whom it was made; only it may see what it was compared with.
     """
 
     at: float
@@ -65,7 +65,7 @@ class BuildLogEntry:
 
     @property
     def text(self) -> str:
-        """The reason, in a few words."""
+        """The reason as one line."""
         if self.verdict == "load":
             return "kept on disk by an earlier worker"
         note = "" if self.was_compiled else " (another function had compiled the same program)"
@@ -94,7 +94,7 @@ class BuildLog:
         limit: how many to keep.
 
     Attributes:
-        known_functions: which principal may be told what; by default all may be told everything.
+        known_functions: which principal may see what; by default each may see everything.
     """
 
     def __init__(self, program_cache: ProgramCache | None = None, limit: int = 200) -> None:
@@ -159,7 +159,7 @@ class BuildLog:
             self.known_functions.record(call.principal, call.key)
 
     def made(self, function: Function, skeleton: bytes, made: BuildResult, emit: Emit) -> None:
-        """Notes an executable and tells the caller why it was made, and what to do about it."""
+        """Records an executable, and sends its caller the reason and advice."""
         if made.verdict == "load":
             self._loaded(function, made)
             return

@@ -133,7 +133,7 @@ def _is_like(one: FunctionDescriptor, other: FunctionDescriptor) -> bool:
     if one.fingerprint and one.fingerprint == other.fingerprint:
         return True
     if not one.parts or not other.parts:
-        return other.short_name != "<lambda>"  # there are many, and nothing tells them apart
+        return other.short_name != "<lambda>"  # nothing distinguishes one from another
     same_file = _file(one) == _file(other) != "" and other.short_name != "<lambda>"
     return same_file or similarity(one.parts, other.parts) >= _ALIKE_SAME_NAME
 

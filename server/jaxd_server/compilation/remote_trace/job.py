@@ -53,7 +53,7 @@ class RemoteTrace(NamedTuple):
         """The lowered function; None when this process has to trace it after all.
 
         Raises:
-            Interrupted: when nobody waits for it any more.
+            Interrupted: when no call waits for it any longer.
             ForwardedFailure: with what the function, or jax, raised.
             InternalError: when the function ended the process that traced it.
         """

@@ -50,7 +50,7 @@ class Ready(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something to tell the client while it waits."""
+    """An event for the client while it waits."""
 
     number: int
     kind: str

@@ -1,7 +1,7 @@
 """Decides which builds are traced in the tracer process.
 
 Tracing holds the interpreter, so that other clients of the worker would wait meanwhile. So a
-sibling process does it, see `processes.tracer`. A single client delays nobody but itself.
+sibling process does it, see `processes.tracer`. A single client would delay only itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class TracePolicy:
     Args:
         trace_in: where functions are traced.
         is_shared: whether more than one client is there.
-        counters: where what the tracer counts is added.
-        packages: where it is noted what the tracer imports.
+        counters: to which the counts of the tracer are added.
+        packages: to which the imports of the tracer are added.
         program_cache: where packed functions are found; None where nothing is kept.
         start: starts a tracer.
     """

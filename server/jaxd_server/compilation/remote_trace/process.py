@@ -38,21 +38,21 @@ TRACER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.trac
 _MAX_WAIT_S: Final = 5.0
 
 _START_TIMEOUT_S: Final = 60.0
-"""One that takes longer to come up never will."""
+"""A tracer that takes longer to start is killed."""
 
 
 class TracerProcess:
-    """A tracer that starts in the background. Thread-safe; of no use any more once it has ended.
+    """A tracer that starts in the background. Thread-safe; not restarted once it has ended.
 
     Args:
         log_format: of its log lines.
-        understands: whether the sample that it sends, of this name, is understood here.
+        understands: whether this process can read the sample program that it sends.
         command: what is started; it gets one JSON argument.
 
     Attributes:
-        known: fingerprints of the functions that it has.
+        known: fingerprints of the functions whose code it has.
         state: what it is doing; set by its own thread.
-        was_ready: whether it ever took orders.
+        was_ready: whether it ever took requests.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class TracerProcess:
         return None if self._process is None else self._process.pid
 
     def wait(self) -> bool:
-        """Waits until it has started; returns whether it takes orders."""
+        """Waits until it has started; returns whether it takes requests."""
         self._settled.wait()
         return self.state == "ready"
 
     def ask(
         self, order: TraceRequest, emit: Emit, cancel_hook: CancelHook = lambda hook: nullcontext()
     ) -> Reply:
-        """Has an order worked out, however long that takes.
+        """Sends a request and waits for the reply, without a limit.
 
         Args:
-            order: its number is given here.
-            emit: told what happens meanwhile, in this thread.
+            order: the request; gets its number here.
+            emit: takes the events of the trace, in this thread.
             cancel_hook: registers what interrupts it when no call waits for it any more.
         """
         number = next(self._numbers)
@@ -111,7 +111,7 @@ class TracerProcess:
             with self._sending:
                 connection.send(order._replace(number=number))
         except OSError:
-            pass  # it has ended, and the other thread says so
+            pass  # it has ended, which the other thread reports
         with cancel_hook(lambda: self._forget(number)):
             while type(message := inbox.get()) is Event:
                 emit(message.kind, message.content)
@@ -119,19 +119,19 @@ class TracerProcess:
         return message
 
     def _forget(self, number: int) -> None:
-        """Has an order interrupted that nobody waits for; it is answered all the same."""
+        """Has a request interrupted that no call waits for; it is answered all the same."""
         connection = self._connection
         with suppress(OSError), self._sending:
             if connection is not None:
                 connection.send(CancelTrace(number))
 
     def kill(self) -> None:
-        """Ends it at once, whatever it does; who waits for an order learns of it."""
+        """Ends it at once; open requests are answered with `Ended`."""
         if self._process is not None:
             self._process.kill()
 
     def retire(self) -> None:
-        """Has it take no more orders, and end once those under way are answered."""
+        """Takes no more requests, and ends once the open ones are answered."""
         with self._lock:
             self._retired = True
             is_idle = not self._waiting
@@ -154,7 +154,7 @@ class TracerProcess:
             self._listen(connection)
         except (EOFError, OSError):
             pass  # it has ended, or could not be started
-        except Exception:  # noqa: BLE001  what it says cannot be read: another one may do better
+        except Exception:  # noqa: BLE001  an unreadable message: the next tracer may be better
             log_event("tracer_unreadable", level=logging.ERROR)
         finally:
             self._end()
@@ -219,7 +219,7 @@ class TracerProcess:
             left = list(self._waiting.values())
             self._waiting.clear()
         self._settled.set()
-        suspects = 0 if self._closing else len(left)  # an order is no reason when we ended it
+        suspects = 0 if self._closing else len(left)  # none if killed here
         if not self._closing:
             log_event("tracer_ended", how=how, orders=suspects)
         for inbox in left:
@@ -242,16 +242,16 @@ _MAX_FAILED_STARTS: Final = 3
 
 
 class TracerPool:
-    """Provides a tracer when one is needed; knows the functions that it cannot trace. Thread-safe.
+    """Starts and replaces the tracer; records the functions that it cannot trace. Thread-safe.
 
     Args:
-        counters: where what a tracer counts is added.
-        packages: where it is noted what a tracer imports.
+        counters: to which the counts of a tracer are added.
+        packages: to which the imports of a tracer are added.
         start: starts a tracer.
 
     Attributes:
         refused: functions that are never traced in another process.
-        deadly: functions that end the process that traces them, so that it never is the worker.
+        deadly: functions that crash the process that traces them: the worker never does.
     """
 
     def __init__(
@@ -269,11 +269,11 @@ class TracerPool:
 
     @property
     def is_disabled(self) -> bool:
-        """Whether there is none any more, and will be none."""
+        """Whether no tracer is started any longer."""
         return self._is_off
 
     def present(self) -> TracerProcess | None:
-        """The tracer, started if need be and perhaps not ready; None when there is to be none."""
+        """The tracer, started if need be and perhaps not ready; None when it is disabled."""
         with self._lock:
             tracer = self._tracer
             if tracer is not None and tracer.state == "ended":
@@ -288,7 +288,7 @@ class TracerPool:
             return self._tracer
 
     def drop(self, tracer: TracerProcess) -> None:
-        """Lets go of a tracer that is out of date, but for what it traces, and starts the next."""
+        """Retires a tracer that is out of date, and starts the next."""
         with self._lock:
             if self._tracer is tracer and not self._is_off:
                 self._tracer = self._start()
@@ -303,7 +303,7 @@ class TracerPool:
             tracer.close()
 
     def alone(self, order: TraceRequest, emit: Emit) -> Reply:
-        """Has an order worked out in a process that does nothing else."""
+        """The reply to a request from a process that does nothing else."""
         with closing(self._start()) as tracer:
             tracer.wait()
             return trace_with(tracer, order, emit)
@@ -316,11 +316,11 @@ class TracerPool:
     def mark_deadly(self, key: bytes) -> None:
         """Records that a function crashes the process that traces it."""
         self.deadly[key] = None
-        self.present()  # for others, who need not wait for it then
+        self.present()  # starts the next one, so that others need not wait for it
 
 
 def trace_with(tracer: TracerProcess, order: TraceRequest, emit: Emit) -> Reply:
-    """What a tracer makes of an order; whoever gives up the build that this thread does ends it."""
+    """The reply of a tracer; cancelling the build of this thread by force kills the tracer."""
     build = current_build()
     if build is None:
         return tracer.ask(order, emit)
