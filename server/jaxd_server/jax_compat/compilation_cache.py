@@ -109,10 +109,9 @@ def _replace_jaxs_files(entries: _Entries) -> None:
     from jax._src import compilation_cache
 
     jaxs: Any = compilation_cache
-    if not callable(jaxs.get_file_cache):
-        raise TypeError("get_file_cache is something else now.")
-    if not callable(jaxs.is_cache_used):
-        raise TypeError("is_cache_used is something else now.")
+    for name in ("get_file_cache", "is_cache_used"):
+        if not callable(getattr(jaxs, name)):
+            raise TypeError(f"{name} is something else now.")
     is_used = jaxs.is_cache_used
     jaxs.is_cache_used = lambda backend: not _thread_state.bypassed and is_used(backend)
     jaxs.get_file_cache = lambda path: (entries, path)
@@ -169,10 +168,8 @@ class Compilations:
     def _on_event(self, event: str, **_: str | int) -> None:
         # A compilation that another one begins, from Python inside the compiler, ends before the
         # outer one is found or not; so one flag for each thread is enough.
-        if event == _REQUESTED:
-            self._thread.found = False
-        elif event == _FOUND:
-            self._thread.found = True
+        if event in (_REQUESTED, _FOUND):
+            self._thread.found = event == _FOUND
 
     def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event != _COMPILED:

@@ -57,11 +57,11 @@ def pack_lowered(lowered: jax.stages.Lowered, obstacle: Obstacle | None = None) 
         lowering: Any = lowered._lowering
         leaves = tuple(jax.tree.leaves(lowered.args_info))
         outputs = len(lowering.compile_args["global_out_avals"])
-        file = io.BytesIO()
-        pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
-        pickler.dump(
-            (_bytecode(lowering), _parts(lowering), lowering.compile_args, leaves, outputs)
-        )
+        bytecode, file = io.BytesIO(), io.BytesIO()
+        lowering.stablehlo().operation.write_bytecode(file=bytecode)
+        facts = lowering.compile_args
+        whole = bytecode.getvalue(), _parts(lowering), facts, leaves, outputs
+        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(whole)
     except Exception as error:  # whatever a newer jax raises, and what cannot be pickled
         raise NotTransferable(f"{type(error).__name__}: {error}") from error
     return file.getvalue()
@@ -77,12 +77,15 @@ def unpack_lowered(data: bytes) -> jax.stages.Lowered:
         NotTransferable: when it cannot be read here.
     """
     from jax._src.interpreters import pxla
+    from jax.interpreters import mlir
 
     try:
         whole = _Unpickler(io.BytesIO(data)).load()
         bytecode, (name, *parts), facts, leaves, outputs = whole
+        with mlir.make_ir_context():
+            module = ir.Module.parse(bytecode)
         constants: list[Any] = []  # they are an obstacle
-        lowering = pxla.MeshComputation(name, _parsed(bytecode), constants, *parts, **facts)
+        lowering = pxla.MeshComputation(name, module, constants, *parts, **facts)
         structure = jax.tree.structure([0] * outputs)
         return jax.stages.Lowered(lowering, (leaves, {}), structure, no_kwargs=True)
     except Exception as error:  # whatever a newer jax raises
@@ -106,19 +109,6 @@ def can_unpack(data: bytes, name: bytes) -> bool:
         return program_id(unpack_lowered(data), Options()) == (name, None)
     except NotTransferable:
         return False
-
-
-def _bytecode(lowering: Any) -> bytes:
-    file = io.BytesIO()
-    lowering.stablehlo().operation.write_bytecode(file=file)
-    return file.getvalue()
-
-
-def _parsed(bytecode: bytes) -> ir.Module:
-    from jax.interpreters import mlir
-
-    with mlir.make_ir_context():
-        return ir.Module.parse(bytecode)
 
 
 class _Pickler(pickle.Pickler):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -132,21 +133,15 @@ def _exchange_pure(_: CallbackTargets, callback: Any) -> Any:
     return type(callback)(_LocalCallback(callback.callback_func), callback.in_tree)
 
 
+@dataclass(frozen=True)
 class _LocalCallback:
     """Calls a function here; its output belongs to the only call that can have caused it."""
 
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _LocalCallback) and bool(self._function == other._function)
-
-    def __hash__(self) -> int:
-        return hash(self._function)
+    function: Any
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with output_to_sole_caller():
-            return self._function(*args, **kwargs)
+            return self.function(*args, **kwargs)
 
 
 def _exchange_debug(callback_targets: CallbackTargets, callback: Any) -> Any:
@@ -161,20 +156,20 @@ def _exchange_debug(callback_targets: CallbackTargets, callback: Any) -> Any:
     return _Flat(remote, held["in_tree"].cell_contents, held["static_args"].cell_contents)
 
 
+@dataclass(eq=False)
 class _Flat:
     """Calls with the arguments of a tree, given those of its leaves that are arrays."""
 
-    def __init__(self, function: RemoteCallback, structure: Any, others: dict[int, Any]) -> None:
-        self._function = function
-        self._structure = structure
-        self._others = others
+    function: RemoteCallback
+    structure: Any
+    others: dict[int, Any]
 
     def __call__(self, *arrays: Any) -> tuple[()]:
         rest = iter(arrays)
-        count = len(arrays) + len(self._others)
-        leaves = [self._others[i] if i in self._others else next(rest) for i in range(count)]
-        args, kwargs = jax.tree.unflatten(self._structure, leaves)
-        self._function(*args, **kwargs)
+        count = len(arrays) + len(self.others)
+        leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
+        args, kwargs = jax.tree.unflatten(self.structure, leaves)
+        self.function(*args, **kwargs)
         return ()
 
 

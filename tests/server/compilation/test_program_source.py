@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.compilation.disk_cache.programs import NotStored
 from jaxd_server.jax_compat import programs as jax_programs
 from tests.server.builds import live_executables
 from tests.server.costs import BUILT, LOADED, SHARED, counts, double
@@ -107,7 +108,7 @@ def test_whoever_waits_for_a_look_on_disk_compiles(
         def program(*_: Any) -> Program:
             looking.set()
             assert release.wait(PATIENCE_S)
-            raise LookupError
+            raise NotStored
 
         monkeypatch.setattr(program_cache, "program", program)
         thread = start(harness.maker.programs.stored, name, 0)
@@ -131,7 +132,7 @@ def test_whoever_waits_for_a_look_on_disk_compiles(
 
 
 def _absent(*_: Any) -> Program:
-    raise LookupError
+    raise NotStored
 
 
 def test_a_program_that_jax_cannot_write_still_runs(

@@ -287,10 +287,6 @@ class ProgramCache:
         found = ((name, self._read_call(name)) for name in self.store.names("calls"))
         return {name: kept for name, kept in found if kept is not None}
 
-    def remove(self, name: bytes) -> None:
-        """Forgets one call. Its program stays until nothing names it any more."""
-        self.store.remove("calls", name)
-
     def _read_call(self, name: bytes) -> CallRecord | None:
         record = self.store.read("calls", name, payload=False)  # does not count as a use
         if record is None:
