@@ -192,22 +192,16 @@ def arrays_in_use() -> list[int]:
 
 def whole_device() -> str:
     """How much of the device's memory is in use, in a sentence."""
-    statistics = _statistics(jax.local_devices()[0])
-    if "bytes_in_use" not in statistics:
+    statistics = [_statistics(device) for device in jax.local_devices()]
+    if "bytes_in_use" not in statistics[0]:
         return f"The machine has {in_words(machine_bytes())}."
-    devices = jax.local_devices()
-    if len(devices) > 1:
-        each = (_usage_text(number, _statistics(one)) for number, one in enumerate(devices))
-        return f"In use are {', '.join(each)}."
-    return (
-        f"Of the device's {in_words(device_bytes_limit())}, "
-        f"{in_words(int(statistics['bytes_in_use']))} are in use."
-    )
-
-
-def _usage_text(number: int, statistics: Mapping[str, int]) -> str:
-    used, limit = (int(statistics.get(name, 0)) for name in ("bytes_in_use", "bytes_limit"))
-    return f"{in_words(used)} of {in_words(limit)} on device {number}"
+    used = [in_words(one.get("bytes_in_use", 0)) for one in statistics]
+    if len(used) == 1:
+        return f"Of the device's {in_words(device_bytes_limit())}, {used[0]} are in use."
+    limits = [in_words(one.get("bytes_limit", 0)) for one in statistics]
+    pairs = zip(used, limits, strict=True)
+    each = (f"{one} of {limit} on device {i}" for i, (one, limit) in enumerate(pairs))
+    return f"In use are {', '.join(each)}."
 
 
 def in_words(size: int) -> str:

@@ -232,14 +232,10 @@ def _canonical(lowered: Any) -> bytes:
             operation = module.operation.clone()
         operation.attributes["sym_name"] = ir.StringAttr.get("program")
         _forget_result_names(operation)
-        return _bytecode(cache_key, operation)
-
-
-def _bytecode(cache_key: Any, operation: Any) -> bytes:
-    """As jax does it for the key of its own cache."""
-    if hasattr(cache_key, "IgnoreCallbacks"):  # jax 0.10
-        return bytes(cache_key._canonicalize_ir(operation, cache_key.IgnoreCallbacks.NO))
-    return bytes(cache_key._canonicalize_ir(operation, ignore_custom_partitioning=False))
+        # as jax does it for the key of its own cache
+        if hasattr(cache_key, "IgnoreCallbacks"):  # jax 0.10
+            return bytes(cache_key._canonicalize_ir(operation, cache_key.IgnoreCallbacks.NO))
+        return bytes(cache_key._canonicalize_ir(operation, ignore_custom_partitioning=False))
 
 
 def _forget_result_names(module: Any) -> None:

@@ -143,12 +143,10 @@ def _devices() -> Iterator[tuple[str, str]]:
     client: Any = devices[0].client
     yield "platform", str(client.platform)
     yield "platform_version", str(client.platform_version)
-    yield "devices", ", ".join(_device(device) for device in devices)
-
-
-def _device(device: Any) -> str:
-    capability = getattr(device, "compute_capability", "")
-    return f"{device.id} {device.device_kind} {capability}".strip()
+    named = (
+        f"{one.id} {one.device_kind} {getattr(one, 'compute_capability', '')}" for one in devices
+    )
+    yield "devices", ", ".join(map(str.strip, named))
 
 
 def _cpu() -> str:

@@ -73,7 +73,11 @@ class RemoteTrace(NamedTuple):
                 reply = again
         if isinstance(reply, Ended) and reply.orders:
             self.tracers.mark_deadly(self.order.key)
-            raise _ended(self.order.described.name, reply.how)
+            raise InternalError(
+                f"{self.order.described.name} ended the process that traced it ({reply.how}). The "
+                "server and all that it has ready live on. Does the function, or a library of its, "
+                "call os._exit() or crash while traced?"
+            )
         return self._parse_reply(reply)
 
     def with_code(self) -> RemoteTrace:
@@ -106,7 +110,9 @@ class RemoteTrace(NamedTuple):
         self.tracer.known.add(self.order.described.fingerprint)
         if isinstance(reply, Failed):
             raise ForwardedFailure(reply.failure)
-        return _lowered(reply)
+        form = rebind_form(ResultLayout.of(reply.skeleton, reply.order))
+        structure = structure_of(((0,) * len(reply.order), {}))  # its own has no meaning here
+        return LoweredFunction(reply.program, None, form, structure, reply.trace_s, reply.data)
 
 
 def trace_request_of(request: BuildRequest, name: bytes) -> TraceRequest | None:
@@ -132,16 +138,3 @@ def trace_request_of(request: BuildRequest, name: bytes) -> TraceRequest | None:
         tuple(map(bytes, buffers)),
         name,
     )
-
-
-def _ended(name: str, how: str) -> InternalError:
-    return InternalError(
-        f"{name} ended the process that traced it ({how}). The server and all that it has ready "
-        "live on. Does the function, or a library of its, call os._exit() or crash while traced?"
-    )
-
-
-def _lowered(reply: Lowered) -> LoweredFunction:
-    form = rebind_form(ResultLayout.of(reply.skeleton, reply.order))
-    structure = structure_of(((0,) * len(reply.order), {}))  # its own has no meaning here
-    return LoweredFunction(reply.program, None, form, structure, reply.trace_s, reply.data)
