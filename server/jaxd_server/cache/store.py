@@ -49,7 +49,7 @@ def open_store(
         facts: what these stand for, for people.
         cache_dir: see `cache_root`.
         disk_bytes: how much may lie in the whole folder.
-        principal_disk_bytes: how much of that one principal may have had made; 0: as much.
+        principal_disk_bytes: how much of that may be made for one principal; 0: all of it.
     """
     root = cache_root(cache_dir)
     if root is None:
@@ -65,7 +65,7 @@ def open_store(
 
 
 class Store:
-    """What is kept for one target. Thread-safe; other processes may use the same folder.
+    """The records of one target. Thread-safe; other processes may use the same folder.
 
     Nothing here raises for what the disk does: a record that cannot be read is absent, one that
     cannot be written is not kept, and each kind of trouble is logged once.

@@ -52,10 +52,10 @@ def sweep(
     level: int | None = None,
     principal_limit: int = 0,
 ) -> SweepResult:
-    """Removes what dead writers left, and records until no more than `limit` bytes are taken.
+    """Removes leftovers of dead writers, and records until at most `limit` bytes are taken.
 
-    Before that, of each principal with more than `principal_limit` bytes, until it has nine tenths
-    of that: its own calls, with all that only they need, in the order below.
+    Before that, each principal with more than `principal_limit` bytes loses calls of its own, with
+    all that only they need, in the order below, until nine tenths of that limit are left.
 
     First go targets in another format, then other targets that were not used for a day, each as
     a whole; then records that no call needs; then calls with all that only they need, and entries
@@ -123,7 +123,7 @@ class _Sweep:
                 self._remove_units(own, self.taken - taken + int(limit * _LEVEL))
 
     def remove_until(self, limit: int, target: str | None) -> None:
-        """Removes until no more than `limit` is taken, in the order of `sweep`."""
+        """Removes in the order of `sweep` until at most `limit` is taken."""
         for folder, size in self._foreign.items():
             if self.taken > limit:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -171,7 +171,7 @@ class _Sweep:
         return Counter(path for unit in self._calls for path in unit.needs)
 
     def _remove_units(self, units: list[_Unit], limit: int) -> None:
-        """Units, the one first that is least worth, until no more than `limit` is taken."""
+        """Removes units, those of least worth first, until at most `limit` is taken."""
 
         def age(unit: _Unit) -> float:
             return (self._now - unit.entry.used) / max(unit.cost_s, _LEAST_COST_S)

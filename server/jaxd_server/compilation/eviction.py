@@ -47,7 +47,7 @@ class Entry:
         program: names the program that it shares with others, and whose bytes count once.
         host_bytes, device_bytes: what that takes.
         last_use: when it was used last, in seconds of any clock.
-        rebuild_s: seconds that it takes to have it again.
+        rebuild_s: seconds that it takes to make or load it again.
         is_idle: whether it may be evicted.
     """
 
@@ -192,7 +192,7 @@ class EvictionCosts:
         ]
 
     def _rebuild_s(self, executable: Executable) -> float:
-        """What it would take to have it again."""
+        """Seconds that it takes to make or load it again."""
         costs = executable.costs
         if executable.structure is None:  # it came from disk
             return costs.paid_s

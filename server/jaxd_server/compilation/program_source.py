@@ -26,7 +26,7 @@ class NotMoved(Exception):
 
 
 class ProgramSource:
-    """Has each program made once, however many functions have it. Safe from any thread.
+    """Provides programs, each made once for all functions that have it. Safe from any thread.
 
     Args:
         compiler: compiles.

@@ -106,7 +106,7 @@ def has_effects(lowered: jax.stages.Lowered) -> bool:
         facts = lowered._lowering.compile_args
         return bool(facts["ordered_effects"] or facts["unordered_effects"])
     except (AttributeError, KeyError):
-        return True  # which costs no more than time
+        return True  # which only costs time
 
 
 def device_ids(lowered: jax.stages.Lowered) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ _UNCHANGED: Final = nullcontext()
 
 
 def placed(device: int) -> AbstractContextManager[Any]:
-    """Within it, what comes to no device in particular comes to this one, in this thread."""
+    """Within it, this is the default device of this thread."""
     return jax.default_device(_devices()[device]) if device else _UNCHANGED
 
 

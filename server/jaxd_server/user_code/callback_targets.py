@@ -106,7 +106,7 @@ class CallbackTargets:
     """Makes the callback targets of one function that is traced.
 
     Args:
-        name: what people call it.
+        name: its name.
         targets: what may be called back.
         listed: what `callbacks=` lists.
     """
@@ -122,7 +122,7 @@ class CallbackTargets:
         """The target that names a function, and the arrays that it refers to.
 
         Raises:
-            CallbackError: when its client would not have it called.
+            CallbackError: when the client does not let it be called.
         """
         arrays: list[Any] = []
         return self._at(function, arrays), arrays

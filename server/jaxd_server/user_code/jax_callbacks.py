@@ -1,7 +1,7 @@
 """The private names of jax around host callbacks: redirects them to the client of the call.
 
 `jax.debug.callback` and `io_callback` come down to two primitives, each of which has the function
-as a parameter. There it is exchanged for one that asks the client whose turn it is. What
+as a parameter. There it is exchanged for one that calls the client whose program runs. What
 `pure_callback` and `jax.debug.print` call stays here.
 
 Verified on jax 0.10.2 and 0.11.2 by tests/server/user_code/test_jax_callbacks.py.
@@ -88,7 +88,7 @@ class RemoteCallback:
     Args:
         callback_targets: finds out where it is there.
         function: what was given to jax.
-        wants_result: whether anybody looks at what it returns.
+        wants_result: whether its result is used.
     """
 
     def __init__(

@@ -217,7 +217,7 @@ class ProgramCache:
     # calls ------------------------------------------------------------------------------------
 
     def find(self, function: Function, name: bytes) -> CallRecord | None:
-        """What is kept for a call, if it is sound and still as good as new."""
+        """The record of a call, if it has a program and was made with the same packages."""
         kept = self._usable(name)
         if kept is None or kept.key != function.key:
             return None
@@ -225,12 +225,12 @@ class ProgramCache:
         return kept
 
     def has(self, name: bytes) -> bool:
-        """Whether the program of a call is there, and still as good as new."""
+        """Whether the program of a call is there, made with the same packages."""
         kept = self._usable(name)
         return kept is not None and self._has_program(kept.program)
 
     def _usable(self, name: bytes) -> CallRecord | None:
-        """The record of a call that has a program, made with the packages of now."""
+        """The record of a call, if it has a program and was made with the same packages."""
         kept = self._read_call(name)
         if kept is None or kept.obstacle is not None:
             return None

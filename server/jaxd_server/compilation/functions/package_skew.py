@@ -16,7 +16,7 @@ class Difference(NamedTuple):
     """One package that is not the same on both sides.
 
     Attributes:
-        function: whose package it is.
+        function: the name of the function that uses it.
         package: as pip calls it.
         kind: `missing` on the server, another `version`, or other `files` under the same version.
         text: what that means, and what to do.
@@ -32,7 +32,7 @@ def compare(function: str, packages: Mapping[str, Package]) -> tuple[Difference,
     """How the server's packages differ from those that a client's function was written with.
 
     Args:
-        function: what people call it.
+        function: its name.
         packages: the client's, by import name.
     """
     found: dict[str, Difference] = {}

@@ -1,7 +1,7 @@
 """Unpacks a function that was just received and verifies its fingerprint.
 
 The client's key is not taken on trust. The server walks over what it unpacked, with the client's
-decisions and package versions, and must come to the same digest. Where it does not, something was
+decisions and package versions, and must compute the same digest. Where it does not, something was
 lost or changed on the way, and what is built for this client must not answer another.
 """
 

@@ -56,7 +56,7 @@ def receive_exported(
     """As `receive_function`, for what `jax.export` has written; no code of the client's runs.
 
     Args:
-        name: what people call the function.
+        name: the name of the function.
         manifest: its client's.
         fingerprint: the one that was requested.
         data: the program.

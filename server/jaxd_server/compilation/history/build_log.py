@@ -175,7 +175,7 @@ class BuildLog:
             emit("warning", {"category": "advice", **one._asdict()})
 
     def _loaded(self, function: Function, made: BuildResult) -> None:
-        """Costs nothing: what would have to be read for a reason is not worth it."""
+        """Records a load without a reason, for which files would have to be read."""
         with self._restoring:
             if len(self._loads) > MAX_RESTORED:
                 self._loads = {name: one for name, one in self._loads.items() if one() is not None}

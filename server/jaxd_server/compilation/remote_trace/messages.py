@@ -23,7 +23,7 @@ class TraceRequest(NamedTuple):
         skeleton: the structure of the arguments.
         scalars: the plain numbers in them, in order.
         buffers: those of the pickled leaves. Of arrays, shapes are enough.
-        call: the lasting name of function and signature, which the tracer has to come to as well.
+        call: the lasting name of function and signature, which the tracer has to compute as well.
     """
 
     number: int

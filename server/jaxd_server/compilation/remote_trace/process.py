@@ -98,7 +98,7 @@ class TracerProcess:
         Args:
             order: the request; gets its number here.
             emit: takes the events of the trace, in this thread.
-            cancel_hook: registers what interrupts it when no call waits for it any more.
+            cancel_hook: registers what interrupts it once no call waits for it any longer.
         """
         number = next(self._numbers)
         inbox: queue.SimpleQueue[Event | Reply] = queue.SimpleQueue()
