@@ -252,6 +252,7 @@ class TracerPool:
     Attributes:
         refused: functions that are never traced in another process.
         deadly: functions that crash the process that traces them: the worker never does.
+        is_disabled: whether no tracer is started any longer.
     """
 
     def __init__(
@@ -263,14 +264,9 @@ class TracerPool:
         self._packages = packages
         self._start = start
         self._tracer: TracerProcess | None = None
-        self._is_off = False
+        self.is_disabled = False
         self._false_starts = 0
-        self._lock = threading.Lock()  # guards the three
-
-    @property
-    def is_disabled(self) -> bool:
-        """Whether no tracer is started any longer."""
-        return self._is_off
+        self._lock = threading.Lock()  # guards _tracer, is_disabled and _false_starts
 
     def present(self) -> TracerProcess | None:
         """The tracer, started if need be and perhaps not ready; None when it is disabled."""
@@ -280,9 +276,9 @@ class TracerPool:
                 self._false_starts = 0 if tracer.was_ready else self._false_starts + 1
                 if self._false_starts >= _MAX_FAILED_STARTS:
                     log_event("tracer_given_up", level=logging.WARNING)
-                    self._is_off = True
+                    self.is_disabled = True
                 tracer = None
-            if self._is_off:
+            if self.is_disabled:
                 return None
             self._tracer = tracer or self._start()
             return self._tracer
@@ -290,14 +286,14 @@ class TracerPool:
     def drop(self, tracer: TracerProcess) -> None:
         """Retires a tracer that is out of date, and starts the next."""
         with self._lock:
-            if self._tracer is tracer and not self._is_off:
+            if self._tracer is tracer and not self.is_disabled:
                 self._tracer = self._start()
         tracer.retire()
 
     def close(self) -> None:
         """Ends the tracer; there is none after that."""
         with self._lock:
-            self._is_off = True
+            self.is_disabled = True
             tracer, self._tracer = self._tracer, None
         if tracer is not None:
             tracer.close()
