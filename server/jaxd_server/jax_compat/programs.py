@@ -1,4 +1,4 @@
-"""The private names of jax around lowered and compiled programs, with those in `jax_lowered`.
+"""The private names of jax around compiled programs; those around lowered ones are in `lowered`.
 
 A program is *flat* here: it takes the leaves of the arguments and returns a list of leaves, so that
 no class of a user's is needed to load it or to run it. Where a name has moved in a newer jax,
@@ -28,9 +28,10 @@ from jaxd_server.jax_compat.lowered import (
 from jaxd_server.runtime.logs import log_event
 
 Flat = Callable[..., list[Any]]
+"""A program that is called with the leaves of `(args, kwargs)` and returns those of the result."""
 
 _MUCH: Final = 256 << 20
-"""A program that is called with the leaves of `(args, kwargs)` and returns those of the result."""
+"""Memory of a call that is worth waiting for."""
 
 
 class NotSerializable(Exception):
