@@ -232,10 +232,10 @@ def _canonical(lowered: Any) -> bytes:
             operation = module.operation.clone()
         operation.attributes["sym_name"] = ir.StringAttr.get("program")
         _forget_result_names(operation)
-        # as jax does it for the key of its own cache
+        canonical: Any = cache_key._canonicalize_ir  # as for the keys of jax's own cache
         if hasattr(cache_key, "IgnoreCallbacks"):  # jax 0.10
-            return bytes(cache_key._canonicalize_ir(operation, cache_key.IgnoreCallbacks.NO))
-        return bytes(cache_key._canonicalize_ir(operation, ignore_custom_partitioning=False))
+            return bytes(canonical(operation, cache_key.IgnoreCallbacks.NO))
+        return bytes(canonical(operation, ignore_custom_partitioning=False))
 
 
 def _forget_result_names(module: Any) -> None:
