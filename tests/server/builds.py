@@ -6,6 +6,8 @@ import hashlib
 import weakref
 from typing import Any
 
+import jax
+
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.fingerprint.model import Part
 from jaxd_protocol.jit.options import Options, function_key
@@ -59,6 +61,11 @@ def executable(seconds: float = 0.5, name: str = "step") -> Executable:
     program = Program(b"p" * 16, lambda *leaves: list(leaves), compile_s=seconds)
     form = ResultLayout.of(b"N", ())
     return Executable(name, b"k" * 16, program, form, costs=Costs(0.0, seconds, seconds))
+
+
+def live_executables() -> int:
+    """Number of compiled programs that the default backend holds in memory."""
+    return len(jax.devices()[0].client.live_executables())
 
 
 def made(program: Executable, *, was_compiled: bool = True, name: bytes = b"") -> BuildResult:

@@ -28,12 +28,13 @@ from jaxd_protocol.network.handshake import UNIX, handshake_with_server
 from jaxd_protocol.pickling.pack.functions import Packed, pack_function
 from jaxd_protocol.pytree import Layout
 from jaxd_protocol.wire import BulkChannel, BulkStream, Frame, tune_socket
-from jaxd_server.cache import open_store
+from jaxd_server.cache.store import open_store
 from jaxd_server.codec.arguments import Arguments
 from jaxd_server.compilation.builder import ExecutableBuilder
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.receive import UnpackedFunction
@@ -140,7 +141,7 @@ class Machine(NamedTuple):
 
 def program_cache_in(folder: str) -> ProgramCache:
     """What is kept in a folder of this user's, which has to be like those that a server trusts."""
-    store = open_store(Machine(), folder)
+    store = open_store(*Machine(), folder)
     assert store is not None, "the folder was refused"
     return ProgramCache(store, ImportedPackages())
 
@@ -158,7 +159,7 @@ class PipelineHarness:
         self.admission = Admission()
         self.compiler = Compiler(self.counters, builds)
         reclaimer = Reclaimer()
-        self.executables = Executables(reclaimer, limit)
+        self.executables = Executables(reclaimer, Limits(limit))
         self.program_cache = None if folder is None else program_cache_in(folder)
         functions = Functions(program_cache=self.program_cache)
         self.maker = ExecutableBuilder(functions, self.compiler, self.counters, self.program_cache)

@@ -1,4 +1,4 @@
-"""`python -m jaxd_server.cache`: what `jaxd cache` becomes. Needs no server and no jax."""
+"""`python -m jaxd_server.cache`: the command `jaxd cache`. Needs no server and no jax."""
 
 from __future__ import annotations
 
@@ -105,15 +105,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _ls(root: str, arguments: argparse.Namespace) -> int:
     calls, all_ = cached_calls(root), usage(root)
-    if arguments.json:
-        listed = [_json(call) for call in calls]
-        _print_json({"folder": root, "bytes": all_.bytes, "files": all_.files, "calls": listed})
-        return 0
-    if calls:
-        head = ("key", "function", "arguments", "build", "size", "last use")
-        _print_line(table([head, *map(_row, calls)]))
-    _print_line(f"{len(calls)} kept, {size(all_.bytes)} in {root}")
-    return 0
+    head = ("key", "function", "arguments", "build", "size", "last use")
+    listing = [table([head, *map(_row, calls)])] if calls else []
+    listing.append(f"{len(calls)} kept, {size(all_.bytes)} in {root}")
+    rows = [_json(call) for call in calls]
+    whole = {"folder": root, "bytes": all_.bytes, "files": all_.files, "calls": rows}
+    return _print(arguments, whole, *listing)
 
 
 def _json(call: CachedCall) -> dict[str, Any]:
@@ -138,11 +135,9 @@ def _show(root: str, arguments: argparse.Namespace) -> int:
         _print_error(f"nothing kept is called {arguments.key}. See: jaxd cache ls")
         return 1
     names = {call.record: call.name for call in calls}
-    if arguments.json:
-        _print_json({"calls": [_json(c) | {"facts": target_facts(root, c.target)} for c in found]})
-    else:
-        _print_line("\n\n".join("\n".join(_lines(root, call, names)) for call in found))
-    return 0
+    rows = [_json(call) | {"facts": target_facts(root, call.target)} for call in found]
+    text = "\n\n".join("\n".join(_lines(root, call, names)) for call in found)
+    return _print(arguments, {"calls": rows}, text)
 
 
 def _matches(text: str, call: CachedCall) -> bool:
@@ -187,13 +182,8 @@ def _built(call: CachedCall) -> str:
 
 def _gc(root: str, arguments: argparse.Namespace) -> int:
     swept = sweep(root, None, arguments.max_bytes)
-    if arguments.json:
-        _print_json(asdict(swept))
-    else:
-        _print_line(
-            f"removed {swept.files} files, {size(swept.bytes)}; {size(swept.left)} left in {root}"
-        )
-    return 0
+    text = f"removed {swept.files} files, {size(swept.bytes)}; {size(swept.left)} left in {root}"
+    return _print(arguments, asdict(swept), text)
 
 
 def _verify(root: str, arguments: argparse.Namespace) -> int:
@@ -203,12 +193,9 @@ def _verify(root: str, arguments: argparse.Namespace) -> int:
         if reason is not None:
             bad.append({"path": entry.path, "reason": reason})
             _remove(entry.path)
-    if arguments.json:
-        _print_json({"folder": root, "checked": checked, "broken": bad})
-    else:
-        for each in bad:
-            _print_line(f"removed {each['path']}: {each['reason']}")
-        _print_line(f"{checked} files checked, {len(bad)} broken")
+    lines = [f"removed {each['path']}: {each['reason']}" for each in bad]
+    lines.append(f"{checked} files checked, {len(bad)} broken")
+    _print(arguments, {"folder": root, "checked": checked, "broken": bad}, *lines)
     return 1 if bad else 0
 
 
@@ -228,26 +215,22 @@ def _clear(root: str, arguments: argparse.Namespace) -> int:
         if answer.strip().lower() not in ("y", "yes"):
             return 1
     clear(root)
-    if arguments.json:
-        _print_json({"folder": root, "files": count, "bytes": all_.bytes})
-    else:
-        _print_line(f"removed {count} files, {size(all_.bytes)}")
-    return 0
+    whole = {"folder": root, "files": count, "bytes": all_.bytes}
+    return _print(arguments, whole, f"removed {count} files, {size(all_.bytes)}")
 
 
-# words -------------------------------------------------------------------------------------------
+# output ------------------------------------------------------------------------------------------
 
 
-def _print_line(text: str) -> None:
+def _print(arguments: argparse.Namespace, value: dict[str, Any], *lines: str) -> int:
+    """Prints a value as JSON, or the lines that show it to people; returns 0."""
+    text = json.dumps(value, indent=2) if arguments.json else "\n".join(lines)
     sys.stdout.write(f"{text}\n")
+    return 0
 
 
 def _print_error(text: str) -> None:
     sys.stderr.write(f"jaxd: {text}\n")
-
-
-def _print_json(value: Any) -> None:
-    _print_line(json.dumps(value, indent=2))
 
 
 def _truncated(text: str) -> str:

@@ -13,11 +13,11 @@ from typing import Any, Final
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_server.cache.directory import TARGET_FILE, VERSION, Directory
-from jaxd_server.cache.record_file import Header, InvalidRecord, read_header
+from jaxd_server.cache.record_file import InvalidRecord, read_header
 from jaxd_server.cache.usage import Entry, entries
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CachedCall:
     """A function with one signature, as it lies on disk.
 
@@ -27,16 +27,16 @@ class CachedCall:
         record: the name of its record, in hex digits.
         key: of the function, in hex digits.
         program: the name of its program, in hex digits.
-        target: what it is good for.
-        name: what people call the function.
+        target: the digest of what it is good for.
+        name: the name of the function.
         arguments: what each argument looks like, by its name.
         trace_s: seconds that tracing took.
         compile_s: seconds that compiling took.
         created: when it was built, in seconds since 1970.
         last_use: when it was used last, in seconds since 1970.
         bytes: room that it takes on disk, its program included.
-        principal: who had it built.
-        obstacle: why its program is not kept.
+        principal: for whom it was built.
+        obstacle: why its program is not on disk.
         shared_with: the records of other calls with the same program.
     """
 
@@ -53,7 +53,7 @@ class CachedCall:
     bytes: int
     principal: str
     obstacle: str
-    shared_with: tuple[str, ...]
+    shared_with: tuple[str, ...] = ()
 
     @property
     def build_s(self) -> float:
@@ -65,33 +65,27 @@ def cached_calls(root: str) -> list[CachedCall]:
     """All calls in a cache folder, the one used last first; broken files are left out."""
     found = list(entries(root))
     sizes = {entry.path: entry.bytes for entry in found}
-    read = [(entry, header) for entry in found if entry.kind == "calls" for header in _read(entry)]
-    sharing: dict[str, list[str]] = defaultdict(list)
-    for entry, header in read:
-        sharing[_program_file(entry, header)].append(header.name.hex())
-    calls = [_call(entry, header, sizes, sharing) for entry, header in read]
+    calls = [call for entry in found if entry.kind == "calls" for call in _read(entry, sizes)]
+    sharing: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for call in calls:
+        sharing[call.target, call.program].append(call.record)
+    for call in calls:
+        others = sharing[call.target, call.program]
+        call.shared_with = tuple(other for other in others if other != call.record)
     return sorted(calls, key=lambda call: -call.last_use)
 
 
-def _read(entry: Entry) -> Iterator[Header]:
-    with contextlib.suppress(InvalidRecord, OSError):
-        yield read_header(entry.path)
-
-
-def _program_file(entry: Entry, header: Header) -> str:
-    return f"{entry.target}/programs/{_Fields(header.content).digits('program')}"
-
-
-def _call(
-    entry: Entry, header: Header, sizes: Mapping[str, int], sharing: Mapping[str, list[str]]
-) -> CachedCall:
+def _read(entry: Entry, sizes: Mapping[str, int]) -> Iterator[CachedCall]:
+    try:
+        header = read_header(entry.path)
+    except (InvalidRecord, OSError):
+        return
     fields = _Fields(header.content)
-    program = _program_file(entry, header)
-    record = header.name.hex()
-    return CachedCall(
-        record=record,
+    program = fields.digits("program")
+    yield CachedCall(
+        record=header.name.hex(),
         key=fields.digits("key"),
-        program=fields.digits("program"),
+        program=program,
         target=os.path.basename(entry.target),
         name=fields.text("name"),
         arguments=_arguments(fields),
@@ -99,10 +93,9 @@ def _call(
         compile_s=fields.number("compile_s"),
         created=fields.number("created"),
         last_use=entry.used,
-        bytes=entry.bytes + sizes.get(program, 0),
+        bytes=entry.bytes + sizes.get(f"{entry.target}/programs/{program}", 0),
         principal=fields.text("principal"),
         obstacle=fields.text("obstacle"),
-        shared_with=tuple(each for each in sharing[program] if each != record),
     )
 
 
@@ -117,12 +110,12 @@ def _arguments(fields: _Fields) -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Nothing in it talks to a terminal."""
+    """The text without control characters."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
 class _Fields:
-    """A record's content, where another version may have put something else."""
+    """A record's content; another version may have written other fields."""
 
     def __init__(self, content: Any) -> None:
         self._fields: dict[Any, Any] = {}

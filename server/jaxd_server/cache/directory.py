@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, get_args
 
 from jaxd_protocol.errors import ConfigurationError
@@ -20,7 +21,7 @@ VERSION: Final = "v1"
 """The folder below the root; changes when what is kept changes its meaning."""
 
 TARGET_FILE: Final = "target.json"
-"""Says to people what the folder of a target is good for."""
+"""Describes, for people, what the folder of a target is good for."""
 
 _DISABLED: Final = "none"
 _MAX_NAME: Final = 40
@@ -51,7 +52,7 @@ def cache_root(given: str | None = None) -> str | None:
 
 
 def make_trusted(root: str) -> str:
-    """Makes the folder when it is missing, proves that it can be trusted; its real path.
+    """Makes the folder when it is missing and checks that it can be trusted; its real path.
 
     Raises:
         ConfigurationError: when it cannot be made, or as `check_trusted`.
@@ -72,7 +73,7 @@ def _make_folder(path: str) -> None:
     """Makes a folder that only we can enter, unless there is something of that name."""
     if os.path.lexists(path):
         return
-    with contextlib.suppress(FileExistsError):  # another server was faster
+    with contextlib.suppress(FileExistsError):  # made by another server meanwhile
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)  # whatever the umask
 
@@ -94,8 +95,8 @@ def check_trusted(root: str) -> None:
             write to that and remove what is in it.
     """
     _check_folder(root)
-    for folder in _above(root):
-        _check_path(folder, root)
+    for folder in Path(root).parents:
+        _check_path(str(folder), root)
 
 
 def _check_folder(folder: str) -> None:
@@ -109,14 +110,6 @@ def _check_folder(folder: str) -> None:
             f"others can write to the cache folder {folder}, and what lies there is code that "
             f"runs. Look at what is in it, then run: chmod go-w {folder}"
         )
-
-
-def _above(path: str) -> list[str]:
-    folders = []
-    while os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-        folders.append(path)
-    return folders
 
 
 def _check_path(folder: str, root: str) -> None:
@@ -167,12 +160,6 @@ class Directory:
             return f"{self.kind(kind)}/{name.hex()}"
         return f"{self.kind(kind)}/{_LONG}{hashlib.blake2b(name, digest_size=32).hexdigest()}"
 
-    def name(self, file: str) -> bytes | None:
-        """The name of the record in a file of this name; None when only its header says."""
-        with contextlib.suppress(ValueError):
-            return bytes.fromhex(file)
-        return None
-
     def make(self, kind: Kind | None = None) -> None:
         """Makes the folder of the target, and that of a kind, where they are missing.
 
@@ -188,7 +175,7 @@ class Directory:
         self._tag()
 
     def _tag(self) -> None:
-        """Tells backup programs to leave the folder out, in the way that they agreed on."""
+        """Marks the folder as a cache, which backup programs leave out."""
         path = f"{self.root}/{_TAG}"
         if not os.path.lexists(path):
             with contextlib.suppress(OSError), open(path, "x", encoding="ascii") as file:

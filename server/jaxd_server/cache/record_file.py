@@ -24,7 +24,7 @@ from jaxd_protocol.pytree.literals import dump_literal, load_literal
 FORMAT: Final = 1
 """Changes with the layout of a file; a file of another format is not read."""
 
-_MAGIC: Final = b"\x89jaxd\r\n\x1a"  # as PNG's: a transfer as text shows
+_MAGIC: Final = b"\x89jaxd\r\n\x1a"  # as in PNG: shows a transfer in text mode
 _PREFIX: Final = struct.Struct("!8sIQ")
 _DIGEST: Final = 16
 _START: Final = _PREFIX.size + _DIGEST
@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
     Attributes:
         content: a literal as in `jaxd_protocol.pytree.literals`.
-        payload: opaque bytes; empty when they were not asked for.
+        payload: opaque bytes; empty when only the header was read.
     """
 
     content: Any
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What stands before the payload, in this order.
+    """The fields before the payload, in this order.
 
     Attributes:
         kind: the folder.
@@ -115,7 +115,7 @@ def read_file(path: str, kind: str, name: bytes, target: str, *, payload: bool =
         payload: whether the payload is read and checked too.
 
     Raises:
-        Broken: when it is anything else.
+        InvalidRecord: when it is anything else.
         OSError: when there is no such file, or it cannot be read now.
     """
     header, stored = _read(path, payload=payload)
@@ -128,7 +128,7 @@ def read_header(path: str, *, check: bool = False) -> Header:
     """The header of whatever record is in the file; with `check` its payload is checked too.
 
     Raises:
-        Broken: when it is no whole record.
+        InvalidRecord: when it is no whole record.
         OSError: when there is no such file, or it cannot be read now.
     """
     header, stored = _read(path, payload=check)
@@ -139,7 +139,7 @@ def read_header(path: str, *, check: bool = False) -> Header:
 
 def _read(path: str, *, payload: bool) -> tuple[Header, bytes]:
     try:
-        file = open(path, "rb", buffering=0, opener=_opener)  # noqa: SIM115  closed below
+        file = open(path, "rb", opener=_opener)  # noqa: SIM115  closed below
     except OSError as error:
         if error.errno in _UNREADABLE_ERRNOS:
             raise InvalidRecord(f"it cannot be opened: {error.strerror}") from error
@@ -152,11 +152,11 @@ def _read(path: str, *, payload: bool) -> tuple[Header, bytes]:
         header = _header(start, data)
         if size != _START + length + header.stored:
             raise InvalidRecord("it is cut off, or something was added")
-        return header, _all(file, header.stored) if payload else b""
+        return header, _exactly(file.read(header.stored), header.stored) if payload else b""
 
 
 def _opener(path: str, flags: int) -> int:
-    """Neither follows a link nor waits for the writer of a pipe."""
+    """Opens without following a link or waiting for the writer of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
@@ -175,18 +175,6 @@ def _exactly(data: bytes, length: int) -> bytes:
     if len(data) != length:
         raise InvalidRecord("it is cut off")
     return data
-
-
-def _all(file: Any, length: int) -> bytes:
-    """`length` bytes; one read of the system gives at most two gigabytes."""
-    pieces = []
-    while length > 0:
-        piece = file.read(length)
-        if not piece:
-            raise InvalidRecord("it is cut off")
-        pieces.append(piece)
-        length -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _header_length(start: bytes, size: int) -> int:
@@ -226,9 +214,9 @@ def _unpacked(header: Header, stored: bytes) -> bytes:
 
 
 def write_file(path: str, pieces: tuple[bytes, ...]) -> None:
-    """Puts a file of mode 0600 there: all of it or nothing, whoever reads or writes meanwhile.
+    """Writes a file of mode 0600 atomically.
 
-    Not synced to the disk: what a power cut leaves, the digests find.
+    Not synced to the disk: the digests detect what a power cut leaves.
 
     Raises:
         OSError: when it cannot be written; nothing is left behind.
@@ -237,18 +225,11 @@ def write_file(path: str, pieces: tuple[bytes, ...]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o600)
     try:
-        with open(descriptor, "wb", buffering=0) as file:
+        with open(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o600)  # whatever the umask
-            for piece in pieces:
-                _write(file, piece)
+            file.writelines(pieces)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def _write(file: Any, piece: bytes) -> None:
-    rest = memoryview(piece)
-    while rest:
-        rest = rest[file.write(rest) :]

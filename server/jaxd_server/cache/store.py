@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.cache.directory import TARGET_FILE, Directory, Kind, cache_root, make_trusted
@@ -18,68 +18,54 @@ from jaxd_server.cache.record_file import (
     Record,
     encode,
     read_file,
-    read_header,
     write_file,
 )
-from jaxd_server.cache.sweep import SweepResult, sweep
-from jaxd_server.cache.usage import Usage, usage
-from jaxd_server.cache.writer import Made, Troubles, Writer
+from jaxd_server.cache.sweep import sweep
+from jaxd_server.cache.writer import Troubles, Writer
 
 DISK_BYTES: Final = 10 << 30
 
 _SCAN_S: Final = 900.0
 _SWEEP_LEVEL: Final = 0.9
 _SCANS_PER_SHARE: Final = 4
-"""How often is looked at who has what while one principal could write as much as it may have."""
+"""Scans while one principal could write as much as it may have."""
 _ABSENT: Final = {errno.ENOENT, errno.ENOTDIR}
 
 
-class Target(Protocol):
-    """What records are good for."""
-
-    @property
-    def digest(self) -> str:
-        """Sixteen hex digits."""
-        ...
-
-    @property
-    def facts(self) -> Mapping[str, str]:
-        """What the digest stands for, for people."""
-        ...
-
-
 def open_store(
-    target: Target,
+    target: str,
+    facts: Mapping[str, str],
     cache_dir: str | None = None,
     disk_bytes: int = DISK_BYTES,
     principal_disk_bytes: int = 0,
 ) -> Store | None:
     """The store of a target in the cache folder; None: nothing is kept on disk.
 
-    That is so when it is switched off, and when the folder cannot be made or trusted, which one
-    warning says.
+    That is so when it is switched off, and when the folder cannot be made or trusted, which is
+    logged once.
 
     Args:
-        target: what the records are good for.
+        target: what the records are good for, 16 hex digits.
+        facts: what these stand for, for people.
         cache_dir: see `cache_root`.
         disk_bytes: how much may lie in the whole folder.
-        principal_disk_bytes: how much of that one principal may have had made; 0: as much.
+        principal_disk_bytes: how much of that may be made for one principal; 0: all of it.
     """
-    troubles = Troubles()
     root = cache_root(cache_dir)
     if root is None:
         return None
+    troubles = Troubles()
     try:
-        directory = Directory(make_trusted(root), target.digest)
+        directory = Directory(make_trusted(root), target)
         directory.make()
     except (ConfigurationError, OSError) as error:
         troubles.warn("cache_refused", reason=str(error))
         return None
-    return Store(directory, disk_bytes, troubles, target.facts, principal_disk_bytes)
+    return Store(directory, disk_bytes, troubles, facts, principal_disk_bytes)
 
 
 class Store:
-    """What is kept for one target. Thread-safe; other processes may use the same folder.
+    """The records of one target. Thread-safe; other processes may use the same folder.
 
     Nothing here raises for what the disk does: a record that cannot be read is absent, one that
     cannot be written is not kept, and each kind of trouble is logged once.
@@ -119,67 +105,55 @@ class Store:
 
         What still waits to be written is found. With its payload, that counts as a use.
         """
-        waiting = self._writer.find(kind, name, payload=payload)
+        waiting = self._writer.find(kind, name)
         if waiting is not None:
-            return waiting
+            return waiting if payload else Record(waiting.content, b"")
         if self._writer.hides(kind, name):
             return None
-        record = self._read(kind, name, payload=payload)
-        if record is not None and payload:
-            self.touch(kind, name)
-        return record
-
-    def _read(self, kind: Kind, name: bytes, *, payload: bool) -> Record | None:
         path = self._directory.file(kind, name)
         try:
-            return read_file(path, kind, name, self._directory.target, payload=payload)
+            record = read_file(path, kind, name, self._directory.target, payload=payload)
         except InvalidRecord as error:
             self._troubles.warn("cache_broken", path=path, reason=str(error))
             self._unlink(kind, name)
+            return None
         except OSError as error:
             if error.errno not in _ABSENT:
                 self._troubles.warn("cache_unreadable", str(error.errno), reason=str(error))
-        return None
+            return None
+        if payload:
+            self.touch(kind, name)
+        return record
 
     def has(self, kind: Kind, name: bytes) -> bool:
         """Whether there is such a record; it may still turn out to be broken."""
-        if self._writer.find(kind, name, payload=False) is not None:
+        if self._writer.find(kind, name) is not None:
             return True
         path = self._directory.file(kind, name)
         return not self._writer.hides(kind, name) and os.path.exists(path)
 
     def names(self, kind: Kind) -> list[bytes]:
-        """The names of all records of a kind, in no order."""
+        """The names of all records of a kind, in no order, but for long ones."""
         found = set(self._writer.names(kind))
         with contextlib.suppress(OSError):
             for file in os.listdir(self._directory.kind(kind)):
-                if (name := self._name(kind, file)) is not None:
-                    found.add(name)
+                with contextlib.suppress(ValueError):  # not finished, or long
+                    found.add(bytes.fromhex(file))
         return list(found)
-
-    def _name(self, kind: Kind, file: str) -> bytes | None:
-        if file.startswith("."):  # not finished
-            return None
-        try:
-            name = self._directory.name(file)
-            return name or read_header(f"{self._directory.kind(kind)}/{file}").name
-        except (InvalidRecord, OSError):
-            return None
 
     # writing -------------------------------------------------------------------------------------
 
-    def write(self, kind: Kind, name: bytes, content: Any, payload: Made = b"") -> None:
+    def write(self, kind: Kind, name: bytes, content: Any, payload: bytes = b"") -> None:
         """Keeps a record; returns at once, and never fails.
 
         Args:
             kind: its folder.
-            name: what it will be found by; takes the place of what has this name.
+            name: what it will be found by; replaces a record of this name.
             content: a literal.
-            payload: bytes, or what makes them; that runs in another thread, in the order of the
-                writes, and may raise `NotKept`.
+            payload: opaque bytes.
         """
         if not self._off:
-            self._writer.put(kind, name, content, payload)
+            self._writer.put(kind, name, Record(content, payload))
 
     def remove(self, kind: Kind, name: bytes) -> None:
         """Removes a record, if there is one."""
@@ -204,27 +178,12 @@ class Store:
 
     # room ----------------------------------------------------------------------------------------
 
-    def usage(self) -> Usage:
-        """What lies on disk for this target."""
-        return usage(self._directory.root, self._directory.target)
-
-    def sweep(self, limit: int | None = None) -> SweepResult:
-        """Removes what the limit has no room for; see `jaxd_server.cache.sweep.sweep`."""
-        self._note_uses()
-        limit = self._limit if limit is None else limit
-        return sweep(
-            self._directory.root,
-            self._directory.target,
-            limit,
-            principal_limit=self._principal_limit,
-        )
-
     def _tidy(self) -> None:
         """What the writing thread does when it has nothing to write."""
         self._note_uses()
         is_due = time.monotonic() - self._scanned > _SCAN_S or not self._scanned
         limit = self._principal_limit
-        is_due = is_due or 0 < limit < self._news * _SCANS_PER_SHARE  # of one who has had it all
+        is_due = is_due or 0 < limit < self._news * _SCANS_PER_SHARE  # by one principal
         if self._off or not (is_due or self._bytes > self._limit):
             return
         # to less than the limit, so that the next record does not sweep again
@@ -249,12 +208,11 @@ class Store:
 
     # the disk ------------------------------------------------------------------------------------
 
-    def _write(self, kind: Kind, name: bytes, content: Any, payload: bytes) -> None:
+    def _write(self, kind: Kind, name: bytes, record: Record) -> None:
         """In the writing thread."""
-        pieces = encode(kind, name, self._directory.target, content, payload)
-        path = self._directory.file(kind, name)
+        pieces = encode(kind, name, self._directory.target, *record)
         try:
-            self._put(kind, path, pieces)
+            self._put(kind, self._directory.file(kind, name), pieces)
             size = sum(map(len, pieces))
             self._bytes += size
             self._news += size
@@ -289,4 +247,4 @@ class Store:
         except IsADirectoryError:
             shutil.rmtree(path, ignore_errors=True)
         except OSError:
-            pass  # gone already, or it stays and is not believed
+            pass  # removed already; or it stays, and is not accepted

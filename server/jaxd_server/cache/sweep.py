@@ -1,4 +1,4 @@
-"""Keeps the cache folder below its limit: what is long unused and cheap to make goes first."""
+"""Keeps the cache folder below its limit: removes first what is long unused and cheap to make."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from jaxd_server.cache.directory import KINDS, VERSION, Kind
@@ -51,10 +52,10 @@ def sweep(
     level: int | None = None,
     principal_limit: int = 0,
 ) -> SweepResult:
-    """Removes what dead writers left, and records until no more than `limit` bytes are taken.
+    """Removes leftovers of dead writers, and records until at most `limit` bytes are taken.
 
-    Before that, of each principal with more than `principal_limit` bytes, until it has nine tenths
-    of that: its own calls, with all that only they need, in the order below.
+    Before that, each principal with more than `principal_limit` bytes loses calls of its own, with
+    all that only they need, in the order below, until nine tenths of that limit are left.
 
     First go targets in another format, then other targets that were not used for a day, each as
     a whole; then records that no call needs; then calls with all that only they need, and entries
@@ -67,17 +68,16 @@ def sweep(
         target: the target in use, which is never taken for an old one; None: the one used last.
         limit: bytes; 0 removes everything.
         level: bytes that are left when more than `limit` are taken; by default the same.
-        principal_limit: bytes of what one principal has had made, and nobody else's calls need as
-            well; 0: no limit.
+        principal_limit: bytes of what was made for one principal and no other's calls need;
+            0: no limit.
     """
-    now = time.time()
-    broom = _Sweep(root, list(entries(root)))
-    broom.temporaries(now)
+    run = _Sweep(root)
+    run.remove_temporaries()
     if principal_limit:
-        broom.remove_over_principal_limit(principal_limit, now)
-    if broom.taken > limit:
-        broom.sweep(target, limit if level is None else level, now)
-    return SweepResult(broom.files, broom.freed, broom.taken)
+        run.remove_over_principal_limit(principal_limit)
+    if run.taken > limit:
+        run.remove_until(limit if level is None else level, target)
+    return SweepResult(run.files, run.freed, run.taken)
 
 
 def clear(root: str) -> None:
@@ -90,56 +90,53 @@ def clear(root: str) -> None:
 class _Sweep:
     """One sweep under way."""
 
-    def __init__(self, root: str, found: list[Entry]) -> None:
+    def __init__(self, root: str) -> None:
         self._root = root
-        self._left = {entry.path: entry for entry in found}
+        self._now = time.time()
+        self._left = {entry.path: entry for entry in entries(root)}
         self._foreign = {folder: _tree(folder) for folder in foreign_targets(root)}
-        self.taken = sum(entry.bytes for entry in found) + sum(self._foreign.values())
+        self.taken = sum(each.bytes for each in self._left.values()) + sum(self._foreign.values())
         self.files = 0
         self.freed = 0
 
-    def sweep(self, target: str | None, limit: int, now: float) -> None:
-        """Removes until no more than `limit` is taken, in the order of `sweep`."""
-        self._remove_old_formats(limit)
-        self._remove_targets(limit, target, now)
-        self._remove_orphans(limit, now)
-        self._remove_calls(limit, now)
+    def remove_temporaries(self) -> None:
+        """Removes what was being written when its process ended, in every target."""
+        for name in targets(self._root):
+            for kind in ("", *KINDS):
+                for file, status in files_in(f"{self._root}/{VERSION}/{name}/{kind}"):
+                    if _is_left_over(file.name, self._now - status.st_mtime):
+                        self._unlink(file.path, room(status.st_size))
 
-    def remove_over_principal_limit(self, limit: int, now: float) -> None:
-        """Of each principal that has more than `limit` its own calls, with what only they name."""
-        units = self._calls()
-        naming = Counter(path for unit in units for path in unit.needs)
+    def remove_over_principal_limit(self, limit: int) -> None:
+        """Of each principal that has more than `limit` its own calls, with what only they need."""
         makers: dict[str, set[str]] = defaultdict(set)
         by_principal: dict[str, list[_Unit]] = defaultdict(list)
-        for unit in units:
+        for unit in self._calls:
             by_principal[unit.principal].append(unit)
             for path in unit.needs:
                 makers[path].add(unit.principal)
         for principal, own in by_principal.items():
             needed = {path for unit in own for path in unit.needs if makers[path] == {principal}}
-            taken = sum(unit.entry.bytes for unit in own)
-            taken += sum(self._left[path].bytes for path in needed if path in self._left)
+            needed.update(unit.entry.path for unit in own)
+            taken = sum(self._left[path].bytes for path in needed & self._left.keys())
             if taken > limit:
-                spare = taken - int(limit * _LEVEL)
-                self._remove_units(own, self.taken - spare, naming, now)
+                self._remove_units(own, self.taken - taken + int(limit * _LEVEL))
 
-    def temporaries(self, now: float) -> None:
-        """Removes what was being written when its process ended, in every target."""
-        for name in targets(self._root):
-            for kind in ("", *KINDS):
-                for file, status in files_in(f"{self._root}/{VERSION}/{name}/{kind}"):
-                    if _is_left_over(file.name, now - status.st_mtime):
-                        self._unlink(file.path, room(status.st_size))
-
-    def _remove_old_formats(self, limit: int) -> None:
-        """Whole targets in another format."""
+    def remove_until(self, limit: int, target: str | None) -> None:
+        """Removes in the order of `sweep` until at most `limit` is taken."""
         for folder, size in self._foreign.items():
             if self.taken > limit:
                 shutil.rmtree(folder, ignore_errors=True)
                 self.taken -= size
                 self.freed += size
+        self._remove_targets(limit, target)
+        if self.taken > limit:
+            self._remove_units(self._orphans(limit), limit)
+        if self.taken > limit:
+            jaxs_own = (_Unit(each) for each in self._left.values() if each.kind == "xla")
+            self._remove_units([*jaxs_own, *self._calls], limit)
 
-    def _remove_targets(self, limit: int, own: str | None, now: float) -> None:
+    def _remove_targets(self, limit: int, own: str | None) -> None:
         """Whole targets that were not used for a day, the one longest unused first."""
         by_target: dict[str, list[Entry]] = defaultdict(list)
         for entry in self._left.values():
@@ -148,57 +145,52 @@ class _Sweep:
         in_order = sorted(used, key=used.__getitem__)
         own = own or (os.path.basename(in_order[-1]) if in_order else None)
         for folder in in_order:
-            is_old = now - used[folder] > _DAY_S and os.path.basename(folder) != own
+            is_old = self._now - used[folder] > _DAY_S and os.path.basename(folder) != own
             if is_old and self.taken > limit:
                 for entry in by_target[folder]:
-                    self._remove(entry)
+                    self._remove(entry.path)
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _remove_orphans(self, limit: int, now: float) -> None:
-        """What no call names, the one longest unused first."""
-        if self.taken <= limit:
-            return
-        needed = {path for call in self._calls() for path in call.needs}
-        unneeded = [
-            entry
+    def _orphans(self, limit: int) -> list[_Unit]:
+        """What no call needs, and is not about to be needed."""
+        return [
+            _Unit(entry)
             for entry in self._left.values()
             if entry.kind in _NAMED_BY_CALLS
-            and entry.path not in needed
-            and (now - entry.used > _HOUR_S or limit == 0)
+            and not self._naming[entry.path]
+            and (self._now - entry.used > _HOUR_S or limit == 0)
         ]
-        for entry in sorted(unneeded, key=lambda each: each.used):
-            if self.taken > limit:
-                self._remove(entry)
 
-    def _remove_calls(self, limit: int, now: float) -> None:
-        """Calls, with what only they name, and entries of jax's own cache."""
-        if self.taken <= limit:
-            return
-        units = self._calls()
-        naming = Counter(path for unit in units for path in unit.needs)
-        units += [_Unit(each, 0.0) for each in self._left.values() if each.kind == "xla"]
-        self._remove_units(units, limit, naming, now)
-
-    def _remove_units(
-        self, units: list[_Unit], limit: int, naming: Counter[str], now: float
-    ) -> None:
-        """Units, the one first that is least worth, until no more than `limit` is taken."""
-        units.sort(key=lambda unit: (now - unit.entry.used) / max(unit.cost_s, _LEAST_COST_S))
-        while units and self.taken > limit:
-            unit = units.pop()
-            self._remove(unit.entry)
-            naming.subtract(unit.needs)
-            for path in unit.needs:
-                if naming[path] == 0 and path in self._left:
-                    self._remove(self._left[path])
-
+    @cached_property
     def _calls(self) -> list[_Unit]:
         return [_unit(entry) for entry in self._left.values() if entry.kind == "calls"]
 
-    def _remove(self, entry: Entry) -> None:
-        del self._left[entry.path]
-        if self._unlink(entry.path, entry.bytes):
+    @cached_property
+    def _naming(self) -> Counter[str]:
+        """How many calls that are left need each file."""
+        return Counter(path for unit in self._calls for path in unit.needs)
+
+    def _remove_units(self, units: list[_Unit], limit: int) -> None:
+        """Removes units, those of least worth first, until at most `limit` is taken."""
+
+        def age(unit: _Unit) -> float:
+            return (self._now - unit.entry.used) / max(unit.cost_s, _LEAST_COST_S)
+
+        for unit in sorted(units, key=age, reverse=True):
+            if self.taken <= limit:
+                return
+            if self._remove(unit.entry.path):
+                self._naming.subtract(unit.needs)
+                for path in unit.needs:
+                    if not self._naming[path]:
+                        self._remove(path)
+
+    def _remove(self, path: str) -> bool:
+        """Removes a file; False: it was removed before."""
+        entry = self._left.pop(path, None)
+        if entry is not None and self._unlink(path, entry.bytes):
             self.taken -= entry.bytes
+        return entry is not None
 
     def _unlink(self, path: str, size: int) -> bool:
         try:
@@ -213,10 +205,10 @@ class _Sweep:
 
 
 class _Unit(NamedTuple):
-    """What goes at once: a file, what it would cost to make it again, what it needs, and whose."""
+    """A file that is removed with what only it needs: its cost to make again, and its principal."""
 
     entry: Entry
-    cost_s: float
+    cost_s: float = 0.0
     needs: tuple[str, ...] = ()
     principal: str = ""
 
@@ -226,7 +218,7 @@ def _unit(entry: Entry) -> _Unit:
     try:
         fields = dict(read_header(entry.path).content)
     except (OSError, InvalidRecord, TypeError, ValueError):
-        return _Unit(entry, 0.0)
+        return _Unit(entry)
     needs = tuple(
         f"{entry.target}/{kind}/{name.hex()}"
         for kind, field_name in _NAMED_BY_CALLS.items()

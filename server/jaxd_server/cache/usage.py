@@ -88,12 +88,12 @@ def files_in(folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
     """What is in a folder, links not followed; nothing when there is no such folder."""
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for file in found:
-            with contextlib.suppress(OSError):  # another server sweeps too
+            with contextlib.suppress(OSError):  # removed by another server
                 yield file, file.stat(follow_symlinks=False)
 
 
 def foreign_targets(root: str) -> list[str]:
-    """The targets of other versions; surely none of the user's own folders."""
+    """The targets of other versions; a folder of the user's own is not among them."""
     return [
         f"{root}/{version}/{name}"
         for version in _folders(root, _VERSION)

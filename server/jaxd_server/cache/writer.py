@@ -13,9 +13,6 @@ from jaxd_server.cache.record_file import Record
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor, process_timers
 
-Made = bytes | Callable[[], bytes]
-"""A payload, or a function that makes it when it is written."""
-
 _Key = tuple[Kind, bytes]
 _MOST_WAITING: Final = 10_000
 _MOST_BYTES: Final = 1 << 30
@@ -23,53 +20,20 @@ _PAUSE_S: Final = 60.0
 _LINGER_S: Final = 1.0
 
 
-class NotKept(Exception):
-    """Raised by what makes a payload: there is none, and that is no trouble."""
-
-
 class Troubles:
-    """Says each kind of trouble once; a broken disk does not fill the log. Thread-safe."""
+    """Logs each kind of trouble once; a broken disk does not fill the log. Thread-safe."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
-        self._lock = threading.Lock()  # guards _said
+        self._logged: set[str] = set()
+        self._lock = threading.Lock()  # guards _logged
 
     def warn(self, event: str, about: str = "", **fields: Any) -> None:
         """Logs the first event of this name about the same thing."""
         with self._lock:
-            first = (kind := f"{event} {about}") not in self._said
-            self._said.add(kind)
+            first = (kind := f"{event} {about}") not in self._logged
+            self._logged.add(kind)
         if first:
             log_event(event, level=logging.WARNING, **fields)
-
-
-class _Waiting:
-    """A record on its way to the disk."""
-
-    def __init__(self, content: Any, payload: Made, troubles: Troubles) -> None:
-        self.content = content
-        self.bytes = len(payload) if isinstance(payload, bytes) else 0
-        self._payload: Made | None = payload
-        self._troubles = troubles
-        # Held while the payload is made: who asks for it meanwhile waits, and gets the same.
-        self._lock = threading.Lock()
-
-    def payload(self) -> bytes | None:
-        """The payload, made at the first call; None when there is none to be had."""
-        with self._lock:
-            if callable(self._payload):
-                self._payload = self._make(self._payload)
-            return self._payload
-
-    def _make(self, make: Callable[[], bytes]) -> bytes | None:
-        try:
-            return make()
-        except NotKept:
-            return None
-        except Exception as error:  # noqa: BLE001  a program that cannot be kept still runs
-            reason = f"{type(error).__name__}: {error}"
-            self._troubles.warn("cache_not_serialized", type(error).__name__, reason=reason)
-            return None
 
 
 class Writer:
@@ -80,7 +44,7 @@ class Writer:
 
     def __init__(
         self,
-        write: Callable[[Kind, bytes, Any, bytes], None],
+        write: Callable[[Kind, bytes, Record], None],
         discard: Callable[[Kind, bytes], None],
         pause: Callable[[], None],
         troubles: Troubles,
@@ -99,7 +63,7 @@ class Writer:
         self._troubles = troubles
         self._queue = SerialExecutor("jaxd-store", _LINGER_S)
         self._lock = threading.Lock()  # guards everything below
-        self._waiting: dict[_Key, _Waiting] = {}
+        self._waiting: dict[_Key, Record] = {}
         self._bytes = 0
         self._writing: _Key | None = None
         self._unwanted: _Key | None = None  # dropped while it is written
@@ -107,37 +71,31 @@ class Writer:
         self._next_pause: Timer | None = None
         self._queue.put(self._pause_again)
 
-    def put(self, kind: Kind, name: bytes, content: Any, payload: Made) -> None:
-        """Has a record written; takes the place of one of that name that still waits."""
-        item = _Waiting(content, payload, self._troubles)
+    def put(self, kind: Kind, name: bytes, record: Record) -> None:
+        """Has a record written; replaces one of that name that still waits."""
         with self._lock:
             if self._closed:
                 return
-            full = len(self._waiting) >= _MOST_WAITING or self._bytes + item.bytes > _MOST_BYTES
+            size = self._bytes + len(record.payload)
+            full = len(self._waiting) >= _MOST_WAITING or size > _MOST_BYTES
             if not full:
                 self._drop((kind, name))
-                self._waiting[kind, name] = item
-                self._bytes += item.bytes
+                self._waiting[kind, name] = record
+                self._bytes += len(record.payload)
         if full:
             self._troubles.warn("cache_too_slow", waiting=len(self._waiting))
         else:
             self._queue.put(self._write_next)
 
     def _drop(self, key: _Key) -> None:
-        item = self._waiting.pop(key, None)
-        if item is not None:
-            self._bytes -= item.bytes
+        record = self._waiting.pop(key, None)
+        if record is not None:
+            self._bytes -= len(record.payload)
 
-    def find(self, kind: Kind, name: bytes, *, payload: bool) -> Record | None:
-        """The record of that name that waits, if one does; may make its payload."""
+    def find(self, kind: Kind, name: bytes) -> Record | None:
+        """The record of that name that waits, if one does."""
         with self._lock:
-            item = self._waiting.get((kind, name))
-        if item is None:
-            return None
-        if not payload:
-            return Record(item.content, b"")
-        made = item.payload()
-        return None if made is None else Record(item.content, made)
+            return self._waiting.get((kind, name))
 
     def names(self, kind: Kind) -> list[bytes]:
         """The names of all records of a kind that wait."""
@@ -145,14 +103,14 @@ class Writer:
             return [name for one, name in self._waiting if one == kind]
 
     def drop(self, kind: Kind, name: bytes) -> None:
-        """Does not write that record, and removes it when it is being written."""
+        """Drops that record; if it is being written, its file is removed afterwards."""
         with self._lock:
             self._drop((kind, name))
             if self._writing == (kind, name):
                 self._unwanted = self._writing
 
     def hides(self, kind: Kind, name: bytes) -> bool:
-        """Whether a record of that name on disk is one that was dropped, and goes in a moment."""
+        """Whether the file of that name is of a dropped record, and is removed in a moment."""
         with self._lock:
             return self._unwanted == (kind, name)
 
@@ -161,7 +119,7 @@ class Writer:
         return self._queue.flush(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """As `flush`; nothing is taken any more."""
+        """As `flush`; no further record is taken."""
         with self._lock:
             self._closed = True
             if self._next_pause is not None:
@@ -174,9 +132,9 @@ class Writer:
     def _write_next(self) -> None:
         with self._lock:
             key = self._writing = next(iter(self._waiting), None)
-            item = self._waiting[key] if key else None
-        if key and item:  # else it was dropped, or another one of its name was written
-            self._guarded(lambda: self._write_one(key, item))
+            record = self._waiting[key] if key else None
+        if key and record:  # else it was dropped, or another one of its name was written
+            self._guarded(lambda: self._write_one(key, record))
             if not self._waiting:
                 self._guarded(self._pause)
 
@@ -194,15 +152,13 @@ class Writer:
             self._write_next()
         self._guarded(self._pause)
 
-    def _write_one(self, key: _Key, item: _Waiting) -> None:
+    def _write_one(self, key: _Key, record: Record) -> None:
         try:
-            payload = item.payload()
-            if payload is not None:
-                self._write(*key, item.content, payload)
+            self._write(*key, record)
         finally:
             with self._lock:
                 self._writing = None
-                if self._waiting.get(key) is item:
+                if self._waiting.get(key) is record:
                     self._drop(key)
                 unwanted = self._unwanted == key
             if unwanted:
@@ -213,6 +169,6 @@ class Writer:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  the thread outlives everything
+        except Exception as error:  # noqa: BLE001  the thread survives any error
             reason = f"{type(error).__name__}: {error}"
             self._troubles.warn("cache_failed", type(error).__name__, reason=reason)

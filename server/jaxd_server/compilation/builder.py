@@ -5,18 +5,22 @@ What comes out of tracing is compiled only when no other function has the same p
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.errors import JaxdError, LimitExceeded
 from jaxd_server.codec.arguments import dynamic, structure_of
-from jaxd_server.codec.results import rebind_form
+from jaxd_server.codec.results import ResultLayout, rebind_form
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.builds import build_turn, check_not_abandoned
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction, explained
 from jaxd_server.compilation.compiling.executable import Costs, Executable
+from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.program_source import ProgramSource
@@ -29,21 +33,13 @@ from jaxd_server.user_code.jax_callbacks import redirecting_callbacks
 if TYPE_CHECKING:
     from jaxd_server.compilation.remote_trace.policy import TracePolicy
 
-
-import threading
-from collections.abc import Callable
-from typing import Final
-
-from jaxd_protocol.errors import LimitExceeded
-
 _HOUR_S: Final = 3600.0
 
 
 class BuildQuota:
     """A token bucket of build seconds for each principal. Thread-safe.
 
-    A build is not interrupted: the last one may take a principal below nothing, and it waits the
-    longer.
+    A build is not interrupted: the last one may overdraw the bucket, and the wait is longer then.
 
     Args:
         seconds: in an hour, and at most at once; 0: no limit.
@@ -57,13 +53,14 @@ class BuildQuota:
         self._lock = threading.Lock()  # guards the table
 
     def require(self, principal: str) -> None:
-        """Returns when something may be built for a principal.
+        """Checks that something may be built for a principal.
 
         Raises:
-            LimitExceeded: when it may not; says when it may.
+            LimitExceeded: when it may not; the message has the time to wait.
         """
-        over = self._now(principal) - self._seconds if self._seconds else -1.0
-        if over < 0:
+        with self._lock:
+            over = self._left(principal) - self._seconds
+        if not self._seconds or over < 0:
             return
         wait_s = max(1.0, over * _HOUR_S / self._seconds)
         raise LimitExceeded(
@@ -73,7 +70,7 @@ class BuildQuota:
         )
 
     def spend(self, principal: str, seconds: float) -> None:
-        """So many seconds were spent for a principal."""
+        """Counts seconds that were spent for a principal."""
         if not self._seconds:
             return
         with self._lock:
@@ -81,12 +78,8 @@ class BuildQuota:
             for name in [name for name in self._spent if not self._left(name)]:
                 del self._spent[name]
 
-    def _now(self, principal: str) -> float:
-        with self._lock:
-            return self._left(principal)
-
     def _left(self, principal: str) -> float:
-        """What was spent and is not forgiven yet."""
+        """What was spent, less what was refilled since."""
         spent, at = self._spent.get(principal, (0.0, 0.0))
         return max(0.0, spent - (self._clock() - at) * self._seconds / _HOUR_S)
 
@@ -117,7 +110,7 @@ class ExecutableBuilder:
         compiler: traces and compiles.
         counters: where loads are counted.
         program_cache: what is on disk; None where nothing is kept.
-        tracing: has functions traced in another process; None: all are traced in this one.
+        tracing: chooses what is traced in the tracer; None: all is traced in this process.
         quota: how much may be built for whom; by default there is no limit.
 
     Attributes:
@@ -145,15 +138,15 @@ class ExecutableBuilder:
         """The executable for a call.
 
         Raises:
-            Interrupted: when nobody waits for it any more.
-            FunctionReplaced: when the function turned out to be another one than was thought.
+            Interrupted: when no call waits for it any longer.
+            FunctionReplaced: when the content of the function is not what its record says.
             LimitExceeded: when nothing more is built for the caller now.
             ArgumentError, ResultError: when jax cannot take what is passed or returned.
             Exception: whatever the function raises while it is traced, and jax's own errors.
         """
         with self._counters.on_behalf_of(request.counts):
             if self._program_cache is not None:
-                name = self._program_cache.name_of(request.function, request.arguments)
+                name = call_name(request.function, request.arguments)
                 request = request._replace(name=name)
             return self._made(request)
 
@@ -167,7 +160,7 @@ class ExecutableBuilder:
             return made
         self._functions.unpack(function, request.source)
         try:
-            with build_turn(self._compiler.room(), function.name):
+            with build_turn(self._compiler.room, function.name):
                 return self._built(request)
         except JaxdError:
             raise
@@ -187,17 +180,16 @@ class ExecutableBuilder:
             return None
         costs = replace(executable.costs, paid_s=time.monotonic() - started)
         self._counters.add(own, executable_loads=1, load_s=costs.paid_s)
-        return BuildResult(
-            executable.on(function.key, device, program, costs), "load", name=executable.kept_as
-        )
+        result = replace(executable, key=function.key, device=device, program=program, costs=costs)
+        return BuildResult(result, "load", name=executable.kept_as)
 
     def discard(self, executable: Executable) -> None:
         """Forgets the program of an executable that does not run; see `ProgramSource.discard`."""
         self.programs.discard(executable.program)
 
     def _loaded(self, request: BuildRequest) -> BuildResult | None:
-        """What an earlier process has left, if it did and if it is sound."""
-        function, recorded, name = request.function, request.recorded, request.name
+        """The executable from disk, if it is there and sound."""
+        function, name = request.function, request.name
         if self._program_cache is None or name is None:
             return None
         started = time.monotonic()
@@ -210,14 +202,9 @@ class ExecutableBuilder:
             return None
         costs = Costs(kept.trace_s, program.compile_s, time.monotonic() - started)
         self._counters.add(executable_loads=1, load_s=costs.paid_s)
-        if function.unpacked is not None:  # its client had to be asked, for want of a record
+        if function.unpacked is not None:  # its client has sent it, so its record was missing
             self._program_cache.keep_function(function)
-        config = function.options.config
-        form = rebind_form(kept.form)
-        loaded = Executable(function.name, function.key, program, form, config, costs, recorded)
-        loaded.device = request.device
-        loaded.kept_as = name
-        loaded.principal = request.principal
+        loaded = _executable(request, program, rebind_form(kept.form), costs, kept_as=name)
         return BuildResult(loaded, "load", name=name)
 
     def _built(self, request: BuildRequest) -> BuildResult:
@@ -242,11 +229,11 @@ class ExecutableBuilder:
         return self._finish(request, lowered, started)
 
     def _built_elsewhere(self, request: BuildRequest) -> BuildResult | None:
-        """Has it traced in another process; None when that is not wanted, or not possible."""
+        """Traces it in the tracer; None when that is not wanted, or not possible."""
         remote_trace = self._tracing.remote_trace(request) if self._tracing else None
         if remote_trace is None:
             return None
-        with build_turn(self._compiler.room(), request.function.name):
+        with build_turn(self._compiler.room, request.function.name):
             started = time.monotonic()
             lowered = remote_trace.lower()
             if lowered is None:
@@ -260,28 +247,42 @@ class ExecutableBuilder:
     def _finish(
         self, request: BuildRequest, lowered: LoweredFunction, started: float
     ) -> BuildResult:
-        """Compiles what nobody has compiled yet, and puts everything together."""
+        """Compiles the program unless it is there already, and makes the executable."""
         check_not_abandoned()
         function, name = request.function, request.name
         obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
-        is_kept = name is not None and obstacle is None
-        program, was_compiled = self.programs.of(request, lowered, is_kept=is_kept)
+        kept_as = (name or b"") if obstacle is None else b""
+        program, was_compiled = self.programs.of(request, lowered, is_kept=bool(kept_as))
         costs = Costs(lowered.trace_s, program.compile_s, time.monotonic() - started)
-        executable = Executable(
-            function.name,
-            function.key,
-            program,
-            lowered.form,
-            function.options.config,
-            costs,
-            request.recorded,
-            lowered.structure,
+        executable = _executable(
+            request, program, lowered.form, costs, lowered.structure, kept_as=kept_as
         )
-        executable.device = request.device
-        executable.kept_as = b"" if name is None or obstacle is not None else name
-        executable.principal = request.principal
         self._quota.spend(request.principal, costs.paid_s)
         if self._program_cache is not None and name is not None:
             self._program_cache.keep(function, name, request.arguments, executable, obstacle)
         request.emit("stage", {"stage": "run", "function": function.name})
         return BuildResult(executable, "compile", was_compiled, name or b"", obstacle)
+
+
+def _executable(
+    request: BuildRequest,
+    program: Program,
+    form: ResultLayout,
+    costs: Costs,
+    structure: Any = None,
+    *,
+    kept_as: bytes,
+) -> Executable:
+    return Executable(
+        request.function.name,
+        request.function.key,
+        program,
+        form,
+        request.function.options.config,
+        costs,
+        request.recorded,
+        structure,
+        request.device,
+        request.principal,
+        kept_as,
+    )

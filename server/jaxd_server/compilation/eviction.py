@@ -3,7 +3,7 @@
 Least recently used first, by an age that is divided by a weight: one for what is made again within
 a second, ten up to ten seconds, a hundred up to a hundred. So what costs about the same goes
 strictly by age, and what costs ten times as much is kept ten times as long. Where several
-principals share a server, those who hold more than their share come before the others.
+principals share a server, those that hold more than their share come before the others.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Entry:
 
     Attributes:
         name: what it is called in the table.
-        principal: who had it made.
+        principal: for whom it was made.
         program: names the program that it shares with others, and whose bytes count once.
         host_bytes, device_bytes: what that takes.
         last_use: when it was used last, in seconds of any clock.
-        rebuild_s: seconds that it takes to have it again.
-        is_idle: whether it may go.
+        rebuild_s: seconds that it takes to make or load it again.
+        is_idle: whether it may be evicted.
     """
 
     name: Hashable
@@ -67,7 +67,7 @@ def weight(rebuild_s: float) -> float:
 
 
 def victims(entries: Iterable[Entry], limits: Limits, now: float) -> list[Entry]:
-    """Those that have to go so that the others are within the limits, as far as they are idle.
+    """The idle entries to evict so that the others are within the limits.
 
     Args:
         entries: all that there are, the oldest first where they are of the same age.
@@ -77,28 +77,18 @@ def victims(entries: Iterable[Entry], limits: Limits, now: float) -> list[Entry]
     left = {one.name: one for one in entries}
     gone: list[Entry] = []
 
-    def choose(units: list[_Unit], limit: int) -> None:
-        chosen = _victims_for_limit(units, limit, limits.share, now)
-        gone.extend(chosen)
-        for one in chosen:
-            del left[one.name]
+    def choose(unit: Callable[[Entry], Hashable], size: Callable[[Entry], int], limit: int) -> None:
+        units: dict[Hashable, list[Entry]] = {}
+        for one in left.values():
+            units.setdefault(unit(one), []).append(one)
+        sized = [_Unit(entries, size(entries[0])) for entries in units.values()]
+        chosen = _victims_for_limit(sized, limit, limits.share, now)
+        gone.extend(left.pop(one.name) for one in chosen)
 
-    def choose_programs(size: Callable[[Entry], int], limit: int) -> None:
-        if sum({one.program: size(one) for one in left.values()}.values()) > limit:
-            choose([_Unit(users, size(users[0])) for users in _by_program(left.values())], limit)
-
-    if len(left) > limits.count:
-        choose([_Unit([one], 1) for one in left.values()], limits.count)
-    choose_programs(lambda one: one.host_bytes, limits.host_bytes)
-    choose_programs(lambda one: one.device_bytes, limits.device_bytes)
+    choose(lambda one: one.name, lambda one: 1, limits.count)
+    choose(lambda one: one.program, lambda one: one.host_bytes, limits.host_bytes)
+    choose(lambda one: one.program, lambda one: one.device_bytes, limits.device_bytes)
     return gone
-
-
-def _by_program(entries: Iterable[Entry]) -> list[list[Entry]]:
-    users: dict[Hashable, list[Entry]] = {}
-    for one in entries:
-        users.setdefault(one.program, []).append(one)
-    return list(users.values())
 
 
 class _Unit:
@@ -119,9 +109,9 @@ class _Unit:
 
 
 def _victims_for_limit(units: list[_Unit], limit: int, share: float, now: float) -> list[Entry]:
-    """What has to go for one limit.
+    """What to evict for one limit.
 
-    What is too large alone goes first; while it cannot go, the others need not make room for it.
+    A unit above the limit alone is evicted first; while it is in use, others make no room for it.
     """
     held: Counter[str] = Counter()
     total = 0
@@ -142,7 +132,7 @@ def _victims_for_limit(units: list[_Unit], limit: int, share: float, now: float)
             if total <= limit:
                 return gone
             if only_greedy and any(held[principal] <= allowed for principal in unit.principals):
-                spared.append(unit)  # nobody's part grows here, so this stays true
+                spared.append(unit)  # no share grows here, so this stays true
                 continue
             gone += unit.entries
             total -= unit.size
@@ -163,7 +153,7 @@ class EvictionCosts:
 
     Args:
         is_kept: whether an executable is on disk as well, and so is cheap to have again.
-        resident: bytes of memory that the process has; 0 where nobody knows.
+        resident: bytes of memory that the process has; 0 where unknown.
     """
 
     def __init__(self, is_kept: Callable[[Executable], bool], resident: Callable[[], int]) -> None:
@@ -202,7 +192,7 @@ class EvictionCosts:
         ]
 
     def _rebuild_s(self, executable: Executable) -> float:
-        """What it would take to have it again."""
+        """Seconds that it takes to make or load it again."""
         costs = executable.costs
         if executable.structure is None:  # it came from disk
             return costs.paid_s
@@ -212,7 +202,7 @@ class EvictionCosts:
 
 
 def are_within(limits: Limits, executables: Sequence[Executable]) -> bool:
-    """Whether nothing has to go, as nearly always; a quick look after each build."""
+    """Whether nothing has to be evicted; a cheap check after each build."""
     programs = {one.program for one in executables}
     return (
         len(executables) <= limits.count

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -43,13 +43,13 @@ class PlacementMismatch(Exception):
 
 
 class DeviceChoice(NamedTuple):
-    """Where a call runs, by the indexes of devices, and who waits for it.
+    """On which devices, by their indexes, a call runs, and for whom.
 
     Attributes:
         device: the one that the call runs on.
-        session: the one that its session's calls run on, unless their function says another.
-        cancel_token: whether anybody still waits for it.
-        owner: whose turn a build for it takes.
+        session: the default device of its session.
+        cancel_token: the cancel token of the call.
+        owner: whose turn a build for it takes, for fairness.
     """
 
     device: int = 0
@@ -59,7 +59,7 @@ class DeviceChoice(NamedTuple):
 
 
 ANY_DEVICE: Final = DeviceChoice()
-"""Where there is nothing to choose."""
+"""Of a server with one device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,40 +85,21 @@ class Plan:
         return [leaves[index] for index in self.order]
 
 
-_MOST: Final = 10_000
-
-
-class DeviceVariants:
-    """The keys of each function, for all devices. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._keys = BoundedDict[bytes, set[bytes]](_MOST)
-        self._lock = threading.Lock()  # guards _keys
-
-    def of(self, function: Function) -> tuple[bytes, ...]:
-        """Those of the same function, this one among them."""
-        with self._lock:
-            keys = self._keys.setdefault(function.plain_key, set())
-            keys.add(function.key)
-            return tuple(keys)
-
-
-_PLANS_PER_EXECUTABLE = 8
-
-_NO_LIMIT = Limits(sys.maxsize)
+_MAX_VARIANTS: Final = 10_000
+_PLANS_PER_EXECUTABLE: Final = 8
 
 Make = Callable[[], Executable]
 _Name = tuple[bytes, Hashable]
 _Build = Callable[[_Name, Callable[[], Executable | None], Make], Executable]
+"""`Builds.run`, but for whom."""
 
 
 class Executables:
     """Plans and executables; safe from any thread.
 
     Args:
-        reclaimer: told after each build; it asks back with `shrink` and `reclaim`.
-        limit: number of executables to hold.
-        limits: how much else of what; its `count` does not matter.
+        reclaimer: called after each build; it calls `shrink` and `reclaim`.
+        limits: how much to hold of what.
         is_kept: whether an executable is on disk as well, and so is cheap to have again.
         resident: bytes of memory that the process has.
         builds: makes each once.
@@ -127,21 +108,20 @@ class Executables:
     def __init__(
         self,
         reclaimer: Reclaimer,
-        limit: int,
-        limits: Limits = _NO_LIMIT,
+        limits: Limits,
         is_kept: Callable[[Executable], bool] = lambda _: False,
         resident: Callable[[], int] = resident_bytes,
         builds: Builds[Any, Executable] | None = None,
     ) -> None:
-        self._limits = replace(limits, count=limit)
+        self._limits = limits
         self._eviction_costs = EvictionCosts(is_kept, resident)
-        plans = _PLANS_PER_EXECUTABLE * limit  # they are made again in no time
+        plans = _PLANS_PER_EXECUTABLE * limits.count  # they are made again in no time
         self._plans = BoundedDict[tuple[bytes, bytes, int], Plan](plans)
-        self._executables: dict[tuple[bytes, Hashable], Executable] = {}
+        self._executables: dict[_Name, Executable] = {}
         # What a call has made is in use until that call ends, and it holds its `make` until then.
         self._makers: weakref.WeakValueDictionary[int, Make] = weakref.WeakValueDictionary()
-        self._builds: Builds[tuple[bytes, Hashable], Executable] = builds or Builds()
-        self._device_variants = DeviceVariants()
+        self._builds: Builds[_Name, Executable] = builds or Builds()
+        self._variants = BoundedDict[bytes, set[bytes]](_MAX_VARIANTS)  # keys, by the plain key
         self._lock = threading.Lock()  # guards these dicts, except for looking up one entry
         self._reclaimer = reclaimer
         reclaimer.register(self)
@@ -160,7 +140,7 @@ class Executables:
 
     def layout(self, key: bytes, skeleton: bytes, device: int = 0) -> Layout:
         """How to read the arguments of a call."""
-        plan = self._plans.get((key, skeleton, device))
+        plan = self.plan(key, skeleton, device)
         return plan.layout if plan else parse_arguments(skeleton)
 
     def obtain(
@@ -172,34 +152,31 @@ class Executables:
         make: Make,
         waiting: Callable[[], None] = lambda: None,
         move: Callable[[Executable], Executable | None] = lambda _: None,
-        seat: DeviceChoice = ANY_DEVICE,
+        choice: DeviceChoice = ANY_DEVICE,
     ) -> Executable:
         """The executable for these arguments; `make` makes it when there is none.
 
         Args:
             function: what is called.
             skeleton: the bytes of the call.
-            layout: what they say.
+            layout: the same, parsed.
             arguments: positional and keyword arguments.
             make: makes the executable, in one of the callers that ask for it together. As long as
                 that one keeps hold of it, the executable is not dropped.
             waiting: called in each of them, before it makes it or waits.
             move: makes it of one for another device; None when it has to be made after all.
-            seat: where the call runs, and who waits for it.
+            choice: where the call runs, and for whom.
 
         Raises:
             ArgumentError: when an argument can be neither traced nor static.
-            JaxdError: why nobody waits for it any more; see `Builds.run`.
+            JaxdError: when the call is cancelled; see `Builds.run`.
             Exception: what `make` raises, in every caller that waited for it.
         """
-        signature, device = signature_of(*arguments, function.statics), seat.device
+        signature, device = signature_of(*arguments, function.statics), choice.device
         found = self._executables.get(_name(function.key, signature, device))
         if found is None:
             waiting()
-
-            def build(key: _Name, find: Callable[[], Executable | None], make: Make) -> Executable:
-                return self._builds.run(key, find, make, seat.cancel_token, seat.owner)
-
+            build = partial(self._builds.run, cancel_token=choice.cancel_token, owner=choice.owner)
             found = self._first(function, signature, device, make, build)
             if are_several() and not _fits(found, function, device):
                 found = self._moved(found, function.key, signature, device, make, move, build)
@@ -212,7 +189,7 @@ class Executables:
         name = _name(function.key, signature, found.device)
         with self._lock:
             if self._executables.get(name) is found:  # a plan must not outlive its executable
-                self._plans[function.key, skeleton, seat.session] = plan
+                self._plans[function.key, skeleton, choice.session] = plan
         return found
 
     def _first(
@@ -226,15 +203,20 @@ class Executables:
             )
 
         def find() -> Executable | None:
-            places = itertools.product(
-                self._device_variants.of(function), range(len(jax.devices()))
-            )
+            places = itertools.product(self._variants_of(function), range(len(jax.devices())))
             names = (_name(key, signature, index) for key, index in places)
             return next(filter(None, map(self._executables.get, names)), None)
 
         return build(
             (function.plain_key, ("first", signature)), find, lambda: self._make(name, make, make)
         )
+
+    def _variants_of(self, function: Function) -> tuple[bytes, ...]:
+        """The keys of the same function for all devices, this one among them."""
+        with self._lock:
+            keys = self._variants.setdefault(function.plain_key, set())
+            keys.add(function.key)
+            return tuple(keys)
 
     def _moved(
         self,
@@ -254,7 +236,7 @@ class Executables:
             lambda: self._make(name, lambda: move(first) or make(), make),
         )
 
-    def _make(self, name: tuple[bytes, Hashable], make: Make, maker: Make) -> Executable:
+    def _make(self, name: _Name, make: Make, maker: Make) -> Executable:
         executable = make()
         with self._lock:
             self._makers[executable.serial] = maker
@@ -279,7 +261,7 @@ class Executables:
         return self._drop_victims(self._limits)
 
     def reclaim(self, count: int) -> int:
-        """Drops the `count` executables that are missed least; returns how many there were."""
+        """Drops the `count` executables of least use; returns how many there were."""
         if count <= 0:
             return 0
         return self._drop_victims(
@@ -306,8 +288,8 @@ class Executables:
     def _is_in_use(self, executable: Executable) -> bool:
         return executable.in_use or executable.serial in self._makers
 
-    def _drop(self, names: Iterable[tuple[bytes, Hashable]]) -> list[Executable]:
-        """Those that are now out of the table; freed where the caller lets go of them."""
+    def _drop(self, names: Iterable[_Name]) -> list[Executable]:
+        """Removes executables from the table; freed when the caller drops the returned ones."""
         gone = [self._executables.pop(name) for name in names]
         serials = {executable.serial for executable in gone}
         for bytes_, plan in list(self._plans.items()):
@@ -321,5 +303,5 @@ def _fits(found: Executable, function: Function, device: int) -> bool:
     return found.key == function.key and (found.program.is_bound or found.device == device)
 
 
-def _name(key: bytes, signature: Hashable, device: int) -> tuple[bytes, Hashable]:
+def _name(key: bytes, signature: Hashable, device: int) -> _Name:
     return key, (device, signature) if device else signature

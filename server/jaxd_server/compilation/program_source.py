@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import jax
@@ -12,10 +12,10 @@ import jax
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.program import Program, Programs, moved_name
-from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.jax_compat import programs as jax_programs
+from jaxd_server.compilation.disk_cache.programs import NotStored, ProgramCache
 from jaxd_server.jax_compat.compilation_cache import bypassed, hits_in_thread
 from jaxd_server.jax_compat.placement import index_of, moved
+from jaxd_server.jax_compat.programs import is_out_of_memory
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import resident_bytes
@@ -25,83 +25,8 @@ class NotMoved(Exception):
     """A program that has to be compiled for the other device; the text says why."""
 
 
-class ProgramMover:
-    """Moves programs. Safe from any thread.
-
-    Args:
-        programs: those in memory.
-        program_cache: those on disk; None where nothing is kept.
-    """
-
-    def __init__(self, programs: Programs, program_cache: ProgramCache | None) -> None:
-        self._programs = programs
-        self._program_cache = program_cache
-
-    def on(
-        self, program: Program, device: int, compile_it: Callable[[], Program] | None = None
-    ) -> Program:
-        """The program for a device: itself when that is where it runs, or when it is bound.
-
-        Args:
-            program: for any device.
-            device: the index of the one that it is wanted on.
-            compile_it: makes it where it cannot be moved; None: then this raises.
-
-        Raises:
-            NotMoved: when it cannot be moved.
-            Exception: what `compile_it` raises.
-        """
-        if program.is_bound or not program.devices or index_of(program.devices[0]) == device:
-            return program
-
-        if not program.is_written:
-            raise NotMoved("it calls what is only in this process")
-
-        def make() -> Program:
-            try:
-                return self._moved(program, device)
-            except NotMoved:
-                if compile_it is None:
-                    raise
-                return compile_it()
-
-        return self._programs.obtain(moved_name(program.id, device), make)
-
-    def _moved(self, program: Program, device: int) -> Program:
-        try:
-            if self._program_cache is not None:
-                return self._program_cache.program(program.id, device)
-        except LookupError:
-            pass  # it is not written yet, or never will be
-        started, before = time.monotonic(), resident_bytes()
-        try:
-            if not program.is_original:
-                raise NotMoved("XLA writes only what it compiled")  # noqa: TRY301  as the others
-            call = moved(program.compiled, device)
-        except Exception as error:
-            if jax_programs.is_out_of_memory(error):
-                raise
-            reason = f"{type(error).__name__}: {error}"
-            log_event("program_not_moved", program=program.id.hex(), device=device, reason=reason)
-            raise NotMoved(reason) from error
-        return Program(
-            program.id,
-            call,
-            program.compile_s,
-            time.monotonic() - started,
-            max(0, resident_bytes() - before),
-            jax_programs.device_bytes(call),
-            (jax.devices()[device].id,),
-            is_original=False,
-        )
-
-
-class _NotStored(Exception):
-    """A program is not on disk, or what is there cannot be loaded."""
-
-
 class ProgramSource:
-    """Has each program made once, however many functions have it. Safe from any thread.
+    """Provides programs, each made once for all functions that have it. Safe from any thread.
 
     Args:
         compiler: compiles.
@@ -119,12 +44,11 @@ class ProgramSource:
         self._compiler = compiler
         self._counters = counters
         self._program_cache = program_cache
-        self._mover = ProgramMover(self.known, program_cache)
 
     def moved(self, program: Program, device: int) -> Program | None:
         """A program for another device; None when it has to be compiled for that."""
         try:
-            return self._mover.on(program, device)
+            return self._on(program, device)
         except NotMoved:
             return None
 
@@ -132,8 +56,8 @@ class ProgramSource:
         """A program that is in memory or on disk, for a device; None when it is in neither."""
         try:
             found = self.known.obtain(id, lambda: self._read(id, device))
-            return self._mover.on(found, device)
-        except (_NotStored, NotMoved):
+            return self._on(found, device)
+        except (NotStored, NotMoved):
             return None
 
     def of(
@@ -150,7 +74,7 @@ class ProgramSource:
             is_kept: whether the program is to be written to disk.
 
         Raises:
-            Interrupted: when nobody waits for it any more.
+            Interrupted: when no call waits for it any longer.
             Exception: jax's own errors.
         """
         compiled: list[Any] = []
@@ -169,26 +93,24 @@ class ProgramSource:
         def read_or_compile() -> Program:
             try:
                 return self._read(lowered.program, device)
-            except _NotStored:
+            except NotStored:
                 return compile_it()
 
         if lowered.obstacle is not None:
-            program = compile_it()
-            program.is_written = False
-            return program, True
+            return compile_it(), True
         found = None
         while found is None:
             try:
                 found = self.known.obtain(lowered.program, read_or_compile)
-            except _NotStored:
-                continue  # waited for somebody who only looked whether it is on disk
-        program = self._mover.on(found, device, compile_it)
+            except NotStored:
+                continue  # waited for a call that only looked whether it is on disk
+        program = self._on(found, device, compile_it)
         if not compiled:
             self._counters.add(programs_shared=1)
         return program, bool(compiled)
 
     def discard(self, program: Program) -> None:
-        """Forgets a program that does not run, and loads it from disk no more.
+        """Drops a program that failed to run, and stops loading it from disk.
 
         The file stays until the program that is made instead takes its place.
         """
@@ -201,8 +123,58 @@ class ProgramSource:
     def _read(self, id: bytes, device: int) -> Program:  # noqa: A002
         """A program that is on disk."""
         if self._program_cache is None:
-            raise _NotStored
+            raise NotStored(id.hex())
+        return self._program_cache.program(id, device)
+
+    def _on(
+        self, program: Program, device: int, compile_it: Callable[[], Program] | None = None
+    ) -> Program:
+        """The program for a device: itself when that is where it runs, or when it is bound.
+
+        Args:
+            program: for any device.
+            device: the index of the one that it is wanted on.
+            compile_it: makes it where it cannot be moved; None: then this raises.
+
+        Raises:
+            NotMoved: when it cannot be moved.
+            Exception: what `compile_it` raises.
+        """
+        if program.is_bound or not program.devices or index_of(program.devices[0]) == device:
+            return program
+        if not program.is_written:
+            raise NotMoved("it calls what is only in this process")
+
+        def make() -> Program:
+            try:
+                return self._moved(program, device)
+            except NotMoved:
+                if compile_it is None:
+                    raise
+                return compile_it()
+
+        return self.known.obtain(moved_name(program.id, device), make)
+
+    def _moved(self, program: Program, device: int) -> Program:
+        with suppress(NotStored):  # it is not written yet, or never will be
+            return self._read(program.id, device)
+        started, before = time.monotonic(), resident_bytes()
         try:
-            return self._program_cache.program(id, device)
-        except LookupError:
-            raise _NotStored from None
+            if not program.is_original:
+                raise NotMoved("XLA writes only what it compiled")  # noqa: TRY301  as the others
+            call = moved(program.compiled, device)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            log_event("program_not_moved", program=program.id.hex(), device=device, reason=reason)
+            raise NotMoved(reason) from error
+        return Program(
+            program.id,
+            call,
+            program.compile_s,
+            time.monotonic() - started,
+            max(0, resident_bytes() - before),
+            (jax.devices()[device].id,),
+            is_original=False,
+        )

@@ -75,8 +75,3 @@ def setting(name: str) -> Callable[[Any], AbstractContextManager[Any]]:
     """The context manager that sets one of jax's settings in one thread."""
     context: Callable[[Any], AbstractContextManager[Any]] = config_states[name]
     return context
-
-
-def live_executables() -> int:
-    """Number of compiled programs that the default backend holds in memory."""
-    return len(jax.devices()[0].client.live_executables())

@@ -66,8 +66,8 @@ def install(store: Records, folder: str) -> bool:
 def bypassed() -> Iterator[None]:
     """Within it, this thread finds nothing of what was compiled before, and keeps nothing.
 
-    Nor does jax make a key for it, or write it for nobody: both take it a tenth of the time that
-    compiling takes, in which no other thread runs Python.
+    Nor does jax make a key for it, or write it: both take a tenth of the time of compiling, in
+    which no other thread runs Python.
     """
     before, _thread_state.bypassed = _thread_state.bypassed, True
     try:
@@ -80,7 +80,7 @@ def hits_in_thread() -> int:
     """How many programs this thread has found in the cache until now.
 
     Such a one cannot be kept as `programs.serialize` does it: XLA writes an executable that it
-    has read itself without its code, and says so to nobody but who calls it after a restart.
+    has read itself without its code, which only a call after a restart shows.
     """
     return _thread_state.hits
 
@@ -109,10 +109,9 @@ def _replace_jaxs_files(entries: _Entries) -> None:
     from jax._src import compilation_cache
 
     jaxs: Any = compilation_cache
-    if not callable(jaxs.get_file_cache):
-        raise TypeError("get_file_cache is something else now.")
-    if not callable(jaxs.is_cache_used):
-        raise TypeError("is_cache_used is something else now.")
+    for name in ("get_file_cache", "is_cache_used"):
+        if not callable(getattr(jaxs, name)):
+            raise TypeError(f"{name} is something else now.")
     is_used = jaxs.is_cache_used
     jaxs.is_cache_used = lambda backend: not _thread_state.bypassed and is_used(backend)
     jaxs.get_file_cache = lambda path: (entries, path)
@@ -143,12 +142,12 @@ def _name(key: str) -> bytes:
 
 
 class Compilations:
-    """Listens to jax and tells what was compiled from what was found in its cache on disk.
+    """Listens to jax, and distinguishes compilations from hits of its cache on disk.
 
     Both functions are called in the thread that compiles.
 
     Args:
-        on_compile: told the seconds of each true compilation.
+        on_compile: called with the seconds of each true compilation.
         on_disk_hit: called for each one that the cache has saved.
     """
 
@@ -169,10 +168,8 @@ class Compilations:
     def _on_event(self, event: str, **_: str | int) -> None:
         # A compilation that another one begins, from Python inside the compiler, ends before the
         # outer one is found or not; so one flag for each thread is enough.
-        if event == _REQUESTED:
-            self._thread.found = False
-        elif event == _FOUND:
-            self._thread.found = True
+        if event in (_REQUESTED, _FOUND):
+            self._thread.found = event == _FOUND
 
     def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event != _COMPILED:

@@ -27,14 +27,14 @@ CONTEXTS: Final[Mapping[str, Callable[[Any], AbstractContextManager[Any]]]] = {
 
 
 def set_default_settings() -> None:
-    """Sets what clients do not say, whatever the environment of this server says.
+    """Sets the defaults for what clients do not set, whatever the environment of this server.
 
     A server that was started in the background has the variables of the process that started it,
-    and JAX_ENABLE_X64 of one client must not decide about the results of another.
+    and JAX_ENABLE_X64 of one client must not change the results of another.
     """
     for name, value in {**CONFIG_FIXED, **CONFIG_DEFAULTS}.items():
         jax.config.update(name, value)
-    # Each client leaves out of tracebacks what it does not want to see.
+    # Each client filters tracebacks by itself.
     jax.config.update("jax_traceback_filtering", "off")
 
 

@@ -60,7 +60,7 @@ class Devices:
         """The index of the device that a call runs on.
 
         Args:
-            wanted: what its function says.
+            wanted: the option of its function.
             session: the device of its session.
 
         Raises:
@@ -91,7 +91,7 @@ class Devices:
 
         Args:
             sessions: those that there are.
-            in_use: what `bytes_in_use` said.
+            in_use: of `bytes_in_use`.
         """
         working: Counter[int] = Counter()
         present: Counter[int] = Counter()
@@ -109,10 +109,10 @@ class Devices:
         return min(self._firsts(), key=load)
 
     def bytes_in_use(self) -> list[int]:
-        """Of each device; a CPU does not say it, and there it is what lies there in arrays."""
-        said = [_statistics(device).get("bytes_in_use") for device in self._devices]
-        if None not in said:
-            return [int(number or 0) for number in said]
+        """Of each device; a CPU does not report it, and there the arrays are counted."""
+        reported = [_statistics(device).get("bytes_in_use") for device in self._devices]
+        if None not in reported:
+            return [int(number or 0) for number in reported]
         found = [0] * len(self._devices)
         for array in jax.live_arrays():
             if not array.is_deleted():
@@ -122,11 +122,11 @@ class Devices:
         return found
 
     def report(self, sessions: Iterable[Placed], own: Placed) -> list[dict[str, Any]]:
-        """What there is of each, for clients.
+        """A description of each device, for clients.
 
         Args:
             sessions: all that there are.
-            own: that of the client who asks.
+            own: that of the requesting client.
         """
         there = (session for session in sessions if session.connections)
         placed = Counter(self._first_of(session.device) for session in there)
@@ -192,22 +192,16 @@ def arrays_in_use() -> list[int]:
 
 def whole_device() -> str:
     """How much of the device's memory is in use, in a sentence."""
-    statistics = _statistics(jax.local_devices()[0])
-    if "bytes_in_use" not in statistics:
+    statistics = [_statistics(device) for device in jax.local_devices()]
+    if "bytes_in_use" not in statistics[0]:
         return f"The machine has {in_words(machine_bytes())}."
-    devices = jax.local_devices()
-    if len(devices) > 1:
-        each = (_usage_text(number, _statistics(one)) for number, one in enumerate(devices))
-        return f"In use are {', '.join(each)}."
-    return (
-        f"Of the device's {in_words(device_bytes_limit())}, "
-        f"{in_words(int(statistics['bytes_in_use']))} are in use."
-    )
-
-
-def _usage_text(number: int, statistics: Mapping[str, int]) -> str:
-    used, limit = (int(statistics.get(name, 0)) for name in ("bytes_in_use", "bytes_limit"))
-    return f"{in_words(used)} of {in_words(limit)} on device {number}"
+    used = [in_words(one.get("bytes_in_use", 0)) for one in statistics]
+    if len(used) == 1:
+        return f"Of the device's {in_words(device_bytes_limit())}, {used[0]} are in use."
+    limits = [in_words(one.get("bytes_limit", 0)) for one in statistics]
+    pairs = zip(used, limits, strict=True)
+    each = (f"{one} of {limit} on device {i}" for i, (one, limit) in enumerate(pairs))
+    return f"In use are {', '.join(each)}."
 
 
 def in_words(size: int) -> str:

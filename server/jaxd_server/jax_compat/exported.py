@@ -23,7 +23,7 @@ _DIALECTS: Final = frozenset({"builtin", "chlo", "func", "sdy", "shape", "stable
 """Operations of these are computed; of others it is not known."""
 
 _HOST_OPERATIONS: Final = frozenset({"infeed", "outfeed", "recv", "send"})
-"""They wait for somebody who does not come."""
+"""They would wait for the host for ever."""
 
 _MAX_KINDS: Final = 1000
 """Ways of calling native code that are looked at in one program: each may take jax 20 ms."""
@@ -64,8 +64,10 @@ def open_program(data: bytes, unchecked: frozenset[str] = frozenset()) -> Callab
         ) from error
     inputs: Any = jax.tree.structure(((0,) * len(exported.in_avals), {}))
     outputs: Any = jax.tree.structure([0] * len(exported.out_avals))
-    has_more = exported.ordered_effects or exported.unordered_effects or exported.has_vjp()
-    has_more = has_more or not all(map(_is_known, (*exported.in_avals, *exported.out_avals)))
+    avals = (*exported.in_avals, *exported.out_avals)
+    # what is looked at here must not become something else later
+    has_more = not all(type(size) is int for aval in avals for size in aval.shape)
+    has_more |= bool(exported.ordered_effects or exported.unordered_effects or exported.has_vjp())
     if exported.in_tree != inputs or exported.out_tree != outputs or has_more:
         raise ProtocolError(
             "an exported program does not only take and return flat lists of arrays of known "
@@ -78,11 +80,6 @@ def open_program(data: bytes, unchecked: frozenset[str] = frozenset()) -> Callab
         return results
 
     return program
-
-
-def _is_known(aval: Any) -> bool:
-    """Whether its size is: what is looked at here must not become something else later."""
-    return all(type(size) is int for size in aval.shape)
 
 
 def _refuse(operations: Sequence[tuple[str, NativeCall | None]], unchecked: frozenset[str]) -> None:
@@ -117,7 +114,7 @@ def _refuse(operations: Sequence[tuple[str, NativeCall | None]], unchecked: froz
 
 
 def _operations(exported: export.Exported) -> list[tuple[str, NativeCall | None]]:
-    """Each operation of a program, however deep, without those that are said twice."""
+    """Each distinct operation of a program, at any depth."""
     from jax.interpreters import mlir
 
     with mlir.make_ir_context() as context:

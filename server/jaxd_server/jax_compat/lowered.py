@@ -1,6 +1,5 @@
 """What a lowered program is, read off jax's private names: its name, and its results' types.
 
-The other half of `jax_programs`, from which everything here is to be imported.
 Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_lowered.py.
 """
 
@@ -101,18 +100,13 @@ def program_id(lowered: jax.stages.Lowered, options: Options) -> tuple[bytes, Ob
     return os.urandom(16), obstacle
 
 
-def in_structure(lowered: jax.stages.Lowered) -> Any:
-    """The structure of `(args, kwargs)` without statics, to which calls have to flatten."""
-    return lowered.in_tree
-
-
 def has_effects(lowered: jax.stages.Lowered) -> bool:
     """Whether it calls back for an effect, as `jax.debug.print` and `io_callback` do."""
     try:
         facts = lowered._lowering.compile_args
         return bool(facts["ordered_effects"] or facts["unordered_effects"])
     except (AttributeError, KeyError):
-        return True  # which costs no more than time
+        return True  # which only costs time
 
 
 def device_ids(lowered: jax.stages.Lowered) -> tuple[int, ...]:
@@ -137,7 +131,7 @@ def _out_avals(lowered: Any) -> list[Any]:
     try:
         return list(lowered._lowering.compile_args["global_out_avals"])
     except (AttributeError, KeyError):
-        return list(jax.tree.leaves(lowered.out_info))  # which does not say what is weak
+        return list(jax.tree.leaves(lowered.out_info))  # without weak types
 
 
 def _obstacle(lowered: Any) -> Obstacle | None:
@@ -238,14 +232,10 @@ def _canonical(lowered: Any) -> bytes:
             operation = module.operation.clone()
         operation.attributes["sym_name"] = ir.StringAttr.get("program")
         _forget_result_names(operation)
-        return _bytecode(cache_key, operation)
-
-
-def _bytecode(cache_key: Any, operation: Any) -> bytes:
-    """As jax does it for the key of its own cache."""
-    if hasattr(cache_key, "IgnoreCallbacks"):  # jax 0.10
-        return bytes(cache_key._canonicalize_ir(operation, cache_key.IgnoreCallbacks.NO))
-    return bytes(cache_key._canonicalize_ir(operation, ignore_custom_partitioning=False))
+        canonical: Any = cache_key._canonicalize_ir  # as for the keys of jax's own cache
+        if hasattr(cache_key, "IgnoreCallbacks"):  # jax 0.10
+            return bytes(canonical(operation, cache_key.IgnoreCallbacks.NO))
+        return bytes(canonical(operation, ignore_custom_partitioning=False))
 
 
 def _forget_result_names(module: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from operator import attrgetter
 from typing import Any, Final
 
 import jax
@@ -26,13 +27,10 @@ class NotTransferable(Exception):
     """A lowered program that only the process that lowered it can compile; the text says why."""
 
 
-_PARTS: Final = (
-    "_name",
-    "_donated_invars",
-    "_platforms",
-    "_compiler_options_kvs",
-    "_device_list",
+_parts: Final = attrgetter(
+    "_name", "_donated_invars", "_platforms", "_compiler_options_kvs", "_device_list"
 )
+"""What jax has noted beside a program, in the order in which it takes it."""
 
 
 def disable_disk_cache() -> None:
@@ -47,7 +45,7 @@ def pack_lowered(lowered: jax.stages.Lowered, obstacle: Obstacle | None = None) 
 
     Args:
         lowered: what jax made of a function.
-        obstacle: what `program_id` said of it.
+        obstacle: that of `program_id`.
 
     Raises:
         NotTransferable: when it holds what is only in this process, such as a host callback, or
@@ -57,12 +55,13 @@ def pack_lowered(lowered: jax.stages.Lowered, obstacle: Obstacle | None = None) 
         raise NotTransferable(obstacle)
     try:
         lowering: Any = lowered._lowering
-        parts = {name: getattr(lowering, name) for name in _PARTS}
         leaves = tuple(jax.tree.leaves(lowered.args_info))
         outputs = len(lowering.compile_args["global_out_avals"])
-        file = io.BytesIO()
-        pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
-        pickler.dump((_bytecode(lowering), parts, lowering.compile_args, leaves, outputs))
+        bytecode, file = io.BytesIO(), io.BytesIO()
+        lowering.stablehlo().operation.write_bytecode(file=bytecode)
+        facts = lowering.compile_args
+        whole = bytecode.getvalue(), _parts(lowering), facts, leaves, outputs
+        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(whole)
     except Exception as error:  # whatever a newer jax raises, and what cannot be pickled
         raise NotTransferable(f"{type(error).__name__}: {error}") from error
     return file.getvalue()
@@ -78,19 +77,15 @@ def unpack_lowered(data: bytes) -> jax.stages.Lowered:
         NotTransferable: when it cannot be read here.
     """
     from jax._src.interpreters import pxla
+    from jax.interpreters import mlir
 
     try:
-        bytecode, parts, facts, leaves, outputs = _Unpickler(io.BytesIO(data)).load()
-        lowering = pxla.MeshComputation(
-            parts["_name"],
-            _parsed(bytecode),
-            [],  # constants are an obstacle
-            parts["_donated_invars"],
-            parts["_platforms"],
-            parts["_compiler_options_kvs"],
-            parts["_device_list"],
-            **facts,
-        )
+        whole = _Unpickler(io.BytesIO(data)).load()
+        bytecode, (name, *parts), facts, leaves, outputs = whole
+        with mlir.make_ir_context():
+            module = ir.Module.parse(bytecode)
+        constants: list[Any] = []  # they are an obstacle
+        lowering = pxla.MeshComputation(name, module, constants, *parts, **facts)
         structure = jax.tree.structure([0] * outputs)
         return jax.stages.Lowered(lowering, (leaves, {}), structure, no_kwargs=True)
     except Exception as error:  # whatever a newer jax raises
@@ -114,19 +109,6 @@ def can_unpack(data: bytes, name: bytes) -> bool:
         return program_id(unpack_lowered(data), Options()) == (name, None)
     except NotTransferable:
         return False
-
-
-def _bytecode(lowering: Any) -> bytes:
-    file = io.BytesIO()
-    lowering.stablehlo().operation.write_bytecode(file=file)
-    return file.getvalue()
-
-
-def _parsed(bytecode: bytes) -> ir.Module:
-    from jax.interpreters import mlir
-
-    with mlir.make_ir_context():
-        return ir.Module.parse(bytecode)
 
 
 class _Pickler(pickle.Pickler):

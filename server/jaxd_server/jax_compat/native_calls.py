@@ -1,6 +1,6 @@
 """Calls of native code in a program, compared with those that jax itself writes.
 
-XLA finds such code by name and gives it the buffers that the program says. Most of it trusts their
+XLA finds such code by name and gives it the buffers that the program names. Most of it trusts their
 sizes: LAPACK's `getrf` writes as many pivots as the matrix has rows, however small the buffer for
 them is. So a name is not enough. For each name in the table here, jax is asked for the same
 operation on operands of the same shapes; what the program has must be what jax writes then:
@@ -127,7 +127,7 @@ def _operand(text: str) -> jax.ShapeDtypeStruct:
 
 
 class Question(NamedTuple):
-    """What jax is asked for.
+    """An operation that jax is to write.
 
     Attributes:
         function: one of jax's, of the operands of a call.
@@ -166,7 +166,7 @@ class Contract(NamedTuple):
 
     Attributes:
         platform: for which jax writes them.
-        questions: of a call: what jax may have been asked for, one of which has to come to it.
+        questions: for a call, the operations of jax that may have written it.
     """
 
     platform: str
@@ -291,9 +291,9 @@ CONTRACTS: Final[dict[str, Contract]] = {
     **{name: Contract("tpu", questions) for name, questions in _TPU.items()},
     "annotate_device_placement": Contract("cuda", _placed),  # the same for every accelerator
 }
-"""By name, what jax is asked for. Native code that is not here is not called.
+"""By name, the operations that write it. Native code that is not here is not called.
 
-Not here, though jax exports it: `AllocateBuffer` (memory as somebody has left it), `ApproxTopK` (it
+Not here, though jax exports it: `AllocateBuffer` (uninitialised memory), `ApproxTopK` (it
 brings a function along), kernels and callbacks (code), `Sharding` and its like (one device is used)
 and what is for shapes that are not known.
 """

@@ -1,8 +1,8 @@
 """The private names of jax around where programs run and where arrays lie.
 
-jax traces a function alike for every device that nobody has named in it, so one trace serves all of
-them: the program is *moved*. A program that names its devices (a mesh, a sharding, an argument that
-was put somewhere) is *bound* to these.
+jax traces a function alike for all devices that it does not name, so one trace serves all of them:
+the program is *moved*. A program that names its devices (a mesh, a sharding, an argument that was
+put somewhere) is *bound* to these.
 
 Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_placement.py.
 """
@@ -26,7 +26,7 @@ from jaxd_server.jax_compat.lowered import device_ids
 from jaxd_server.jax_compat.programs import Flat, NotSerializable
 
 ArrayPlaces = tuple[tuple[int, Hashable], ...]
-"""Number and sharding of each of some arrays whose place was decided by somebody."""
+"""Number and sharding of each array that was placed explicitly."""
 
 
 @cache
@@ -51,7 +51,7 @@ _UNCHANGED: Final = nullcontext()
 
 
 def placed(device: int) -> AbstractContextManager[Any]:
-    """Within it, what comes to no device in particular comes to this one, in this thread."""
+    """Within it, this is the default device of this thread."""
     return jax.default_device(_devices()[device]) if device else _UNCHANGED
 
 
@@ -79,7 +79,7 @@ def place_name(sharding: Any) -> bytes:
 
 
 def is_bound(lowered: jax.stages.Lowered) -> bool:
-    """Whether the devices of a program follow from what it is, and not from who calls it."""
+    """Whether the devices of a program follow from the program, and not from its caller."""
     try:
         facts = lowered._lowering.compile_args
         return bool(facts["committed"]) or device_ids(lowered) != (_devices()[0].id,)
@@ -87,15 +87,15 @@ def is_bound(lowered: jax.stages.Lowered) -> bool:
         return True
 
 
-def is_known_as_bound(devices: Sequence[int], said: Sequence[bool]) -> bool:
-    """Whether a program on disk is bound, as its record says where there are several devices.
+def is_known_as_bound(devices: Sequence[int], recorded: Sequence[bool]) -> bool:
+    """Whether a program on disk is bound; recorded only where there are several devices.
 
     Raises:
-        ValueError: when there are several, and it was written when nobody asked.
+        ValueError: when there are several, and it was written by a server with one.
     """
-    if are_several() and len(said) != 1:
-        raise ValueError("nobody knows whether it may run on another device")
-    return len(devices) > 1 or any(said)
+    if are_several() and len(recorded) != 1:
+        raise ValueError("it is not recorded whether it may run on another device")
+    return len(devices) > 1 or any(recorded)
 
 
 def move_lowered(lowered: jax.stages.Lowered, device: int) -> jax.stages.Lowered:
@@ -119,7 +119,7 @@ def read_program(
     """A program, as `programs.load` reads it, and the ids of the devices that it runs on.
 
     Args:
-        data: what `jax_programs.serialize` wrote.
+        data: what `programs.serialize` wrote.
         inputs: the number of leaves that it takes, unused ones included.
         outputs: the number of leaves that it returns.
         devices: the ids of those that it was compiled for.
@@ -148,7 +148,7 @@ def load_on(data: bytes, inputs: int, outputs: int, device: Any) -> Flat:
     """A program that is not bound, on whichever device it was compiled, loaded on this one.
 
     Args:
-        data: what `jax_programs.serialize` wrote.
+        data: what `programs.serialize` wrote.
         inputs: the number of leaves that it takes, unused ones included.
         outputs: the number of leaves that it returns.
         device: the one that it is to run on.
@@ -175,7 +175,7 @@ def load_on(data: bytes, inputs: int, outputs: int, device: Any) -> Flat:
 
 
 def _reader(data: bytes, device: Any) -> Any:
-    """jax's own, that takes one device for every one of which the data speaks."""
+    """jax's own unpickler, with one device in place of each in the data."""
     from jax._src.compiler import get_compile_options
 
     options = get_compile_options(

@@ -1,8 +1,8 @@
-"""The private names of jax around lowered and compiled programs, with those in `jax_lowered`.
+"""The private names of jax around compiled programs; those around lowered ones are in `lowered`.
 
 A program is *flat* here: it takes the leaves of the arguments and returns a list of leaves, so that
 no class of a user's is needed to load it or to run it. Where a name has moved in a newer jax,
-programs are neither shared nor kept, and run the public way: `prepare` says so, and no call fails.
+programs are neither shared nor kept, and run the public way: `prepare` logs that; no call fails.
 
 Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_programs.py.
 """
@@ -28,9 +28,10 @@ from jaxd_server.jax_compat.lowered import (
 from jaxd_server.runtime.logs import log_event
 
 Flat = Callable[..., list[Any]]
+"""A program that is called with the leaves of `(args, kwargs)` and returns those of the result."""
 
 _MUCH: Final = 256 << 20
-"""A program that is called with the leaves of `(args, kwargs)` and returns those of the result."""
+"""Memory of a call that is worth waiting for."""
 
 
 class NotSerializable(Exception):
@@ -97,7 +98,7 @@ def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Flat
     `prepare` has to have been called in this process.
 
     Args:
-        data: what this server wrote; whoever can change it can run code here.
+        data: what this server wrote: changing it means running code here.
         inputs: the number of leaves that it takes, unused ones included.
         outputs: the number of leaves that it returns.
         devices: the ids of those that it was compiled for, in their order.
@@ -150,7 +151,7 @@ def run_bytes(program: Flat) -> int:
     """Bytes of the machine's memory that a call takes beside its arguments, where that is much.
 
     0 where it is little, where jax does not say, and where the device has memory of its own: that
-    refuses what it has no room for, whereas a system gives more than it has, and ends who uses it.
+    refuses what it has no room for, whereas a system overcommits, and kills the process.
     """
     if jax.default_backend() != "cpu":
         return 0
@@ -163,7 +164,7 @@ def run_bytes(program: Flat) -> int:
 
 
 def is_nan_error(error: BaseException) -> bool:
-    """Whether a program found a NaN or an infinity because jax was told to look for them."""
+    """Whether a program found a NaN or an infinity because jax was set to look for them."""
     return type(error).__name__ == "InternalFloatingPointError"
 
 
@@ -184,8 +185,8 @@ def wait_for_effects(arrays: Sequence[Any]) -> None:
     """Waits until a program is done that this thread has started, and all that it called back.
 
     Raises:
-        Exception: when it has no results, and something that it called failed. Else whoever reads
-            a result is told.
+        Exception: when it has no results, and something that it called failed. Otherwise
+            reading a result raises it.
     """
     try:
         jax.block_until_ready(arrays)

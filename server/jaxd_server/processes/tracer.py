@@ -259,7 +259,7 @@ class _RequestedFunction:
         self._order = order
 
     def describe(self, key: bytes) -> Described:
-        return self._order.described()
+        return self._order.described
 
     def code(self, fingerprint: bytes) -> bytes:
         if self._order.code is None:

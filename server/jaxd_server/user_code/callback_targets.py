@@ -1,7 +1,7 @@
 """Describes the client's function that a program calls back, so that the client can find it.
 
 An executable is shared by all clients whose function has the same key. So it does not hold what
-it calls, but a *callback target*: a literal that says which entry it is of the table that both ends
+it calls, but a *callback target*: a literal that names the entry of the table that both ends
 make when they walk over the function (`CallbackCandidates`), or of what `callbacks=` lists. The
 client that runs the program looks it up, in its own process, each time, and nothing else is called.
 
@@ -13,8 +13,8 @@ Also the messages of callbacks: what a program sends is a result, what comes bac
     ("partial", callback target, data, ((name, data)))       functools.partial
     ("made", number, cells, defaults, keywords)  a function that is made in place
 
-Cells are ``(name, content)``, for those variables of which the code around does not say what they
-hold: data, or something of the client's own,
+Cells are ``(name, content)``, for those variables whose content does not follow from the code
+around: data, or something of the client's own,
 
     ("listed", number)                  as above
     ("argument",)                       what the function itself was called with
@@ -30,8 +30,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -55,6 +54,7 @@ from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
 from jaxd_server.codec.results import ResultLayout, pack_result
+from jaxd_server.runtime.threads.context import assigned
 
 CallbackTarget = tuple[Any, ...]
 
@@ -80,42 +80,33 @@ def runs_on_server(function: Callable[..., Any]) -> bool:
     owner = getattr(function, "__self__", None)
     if isinstance(function, MethodType) or (owner is not None and type(owner) is not ModuleType):
         return any(owner is stream for stream in (sys.stdout, sys.stderr))
-    home = getattr(function, "__module__", None) or ""
-    if not home or is_local_module(home):
-        return not home
+    module = getattr(function, "__module__", None) or ""
+    if not module or is_local_module(module):
+        return not module
     is_named = isinstance(function, FunctionType) and importable_name(function) is not None
-    return home.partition(".")[0] in _SERVER_PACKAGES or not is_named
+    return module.partition(".")[0] in _SERVER_PACKAGES or not is_named
 
 
 def recording_arguments(
     function: Callable[..., Any], targets: CallbackCandidates
 ) -> Callable[..., Any]:
-    """The function; `CallbackTargets` knows its arguments where they may be called back."""
+    """The function, whose arguments are recorded for `CallbackTargets` if they may be called."""
     if not targets.takes_arguments:
         return function
 
     @functools.wraps(function)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        with _recorded(args, kwargs):
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        with assigned(_arguments, (args, kwargs)):
             return function(*args, **kwargs)
 
-    return noting
-
-
-@contextmanager
-def _recorded(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    token = _arguments.set((args, kwargs))
-    try:
-        yield
-    finally:
-        _arguments.reset(token)
+    return recording
 
 
 class CallbackTargets:
     """Makes the callback targets of one function that is traced.
 
     Args:
-        name: what people call it.
+        name: its name.
         targets: what may be called back.
         listed: what `callbacks=` lists.
     """
@@ -131,7 +122,7 @@ class CallbackTargets:
         """The target that names a function, and the arrays that it refers to.
 
         Raises:
-            CallbackError: when its client would not have it called.
+            CallbackError: when the client does not let it be called.
         """
         arrays: list[Any] = []
         return self._at(function, arrays), arrays
@@ -157,7 +148,7 @@ class CallbackTargets:
         if isinstance(function, FunctionType):
             for number, (owner, path) in enumerate(self._targets.codes):
                 if _is_made_by(owner, path, function):
-                    return "made", number, *_Describer(self, owner, arrays).said(path, function)
+                    return "made", number, *_Describer(self, owner, arrays).contents(path, function)
         raise self._refused(function)
 
     def _refused(self, function: Any) -> CallbackError:
@@ -173,25 +164,21 @@ class CallbackTargets:
     def _entry(self, function: Any) -> int | None:
         """The number of a function in `callbacks=`."""
         if type(function) is ClientObject:
-            names = [
-                (n, (each.method,) if each.method else ()) for n, each in self._owned(function)
-            ]
-            return next((n for n, each in names if each == function.names), None)
+            if not function.listed:
+                return None
+            own = ((n, e) for n, e in enumerate(self._listed) if e.owner == function.number)
+            same = (n for n, e in own if ((e.method,) if e.method else ()) == function.names)
+            return next(same, None)
         if not self._listed or isinstance(function, functools.partial):
             return None
         name = callback_name(function)
-        same = [number for number, each in enumerate(self._listed) if each.name == name]
-        if len(same) > 1:
+        found = [number for number, each in enumerate(self._listed) if each.name == name]
+        if len(found) > 1:
             raise CallbackError(
                 f"{self._name} gives {name} to jax.debug.callback or io_callback, and callbacks= "
                 "lists several of that name. List functions with names of their own."
             )
-        return same[0] if same else None
-
-    def _owned(self, live: ClientObject) -> list[tuple[int, ListedCallback]]:
-        if not live.listed:
-            return []
-        return [(n, each) for n, each in enumerate(self._listed) if each.owner == live.number]
+        return found[0] if found else None
 
     def _argument(self, parameter: str) -> Any:
         noted = _arguments.get()
@@ -250,7 +237,7 @@ class CallbackTargets:
 
 
 class _Describer:
-    """Says what functions hold that are made in place, as the client cannot know it."""
+    """Describes what functions hold that are made in place, which the client cannot see."""
 
     def __init__(
         self, callback_targets: CallbackTargets, owner: FunctionType, arrays: list[Any]
@@ -260,7 +247,7 @@ class _Describer:
         self._arrays = arrays
         self._open: set[CodePath] = set()
 
-    def said(self, path: CodePath, function: FunctionType) -> tuple[Any, ...]:
+    def contents(self, path: CodePath, function: FunctionType) -> tuple[Any, ...]:
         """Cells, defaults and keywords."""
         codes = code_at(self._owner.__code__, path)
         cells: list[tuple[str, CallbackTarget]] = []
@@ -296,7 +283,7 @@ class _Describer:
         if there in self._open:
             return ("again",)
         self._open.add(there)
-        return "code", *self.said(there, value)
+        return "code", *self.contents(there, value)
 
 
 def _is_array(value: Any) -> bool:
@@ -367,7 +354,7 @@ def pack_callback(
 
     Args:
         callback_target: which function.
-        held: the arrays that it speaks of.
+        held: the arrays that it refers to.
         args: what it is called with.
         kwargs: the same by name.
 

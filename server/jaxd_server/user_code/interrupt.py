@@ -2,8 +2,8 @@
 
 CPython can raise an exception in another thread (`PyThreadState_SetAsyncExc`). It is delivered when
 that thread starts, jumps back in, or returns from a call of a Python function, some time later; by
-then the thread may be at something else. So a thread says in which section it may be interrupted,
-and the end of that section waits for what is still on its way. `except:` and a finalizer swallow
+then the thread may be at something else. So a thread marks the section that may be interrupted, and
+the end of that section waits for what is still on its way. `except:` and a finalizer swallow
 such an exception, so it is sent again until the section ends.
 """
 
@@ -17,27 +17,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, TypeVar
 
 import jaxd_protocol
 import jaxd_server
+from jaxd_server.runtime.threads.context import assigned
 
 T = TypeVar("T")
 
 _LONG_SWITCH_INTERVAL_S: Final = 0.002
-_switch_interval_lock = (
-    threading.Lock()
-)  # held while threads take turns more slowly than they else do
+_switch_interval_lock = threading.Lock()  # held while the switch interval is longer than usual
 
 _PYTHON: Final = ctypes.PyDLL(None)
 """Not `ctypes.pythonapi`, whose functions a user's code may have given other types."""
 
 
 class Interrupted(BaseException):
-    """The work was interrupted: nobody waits for it. No `Exception`, because those are caught."""
+    """The work was interrupted: no call waits for it. No `Exception`, because those are caught."""
 
 
 class Interruptible:
@@ -55,7 +54,7 @@ class Interruptible:
         self._thread = 0
         self._is_closed = True
         self._is_acting = False
-        self._lock = threading.Lock()  # held by who interrupts: one at a time; never by the thread
+        self._lock = threading.Lock()  # held while interrupting, by the thread that interrupts
 
     def run(self, work: Callable[[], T]) -> T:
         """What `work` returns; while it runs, and not after this returns, it may be interrupted.
@@ -66,8 +65,8 @@ class Interruptible:
         """
         # An exception is delivered only where Python calls, is called, or jumps back. So there is
         # no gap between the end of `work` and `_is_closed`, nor between that and the inner `try`.
-        # Two can still come after that: one that is on its way, and one by who has just looked
-        # whether it is closed. Each is met here, so that none is left when this returns.
+        # Two can still come after that: one that is on its way, and one by a thread that has just
+        # looked whether it is closed. Each is met here, so that none is left when this returns.
         self._thread = threading.get_ident()
         try:
             self._is_closed = False
@@ -103,7 +102,7 @@ class Interruptible:
         at each step of every thread. So one is sent that takes the place of any other: it is
         raised as soon as it is sent, because the thread that sends it is the one that gets it.
         """
-        while self._is_acting:  # somebody looked before it was closed
+        while self._is_acting:  # a thread looked before it was closed
             time.sleep(0)
         if self.sent:
             _raise_in(self._thread, Interrupted)
@@ -111,7 +110,7 @@ class Interruptible:
     def interrupt(self) -> bool:
         """Raises `Interrupted` in it if it runs; whether it does.
 
-        Not while it is where an exception out of nowhere does harm, see `_is_uninterruptible`: then
+        Not while an asynchronous exception would do harm, see `_is_uninterruptible`: then
         it is to be interrupted again later.
         """
         with self._lock:
@@ -140,12 +139,12 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 
 @contextmanager
 def _without_thread_switches() -> Iterator[None]:
-    """Within it, threads do not take turns so often that one moves on between a look and an act."""
+    """Within it, no other thread runs between a look and an act: the switch interval is longer."""
     with _switch_interval_lock:
         usual = sys.getswitchinterval()
         sys.setswitchinterval(_LONG_SWITCH_INTERVAL_S)
         try:
-            time.sleep(0)  # whoever has asked for its turn already takes it now
+            time.sleep(0)  # a thread that has already asked for the interpreter runs now
             yield
         finally:
             sys.setswitchinterval(usual)
@@ -159,7 +158,7 @@ def _is_uninterruptible(thread: int) -> bool:
     """
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001  its only name
     on_top = True  # whether only the library has been called from here so far
-    while frame is not None and frame.f_code is not _STRETCH:
+    while frame is not None and frame.f_code is not _SECTION:
         name = frame.f_code.co_filename
         if name.startswith(_UNINTERRUPTIBLE) or (on_top and name.startswith(_OURS)):
             return True
@@ -168,7 +167,7 @@ def _is_uninterruptible(thread: int) -> bool:
     return False
 
 
-_STRETCH: Final = Interruptible.run.__code__
+_SECTION: Final = Interruptible.run.__code__
 _UNINTERRUPTIBLE: Final = (
     "<frozen importlib",
     os.path.dirname(logging.__file__) + os.sep,
@@ -183,14 +182,9 @@ _LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
 _current: ContextVar[Interruptible | None] = ContextVar("interruptible", default=None)
 
 
-@contextmanager
-def may_interrupt(one: Interruptible) -> Iterator[None]:
+def may_interrupt(one: Interruptible) -> AbstractContextManager[None]:
     """Within it, what `run_interruptibly` runs can be interrupted through this one."""
-    token = _current.set(one)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return assigned(_current, one)
 
 
 def run_interruptibly(work: Callable[[], Any]) -> Any:

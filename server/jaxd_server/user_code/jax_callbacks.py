@@ -1,7 +1,7 @@
 """The private names of jax around host callbacks: redirects them to the client of the call.
 
 `jax.debug.callback` and `io_callback` come down to two primitives, each of which has the function
-as a parameter. There it is exchanged for one that asks the client whose turn it is. What
+as a parameter. There it is exchanged for one that calls the client whose program runs. What
 `pure_callback` and `jax.debug.print` call stays here.
 
 Verified on jax 0.10.2 and 0.11.2 by tests/server/user_code/test_jax_callbacks.py.
@@ -9,9 +9,10 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/user_code/test_jax_callbacks.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -19,7 +20,8 @@ from jax._src import callback as jax_callback
 from jax._src import debugging
 
 from jaxd_protocol.errors import CallbackError
-from jaxd_server.user_code.callback_targets import CallbackTarget, CallbackTargets, runs_on_server
+from jaxd_server.runtime.threads.context import assigned
+from jaxd_server.user_code.callback_targets import CallbackTargets, runs_on_server
 from jaxd_server.user_code.output import output_to_sole_caller
 
 CallBack = Callable[..., Any]
@@ -28,28 +30,18 @@ CallBack = Callable[..., Any]
 _current: list[CallBack | None] = []
 """That of the client whose program runs. In tests there may be several servers in one process."""
 
-_callback_targets: ContextVar[CallbackTargets | None] = ContextVar("aims", default=None)
-_callbacks_are_disabled: ContextVar[bool] = ContextVar("calls nobody", default=False)
+_callback_targets: ContextVar[CallbackTargets | None] = ContextVar("callback targets", default=None)
+_callbacks_are_disabled: ContextVar[bool] = ContextVar("callbacks are disabled", default=False)
 
 
-@contextmanager
-def redirecting_callbacks(callback_targets: CallbackTargets) -> Iterator[None]:
+def redirecting_callbacks(callback_targets: CallbackTargets) -> AbstractContextManager[None]:
     """Within it, what is traced has its callbacks run in the process of its client."""
-    token = _callback_targets.set(callback_targets)
-    try:
-        yield
-    finally:
-        _callback_targets.reset(token)
+    return assigned(_callback_targets, callback_targets)
 
 
-@contextmanager
-def callbacks_disabled() -> Iterator[None]:
+def callbacks_disabled() -> AbstractContextManager[None]:
     """Within it, what is run step by step calls no client: it has been called already."""
-    token = _callbacks_are_disabled.set(True)
-    try:
-        yield
-    finally:
-        _callbacks_are_disabled.reset(token)
+    return assigned(_callbacks_are_disabled, True)
 
 
 @contextmanager
@@ -60,36 +52,6 @@ def calling_back(call_back: CallBack | None) -> Iterator[None]:
         yield
     finally:
         _current.remove(call_back)
-
-
-def call_client(
-    callback_target: CallbackTarget,
-    held: Sequence[Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    wants_result: bool,
-) -> Any:
-    """Calls a function in the process of the client whose program runs now; its result.
-
-    Args:
-        callback_target: which function, see `callback_targets`.
-        held: the arrays in it.
-        args: what it is called with.
-        kwargs: the same by name.
-        wants_result: whether anybody looks at the result.
-
-    Raises:
-        CallbackError: when no program runs, or its client cannot be called.
-        Exception: what the function raises.
-    """
-    call_back = _current[-1] if _current else None
-    if call_back is None:
-        raise CallbackError(
-            "jax.debug.callback or io_callback was called while a function was traced. Pass it "
-            "values that are computed, so that it is called when the program runs."
-        )
-    return call_back(callback_target, held, args, kwargs, wants_result=wants_result)
 
 
 def install_callback_redirection() -> None:
@@ -109,22 +71,15 @@ class _Bind:
         self._exchange = exchange
 
     def __call__(self, *args: Any, callback: Any, **params: Any) -> Any:
-        if _callbacks_are_disabled.get() and self._exchange is not _exchange_pure:
-            return self._not_called()
+        if _callbacks_are_disabled.get():
+            if self._exchange is _exchange_io:
+                raise CallbackError("a value of the client's is not asked for twice.")
+            if self._exchange is _exchange_debug:
+                return []
         callback_targets = _callback_targets.get()
         if callback_targets is not None:
             callback = self._exchange(callback_targets, callback)
         return self._bind(*args, callback=callback, **params)
-
-    def _not_called(self) -> list[Any]:
-        """Nothing; that is what `jax.debug.callback` returns.
-
-        Raises:
-            CallbackError: where a value is expected.
-        """
-        if self._exchange is _exchange_io:
-            raise CallbackError("a value of the client's is not asked for twice.")
-        return []
 
 
 class RemoteCallback:
@@ -133,7 +88,7 @@ class RemoteCallback:
     Args:
         callback_targets: finds out where it is there.
         function: what was given to jax.
-        wants_result: whether anybody looks at what it returns.
+        wants_result: whether its result is used.
     """
 
     def __init__(
@@ -143,8 +98,19 @@ class RemoteCallback:
         self._wants_result = wants_result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """In a thread of XLA's; see `call_client`."""
-        return call_client(self._target, self._held, args, kwargs, wants_result=self._wants_result)
+        """Calls it in the process of the client whose program runs now; in a thread of XLA's.
+
+        Raises:
+            CallbackError: when no program runs, or its client cannot be called.
+            Exception: what the function raises.
+        """
+        call_back = _current[-1] if _current else None
+        if call_back is None:
+            raise CallbackError(
+                "jax.debug.callback or io_callback was called while a function was traced. Pass it "
+                "values that are computed, so that it is called when the program runs."
+            )
+        return call_back(self._target, self._held, args, kwargs, wants_result=self._wants_result)
 
 
 def _exchange_io(callback_targets: CallbackTargets, callback: Any) -> Any:
@@ -167,21 +133,15 @@ def _exchange_pure(_: CallbackTargets, callback: Any) -> Any:
     return type(callback)(_LocalCallback(callback.callback_func), callback.in_tree)
 
 
+@dataclass(frozen=True)
 class _LocalCallback:
-    """Calls a function here, and has its words go to the call that it can be."""
+    """Calls a function here; its output belongs to the only call that can have caused it."""
 
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _LocalCallback) and bool(self._function == other._function)
-
-    def __hash__(self) -> int:
-        return hash(self._function)
+    function: Any
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with output_to_sole_caller():
-            return self._function(*args, **kwargs)
+            return self.function(*args, **kwargs)
 
 
 def _exchange_debug(callback_targets: CallbackTargets, callback: Any) -> Any:
@@ -196,20 +156,20 @@ def _exchange_debug(callback_targets: CallbackTargets, callback: Any) -> Any:
     return _Flat(remote, held["in_tree"].cell_contents, held["static_args"].cell_contents)
 
 
+@dataclass(eq=False)
 class _Flat:
     """Calls with the arguments of a tree, given those of its leaves that are arrays."""
 
-    def __init__(self, function: RemoteCallback, structure: Any, others: dict[int, Any]) -> None:
-        self._function = function
-        self._structure = structure
-        self._others = others
+    function: RemoteCallback
+    structure: Any
+    others: dict[int, Any]
 
     def __call__(self, *arrays: Any) -> tuple[()]:
         rest = iter(arrays)
-        count = len(arrays) + len(self._others)
-        leaves = [self._others[i] if i in self._others else next(rest) for i in range(count)]
-        args, kwargs = jax.tree.unflatten(self._structure, leaves)
-        self._function(*args, **kwargs)
+        count = len(arrays) + len(self.others)
+        leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
+        args, kwargs = jax.tree.unflatten(self.structure, leaves)
+        self.function(*args, **kwargs)
         return ()
 
 

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final, TextIO
 
 from jaxd_server.runtime.events import Emit
@@ -77,7 +78,7 @@ class CallOutput:
             self._unflushed.add(stream)
 
 
-_current: ContextVar[CallOutput | None] = ContextVar("speaks", default=None)
+_current: ContextVar[CallOutput | None] = ContextVar("call output", default=None)
 _defaults: list[CallOutput] = []
 """The output of the call that holds the callback lock, if one does."""
 
@@ -131,7 +132,7 @@ def add_caller(call_output: CallOutput) -> None:
 
 
 def remove_caller(call_output: CallOutput) -> None:
-    """It has ended."""
+    """Removes a call that has ended."""
     if call_output in _callers:
         _callers.remove(call_output)
         call_output.end()
@@ -149,34 +150,34 @@ def as_default_output(call_output: CallOutput) -> Iterator[None]:
 
 
 _JAX_LOGGERS: Final = ("jax", "jaxlib", "absl")
-"""What these log below warnings is about themselves, and much."""
+"""Below warnings, these log much about themselves."""
 
 _COMPILES: Final = frozenset(
     {"jax._src.compiler", "jax._src.dispatch", "jax._src.interpreters.pxla", "jax._src.pjit"}
 )
-"""Those that `jax_log_compiles` makes say what is compiled. Whether a client wants to know, its own
-jax says; it is not kept for others, for whom nothing is compiled."""
+"""Those that log compilations with `jax_log_compiles`. Whether a client shows these is a setting of
+its own jax; they are not kept for other clients, for whom nothing is compiled."""
 
 
 def capture_user_output() -> None:
-    """Has what user code says from now on heard by its own client. To be called once."""
+    """Sends the output of user code to its own client from now on. To be called once."""
     sys.stdout = _Stream("stdout", sys.stdout)
     sys.stderr = _Stream("stderr", sys.stderr)
-    warnings.showwarning = _Warnings(warnings.showwarning).show
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
     logging.captureWarnings(False)
     root = logging.getLogger()
     root.addHandler(CallLogHandler())
-    root.setLevel(1)  # which of them are shown, the client's loggers decide
+    root.setLevel(1)  # the client's loggers filter them
 
 
 def capture_warnings() -> None:
-    """Has all warnings heard in threads that speak for a call, whatever code has set since.
+    """Lets all warnings pass in threads that work for a call, whatever filters code has set.
 
     Each client has filters of its own, and warns once of each thing by itself.
     """
     first = warnings.filters[0] if warnings.filters else None
     if first is None or first[1] is not _match_in_call_threads:
-        warnings.simplefilter("always")  # which also tells the interpreter that they changed
+        warnings.simplefilter("always")  # which also invalidates the interpreter's cache of filters
         wanted: Any = ("always", _match_in_call_threads, Warning, None, 0)
         warnings.filters[:] = [  # type: ignore[index]
             wanted,
@@ -185,7 +186,7 @@ def capture_warnings() -> None:
 
 
 class _MatchInCallThreads:
-    """In the place of a regular expression: fits in all threads that speak for a call."""
+    """In the place of a regular expression: matches in all threads that work for a call."""
 
     def match(self, _: str) -> bool:
         return current_output() is not None
@@ -236,34 +237,28 @@ class _Stream(io.TextIOBase):
             call_output.flush(self._name)
 
 
-class _Warnings:
-    """Shows warnings."""
-
-    def __init__(self, before: Any) -> None:
-        self._before = before
-
-    def show(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        """In the place of `warnings.showwarning`."""
-        call_output = current_output()
-        if call_output is None or file is not None:
-            self._before(message, category, filename, lineno, file, line)
-            return
-        content = {
-            "text": str(message),
-            "category": [category.__module__, category.__qualname__],
-            "bases": [base.__name__ for base in category.__mro__],
-            "file": filename,
-            "line": lineno,
-        }
-        call_output.send("warned", content)
+def _show_warning(
+    before: Any,
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """`warnings.showwarning`, after the previous one."""
+    call_output = current_output()
+    if call_output is None or file is not None:
+        before(message, category, filename, lineno, file, line)
+        return
+    content = {
+        "text": str(message),
+        "category": [category.__module__, category.__qualname__],
+        "bases": [base.__name__ for base in category.__mro__],
+        "file": filename,
+        "line": lineno,
+    }
+    call_output.send("warned", content)
 
 
 class CallLogHandler(logging.Handler):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_server.cache import Store
+from jaxd_server.cache.store import Store
 from tests.server.cache.keeping import TARGET, OpenStore, open_here
 
 

@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from jaxd_server.cache import Kind, Store, open_store
+from jaxd_server.cache.directory import Kind
+from jaxd_server.cache.store import Store, open_store
+from jaxd_server.cache.usage import Usage, usage
 
 OpenStore = Callable[..., Store]
 
@@ -22,9 +23,15 @@ def open_here(
 ) -> Store:
     """A store below `root`, which has to be one that can be trusted."""
     facts = {"jax": "1.2.3"}
-    store = open_store(SimpleNamespace(digest=target, facts=facts), str(root), disk_bytes, of_one)
+    store = open_store(target, facts, str(root), disk_bytes, of_one)
     assert store is not None
     return store
+
+
+def usage_of(store: Store) -> Usage:
+    """What lies on disk for the target of a store."""
+    above, target = os.path.split(store.folder)
+    return usage(os.path.dirname(above), target)
 
 
 def file_of(root: Path, kind: Kind, name: bytes, target: str = TARGET) -> Path:

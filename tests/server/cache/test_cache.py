@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from jaxd_server.cache import KINDS, Record, Store, open_store, record_file
+from jaxd_server.cache import record_file
 from jaxd_server.cache import store as module
+from jaxd_server.cache.directory import KINDS
+from jaxd_server.cache.record_file import Record
+from jaxd_server.cache.store import Store, open_store
+from jaxd_server.cache.sweep import SweepResult, sweep
 from tests.server.cache.keeping import (
     OTHER,
     TARGET,
@@ -21,6 +24,7 @@ from tests.server.cache.keeping import (
     keep_call,
     open_here,
     unused_for,
+    usage_of,
 )
 
 
@@ -37,15 +41,17 @@ def test_what_was_written_is_there_after_a_restart(open_: OpenStore) -> None:
         assert second.names(kind) == [b"\x01"]
 
 
-def test_what_waits_is_found_at_once(store: Store) -> None:
+def test_what_waits_is_found_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody compiles anew because the disk is slow."""
     go = threading.Event()
+    write_file = record_file.write_file
 
-    def make() -> bytes:
+    def slow(path: str, pieces: tuple[bytes, ...]) -> None:
         assert go.wait(20)
-        return b"slow"
+        write_file(path, pieces)
 
-    store.write("programs", b"slow", 0, make)
+    monkeypatch.setattr(module, "write_file", slow)
+    store.write("programs", b"slow", 0, b"slow")
     store.write("calls", b"\x01", 1)
     assert store.read("calls", b"\x01") == Record(1, b"")
     assert store.has("calls", b"\x01")
@@ -126,7 +132,7 @@ def test_names_may_be_of_any_length(store: Store, name: bytes) -> None:
     """jax's own keys hold the name of a function."""
     store.write("xla", name, (), b"x")
     assert store.flush(20)
-    assert store.names("xla") == [name]
+    assert store.has("xla", name)
     assert store.read("xla", name) == Record((), b"x")
 
 
@@ -153,7 +159,7 @@ def test_the_target_is_described_for_people(store: Store, root: Path) -> None:
 
 def test_the_cache_can_be_switched_off(root: Path, warned: Callable[[], list[str]]) -> None:
     """Nothing is made, and nobody is warned."""
-    assert open_store(SimpleNamespace(digest=TARGET, facts={}), "none") is None
+    assert open_store(TARGET, {}, "none") is None
     assert (root.exists(), warned()) == (False, [])
 
 
@@ -163,7 +169,7 @@ def test_a_folder_that_cannot_be_trusted_means_no_store(
     """The server works on without; one warning says which folder, and what to do."""
     root.mkdir()
     root.chmod(0o777)
-    assert open_store(SimpleNamespace(digest=TARGET, facts={}), str(root)) is None
+    assert open_store(TARGET, {}, str(root)) is None
     assert warned() == ["cache_refused"]
     reason = caplog.records[-1].__dict__["fields"]["reason"]
     assert f"run: chmod go-w {root}" in reason
@@ -215,19 +221,26 @@ def test_usage_counts_what_is_on_disk(store: Store, open_: OpenStore) -> None:
     keep_call(store, b"\x01", size=10_000)
     keep_call(store, b"\x02", size=10_000)
     keep_call(open_(OTHER), b"\x03", size=10_000)
-    used = store.usage()
+    used = usage_of(store)
     assert used.files == {"calls": 2, "programs": 2}
     assert 20_000 < used.bytes < 40_000
+
+
+def swept(store: Store, limit: int, of_one: int = 0) -> SweepResult:
+    """What a sweep removes from the folder of a store."""
+    assert store.flush(20)
+    root = Path(store.folder).parent.parent
+    return sweep(str(root), TARGET, limit, principal_limit=of_one)
 
 
 def test_a_sweep_keeps_to_the_limit(store: Store) -> None:
     """What was removed is said, and gone."""
     for i in range(10):
         keep_call(store, b"%d" % i)
-    swept = store.sweep(limit=50_000)
-    assert swept.left == store.usage().bytes <= 50_000
-    assert swept.files == 20 - sum(store.usage().files.values())
-    assert store.sweep(limit=50_000).files == 0
+    result = swept(store, 50_000)
+    assert result.left == usage_of(store).bytes <= 50_000
+    assert result.files == 20 - sum(usage_of(store).files.values())
+    assert swept(store, 50_000).files == 0
 
 
 def test_the_limit_is_kept_while_writing(open_: OpenStore, root: Path) -> None:
@@ -237,7 +250,7 @@ def test_the_limit_is_kept_while_writing(open_: OpenStore, root: Path) -> None:
         keep_call(store, b"%d" % i)
         unused_for(1000 - i, file_of(root, "calls", b"%d" % i))
     assert store.flush(20)
-    assert store.usage().bytes <= 100_000
+    assert usage_of(store).bytes <= 100_000
     assert store.has("calls", b"29")
     assert not store.has("calls", b"0")
 
@@ -251,12 +264,12 @@ def test_the_share_of_one_is_kept_while_writing(open_: OpenStore, root: Path) ->
         keep_call(store, b"%d" % i, principal="ann")
         unused_for(1000 - i, file_of(root, "calls", b"%d" % i))
     assert store.flush(20)
-    assert store.usage().bytes < 100_000 * 5 // 4 + 20_000
+    assert usage_of(store).bytes < 100_000 * 5 // 4 + 20_000
     assert store.has("calls", b"bobs")
     assert store.has("calls", b"29")
     assert not store.has("calls", b"0")
-    store.sweep()
-    assert store.usage().bytes < 100_000 + 20_000
+    swept(store, 1 << 30, of_one=100_000)
+    assert usage_of(store).bytes < 100_000 + 20_000
 
 
 def test_a_smaller_limit_holds_after_a_restart(open_: OpenStore) -> None:
@@ -268,7 +281,7 @@ def test_a_smaller_limit_holds_after_a_restart(open_: OpenStore) -> None:
     second = open_(disk_bytes=50_000)
     second.write("calls", b"x", 0)
     assert second.flush(20)
-    assert second.usage().bytes <= 50_000
+    assert usage_of(second).bytes <= 50_000
 
 
 def test_nothing_is_written_after_the_end(root: Path) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.jit.static_args import StaticArgs
-from jaxd_server.cache import Store
 from jaxd_server.cache.catalog import CachedCall, cached_calls, check_records, target_facts
+from jaxd_server.cache.store import Store
 from tests.server.cache.keeping import (
     OTHER,
     TARGET,
@@ -16,6 +16,7 @@ from tests.server.cache.keeping import (
     file_of,
     keep_call,
     unused_for,
+    usage_of,
 )
 
 
@@ -41,7 +42,7 @@ def test_a_call_is_described(store: Store, root: Path) -> None:
     assert (call.trace_s, call.compile_s, call.build_s) == (0.25, 1.0, 1.25)
     assert call.created == 1_700_000_000.0
     assert call.last_use == file_of(root, "calls", b"\x01\x02").stat().st_mtime
-    assert call.bytes == store.usage().bytes
+    assert call.bytes == usage_of(store).bytes
     assert (call.shared_with, call.obstacle) == ((), "")
 
 

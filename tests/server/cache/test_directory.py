@@ -154,11 +154,3 @@ def test_long_names_fit_into_a_file_name() -> None:
 def test_an_empty_name_has_a_file_too() -> None:
     """It is not the folder itself."""
     assert os.path.basename(Directory("/r", "0" * 16).file("calls", b"")).startswith("long-")
-
-
-def test_a_short_name_can_be_read_from_its_file() -> None:
-    """Listing opens no files, unless their names are long."""
-    directory = Directory("/r", "0" * 16)
-    for name in (b"\x00", b"program", b"x" * 40):
-        assert directory.name(os.path.basename(directory.file("calls", name))) == name
-    assert directory.name(os.path.basename(directory.file("xla", b"x" * 41))) is None

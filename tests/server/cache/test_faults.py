@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_server.cache import Record, Store
-from tests.server.cache.keeping import OpenStore, file_of, open_here, unused_for
+from jaxd_server.cache.record_file import Record
+from jaxd_server.cache.store import Store
+from jaxd_server.cache.sweep import sweep
+from tests.server.cache.keeping import TARGET, OpenStore, file_of, open_here, unused_for, usage_of
 
 PROGRAM = bytes(range(256)) * 100
 Warned = Callable[[], list[str]]
@@ -204,7 +206,7 @@ def test_the_folder_may_be_removed_while_the_server_runs(
     assert store.read("programs", b"n") is None
     assert not store.has("programs", b"n")
     assert store.names("programs") == []
-    assert store.usage().bytes == 0
+    assert usage_of(store).bytes == 0
     store.touch("programs", b"n")
     store.write("programs", b"m", 1, PROGRAM)
     assert store.flush(20)
@@ -257,14 +259,15 @@ def test_a_process_that_is_killed_while_writing_leaves_nothing_wrong(
     """Half a file is never found; what it left is swept when it is a minute old."""
     child = start_child(
         "import os, sys\n"
-        "from jaxd_server.cache import record_file as files\n"
-        "write = files._write\n"
-        "def half(file, piece):\n"
-        "    write(file, piece[: len(piece) // 2])\n"
-        "    if len(piece) > 10_000:\n"
-        "        print('half', flush=True); sys.stdin.read()\n"
-        "    write(file, piece[len(piece) // 2 :])\n"
-        "files._write = half\n"
+        "from jaxd_server.cache import store as module\n"
+        "encode = module.encode\n"
+        "def halves(*args):\n"
+        "    for piece in encode(*args):\n"
+        "        yield piece[: len(piece) // 2]\n"
+        "        if len(piece) > 10_000:\n"
+        "            print('half', flush=True); sys.stdin.read()\n"
+        "        yield piece[len(piece) // 2 :]\n"
+        "module.encode = halves\n"
         "store.write('programs', b'n', (), os.urandom(50_000))\n"
         "store.flush(60)\n"
     )
@@ -277,7 +280,7 @@ def test_a_process_that_is_killed_while_writing_leaves_nothing_wrong(
     assert store.read("programs", b"n") is None
     assert store.names("programs") == []
     unused_for(100, *left)
-    store.sweep()
+    sweep(str(root), TARGET, 1 << 30)
     assert not left[0].exists()
     assert warned() == []
 
@@ -286,7 +289,7 @@ def test_a_drained_server_has_kept_all(root: Path, start_child: StartChild) -> N
     """`close` and then the hardest end there is."""
     child = start_child(
         "import os\n"
-        "for i in range(50): store.write('calls', b'%d' % i, i, lambda: b'x' * 10_000)\n"
+        "for i in range(50): store.write('calls', b'%d' % i, i, b'x' * 10_000)\n"
         "assert store.close(); os._exit(0)\n"
     )
     assert child.wait(40) == 0

@@ -14,9 +14,9 @@ import pytest
 
 from jaxd.request.arguments import encode_arguments
 from jaxd_protocol.jit.static_args import StaticArgs
-from jaxd_server.cache import Store
 from jaxd_server.cache.__main__ import main
-from tests.server.cache.keeping import file_of, keep_call, open_here, unused_for
+from jaxd_server.cache.store import Store
+from tests.server.cache.keeping import file_of, keep_call, open_here, unused_for, usage_of
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_ls_is_for_programs_too(
     said = said_as_json(capsys)
     assert said["folder"] == str(root)
     assert said["files"] == {"calls": 2, "programs": 1}
-    assert said["bytes"] == store.usage().bytes
+    assert said["bytes"] == usage_of(store).bytes
     first = said["calls"][0]
     assert (first["name"], first["arguments"]) == ("step", {"x": "float32[3,4]"})
     assert (first["build_s"], first["shared_with"]) == (1.25, ["ddeeff"])

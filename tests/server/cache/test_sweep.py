@@ -6,9 +6,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxd_server.cache import Store
+from jaxd_server.cache.store import Store
 from jaxd_server.cache.sweep import clear, sweep
-from tests.server.cache.keeping import OTHER, TARGET, OpenStore, file_of, keep_call, unused_for
+from tests.server.cache.keeping import (
+    OTHER,
+    TARGET,
+    OpenStore,
+    file_of,
+    keep_call,
+    unused_for,
+    usage_of,
+)
 
 if TYPE_CHECKING:
     import pytest
@@ -36,7 +44,7 @@ def test_what_is_longest_unused_goes_first(store: Store, root: Path) -> None:
     for age, name in enumerate((b"new", b"old", b"older")):
         keep_call(store, name)
         used_before(root, 1000 * (age + 1), name)
-    swept = sweep(str(root), TARGET, store.usage().bytes - 1)
+    swept = sweep(str(root), TARGET, usage_of(store).bytes - 1)
     assert swept.files == 2
     assert sorted(store.names("calls")) == [b"new", b"old"]
     assert sorted(store.names("programs")) == [b"pnew", b"pold"]
@@ -48,7 +56,7 @@ def test_what_took_long_to_build_stays_longer(store: Store, root: Path) -> None:
     keep_call(store, b"cheap", compile_s=1.0)
     used_before(root, 10_000, b"dear")
     used_before(root, 1000, b"cheap")
-    sweep(str(root), TARGET, store.usage().bytes - 1)
+    sweep(str(root), TARGET, usage_of(store).bytes - 1)
     assert store.names("calls") == [b"dear"]
 
 
@@ -58,7 +66,7 @@ def test_a_program_stays_while_another_call_has_it(store: Store, root: Path) -> 
     keep_call(store, b"a", program=b"\x33")
     keep_call(store, b"b", program=b"\x33")
     unused_for(1000, file_of(root, "calls", b"a"))
-    sweep(str(root), TARGET, store.usage().bytes - 1)
+    sweep(str(root), TARGET, usage_of(store).bytes - 1)
     assert store.names("calls") == [b"b"]
     assert store.names("programs") == [b"\x33"]
     assert store.names("code") == [b"\x22" * 16]
@@ -72,7 +80,7 @@ def test_what_no_call_needs_goes_before_any_call(store: Store, root: Path) -> No
         assert store.flush(20)
         unused_for(2 * 3600, file_of(root, kind, b"lost"))
     used_before(root, 100 * DAY, b"a")
-    swept = sweep(str(root), TARGET, store.usage().bytes - 4 * 4096)
+    swept = sweep(str(root), TARGET, usage_of(store).bytes - 4 * 4096)
     assert swept.files == 4
     assert store.names("calls") == [b"a"]
     assert store.names("programs") == [b"pa"]
@@ -83,7 +91,7 @@ def test_a_program_that_was_just_written_is_not_without_a_call(store: Store, roo
     keep_call(store, b"a")
     store.write("programs", b"new", (), b"x")
     assert store.flush(20)
-    sweep(str(root), TARGET, store.usage().bytes - 1)
+    sweep(str(root), TARGET, usage_of(store).bytes - 1)
     assert store.names("programs") == [b"new"]
 
 
@@ -95,7 +103,7 @@ def test_entries_of_jaxs_own_cache_go_by_their_last_use(store: Store, root: Path
     assert store.flush(20)
     used_before(root, 1000, b"a")
     unused_for(1000, file_of(root, "xla", b"x"))
-    sweep(str(root), TARGET, store.usage().bytes - 1)
+    sweep(str(root), TARGET, usage_of(store).bytes - 1)
     assert store.names("xla") == [b"y"]
     assert store.names("calls") == [b"a"]
 
@@ -111,7 +119,7 @@ def test_a_target_that_nobody_used_for_a_day_goes_as_a_whole(
         keep_call(other, name, compile_s=1e6)
         unused_for(2 * DAY, file_of(root, "calls", name, OTHER))
         unused_for(2 * DAY, file_of(root, "programs", b"p" + name, OTHER))
-    sweep(str(root), TARGET, store.usage().bytes + other.usage().bytes - 1)
+    sweep(str(root), TARGET, usage_of(store).bytes + usage_of(other).bytes - 1)
     assert not (root / "v1" / OTHER).exists()
     assert store.names("calls") == [b"a"]
 
@@ -125,7 +133,7 @@ def test_a_target_that_is_in_use_elsewhere_is_treated_as_ours(
     keep_call(other, b"b")
     used_before(root, 1000, b"a")
     unused_for(500, file_of(root, "calls", b"b", OTHER))
-    sweep(str(root), TARGET, store.usage().bytes + other.usage().bytes - 1)
+    sweep(str(root), TARGET, usage_of(store).bytes + usage_of(other).bytes - 1)
     assert (store.names("calls"), other.names("calls")) == ([], [b"b"])
 
 
@@ -137,7 +145,7 @@ def test_without_a_target_the_one_used_last_is_kept(
     keep_call(store, b"b")
     used_before(root, 3 * DAY, b"a")
     used_before(root, 4 * DAY, b"b")
-    sweep(str(root), None, store.usage().bytes - 1)
+    sweep(str(root), None, usage_of(store).bytes - 1)
     assert store.names("calls") == [b"a"]
 
 
@@ -149,8 +157,8 @@ def test_targets_in_another_format_go_first(store: Store, root: Path) -> None:
     foreign.mkdir(parents=True)
     (foreign / "target.json").write_text("{}")
     (foreign / "blob").write_bytes(bytes(10_000))
-    assert sweep(str(root), TARGET, 1 << 20).left > store.usage().bytes
-    sweep(str(root), TARGET, store.usage().bytes)
+    assert sweep(str(root), TARGET, 1 << 20).left > usage_of(store).bytes
+    sweep(str(root), TARGET, usage_of(store).bytes)
     assert not foreign.exists()
     assert store.names("calls") == [b"a"]
 
@@ -161,7 +169,7 @@ def test_a_call_that_cannot_be_read_is_worth_nothing(store: Store, root: Path) -
     keep_call(store, b"b")
     file_of(root, "calls", b"a").write_bytes(b"broken")
     unused_for(10, file_of(root, "calls", b"a"), file_of(root, "calls", b"b"))
-    sweep(str(root), TARGET, store.usage().bytes - 1)
+    sweep(str(root), TARGET, usage_of(store).bytes - 1)
     assert store.names("calls") == [b"b"]
 
 
@@ -169,7 +177,7 @@ def test_it_removes_down_to_a_level(store: Store, root: Path) -> None:
     """So that the next record does not mean another sweep."""
     for i in range(10):
         keep_call(store, b"%d" % i)
-    size = store.usage().bytes
+    size = usage_of(store).bytes
     assert sweep(str(root), TARGET, size, level=size // 2).files == 0
     assert sweep(str(root), TARGET, size - 1, level=size // 2).left <= size // 2
 

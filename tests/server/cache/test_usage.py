@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_server.cache import Store
 from jaxd_server.cache import usage as module
+from jaxd_server.cache.store import Store
 from jaxd_server.cache.usage import (
     DiskUsage,
     FolderUsage,

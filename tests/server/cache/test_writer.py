@@ -9,7 +9,7 @@ import pytest
 from jaxd_server.cache import writer as module
 from jaxd_server.cache.directory import Kind
 from jaxd_server.cache.record_file import Record
-from jaxd_server.cache.writer import NotKept, Troubles, Writer
+from jaxd_server.cache.writer import Troubles, Writer
 
 
 class Disk:
@@ -24,12 +24,12 @@ class Disk:
         self.goes_on.set()
         self.writer = Writer(self._write, self._discard, lambda: None, Troubles())
 
-    def _write(self, _: Kind, name: bytes, content: Any, payload: bytes) -> None:
+    def _write(self, _: Kind, name: bytes, record: Record) -> None:
         self.started.set()
         assert self.goes_on.wait(20)
         if self.fails:
             raise self.fails
-        self.written.append((name, content, payload))
+        self.written.append((name, *record))
 
     def _discard(self, _: Kind, name: bytes) -> None:
         self.discarded.append(name)
@@ -37,7 +37,7 @@ class Disk:
     def stuck(self) -> None:
         """Returns when the thread hangs in a write, of the record `first`."""
         self.goes_on.clear()
-        self.writer.put("calls", b"first", 0, b"")
+        self.writer.put("calls", b"first", Record(0, b""))
         assert self.started.wait(20)
 
 
@@ -53,7 +53,7 @@ def disk() -> Iterator[Disk]:
 def test_records_are_written_in_their_order(disk: Disk) -> None:
     """The program before the call that names it."""
     for i in range(20):
-        disk.writer.put("calls", b"%d" % i, i, b"p")
+        disk.writer.put("calls", b"%d" % i, Record(i, b"p"))
     assert disk.writer.flush(20)
     assert disk.written == [(b"%d" % i, i, b"p") for i in range(20)]
 
@@ -61,11 +61,11 @@ def test_records_are_written_in_their_order(disk: Disk) -> None:
 def test_nobody_waits_for_the_disk(disk: Disk) -> None:
     """A record is taken while the disk hangs, and found at once."""
     disk.stuck()
-    disk.writer.put("calls", b"second", 2, b"p")
+    disk.writer.put("calls", b"second", Record(2, b"p"))
     assert not disk.writer.flush(0)
-    assert disk.writer.find("calls", b"second", payload=True) == Record(2, b"p")
-    assert disk.writer.find("calls", b"first", payload=True) == Record(0, b"")
-    assert disk.writer.find("code", b"second", payload=True) is None
+    assert disk.writer.find("calls", b"second") == Record(2, b"p")
+    assert disk.writer.find("calls", b"first") == Record(0, b"")
+    assert disk.writer.find("code", b"second") is None
     assert sorted(disk.writer.names("calls")) == [b"first", b"second"]
 
 
@@ -73,7 +73,7 @@ def test_the_last_of_several_records_of_one_name_is_written(disk: Disk) -> None:
     """What nobody will read any more is not written."""
     disk.stuck()
     for i in range(5):
-        disk.writer.put("calls", b"second", i, b"")
+        disk.writer.put("calls", b"second", Record(i, b""))
     disk.goes_on.set()
     assert disk.writer.flush(20)
     assert [each[1] for each in disk.written] == [0, 4]
@@ -82,7 +82,7 @@ def test_the_last_of_several_records_of_one_name_is_written(disk: Disk) -> None:
 def test_a_record_that_is_put_while_it_is_written_is_written_again(disk: Disk) -> None:
     """The newer one is not lost."""
     disk.stuck()
-    disk.writer.put("calls", b"first", 1, b"")
+    disk.writer.put("calls", b"first", Record(1, b""))
     disk.goes_on.set()
     assert disk.writer.flush(20)
     assert [each[1] for each in disk.written] == [0, 1]
@@ -92,7 +92,7 @@ def test_a_record_that_is_put_while_it_is_written_is_written_again(disk: Disk) -
 def test_a_record_that_is_dropped_while_it_is_written_is_removed(disk: Disk) -> None:
     """It does not come back; one that only waited is not written at all."""
     disk.stuck()
-    disk.writer.put("calls", b"second", 2, b"")
+    disk.writer.put("calls", b"second", Record(2, b""))
     disk.writer.drop("calls", b"first")
     disk.writer.drop("calls", b"second")
     assert disk.writer.hides("calls", b"first")
@@ -107,83 +107,21 @@ def test_a_record_that_is_dropped_and_put_again_is_written_last(disk: Disk) -> N
     """The old one goes before the new one comes."""
     disk.stuck()
     disk.writer.drop("calls", b"first")
-    disk.writer.put("calls", b"first", 1, b"")
+    disk.writer.put("calls", b"first", Record(1, b""))
     disk.goes_on.set()
     assert disk.writer.flush(20)
     assert [each[1] for each in disk.written] == [0, 1]
     assert disk.discarded == [b"first"]
 
 
-def test_a_payload_is_made_in_the_thread(disk: Disk) -> None:
-    """Serializing is no work of the call that compiled."""
-    made: list[str] = []
-
-    def make() -> bytes:
-        made.append(threading.current_thread().name)
-        return b"p"
-
-    disk.writer.put("programs", b"n", 0, make)
-    assert disk.writer.flush(20)
-    assert disk.written == [(b"n", 0, b"p")]
-    assert made == ["jaxd-store"]
-
-
-def test_who_reads_a_payload_first_makes_it(disk: Disk) -> None:
-    """Once: the thread writes the same bytes. Who asks for the content alone makes nothing."""
-    disk.stuck()
-    made: list[int] = []
-
-    def make() -> bytes:
-        made.append(1)
-        return b"p"
-
-    disk.writer.put("programs", b"n", 7, make)
-    assert disk.writer.find("programs", b"n", payload=False) == Record(7, b"")
-    assert made == []
-    assert disk.writer.find("programs", b"n", payload=True) == Record(7, b"p")
-    disk.goes_on.set()
-    assert disk.writer.flush(20)
-    assert disk.written[-1] == (b"n", 7, b"p")
-    assert made == [1]
-
-
-def raiser(error: Exception) -> Callable[[], bytes]:
-    """Something that makes no payload."""
-
-    def make() -> bytes:
-        raise error
-
-    return make
-
-
-def test_what_is_not_kept_is_no_trouble(disk: Disk, warned: Callable[[], list[str]]) -> None:
-    """A program with host callbacks cannot be serialized, and nobody is told twice."""
-    disk.writer.put("programs", b"n", 0, raiser(NotKept("callbacks")))
-    assert disk.writer.flush(20)
-    assert disk.writer.find("programs", b"n", payload=True) is None
-    assert (disk.written, warned()) == ([], [])
-
-
-def test_a_payload_that_fails_is_warned_of_once(
-    disk: Disk, warned: Callable[[], list[str]]
-) -> None:
-    """And the thread goes on."""
-    for i in range(3):
-        disk.writer.put("programs", b"%d" % i, 0, raiser(RuntimeError("boom")))
-    disk.writer.put("programs", b"n", 0, b"p")
-    assert disk.writer.flush(20)
-    assert [each[0] for each in disk.written] == [b"n"]
-    assert warned() == ["cache_not_serialized"]
-
-
 def test_the_thread_outlives_an_error(disk: Disk, warned: Callable[[], list[str]]) -> None:
     """Whatever it is; one warning, and the next record is written."""
     disk.fails = KeyError("odd")
-    disk.writer.put("calls", b"a", 0, b"")
-    disk.writer.put("calls", b"b", 0, b"")
+    disk.writer.put("calls", b"a", Record(0, b""))
+    disk.writer.put("calls", b"b", Record(0, b""))
     assert disk.writer.flush(20)
     disk.fails = None
-    disk.writer.put("calls", b"c", 0, b"")
+    disk.writer.put("calls", b"c", Record(0, b""))
     assert disk.writer.flush(20)
     assert [each[0] for each in disk.written] == [b"c"]
     assert warned() == ["cache_failed"]
@@ -200,11 +138,11 @@ def test_a_disk_that_hangs_does_not_fill_the_memory(
     monkeypatch.setattr(module, *limit)
     disk.stuck()
     for i in range(10):
-        disk.writer.put("calls", b"%d" % i, 0, b"." * 12)
+        disk.writer.put("calls", b"%d" % i, Record(0, b"." * 12))
     assert len(disk.writer.names("calls")) == 3
     disk.goes_on.set()
     assert disk.writer.flush(20)
-    disk.writer.put("calls", b"later", 0, b"." * 12)
+    disk.writer.put("calls", b"later", Record(0, b"." * 12))
     assert disk.writer.flush(20)
     assert disk.written[-1][0] == b"later"
     assert warned() == ["cache_too_slow"]
@@ -213,9 +151,9 @@ def test_a_disk_that_hangs_does_not_fill_the_memory(
 def test_closing_writes_what_waits_and_takes_nothing_more(disk: Disk) -> None:
     """A drained server has kept all that it compiled."""
     disk.stuck()
-    disk.writer.put("calls", b"second", 0, b"")
+    disk.writer.put("calls", b"second", Record(0, b""))
     assert not disk.writer.close(0)
-    disk.writer.put("calls", b"third", 0, b"")
+    disk.writer.put("calls", b"third", Record(0, b""))
     disk.goes_on.set()
     assert disk.writer.close(20)
     assert [each[0] for each in disk.written] == [b"first", b"second"]

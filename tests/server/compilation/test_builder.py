@@ -72,7 +72,7 @@ def test_only_so_many_are_built_at_once(gate: Gate) -> None:
     source = Source(gated)
     sizes = range(1, 6)
     threads = [start(harness.value, source, np.ones(size, np.float32)) for size in sizes]
-    room: Any = harness.compiler.room()
+    room: Any = harness.compiler.room
     until(lambda: gate.inside == 2)
     until(lambda: len(room) == 3)
     gate.opened.set()

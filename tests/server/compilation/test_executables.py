@@ -12,11 +12,12 @@ from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.jit.options import Options
 from jaxd_server.codec.arguments import leaves_of, read_leaves
 from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.jax_compat.arrays import live_executables
 from jaxd_server.runtime.reclaimer import Reclaimer
 from tests.server.builds import executable as shell
+from tests.server.builds import live_executables
 from tests.server.in_process import PipelineHarness, Source, encode, function_of
 from tests.server.staging import at_once, until
 
@@ -25,7 +26,7 @@ class Table:
     """A table of executables that are empty shells, and what was made for it."""
 
     def __init__(self, limit: int = 100) -> None:
-        self.pool = Executables(Reclaimer(), limit)
+        self.pool = Executables(Reclaimer(), Limits(limit))
         self.made: list[Executable] = []
 
     def make(self) -> Executable:
@@ -249,7 +250,7 @@ def test_reclaiming_frees_the_compiled_programs(harness: PipelineHarness) -> Non
     assert harness.executables.reclaim(10) == 10
     gc.collect()
     assert live_executables() == before
-    assert len(harness.maker.programs.known) == 0
+    assert len(harness.maker.programs.known._programs) == 0
     assert harness.counts() == (10, 10)
 
 

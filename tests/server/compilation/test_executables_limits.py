@@ -14,9 +14,9 @@ from jaxd_server.codec.arguments import read_leaves
 from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
-from jaxd_server.jax_compat.arrays import live_executables
 from jaxd_server.runtime.reclaimer import Reclaimer
 from tests.server.builds import executable as shell
+from tests.server.builds import live_executables
 from tests.server.in_process import PipelineHarness, Source, encode, function_of
 from tests.server.staging import at_once, until
 
@@ -24,13 +24,16 @@ MIB = 1 << 20
 IDENTITY = function_of(lambda x: x)
 
 
+ROOMY = Limits(100)
+
+
 class Table:
     """A table of executables that are empty shells."""
 
-    def __init__(self, limit: int = 100, *, grown: int = 1 << 40, **options: Any) -> None:
+    def __init__(self, limits: Limits = ROOMY, *, grown: int = 1 << 40, **options: Any) -> None:
         sizes = iter([1])  # that of the process: before anything is made, and then
         self.pool = Executables(
-            Reclaimer(), limit, resident=lambda: next(sizes, 1 + grown), **options
+            Reclaimer(), limits, resident=lambda: next(sizes, 1 + grown), **options
         )
         self.made: list[Executable] = []
 
@@ -66,7 +69,7 @@ class Table:
 
 def test_programs_that_took_more_memory_than_there_is_for_them_go() -> None:
     """The oldest first, when the next one is made."""
-    table = Table(limits=Limits(0, host_bytes=10 * MIB))
+    table = Table(limits=Limits(100, host_bytes=10 * MIB))
     for _ in range(4):
         table.add(host_bytes=4 * MIB)
     assert table.here == [2, 3]
@@ -74,7 +77,7 @@ def test_programs_that_took_more_memory_than_there_is_for_them_go() -> None:
 
 def test_a_program_counts_with_something_although_nothing_was_seen() -> None:
     """Thousands of tiny ones are not for nothing."""
-    table = Table(limits=Limits(0, host_bytes=MIB))
+    table = Table(limits=Limits(100, host_bytes=MIB))
     for _ in range(9):
         table.add(host_bytes=0)
     assert len(table.pool) == 4
@@ -82,7 +85,7 @@ def test_a_program_counts_with_something_although_nothing_was_seen() -> None:
 
 def test_bytes_that_others_took_meanwhile_are_not_counted_for_long() -> None:
     """Together, programs cannot have taken more than the process has grown."""
-    table = Table(limits=Limits(0, host_bytes=10 * MIB), grown=10 * MIB)
+    table = Table(limits=Limits(100, host_bytes=10 * MIB), grown=10 * MIB)
     for _ in range(4):
         table.add(host_bytes=400 * MIB)
     assert len(table.pool) == 4
@@ -90,7 +93,7 @@ def test_bytes_that_others_took_meanwhile_are_not_counted_for_long() -> None:
 
 def test_where_the_size_of_the_process_is_unknown_programs_count_in_full() -> None:
     """Nothing speaks against what was measured."""
-    pool = Executables(Reclaimer(), 9, Limits(0, host_bytes=10 * MIB), resident=lambda: 0)
+    pool = Executables(Reclaimer(), Limits(9, host_bytes=10 * MIB), resident=lambda: 0)
     table = Table()
     table.pool = pool
     for _ in range(4):
@@ -100,7 +103,7 @@ def test_where_the_size_of_the_process_is_unknown_programs_count_in_full() -> No
 
 def test_the_memory_of_the_device_is_a_limit_of_its_own() -> None:
     """Where its programs say what they take there."""
-    table = Table(limits=Limits(0, device_bytes=5))
+    table = Table(limits=Limits(100, device_bytes=5))
     for _ in range(3):
         table.add(device_bytes=2)
     assert table.here == [1, 2]
@@ -108,7 +111,7 @@ def test_the_memory_of_the_device_is_a_limit_of_its_own() -> None:
 
 def test_what_took_long_to_build_outlives_what_did_not() -> None:
     """It goes when it is ten times as old."""
-    table = Table(limit=2)
+    table = Table(Limits(2))
     for seconds in (30.0, 0.1, 0.1):
         table.add(seconds=seconds)
     assert table.here == [0, 2]
@@ -117,7 +120,7 @@ def test_what_took_long_to_build_outlives_what_did_not() -> None:
 def test_what_is_on_disk_is_cheap_to_have_again() -> None:
     """So it goes before what would have to be compiled."""
     kept: list[Executable] = []
-    table = Table(limit=2, is_kept=lambda one: one in kept)
+    table = Table(Limits(2), is_kept=lambda one: one in kept)
     table.add(seconds=3.0)
     kept.append(table.add(seconds=3.0))
     table.add(seconds=3.0)
@@ -126,7 +129,7 @@ def test_what_is_on_disk_is_cheap_to_have_again() -> None:
 
 def test_what_came_from_disk_costs_what_that_took() -> None:
     """Not what it had cost the one who compiled it."""
-    table = Table(limit=2)
+    table = Table(Limits(2))
     loaded = shell(30.0)
     loaded.costs, loaded.last_use = Costs(1.0, 30.0, 0.2), 1.0
     table.add(seconds=3.0)
@@ -137,7 +140,7 @@ def test_what_came_from_disk_costs_what_that_took() -> None:
 
 def test_whoever_holds_the_most_makes_room_for_the_others() -> None:
     """Each executable belongs to the principal who had it made."""
-    table = Table(limit=4)
+    table = Table(Limits(4))
     for who in ("uid:1", "uid:2", "uid:2", "uid:2", "uid:1"):
         table.add(who=who)
     assert table.here == [0, 2, 3, 4]
@@ -145,7 +148,7 @@ def test_whoever_holds_the_most_makes_room_for_the_others() -> None:
 
 def test_a_shared_program_is_freed_with_its_last_executable() -> None:
     """And its bytes count once until then."""
-    table = Table(limits=Limits(0, host_bytes=10 * MIB))
+    table = Table(limits=Limits(100, host_bytes=10 * MIB))
     first = table.add(host_bytes=9 * MIB)
     for _ in range(3):
         twin = shell()
@@ -158,7 +161,7 @@ def test_a_shared_program_is_freed_with_its_last_executable() -> None:
 
 def test_what_a_call_has_made_stays_until_that_call_ends() -> None:
     """Others that are made meanwhile do not push it out, however small the table is."""
-    table = Table(limit=1)
+    table = Table(Limits(1))
     one = shell()
     one.last_use = 0.0
 
@@ -226,7 +229,7 @@ def test_dropping_frees_without_the_garbage_collector(tiny: PipelineHarness) -> 
         for size in range(1, 9):
             tiny.value(source, np.ones(size, np.float32))
         assert live_executables() - before <= 2
-        assert len(tiny.maker.programs.known) == 1
+        assert len(tiny.maker.programs.known._programs) == 1
     finally:
         gc.enable()
 
@@ -241,5 +244,5 @@ def test_two_functions_with_one_program_free_it_together(harness: PipelineHarnes
     left = []
     for _ in range(2):
         assert harness.executables.reclaim(1) == 1
-        left.append((len(harness.maker.programs.known), live_executables() - before))
+        left.append((len(harness.maker.programs.known._programs), live_executables() - before))
     assert left == [(1, 1), (0, 0)]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.compilation.disk_cache.programs import NotStored
 from jaxd_server.jax_compat import programs as jax_programs
-from jaxd_server.jax_compat.arrays import live_executables
+from tests.server.builds import live_executables
 from tests.server.costs import BUILT, LOADED, SHARED, counts, double
 from tests.server.in_process import PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
@@ -41,7 +42,7 @@ def test_a_renamed_function_shares_the_program(harness: PipelineHarness) -> None
     assert harness.value(second, X).tolist() == expected
     assert counts(harness) == {**BUILT, "traces": 2, "lowers": 2, "programs_shared": 1}
     assert live_executables() == before + 1
-    assert (len(harness.executables), len(harness.maker.programs.known)) == (2, 1)
+    assert (len(harness.executables), len(harness.maker.programs.known._programs)) == (2, 1)
 
 
 def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_harness: Open) -> None:
@@ -56,7 +57,7 @@ def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_harness
         assert harness.value(source, X).tolist() == expected
         assert source.asked == []
     assert counts(harness) == {**LOADED, "executable_loads": 2}
-    assert len(harness.maker.programs.known) == 1
+    assert len(harness.maker.programs.known._programs) == 1
 
 
 def test_shared_programs_outlive_each_other(harness: PipelineHarness) -> None:
@@ -69,7 +70,7 @@ def test_shared_programs_outlive_each_other(harness: PipelineHarness) -> None:
     assert harness.value(second, X)[1] == 19
     assert harness.executables.forget(second.key) == 1
     gc.collect()
-    assert len(harness.maker.programs.known) == 0
+    assert len(harness.maker.programs.known._programs) == 0
 
 
 def test_equal_functions_that_come_together_compile_once(open_harness: Open) -> None:
@@ -107,7 +108,7 @@ def test_whoever_waits_for_a_look_on_disk_compiles(
         def program(*_: Any) -> Program:
             looking.set()
             assert release.wait(PATIENCE_S)
-            raise LookupError
+            raise NotStored
 
         monkeypatch.setattr(program_cache, "program", program)
         thread = start(harness.maker.programs.stored, name, 0)
@@ -131,7 +132,7 @@ def test_whoever_waits_for_a_look_on_disk_compiles(
 
 
 def _absent(*_: Any) -> Program:
-    raise LookupError
+    raise NotStored
 
 
 def test_a_program_that_jax_cannot_write_still_runs(

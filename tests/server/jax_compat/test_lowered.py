@@ -19,7 +19,6 @@ from jaxd_server.jax_compat.arrays import weak_array
 from jaxd_server.jax_compat.lowered import (
     OutLeaf,
     device_ids,
-    in_structure,
     out_leaves,
     program_id,
     register_own_targets,
@@ -278,7 +277,8 @@ def test_the_structure_of_the_arguments_is_that_of_calls() -> None:
     """Positional and named ones, without those that are static."""
     jitted = jax.jit(lambda a, n, *, b: a + b["x"] * n, static_argnums=1)
     lowered = jitted.lower(ONES, 3, b={"x": ONES})
-    assert in_structure(lowered) == jax.tree.structure(((0,), {"b": {"x": 0}}))
+    structure: Any = lowered.in_tree
+    assert structure == jax.tree.structure(((0,), {"b": {"x": 0}}))
 
 
 def test_the_leaves_of_the_result_are_told() -> None:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_a_name_that_jax_has_moved_is_noticed_at_both_ends(
 ) -> None:
     """Nothing is handed over then, and no call fails."""
     data = pack_lowered(lower(lambda a: a, ONES))
-    monkeypatch.setattr(lowered_transfer, "_PARTS", ("_elsewhere",))
+    monkeypatch.setattr(lowered_transfer, "_parts", attrgetter("_elsewhere"))
     with pytest.raises(NotTransferable, match="_elsewhere"):
         pack_lowered(lower(lambda a: a, ONES))
     monkeypatch.delattr("jax._src.interpreters.pxla.MeshComputation")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxd_server.jax_compat import programs as jax_programs
-from jaxd_server.jax_compat.arrays import key_data, live_executables, weak_array
+from jaxd_server.jax_compat.arrays import key_data, weak_array
 from jaxd_server.jax_compat.lowered import device_ids
 from jaxd_server.jax_compat.programs import (
     Flat,
@@ -27,6 +27,7 @@ from jaxd_server.jax_compat.programs import (
     prepare,
     serialize,
 )
+from tests.server.builds import live_executables
 
 ONES = np.ones(3, np.float32)
 

@@ -1,1 +1,1 @@
-"""Tracing, lowering and compiling, once per key, as long as somebody waits."""
+"""Tracing, lowering and compiling, once per key, as long as a call waits."""

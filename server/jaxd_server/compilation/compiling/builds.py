@@ -1,8 +1,8 @@
 """Runs one build per key, in a thread of its own, for as long as a call waits for it.
 
-The first who asks starts it, the others join. Whoever is given up meanwhile is released at once.
-When the last one is, a build that waits for its turn is dropped and a trace is interrupted; a
-compilation cannot be, so it goes on, and what it makes is there for the next who asks.
+The first call starts it, the others join. A call that is cancelled is released at once. With the
+last one, a build that waits for its turn is dropped and a trace is interrupted; a compilation
+cannot be interrupted, so it goes on, and its result is there for the next call.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar
 
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
+from jaxd_server.runtime.threads.context import assigned
 from jaxd_server.runtime.threads.executors import process_timers
 from jaxd_server.runtime.threads.fairness import FairSemaphore
 from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_interrupt
@@ -29,15 +30,15 @@ class Build:
         owner: whom its turn is counted for.
 
     Attributes:
-        name: what people call it, once it has begun.
+        name: the name of the function, once it has begun.
         owner: the same.
-        future: what becomes of it.
+        future: its result.
         waiting: the cancel tokens of the calls that wait for it, each with what wakes its thread.
         begun: `time.monotonic()` when it had its turn; None before that.
-        error: why nobody may wait for it any more; None as long as one may.
-        is_abandoned: whether nobody waits for it.
+        error: why no call may wait for it any longer; None as long as one may.
+        is_abandoned: whether no call waits for it.
         interruptible: its trace.
-        end_by_force: ends what works on it where that harms nobody else; None: nothing does.
+        end_by_force: ends the process that works on it; None where it is this one.
     """
 
     def __init__(self, owner: object = None) -> None:
@@ -54,10 +55,10 @@ class Build:
         self._lock = threading.Lock()  # guards _hooks
 
     def begin(self, name: str) -> None:
-        """It has its turn.
+        """Marks the start of its turn.
 
         Raises:
-            Interrupted: when nobody waits for it any more.
+            Interrupted: when no call waits for it any longer.
         """
         self.check()
         self.name = name
@@ -66,16 +67,16 @@ class Build:
             cancel_token.set_phase("building")
 
     def check(self) -> None:
-        """Returns when somebody waits for it.
+        """Checks that a call still waits for it.
 
         Raises:
-            Interrupted: when nobody does.
+            Interrupted: when none does.
         """
         if self.is_abandoned:
             raise Interrupted
 
     def notify(self) -> None:
-        """Runs the hooks: nobody waits for the build any more."""
+        """Runs the hooks: no call waits for the build any longer."""
         with self._lock:
             hooks, self._hooks = self._hooks, []
         for hook in hooks:
@@ -83,7 +84,7 @@ class Build:
 
     @contextmanager
     def cancel_hook(self, hook: Callable[[], None]) -> Iterator[None]:
-        """Within it, `hook` is called when nobody waits any more; at once when that is so."""
+        """Within it, `hook` is called once no call waits any longer; at once if that is so."""
         with self._lock:
             self._hooks.append(hook)
         if self.is_abandoned:  # since before
@@ -96,17 +97,12 @@ class Build:
                     self._hooks.remove(hook)
 
 
-_current: ContextVar[Build | None] = ContextVar("present build", default=None)
+_current: ContextVar[Build | None] = ContextVar("current build", default=None)
 
 
-@contextmanager
-def as_current_build(build: Build) -> Iterator[None]:
+def as_current_build(build: Build) -> AbstractContextManager[None]:
     """Within it, this is the current build of the thread."""
-    token = _current.set(build)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return assigned(_current, build)
 
 
 def current_build() -> Build | None:
@@ -116,14 +112,14 @@ def current_build() -> Build | None:
 
 @contextmanager
 def build_turn(room: FairSemaphore, name: str) -> Iterator[None]:
-    """Within it, it is the turn of what this thread makes.
+    """Within it, the build of this thread has its turn.
 
     Args:
         room: lets a few build at a time.
-        name: what people call it.
+        name: the name of the function.
 
     Raises:
-        Interrupted: when nobody waits for it any more.
+        Interrupted: when no call waits for it any longer.
     """
     build = _current.get()
     if build is None:
@@ -140,10 +136,10 @@ def build_turn(room: FairSemaphore, name: str) -> Iterator[None]:
 
 
 def check_not_abandoned() -> None:
-    """Returns when somebody waits for what this thread makes.
+    """Checks that a call still waits for what this thread builds.
 
     Raises:
-        Interrupted: when nobody does.
+        Interrupted: when none does.
     """
     build = _current.get()
     if build is not None:
@@ -158,15 +154,15 @@ _INTERRUPT_RETRY_S: Final = 0.05
 
 
 class _Abandoned(Exception):
-    """Nobody waited for a build any more, so that there is no result."""
+    """No call waited for a build any longer, so that there is no result."""
 
 
 class Builds(Generic[K, V]):
     """The builds in progress, by key. Keeps no results. Thread-safe.
 
     Args:
-        max_s: seconds that somebody waits for a build once it has its turn; 0: any number.
-        on_abandoned: called with each build that nobody waits for any more and that is not over.
+        max_s: seconds that calls wait for a build once it has its turn; 0: any number.
+        on_abandoned: called with each unfinished build that no call waits for any longer.
     """
 
     def __init__(
@@ -177,7 +173,7 @@ class Builds(Generic[K, V]):
         self._max_s = max_s
         self._on_abandoned = on_abandoned
         self._builds: dict[K, Build] = {}
-        self._lock = threading.Lock()  # guards _builds, and who waits for each
+        self._lock = threading.Lock()  # guards _builds, and the calls that wait for each
 
     def run(
         self,
@@ -198,10 +194,10 @@ class Builds(Generic[K, V]):
             owner: whom its turn is counted for.
 
         Raises:
-            JaxdError: why nobody waits for the call any more.
+            JaxdError: why the call is cancelled.
             DeadlineExceeded: when the build takes longer than builds may.
-            BaseException: whatever `make` raised, in each caller that waited for it; but what one
-                client's connection did to it concerns that client alone, and the next one tries.
+            BaseException: whatever `make` raised, in each caller that waited for it; but a
+                failure of the starting client's connection is its own, and the next call tries.
         """
         while True:
             cancel_token.check()
@@ -226,7 +222,7 @@ class Builds(Generic[K, V]):
             except (ConnectionLost, ProtocolError):
                 if mine:
                     raise
-                continue  # its maker's client failed, and ours may not
+                continue  # the client of the call that started it failed; ours may not
             finally:
                 self._stop_waiting(key, build, place)
 
@@ -247,7 +243,7 @@ class Builds(Generic[K, V]):
                 outcome = make()
         except Interrupted:
             error = _Abandoned()
-        except BaseException as raised:  # noqa: BLE001  raised again by those who wait
+        except BaseException as raised:  # noqa: BLE001  raised again in each waiting call
             error = raised
         with self._lock:
             self._forget(key, build)
@@ -272,7 +268,7 @@ class Builds(Generic[K, V]):
     def _stop_waiting(
         self, key: K, build: Build, place: tuple[CancelToken, threading.Event]
     ) -> None:
-        """One waits no more. If it was the last, nothing is made for nobody."""
+        """Removes a waiting call; interrupts the build if it was the last one."""
         with self._lock:
             build.waiting = [one for one in build.waiting if one is not place]
             if build.waiting or build.future.done():
@@ -284,7 +280,7 @@ class Builds(Generic[K, V]):
         self._on_abandoned(build)
 
     def _interrupt_again(self, key: K, build: Build) -> None:
-        """Interrupts again what does not leave."""
+        """Interrupts a build again that still runs."""
         with self._lock:
             if build.future.done() or not build.is_abandoned:
                 return
@@ -292,7 +288,7 @@ class Builds(Generic[K, V]):
         process_timers.after(_INTERRUPT_RETRY_S, lambda: self._interrupt_again(key, build))
 
     def _interrupt(self, key: K, build: Build) -> None:
-        """Interrupts it where it can be; nobody else is to wait for it then. The lock is held."""
+        """Interrupts it where that is possible; no call may join it then. The lock is held."""
         if build.interruptible.interrupt():
             self._forget(key, build)
 
@@ -301,7 +297,7 @@ class Builds(Generic[K, V]):
             del self._builds[key]
 
     def _release_overdue(self, build: Build) -> None:
-        """Releases those who wait for a build that takes too long."""
+        """Releases the calls that wait for a build that takes too long."""
         if build.future.done():
             return
         since = time.monotonic() if build.begun is None else build.begun

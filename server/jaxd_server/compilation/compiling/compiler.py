@@ -1,4 +1,4 @@
-"""From a function and its arguments to a program: trace, lower, and compile what nobody has yet.
+"""From a function and its arguments to a program: trace, lower, and compile.
 
 Each function is traced through a function object of its own. jax keys its caches on the identity
 of that object, so nothing of one build is found by another, whose settings may be others.
@@ -19,19 +19,18 @@ from jaxd_protocol.jit.options import Options
 from jaxd_server.codec.arguments import Arguments
 from jaxd_server.codec.results import ResultLayout, result_layout
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.compilation_cache import Compilations
 from jaxd_server.jax_compat.config import pinned, restore_defaults
 from jaxd_server.jax_compat.lowered import (
     Obstacle,
     device_ids,
     has_effects,
-    in_structure,
     out_leaves,
     program_id,
 )
 from jaxd_server.jax_compat.lowered_transfer import unpack_lowered
 from jaxd_server.jax_compat.placement import is_bound, move_lowered
+from jaxd_server.jax_compat.programs import compile_flat
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.memory import resident_bytes
@@ -68,11 +67,14 @@ class Compiler:
     Args:
         counters: where traces, lowerings and compilations are counted.
         builds: how many functions at once; XLA uses all cores for each anyway.
+
+    Attributes:
+        room: to be held while something is built.
     """
 
     def __init__(self, counters: Counters, builds: int) -> None:
         self._counters = counters
-        self._room = FairSemaphore(builds)
+        self.room = FairSemaphore(builds)
         self._compilations = Compilations(
             lambda seconds: counters.add(compiles=1),
             lambda: counters.add(xla_cache_hits=1),
@@ -81,10 +83,6 @@ class Compiler:
     def close(self) -> None:
         """Stops listening to jax."""
         self._compilations.close()
-
-    def room(self) -> FairSemaphore:
-        """To be inside of while something is built."""
-        return self._room
 
     def lower(
         self,
@@ -100,7 +98,7 @@ class Compiler:
 
         Args:
             function: what is traced.
-            name: what people call it.
+            name: its name.
             options: how it is to be compiled.
             arguments: those of the call, static ones included.
             structure: jax's structure of the traced ones, as the program will be called.
@@ -108,7 +106,7 @@ class Compiler:
             captured: what the function reaches, and must not change.
 
         Raises:
-            Interrupted: when it was, see `interrupting`.
+            Interrupted: when it was, see `run_interruptibly`.
             Exception: whatever the function raises while it is traced, and jax's own errors.
             LostUpdateError: when it changes what it reaches.
             ResultError: when its result cannot travel.
@@ -134,7 +132,7 @@ class Compiler:
             changed = restore_defaults()
         if changed:
             raise _changed_settings(name, changed)
-        if in_structure(lowered) != structure:
+        if lowered.in_tree != structure:
             raise InternalError(
                 f"jax takes the arguments of {name} in another order than jaxd passes them. "
                 "Please report this with the arguments of the call."
@@ -161,24 +159,21 @@ class Compiler:
             bound = is_bound(lowered)
             if device and not bound:
                 lowered = move_lowered(lowered, device)
-            compiled = programs.compile_flat(lowered)
+            compiled = compile_flat(lowered)
         took = time.monotonic() - started
         self._counters.add(compile_s=took)
-        program = Program(
+        calls_python = function.obstacle == "callbacks"
+        return Program(
             function.program,
             compiled,
             compile_s=took,
             host_bytes=max(0, resident_bytes() - before),
-            device_bytes=programs.device_bytes(compiled),
             devices=device_ids(lowered),
+            is_bound=bound,
+            is_written=function.obstacle is None,
+            calls_python=calls_python,
+            calls_back=calls_python and has_effects(lowered),
         )
-        program.is_bound = bound
-        program.run_bytes = programs.run_bytes(compiled)
-        if function.obstacle == "callbacks":
-            program.calls_back = has_effects(lowered)
-            program.calls_python = True
-            program.call = compiled  # what it calls may start others
-        return program
 
     def _private(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jaxd_protocol.messages.recipes import RecordedCall
@@ -14,7 +14,7 @@ from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.config import Config, configured
 
 QUICK_S: Final = 0.002
-"""What takes no longer than this is done by the thread that read the call."""
+"""A call that takes no longer is run by the thread that read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Costs:
     Attributes:
         trace_s: tracing and lowering, when that was done.
         compile_s: compiling its program, when that was done.
-        paid_s: what this process took to come by it, from disk or by doing both.
+        paid_s: what this process spent on it, loading it from disk or doing both.
     """
 
     trace_s: float = 0.0
@@ -40,11 +40,12 @@ class Costs:
 _serials: Final = itertools.count()
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Executable:
     """A program, and how the results of one function are read from it. Flat: arrays in and out.
 
-    Args:
-        name: what people call the function.
+    Attributes:
+        name: the name of the function.
         key: names function, options and configuration.
         program: what runs.
         form: how results travel.
@@ -52,76 +53,43 @@ class Executable:
         costs: what it took.
         recorded: the call that it was made for.
         structure: jax's structure of the result; None when it came from disk.
-
-    Attributes:
+        device: the index of the one that it was made for; a program that is bound has its own.
+        principal: for whom it was made.
+        kept_as: its name on disk; empty when it is not there.
         serial: a number of its own.
         calls: how many it has answered.
         saved_s: seconds that client processes did not spend on tracing and compiling.
         run_s: seconds that a call takes, smoothed over the last ones; None before the second.
         start_s: seconds until a warm call is dispatched, smoothed likewise.
         last_use: `time.monotonic()` of the last call.
-        principal: who has it made.
-        kept_as: what it is kept by on disk; empty when it is not.
-        retained: what of its result stays on the server, by what its calls want and take.
+        retained: which leaves of its result stay on the server, by what its calls want and take.
         calls_python: whether it calls Python while it runs, which is rare.
-        device: the index of the one that it was made for; a program that is bound has its own.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_config",
-        "_running",
-        "calls",
-        "calls_python",
-        "costs",
-        "device",
-        "form",
-        "kept_as",
-        "key",
-        "last_use",
-        "name",
-        "principal",
-        "program",
-        "recorded",
-        "retained",
-        "run_s",
-        "saved_s",
-        "serial",
-        "start_s",
-        "structure",
-    )
+    name: str
+    key: bytes
+    program: Program
+    form: ResultLayout
+    config: Config = ()
+    costs: Costs = Costs()
+    recorded: RecordedCall = RecordedCall(b"")  # noqa: RUF009  immutable
+    structure: Any = None
+    device: int = 0
+    principal: str = ""
+    kept_as: bytes = b""
+    serial: int = field(init=False, default_factory=_serials.__next__)
+    calls: int = field(init=False, default=0)
+    saved_s: float = field(init=False, default=0.0)
+    run_s: float | None = field(init=False, default=None)
+    start_s: float | None = field(init=False, default=None)
+    last_use: float = field(init=False, default_factory=time.monotonic)
+    retained: dict[Hashable, RetainedLeaves] = field(init=False, default_factory=dict)
+    calls_python: bool = field(init=False)
+    _holds: list[None] = field(init=False, default_factory=list)
+    """One for each call: appending is atomic, adding is not."""
 
-    def __init__(
-        self,
-        name: str,
-        key: bytes,
-        program: Program,
-        form: ResultLayout,
-        config: Config = (),
-        costs: Costs = Costs(),
-        recorded: RecordedCall = RecordedCall(b""),  # noqa: B008  frozen
-        structure: Any = None,
-    ) -> None:
-        self.name = name
-        self.key = key
-        self.program = program
-        self.form = form
-        self.costs = costs
-        self.recorded = recorded
-        self.structure = structure
-        self.device = 0
-        self.calls_python = program.calls_python
-        self.serial = next(_serials)
-        self.principal = ""
-        self.kept_as = b""
-        self.retained: dict[Hashable, RetainedLeaves] = {}
-        self.run_s: float | None = None
-        self.start_s: float | None = None
-        self.calls = 0
-        self.saved_s = 0.0
-        self.last_use = time.monotonic()
-        self._config = config
-        self._running: list[None] = []  # one for each call: appending is atomic, adding is not
+    def __post_init__(self) -> None:
+        self.calls_python = self.program.calls_python
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Runs it; jax may return before the device is done.
@@ -129,47 +97,23 @@ class Executable:
         Args:
             leaves: the traced arguments, flattened as jax does it.
         """
-        if self._config:
-            with configured(self._config):
+        if self.config:
+            with configured(self.config):
                 return self.program.call(*leaves)
         return self.program.call(*leaves)
 
-    def on(self, key: bytes, device: int, program: Program, costs: Costs) -> Executable:
-        """The same for another device.
-
-        Args:
-            key: the function's, where it says its device.
-            device: its index.
-            program: this one's, there.
-            costs: what it took.
-        """
-        moved = Executable(
-            self.name,
-            key,
-            program,
-            self.form,
-            self._config,
-            costs,
-            self.recorded,
-            self.structure,
-        )
-        moved.device = device
-        moved.principal = self.principal
-        moved.kept_as = self.kept_as
-        return moved
-
     def hold(self) -> None:
         """Keeps it in use until `release`."""
-        self._running.append(None)
+        self._holds.append(None)
 
     def release(self) -> None:
         """Undoes one `hold`."""
-        self._running.pop()
+        self._holds.pop()
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody holds it, as each call does."""
-        return bool(self._running)
+        """Whether a call, or anything else, holds it."""
+        return bool(self._holds)
 
     @property
     def runs_quickly(self) -> bool:
@@ -190,6 +134,6 @@ class Executable:
         self.last_use = time.monotonic()
         self.calls += 1
         if self.program.calls_back:
-            return  # what its client does in between takes as long as it likes
+            return  # the time includes what its client does in between
         if self.calls > 1:  # the first one pays for initialisation
             self.run_s = seconds if self.run_s is None else 0.75 * self.run_s + 0.25 * seconds

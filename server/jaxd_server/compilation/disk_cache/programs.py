@@ -20,12 +20,12 @@ from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.pytree import dump_literal
-from jaxd_server.cache import Store
+from jaxd_server.cache.store import Store
 from jaxd_server.cache.writer import Troubles
 from jaxd_server.codec.arguments import Arguments, dynamic, leaves_of
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.compilation.disk_cache.records import CallRecord, call_name
+from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.placement import are_several, is_known_as_bound, read_program
@@ -37,20 +37,20 @@ from jaxd_server.runtime.threads.executors import SerialExecutor
 
 
 class Environments:
-    """What was imported when something was made: a record on disk, by its digest. Thread-safe.
+    """The packages that were imported at a build, as records named by their digest. Thread-safe.
 
     Args:
         store: the files.
         packages: what this process has imported.
-        spoilt: called with a record that is not what it should be.
+        remove_invalid: called with the kind and name of a record of another form.
     """
 
     def __init__(
-        self, store: Store, packages: ImportedPackages, spoilt: Callable[[str, bytes], None]
+        self, store: Store, packages: ImportedPackages, remove_invalid: Callable[[str, bytes], None]
     ) -> None:
         self._store = store
         self._packages = packages
-        self._spoilt = spoilt
+        self._remove_invalid = remove_invalid
         self._known: dict[bytes, tuple[tuple[str, Package], ...]] = {}
 
     def is_current(self, name: bytes) -> bool:
@@ -63,7 +63,7 @@ class Environments:
             try:
                 rows = tuple((root, Package(*package)) for root, *package in record.content)
             except (TypeError, ValueError):
-                self._spoilt("environments", name)
+                self._remove_invalid("environments", name)
                 return False
             self._known[name] = rows
         return all(package_of(root) == package for root, package in rows)
@@ -78,6 +78,10 @@ class Environments:
         return name
 
 
+class NotStored(LookupError):
+    """A program is not on disk, or what is there cannot be loaded."""
+
+
 class ProgramCache:
     """Functions and programs in a store. Thread-safe; never raises for invalid files.
 
@@ -88,7 +92,7 @@ class ProgramCache:
 
     def __init__(self, store: Store, packages: ImportedPackages) -> None:
         self.store = store
-        self._fetcher = SerialExecutor("jaxd-keep")
+        self._queue = SerialExecutor("jaxd-keep")
         self._environments = Environments(store, packages, self._remove_invalid)
         self._suspects: set[bytes] = set()  # programs that did not run; each step is atomic
         self._troubles = Troubles()
@@ -96,7 +100,7 @@ class ProgramCache:
     # functions --------------------------------------------------------------------------------
 
     def function(self, key: bytes) -> Function | None:
-        """What a key stands for, not unpacked; None when that, or its code, is not here."""
+        """The function of a key, not unpacked; None when it, or its code, is not here."""
         record = self.store.read("functions", key)
         if record is None:
             return None
@@ -125,13 +129,13 @@ class ProgramCache:
         return None if record is None else record.payload
 
     def forget_function(self, function: Function) -> None:
-        """Removes a function that turned out to be another one than was thought."""
+        """Removes a function whose content is not what its record says."""
         self.store.remove("functions", function.key)
         self.store.remove("code", function.described.fingerprint)
 
     def keep_function(self, function: Function) -> None:
-        """Has what a key stands for written, soon: its record was not there, or broken."""
-        self._fetcher.put(partial(self._keep_function, function))
+        """Writes the record of a function, in the background, when it is missing."""
+        self._queue.put(partial(self._keep_function, function))
 
     def _keep_function(self, function: Function) -> None:
         if self.store.has("functions", function.key):
@@ -155,12 +159,12 @@ class ProgramCache:
         """Loads a program, for the device of that index if it names none itself.
 
         Raises:
-            LookupError: when it is not here, or cannot be loaded; one that cannot is removed.
+            NotStored: when it is not here, or cannot be loaded; one that cannot is removed.
             JaxRuntimeError: when the device has no room for it; it stays where it is.
         """
         record = None if id in self._suspects else self.store.read("programs", id)
         if record is None:
-            raise LookupError(id.hex())
+            raise NotStored(id.hex())
         started, before = time.monotonic(), resident_bytes()
         try:
             inputs, outputs, compile_s, devices, *bound = record.content
@@ -171,27 +175,24 @@ class ProgramCache:
             if programs.is_out_of_memory(error):
                 raise
             self._troubles.warn("program_not_loaded", type(error).__name__, reason=str(error))
-            if not device or isinstance(error, ValueError):  # else it may well run on another
+            if not device or isinstance(error, ValueError):  # else it may run on another
                 self.store.remove("programs", id)
-            raise LookupError(id.hex()) from error
-        program = Program(
+            raise NotStored(id.hex()) from error
+        return Program(
             id,
             call,
             compile_s,
             time.monotonic() - started,
             max(0, resident_bytes() - before),
-            programs.device_bytes(call),
             devices,
             is_original=False,
+            is_bound=is_bound,
         )
-        program.is_bound = is_bound
-        program.run_bytes = programs.run_bytes(call)
-        return program
 
     def distrust_program(self, id: bytes) -> None:  # noqa: A002
-        """Loads a program that did not run no more; its file stays until a new one replaces it.
+        """Stops loading a program that failed to run; its file stays until a new one replaces it.
 
-        It may have been the device that failed, and then nothing is lost.
+        The device may have been the cause: then the file is still good.
         """
         self._suspects.add(id)
 
@@ -215,33 +216,25 @@ class ProgramCache:
 
     # calls ------------------------------------------------------------------------------------
 
-    def name_of(self, function: Function, arguments: Arguments) -> bytes | None:
-        """The lasting name of a call; None when it can have none."""
-        return call_name(function, arguments)
-
     def find(self, function: Function, name: bytes) -> CallRecord | None:
-        """What is kept for a call, if it is sound and still as good as new."""
-        kept = self._read_call(name)
-        if kept is None or kept.obstacle is not None or kept.key != function.key:
-            return None
-        if not self.is_current(kept):
+        """The record of a call, if it has a program and was made with the same packages."""
+        kept = self._usable(name)
+        if kept is None or kept.key != function.key:
             return None
         self.store.touch("calls", name)
         return kept
 
     def has(self, name: bytes) -> bool:
-        """Whether the program of a call is there, and still as good as new."""
-        kept = self._read_call(name)
-        return (
-            kept is not None
-            and kept.obstacle is None
-            and self.is_current(kept)
-            and self._has_program(kept.program)
-        )
+        """Whether the program of a call is there, made with the same packages."""
+        kept = self._usable(name)
+        return kept is not None and self._has_program(kept.program)
 
-    def is_current(self, kept: CallRecord) -> bool:
-        """Whether the packages that were loaded when it was made are the same now."""
-        return self._environments.is_current(kept.environment)
+    def _usable(self, name: bytes) -> CallRecord | None:
+        """The record of a call, if it has a program and was made with the same packages."""
+        kept = self._read_call(name)
+        if kept is None or kept.obstacle is not None:
+            return None
+        return kept if self._environments.is_current(kept.environment) else None
 
     def keep(
         self,
@@ -251,7 +244,7 @@ class ProgramCache:
         executable: Executable,
         obstacle: str | None,
     ) -> None:
-        """Has an executable written, soon; with an obstacle, only the note that there is one."""
+        """Writes an executable in the background; with an obstacle, only a record of that."""
         inputs = len(leaves_of(dynamic(arguments, function.statics)))
         kept = CallRecord(
             function.name,
@@ -268,7 +261,7 @@ class ProgramCache:
             self._environments.keep(),
             executable.principal,
         )
-        self._fetcher.put(partial(self._keep, function, name, kept, executable, inputs))
+        self._queue.put(partial(self._keep, function, name, kept, executable, inputs))
 
     def _keep(
         self, function: Function, name: bytes, kept: CallRecord, executable: Executable, inputs: int
@@ -290,16 +283,12 @@ class ProgramCache:
         self.store.write("calls", name, kept.to_content())
 
     def calls(self) -> dict[bytes, CallRecord]:
-        """All that is kept, by name; reads every file, and holds nothing afterwards."""
+        """All records of calls, by name; reads every file and keeps none in memory."""
         found = ((name, self._read_call(name)) for name in self.store.names("calls"))
         return {name: kept for name, kept in found if kept is not None}
 
-    def remove(self, name: bytes) -> None:
-        """Forgets one call. Its program stays until nothing names it any more."""
-        self.store.remove("calls", name)
-
     def _read_call(self, name: bytes) -> CallRecord | None:
-        record = self.store.read("calls", name, payload=False)  # which is no use of it
+        record = self.store.read("calls", name, payload=False)  # does not count as a use
         if record is None:
             return None
         try:
@@ -309,12 +298,12 @@ class ProgramCache:
             return None
 
     def _remove_invalid(self, kind: Any, name: bytes) -> None:
-        """Removes what was whole, but is not what it should be."""
+        """Removes a record that is complete but has another form."""
         self._troubles.warn("cache_spoilt", kind, kind=kind, name=name.hex())
         self.store.remove(kind, name)
 
     def mark_used(self, executables: Iterable[Executable], since: float) -> None:
-        """Notes on disk which executables in memory were used, so that these go last.
+        """Records on disk which executables in memory were used, so that these are swept last.
 
         Args:
             executables: those in memory.
@@ -325,11 +314,11 @@ class ProgramCache:
                 self.store.touch("calls", executable.kept_as)
 
     def flush(self) -> None:
-        """Returns when all that was to be kept is on disk."""
-        self._fetcher.flush()
+        """Waits until everything is on disk."""
+        self._queue.flush()
         self.store.flush(60.0)
 
     def close(self) -> None:
-        """Writes what is to be written, and stops."""
-        self._fetcher.flush()
+        """Writes what waits, and stops."""
+        self._queue.flush()
         self.store.close()

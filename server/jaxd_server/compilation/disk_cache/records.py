@@ -18,7 +18,7 @@ class CallRecord:
     """What is on disk for one function and one signature.
 
     Attributes:
-        name: what people call the function.
+        name: the name of the function.
         key: names function, options and configuration.
         fingerprint: what the function means.
         skeleton, sizes, pickles: the call that it was made for, see `RecordedCall`.
@@ -29,7 +29,7 @@ class CallRecord:
         trace_s, compile_s: what it took to make, in seconds.
         created: when that was, as `time.time()`.
         environment: names the packages that were loaded then.
-        principal: who had it made.
+        principal: for whom it was made.
     """
 
     name: str

@@ -8,10 +8,9 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module, metadata
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -47,7 +46,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         "jax_persistent_cache_min_compile_time_secs",
         "jax_persistent_cache_min_entry_size_bytes",
         "jax_raise_persistent_cache_errors",
-        # what it tells people
+        # messages for people
         "jax_captured_constants_report_frames",
         "jax_captured_constants_warn_bytes",
         "jax_compiler_detailed_logging_min_ops",
@@ -65,7 +64,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         "jax_traceback_filtering",
         "jax_traceback_in_locations_limit",
         "jax_tracer_error_num_traceback_frames",
-        # what was asked for; what there is stands in the facts
+        # what was requested; what there is stands in the facts
         "jax_platform_name",
         "jax_platforms",
     }
@@ -73,8 +72,7 @@ _WITHOUT_EFFECT: Final = frozenset(
 """Settings of jax that cannot change a program. One that is not known here counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What the programs of one worker are good for.
 
     Attributes:
@@ -145,12 +143,10 @@ def _devices() -> Iterator[tuple[str, str]]:
     client: Any = devices[0].client
     yield "platform", str(client.platform)
     yield "platform_version", str(client.platform_version)
-    yield "devices", ", ".join(_device(device) for device in devices)
-
-
-def _device(device: Any) -> str:
-    capability = getattr(device, "compute_capability", "")
-    return f"{device.id} {device.device_kind} {capability}".strip()
+    named = (
+        f"{one.id} {one.device_kind} {getattr(one, 'compute_capability', '')}" for one in devices
+    )
+    yield "devices", ", ".join(map(str.strip, named))
 
 
 def _cpu() -> str:

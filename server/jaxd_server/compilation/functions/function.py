@@ -1,4 +1,4 @@
-"""What a key stands for: what its client says of it, and the callable once it is unpacked."""
+"""A known function: its client's description, and the callable once it is unpacked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Described(NamedTuple):
 
     Attributes:
         fingerprint: what stands for the code.
-        name: what people call the function.
+        name: the name of the function.
         options: how it is to be compiled.
         manifest: what the fingerprint was made of; None from a client that names functions by
             their bytes.
@@ -45,7 +45,7 @@ class Function:
         statics: which of its arguments are static.
         parameters: names of its parameters, see `parameter_names`.
         differences: packages of its client that are others here.
-        unpacked: the unpacked callable; None as long as nobody needed it.
+        unpacked: the unpacked callable; None as long as it was not needed.
     """
 
     key: bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxd_protocol.errors import MissingPackage, PackageMismatch
 from jaxd_protocol.packages.distributions import Package, package_of
@@ -16,7 +16,7 @@ class Difference(NamedTuple):
     """One package that is not the same on both sides.
 
     Attributes:
-        function: whose package it is.
+        function: the name of the function that uses it.
         package: as pip calls it.
         kind: `missing` on the server, another `version`, or other `files` under the same version.
         text: what that means, and what to do.
@@ -32,7 +32,7 @@ def compare(function: str, packages: Mapping[str, Package]) -> tuple[Difference,
     """How the server's packages differ from those that a client's function was written with.
 
     Args:
-        function: what people call it.
+        function: its name.
         packages: the client's, by import name.
     """
     found: dict[str, Difference] = {}
@@ -69,11 +69,7 @@ def refuse_or_warn(differences: Sequence[Difference], emit: Emit, *, strict: boo
         advice = "Install the same on both sides, or leave out strict=True."
         raise PackageMismatch(" ".join([*(one.text for one in differences), advice]))
     for one in differences:
-        emit("warning", _content(one))
-
-
-def _content(one: Difference) -> dict[str, Any]:
-    return {"function": one.function, "package": one.package, "text": one.text}
+        emit("warning", {"function": one.function, "package": one.package, "text": one.text})
 
 
 def _difference(

@@ -1,7 +1,7 @@
 """Unpacks a function that was just received and verifies its fingerprint.
 
 The client's key is not taken on trust. The server walks over what it unpacked, with the client's
-decisions and package versions, and must come to the same digest. Where it does not, something was
+decisions and package versions, and must compute the same digest. Where it does not, something was
 lost or changed on the way, and what is built for this client must not answer another.
 """
 
@@ -51,13 +51,13 @@ def receive_function(
     """Unpacks a function and checks its fingerprint.
 
     Args:
-        name: what people call it.
-        manifest: what its client says; None from a client that names functions by their bytes.
-        fingerprint: what it was asked for by.
+        name: its name.
+        manifest: its client's; None from a client that names functions by their bytes.
+        fingerprint: the one that was requested.
         data: the packed function.
 
     Raises:
-        ProtocolError: when the bytes are not those that were asked for.
+        ProtocolError: when the bytes are not those that were requested.
         PackingError: when it reads a setting of an installed class that is another one here.
         Exception: whatever unpacking raises, such as ImportError.
     """
@@ -68,7 +68,7 @@ def receive_function(
                 "Install the same jaxd on both sides."
             )
         return UnpackedFunction(unpack(data))
-    with content_table.unpacking():  # until here, nobody else has its classes
+    with content_table.unpacking():  # until then, other functions do not share its classes
         arrived = unpack_function(data)
         there = manifest.there({**arrived.patched_modules, **arrived.modules}, arrived.sources)
         content_table.discard_wrong(lambda name, cls: _is_right(name, cls, there, arrived.archives))
@@ -103,7 +103,7 @@ def receive_function(
 
 
 def _is_right(name: ClassId, cls: type, there: ClientProcess, archives: Any) -> bool:
-    """Whether a class has the content that its id says, so that others may have it too."""
+    """Whether a class has the content that its id says, so that other functions may share it."""
     found = walk(cls, cls.__qualname__, there, archives=archives).fingerprint
     return found.digest == name.content or bool(found.unshared)
 

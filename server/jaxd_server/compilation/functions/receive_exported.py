@@ -53,17 +53,17 @@ def receive_exported(
     *,
     unchecked: frozenset[str],
 ) -> UnpackedFunction:
-    """As `arrivals.receive`, of what `jax.export` has written; no code of the client's runs.
+    """As `receive_function`, for what `jax.export` has written; no code of the client's runs.
 
     Args:
-        name: what people call the function.
-        manifest: what its client says of it.
-        fingerprint: what it was asked for by.
+        name: the name of the function.
+        manifest: its client's.
+        fingerprint: the one that was requested.
         data: the program.
         unchecked: native code that it may call with any shapes, beside what jax itself calls.
 
     Raises:
-        ProtocolError: when the bytes are not those that were asked for, or no program.
+        ProtocolError: when the bytes are not those that were requested, or no program.
         NotPermitted: when it calls what it may not, or is a function.
     """
     code = bytes(data)
@@ -79,7 +79,7 @@ def receive_exported(
 
 
 def require_harmless(described: Described) -> None:
-    """Returns when a client says nothing of a program that reaches further than the program.
+    """Checks that a client sets no option that affects more than its own program.
 
     Raises:
         NotPermitted: when it names an option of XLA or jax that it may not set, or one that

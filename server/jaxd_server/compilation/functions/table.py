@@ -18,18 +18,18 @@ from jaxd_server.compilation.functions.receive import UnpackedFunction, receive_
 from jaxd_server.runtime.threads.single_flight import SingleFlight
 
 Receive = Callable[[str, FunctionManifest | None, bytes, bytes | memoryview], UnpackedFunction]
-"""See `arrivals.receive`."""
+"""See `receive_function`."""
 
 PermissionCheck = Callable[[Described], None]
-"""Raises when a function may not be compiled as its client says."""
+"""Raises when a function may not be compiled with its client's options."""
 
 
 class FunctionSource(Protocol):
-    """Someone who can be asked what a key stands for: the client whose call is open."""
+    """The source of the function of a key: the client whose call is open."""
 
     @property
     def owner(self) -> bytes:
-        """Whose functions these are, when they must not be anybody else's."""
+        """Identifies the client, for functions that no other client may share."""
 
     def describe(self, key: bytes) -> Described:
         """What a key stands for."""
@@ -54,7 +54,7 @@ class FunctionCache(Protocol):
         """Takes the packed function of a fingerprint that was checked."""
 
     def forget_function(self, function: Function) -> None:
-        """Removes a function that turned out to be another one than was thought."""
+        """Removes a function whose content is not what its record says."""
 
 
 class FunctionReplaced(Exception):
@@ -62,19 +62,19 @@ class FunctionReplaced(Exception):
 
 
 def permit_all(described: Described) -> None:
-    """Of whoever may run code here, nothing is refused."""
+    """Permits everything: to clients that may run code here anyway."""
 
 
 class Functions:
-    """The functions that were asked for last; safe from any thread.
+    """The functions that were used last; safe from any thread.
 
-    One that is forgotten is asked for again. Its executables do not need this table.
+    One that was dropped is requested again. Its executables do not need this table.
 
     Args:
         limit: how many to keep.
         program_cache: what is kept of functions on disk; None where nothing is.
         receiving: opens what a client sends.
-        permitting: looks at what a client says of a function, before anything else is done.
+        permitting: checks the description of a function before anything else is done.
     """
 
     def __init__(
@@ -96,17 +96,17 @@ class Functions:
         return len(self._functions)
 
     def obtain(self, key: bytes, source: FunctionSource) -> Function:
-        """The function with that key; `source` is asked only for what is not known.
+        """The function with that key; `source` is used only for what is not in the table.
 
         Raises:
-            ProtocolError: when what the source sends does not have the key that it was asked for.
+            ProtocolError: when what the source sends does not have the requested key.
             MissingPackage: when it needs a package that is not installed here.
             Exception: whatever unpacking raises, such as ImportError.
         """
         known = self._known(key, source)
         if known is not None:
             return known
-        with source.waiting():  # what it waits for may stand behind the next message of its client
+        with source.waiting():  # the answer may be behind its client's next message
             return self._single_flight.run(
                 _private(key, source.owner),
                 lambda: self._known(key, source),
@@ -169,7 +169,7 @@ class Functions:
         raise FunctionReplaced(function.name)
 
     def _arrival(self, described: Described, source: FunctionSource) -> UnpackedFunction:
-        """The code; asked for once, however many ask, unless it is in doubt."""
+        """The code; requested once for all callers, unless it is in doubt."""
         name = described.fingerprint
         known = self._arrivals.use(name)
         if known is not None:
@@ -207,7 +207,7 @@ class Functions:
             return None
         try:
             return self._open(described.name, described.manifest, fingerprint, kept)
-        except Exception:  # noqa: BLE001  its client is asked instead, and told what is wrong
+        except Exception:  # noqa: BLE001  its client sends it instead, and gets the error
             return None
 
 

@@ -1,1 +1,1 @@
-"""What was built, and why: decisions, differences, advice, and who may see them."""
+"""What was built, and why: log, differences, advice, and which principal may see them."""

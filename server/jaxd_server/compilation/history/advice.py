@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.explain.argument_shapes import ArgumentShape
+from jaxd_protocol.fingerprint.model import Part
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_protocol.pytree.leaves import itemsize_of
 from jaxd_server.compilation.history.build_history import KeyHistory
 from jaxd_server.compilation.history.reasons import key_differences
-
-if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.model import Part
-
 
 MANY_VALUES: Final = 5
 MANY_SHAPES: Final = 8
@@ -33,7 +28,7 @@ class Advice(NamedTuple):
 
     Attributes:
         kind: `scalar`, `static`, `undeclared`, `shapes` or `array`.
-        function: whom it is about.
+        function: the name of the function.
         subject: what it is about: ``global LR``, ``argument x``.
         text: what is wrong, and what to do.
     """
@@ -44,30 +39,8 @@ class Advice(NamedTuple):
     text: str
 
 
-class AdviceHistory:
-    """Remembers which advice was given; safe from any thread.
-
-    Args:
-        limit: how many pieces of advice to remember.
-    """
-
-    def __init__(self, limit: int = 1000) -> None:
-        self._given = BoundedDict[tuple[str, str, str], None](limit)
-        self._lock = threading.Lock()  # guards _said
-
-    def new_only(self, advice: Sequence[Advice]) -> list[Advice]:
-        """The advice that was not given before; it counts as given from now on."""
-        fresh = []
-        with self._lock:
-            for one in advice:
-                if one[:3] not in self._given:
-                    self._given[one[:3]] = None
-                    fresh.append(one)
-        return fresh
-
-
 def advice_for(record: KeyHistory, versions: Sequence[KeyHistory]) -> list[Advice]:
-    """What there is to say about a function.
+    """The advice about a function.
 
     Args:
         record: what was built under its key.
@@ -160,13 +133,10 @@ def _forms_by_path(record: KeyHistory, kind: str) -> dict[str, dict[ArgumentShap
     found: dict[str, dict[ArgumentShape, None]] = {}
     for built in record.built:
         for name, argument in built.arguments.items():
-            for path, leaf in _leaves(argument.form, kind):
-                found.setdefault(name + path, {})[leaf] = None
+            for path, leaf in argument.form.leaves():
+                if leaf.kind == kind:
+                    found.setdefault(name + path, {})[leaf] = None
     return found
-
-
-def _leaves(form: ArgumentShape, kind: str) -> Iterator[tuple[str, ArgumentShape]]:
-    return ((path, leaf) for path, leaf in form.leaves() if leaf.kind == kind)
 
 
 def _large_arrays(described: FunctionDescriptor) -> Iterator[Advice]:

@@ -1,6 +1,6 @@
 """The history of what this worker has built: for each key its content, and the arguments.
 
-Written when something was built, read when somebody asks; a warm call never comes here.
+Written after a build, read by `why` and its like; a warm call does not touch it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxd_protocol.network.accounts import UNNAMED
 from jaxd_server.compilation.compiling.executable import Executable
 
 Visibility = Callable[[bytes], bool]
-"""Whether somebody may be shown what there is about a key."""
+"""Whether a principal may be shown what is recorded of a key."""
 
 _MAX_KEYS: Final = 10_000
 """For each principal, those that it has called last."""
@@ -32,7 +32,7 @@ class KnownFunctions:
     """The functions that each principal has called. Thread-safe.
 
     Args:
-        is_owner: whether the server belongs to a principal, who may see everything.
+        is_owner: whether the server belongs to a principal, which may then see everything.
     """
 
     def __init__(self, is_owner: Callable[[str], bool] = lambda principal: True) -> None:
@@ -51,14 +51,10 @@ class KnownFunctions:
         """What a principal may be shown."""
         if self.is_owner(principal):
             return lambda key: True
-
-        def knows(key: bytes) -> bool:
-            return key in self._known.get(principal, ())
-
-        return knows
+        return lambda key: key in self._known.get(principal, ())
 
     def forget(self, principal: str) -> None:
-        """Whoever has that name next is somebody else."""
+        """Forgets what was recorded for a principal: the next one of that name is another."""
         with self._lock:
             self._known.pop(principal, None)
 
@@ -66,8 +62,8 @@ class KnownFunctions:
 def belongs_to(uid: int) -> Callable[[str], bool]:
     """Whether a server of that user belongs to a principal.
 
-    That is the user itself, root, and whoever holds the token without a name, which is the user's
-    own; where nobody has to prove anything, everybody.
+    It belongs to the user itself, to root, and to the holder of the unnamed token, which is the
+    user's own; without authentication, to everyone.
     """
     owners = {f"uid:{uid}", _ROOT, UNNAMED, ""}
     return lambda principal: principal in owners or principal.startswith("anonymous@")
@@ -117,17 +113,13 @@ class BuildEntry:
     @property
     def is_warm(self) -> bool:
         """Whether the server still has the program."""
-        return self._executable is not None
+        return self.executable is not None and self.executable() is not None
 
     @property
     def calls(self) -> int:
         """How many calls the program has answered; 0 when it is gone."""
-        executable = self._executable
+        executable = None if self.executable is None else self.executable()
         return 0 if executable is None else executable.calls
-
-    @property
-    def _executable(self) -> Executable | None:
-        return None if self.executable is None else self.executable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,25 +143,8 @@ class KeyHistory:
         return skeletons + _PART_BYTES * len(self.description.parts)
 
 
-class BuildHistoryView:
-    """The part of a build history that one principal may see.
-
-    Args:
-        build_history: all of it.
-        visibility: which keys may be seen.
-    """
-
-    def __init__(self, build_history: BuildHistory, visibility: Visibility) -> None:
-        self._build_history = build_history
-        self._visibility = visibility
-
-    def find(self, key: bytes) -> KeyHistory | None:
-        """What is known of a key."""
-        return self._build_history.find(key) if self._visibility(key) else None
-
-    def records(self) -> list[KeyHistory]:
-        """All records that may be seen, the one that was written last at the end."""
-        return [record for record in self._build_history.records() if self._visibility(record.key)]
+Records = dict[bytes, KeyHistory]
+"""By key."""
 
 
 class BuildHistory:
@@ -191,21 +166,15 @@ class BuildHistory:
         self._nbytes = 0
         self._lock = threading.Lock()  # guards _records and _nbytes
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def find(self, key: bytes) -> KeyHistory | None:
         """What is known of a key."""
         return self._records.get(key)
 
-    def records(self) -> list[KeyHistory]:
-        """All records, the one that was written last at the end."""
+    def records(self, visibility: Visibility = lambda key: True) -> Records:
+        """The records that may be seen, the one that was written last at the end."""
         with self._lock:
-            return list(self._records.values())
-
-    def filtered(self, visibility: Visibility) -> BuildHistoryView:
-        """The part of it that somebody may see."""
-        return BuildHistoryView(self, visibility)
+            records = self._records.copy()
+        return {key: record for key, record in records.items() if visibility(key)}
 
     def add(self, key: bytes, description: FunctionDescriptor, built: BuildEntry) -> KeyHistory:
         """Enters a program and returns the record of its key."""
@@ -238,15 +207,8 @@ class BuildHistory:
 
     def _with_shared_parts(self, description: FunctionDescriptor) -> FunctionDescriptor:
         """The same, in the memory of the last record with that name: most parts never change."""
-        twin = next(
-            (
-                record.description
-                for record in reversed(self._records.values())
-                if record.description.name == description.name
-            ),
-            None,
-        )
-        if twin is None:
-            return description
-        known = {part: part for part in twin.parts}
-        return description._replace(parts=tuple(known.get(p, p) for p in description.parts))
+        for record in reversed(self._records.values()):
+            if record.description.name == description.name:
+                known = {part: part for part in record.description.parts}
+                return description._replace(parts=tuple(known.get(p, p) for p in description.parts))
+        return description

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.builder import BuildResult
@@ -17,7 +18,7 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.compilation.history.advice import Advice, AdviceHistory, advice_for
+from jaxd_server.compilation.history.advice import Advice, advice_for
 from jaxd_server.compilation.history.build_history import (
     BuildEntry,
     BuildHistory,
@@ -31,8 +32,11 @@ from jaxd_server.runtime.logs import log_event
 MAX_RESTORED: Final = 500
 """Programs of earlier processes that are remembered, for reasons only."""
 
+_MAX_ADVICE: Final = 1000
+"""Pieces of advice that are remembered, so that none is given twice."""
+
 LONG_BUILD_S: Final = 2.0
-"""Whoever waited this long for a program is told why."""
+"""The caller is told why a program was built when it took this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,11 @@ class BuildLogEntry:
         at: when, as `time.time()`.
         function: whose program it is.
         key: names function, options and configuration.
-        verdict: how it was come by.
+        verdict: how it was obtained.
         seconds: how long that took.
         reason: why.
         was_compiled: whether XLA had to work for it, or only the tracer.
-        principal: for whom it was made, who alone may be told what it was compared with.
+        principal: for whom it was made; only it may see what it was compared with.
     """
 
     at: float
@@ -61,7 +65,7 @@ class BuildLogEntry:
 
     @property
     def text(self) -> str:
-        """The reason, in a few words."""
+        """The reason as one line."""
         if self.verdict == "load":
             return "kept on disk by an earlier worker"
         note = "" if self.was_compiled else " (another function had compiled the same program)"
@@ -90,7 +94,7 @@ class BuildLog:
         limit: how many to keep.
 
     Attributes:
-        known_functions: who may be told what; as long as nothing else is put here, everybody all.
+        known_functions: which principal may see what; by default each may see everything.
     """
 
     def __init__(self, program_cache: ProgramCache | None = None, limit: int = 200) -> None:
@@ -101,20 +105,20 @@ class BuildLog:
         self._started = time.time()
         self._loads: dict[bytes, weakref.ref[Executable]] = {}  # by the names on disk
         self._recent: deque[BuildLogEntry] = deque(maxlen=limit)
-        self._advised = AdviceHistory()
-        self._reading = threading.Lock()  # one reads the records for all who want them
+        self._advised = BoundedDict[tuple[str, str, str], None](_MAX_ADVICE)
+        self._reading = threading.Lock()  # held by the one thread that reads the records
         self._restoring = threading.Lock()  # guards _is_restored and _loads; never held for long
-        self._lock = threading.Lock()  # guards _recent; one build after the other finds its reason
+        self._lock = threading.Lock()  # guards _recent and _advised; held while a reason is found
 
     def recent(self, count: int, principal: str = "") -> list[BuildLogEntry]:
-        """The last ones that a principal may see, the last first."""
+        """The last builds that a principal may see, the latest first."""
         sees_all = self.known_functions.is_owner(principal)
         found = [one for one in list(self._recent) if sees_all or one.principal == principal]
         return found[: -count - 1 : -1] if count > 0 else []
 
     @property
     def build_history(self) -> BuildHistory:
-        """What was built, here and by those before; reads their records when first asked for."""
+        """What was built, here and by earlier processes; reads their records at the first use."""
         if not self._is_restored:
             with self._reading:
                 if not self._is_restored:
@@ -125,14 +129,12 @@ class BuildLog:
         return self._build_history
 
     def _read(self) -> list[tuple[bytes, CallRecord, Function]]:
-        """What earlier processes have kept last, oldest first, by name."""
+        """The last calls that earlier processes have kept, oldest first, by name."""
         assert self._program_cache is not None
-        calls = (
-            self._program_cache.calls().items()
-        )  # those of this process are added when they are made
+        # those of this process are added when they are made
+        calls = self._program_cache.calls().items()
         before = [item for item in calls if item[1].created < self._started]
-        kept = sorted(before, key=lambda item: item[1].created)
-        last = kept[-MAX_RESTORED:]
+        last = sorted(before, key=lambda item: item[1].created)[-MAX_RESTORED:]
         functions = {
             key: self._program_cache.function(key) for key in {call.key for _, call in last}
         }
@@ -157,7 +159,7 @@ class BuildLog:
             self.known_functions.record(call.principal, call.key)
 
     def made(self, function: Function, skeleton: bytes, made: BuildResult, emit: Emit) -> None:
-        """Notes an executable and tells the caller why it was made, and what to do about it."""
+        """Records an executable, and sends its caller the reason and advice."""
         if made.verdict == "load":
             self._loaded(function, made)
             return
@@ -173,25 +175,30 @@ class BuildLog:
             emit("warning", {"category": "advice", **one._asdict()})
 
     def _loaded(self, function: Function, made: BuildResult) -> None:
-        """Costs nothing: what would have to be read for a reason is not worth it."""
-        seconds = made.executable.costs.paid_s
+        """Records a load without a reason, for which files would have to be read."""
         with self._restoring:
             if len(self._loads) > MAX_RESTORED:
                 self._loads = {name: one for name, one in self._loads.items() if one() is not None}
             self._loads[made.name] = weakref.ref(made.executable)
             if self._is_restored:
                 self._build_history.attach(function.key, made.name, made.executable)
-        self._recent.append(
-            BuildLogEntry(
-                time.time(),
-                function.name,
-                function.key,
-                "load",
-                seconds,
-                Reason(),
-                principal=made.executable.principal,
-            )
+        self._log(function, made, Reason(), time.time())
+
+    def _log(
+        self, function: Function, made: BuildResult, reason: Reason, now: float
+    ) -> BuildLogEntry:
+        entry = BuildLogEntry(
+            now,
+            function.name,
+            function.key,
+            made.verdict,
+            made.executable.costs.paid_s,
+            reason,
+            made.was_compiled,
+            made.executable.principal,
         )
+        self._recent.append(entry)
+        return entry
 
     def _note(
         self, function: Function, skeleton: bytes, made: BuildResult
@@ -209,24 +216,19 @@ class BuildLog:
             made.obstacle,
         )
         build_history, principal = self.build_history, made.executable.principal
-        seen = build_history.filtered(self.known_functions.visibility(principal))
+        visibility = self.known_functions.visibility(principal)
         with self._lock:
+            seen = build_history.records(visibility)
             reason = reason_for(seen, function.key, described, arguments)
             record = build_history.add(function.key, described, built)
-            decision = BuildLogEntry(
-                now,
-                function.name,
-                function.key,
-                "compile",
-                seconds,
-                reason,
-                made.was_compiled,
-                principal,
-            )
-            self._recent.append(decision)
+            decision = self._log(function, made, reason, now)
         self.known_functions.record(principal, function.key)
-        advice = advice_for(record, versions_of(seen, described))
-        return decision, self._advised.new_only(advice)
+        advice = advice_for(record, versions_of(build_history.records(visibility), described))
+        with self._lock:
+            new = [one for one in advice if one[:3] not in self._advised]
+            for one in new:
+                self._advised[one[:3]] = None
+        return decision, new
 
 
 def describe(function: Function) -> FunctionDescriptor:

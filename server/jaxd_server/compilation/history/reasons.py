@@ -19,9 +19,8 @@ from jaxd_protocol.explain.key_differences import (
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.history.build_history import (
     BuildEntry,
-    BuildHistory,
-    BuildHistoryView,
     KeyHistory,
+    Records,
 )
 
 _MAX_COMPARED: Final = 64
@@ -30,23 +29,11 @@ _ALIKE_OTHER_NAME: Final = 0.5
 _MAX_DIFFERENCES: Final = 50
 
 _FIRST: Final = "first call of this function on this server"
-_UNSHARED: Final = Difference(
-    "unshared",
-    "",
-    "changed",
-    "",
-    "",
-    "",
-    "it reaches something that has no content to compare, so every process compiles its own",
+_UNSHARED: Final = (
+    "it reaches something that has no content to compare, so every process compiles its own"
 )
-_DOUBTED: Final = Difference(
-    "doubted",
-    "",
-    "changed",
-    "",
-    "",
-    "",
-    "here it was not found to be what its client says, so that client has programs of its own",
+_DOUBTED: Final = (
+    "here it was not found to be what its client says, so that client has programs of its own"
 )
 _DROPPED: Final = "it was compiled before, and dropped to make room for others"
 
@@ -75,7 +62,7 @@ class Reason:
 
 
 def reason_for(
-    build_history: BuildHistory | BuildHistoryView,
+    records: Records,
     key: bytes,
     description: FunctionDescriptor,
     arguments: Mapping[str, Argument] | None,
@@ -83,19 +70,19 @@ def reason_for(
     """Compares a call with what was built so far.
 
     Args:
-        build_history: what was built; does not hold the call itself yet.
+        records: what was built; does not hold the call itself yet.
         key: of the call.
         description: what is behind the key.
         arguments: of the call; None compares functions only.
     """
-    nearest = build_history.find(key)
+    nearest = records.get(key)
     found: tuple[Difference, ...] = ()
     if nearest is None:
-        nearest, found = _nearest_version(build_history, description)
+        nearest, found = _nearest_version(records, description)
     if nearest is None:
         return Reason()
     if nearest.key != key and not found:
-        found = (_DOUBTED,)
+        found = (_whole("doubted", _DOUBTED),)
     built = None
     if arguments is not None:
         built, more = _nearest_arguments(nearest, arguments)
@@ -103,13 +90,11 @@ def reason_for(
     return Reason(nearest, built, found[:_MAX_DIFFERENCES])
 
 
-def versions_of(
-    build_history: BuildHistory | BuildHistoryView, description: FunctionDescriptor
-) -> list[KeyHistory]:
+def versions_of(records: Records, description: FunctionDescriptor) -> list[KeyHistory]:
     """The records of functions with that name, the last one first."""
     name = description.short_name
-    records = reversed(build_history.records())
-    same = (record for record in records if record.description.short_name == name)
+    latest = reversed(records.values())
+    same = (record for record in latest if record.description.short_name == name)
     return list(islice(same, _MAX_COMPARED))
 
 
@@ -119,21 +104,26 @@ def key_differences(
     """What differs between two functions with their options."""
     options = option_differences(before.options, after.options)
     if not (before.shared and after.shared):
-        return (_UNSHARED, *options)
+        return (_whole("unshared", _UNSHARED), *options)
     if before.fingerprint and before.fingerprint == after.fingerprint:
         return options
     return part_differences(before.parts, after.parts) + options
 
 
+def _whole(kind: str, text: str) -> Difference:
+    """A difference that is no single part's."""
+    return Difference(kind, "", "changed", "", "", "", text)
+
+
 def _nearest_version(
-    build_history: BuildHistory | BuildHistoryView, description: FunctionDescriptor
+    records: Records, description: FunctionDescriptor
 ) -> tuple[KeyHistory | None, tuple[Difference, ...]]:
     """The last one of those that differ least, and how."""
     candidates = [
         record
-        for record in versions_of(build_history, description)
+        for record in versions_of(records, description)
         if _is_like(record.description, description)
-    ] or _renamed(build_history, description)
+    ] or _renamed(records, description)
     compared = [(record, key_differences(record.description, description)) for record in candidates]
     return min(compared, key=lambda pair: len(pair[1]), default=(None, ()))
 
@@ -143,7 +133,7 @@ def _is_like(one: FunctionDescriptor, other: FunctionDescriptor) -> bool:
     if one.fingerprint and one.fingerprint == other.fingerprint:
         return True
     if not one.parts or not other.parts:
-        return other.short_name != "<lambda>"  # there are many, and nothing tells them apart
+        return other.short_name != "<lambda>"  # nothing distinguishes one from another
     same_file = _file(one) == _file(other) != "" and other.short_name != "<lambda>"
     return same_file or similarity(one.parts, other.parts) >= _ALIKE_SAME_NAME
 
@@ -153,11 +143,9 @@ def _file(description: FunctionDescriptor) -> str:
     return description.parts[0].where.rpartition(":")[0]
 
 
-def _renamed(
-    build_history: BuildHistory | BuildHistoryView, description: FunctionDescriptor
-) -> list[KeyHistory]:
+def _renamed(records: Records, description: FunctionDescriptor) -> list[KeyHistory]:
     """The one record that has most in common, whatever its name, if that is much."""
-    recent = islice(reversed(build_history.records()), _MAX_COMPARED)
+    recent = islice(reversed(records.values()), _MAX_COMPARED)
     shares = [(similarity(each.description.parts, description.parts), each) for each in recent]
     share, record = max(shares, key=lambda pair: pair[0], default=(0.0, None))
     return [record] if record is not None and share >= _ALIKE_OTHER_NAME else []

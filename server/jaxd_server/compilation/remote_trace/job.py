@@ -34,12 +34,12 @@ class RemoteTrace(NamedTuple):
     """One function to be traced and lowered elsewhere.
 
     Attributes:
-        tracers: told what became of it.
+        tracers: records what became of it.
         tracer: where it is done.
-        order: what is done.
+        order: the request.
         source: whom to ask for the code.
         program_cache: where it may lie; None where nothing is kept.
-        emit: told what happens meanwhile.
+        emit: takes the events of the trace.
     """
 
     tracers: TracerPool
@@ -53,7 +53,7 @@ class RemoteTrace(NamedTuple):
         """The lowered function; None when this process has to trace it after all.
 
         Raises:
-            Interrupted: when nobody waits for it any more.
+            Interrupted: when no call waits for it any longer.
             ForwardedFailure: with what the function, or jax, raised.
             InternalError: when the function ended the process that traced it.
         """
@@ -64,16 +64,20 @@ class RemoteTrace(NamedTuple):
             if build.is_abandoned and isinstance(reply, Lowered | Failed | Refused):
                 self.tracers.apply_side_effects(reply.side)
             build.check()
-        if isinstance(reply, Ended) and reply.orders:  # another one, or somebody, may have ended it
+        if isinstance(reply, Ended) and reply.orders:  # another one may be the cause
             self.emit.begin_trace()
             again = self.tracers.alone(self.with_code().order, self.emit)
             if build is not None:
                 build.check()
-            if not isinstance(again, Ended) or again.orders:  # else it is cleared of nothing
+            if not isinstance(again, Ended) or again.orders:  # else it is as suspect as before
                 reply = again
         if isinstance(reply, Ended) and reply.orders:
             self.tracers.mark_deadly(self.order.key)
-            raise _ended(self.order.name, reply.how)
+            raise InternalError(
+                f"{self.order.described.name} ended the process that traced it ({reply.how}). The "
+                "server and all that it has ready live on. Does the function, or a library of its, "
+                "call os._exit() or crash while traced?"
+            )
         return self._parse_reply(reply)
 
     def with_code(self) -> RemoteTrace:
@@ -81,7 +85,7 @@ class RemoteTrace(NamedTuple):
         return self._replace(order=self.order._replace(code=self._code()))
 
     def _code(self) -> bytes:
-        fingerprint = self.order.fingerprint
+        fingerprint = self.order.described.fingerprint
         kept = self.program_cache.code(fingerprint) if self.program_cache else None
         if kept is not None:
             return kept
@@ -96,25 +100,27 @@ class RemoteTrace(NamedTuple):
             self.tracers.drop(self.tracer)
             return None
         if isinstance(reply, Refused):
-            self.tracers.apply_side_effects(reply.side)  # a trace that was in vain is one as well
-            log_event("tracer_refused", function=self.order.name, reason=reply.reason)
-            self.tracer.known.discard(self.order.fingerprint)
+            self.tracers.apply_side_effects(reply.side)  # a useless trace counts as well
+            log_event("tracer_refused", function=self.order.described.name, reason=reply.reason)
+            self.tracer.known.discard(self.order.described.fingerprint)
             if reply.always:
                 self.tracers.refused[self.order.key] = None
             return None
         self.tracers.apply_side_effects(reply.side)
-        self.tracer.known.add(self.order.fingerprint)
+        self.tracer.known.add(self.order.described.fingerprint)
         if isinstance(reply, Failed):
             raise ForwardedFailure(reply.failure)
-        return _lowered(reply)
+        form = rebind_form(ResultLayout.of(reply.skeleton, reply.order))
+        structure = structure_of(((0,) * len(reply.order), {}))  # its own has no meaning here
+        return LoweredFunction(reply.program, None, form, structure, reply.trace_s, reply.data)
 
 
 def trace_request_of(request: BuildRequest, name: bytes) -> TraceRequest | None:
-    """What the tracer has to know of a call, but for the code; None when that is too much.
+    """The request for a call, without the code; None when it would be too large.
 
     Args:
         request: what is to be built.
-        name: what this process calls function and signature by.
+        name: the lasting name of function and signature.
     """
     scalars, buffers = sent_data(
         request.placement, request.blob, request.buffers, warm_only=request.warm_only
@@ -125,26 +131,10 @@ def trace_request_of(request: BuildRequest, name: bytes) -> TraceRequest | None:
     return TraceRequest(
         0,
         request.function.key,
-        described.fingerprint,
-        described.name,
-        described.options.to_bytes(),
-        described.manifest.to_message(),
+        described,
         None,
         request.skeleton,
         scalars,
         tuple(map(bytes, buffers)),
         name,
     )
-
-
-def _ended(name: str, how: str) -> InternalError:
-    return InternalError(
-        f"{name} ended the process that traced it ({how}). The server and all that it has ready "
-        "live on. Does the function, or a library of its, call os._exit() or crash while traced?"
-    )
-
-
-def _lowered(reply: Lowered) -> LoweredFunction:
-    form = rebind_form(ResultLayout.of(reply.skeleton, reply.order))
-    structure = structure_of(((0,) * len(reply.order), {}))  # its own is of no use here
-    return LoweredFunction(reply.program, None, form, structure, reply.trace_s, reply.data)

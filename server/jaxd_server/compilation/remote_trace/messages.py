@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.failures import Failure
-from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pytree import BlobLayout, Layout, read_scalar
 from jaxd_server.codec.arguments import empty_leaves
@@ -20,30 +18,22 @@ class TraceRequest(NamedTuple):
     Attributes:
         number: the worker's own for it, which replies carry.
         key: names function, options and configuration.
-        fingerprint, name, options, manifest: the client's description of it, as on the wire.
+        described: the client's description of it.
         code: the packed function; None when the tracer has it.
         skeleton: the structure of the arguments.
         scalars: the plain numbers in them, in order.
         buffers: those of the pickled leaves. Of arrays, shapes are enough.
-        call: what the worker calls function and signature by, to be found by the tracer as well.
+        call: the lasting name of function and signature, which the tracer has to compute as well.
     """
 
     number: int
     key: bytes
-    fingerprint: bytes
-    name: str
-    options: bytes
-    manifest: tuple[Any, ...]
+    described: Described
     code: bytes | None
     skeleton: bytes
     scalars: tuple[Any, ...]
     buffers: tuple[bytes, ...]
     call: bytes
-
-    def described(self) -> Described:
-        """What the client said."""
-        manifest = FunctionManifest.from_message(self.manifest)
-        return Described(self.fingerprint, self.name, Options.from_bytes(self.options), manifest)
 
 
 class CancelTrace(NamedTuple):
@@ -60,7 +50,7 @@ class Ready(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something to tell the client while it waits."""
+    """An event for the client while it waits."""
 
     number: int
     kind: str
@@ -71,7 +61,7 @@ class SideEffects(NamedTuple):
     """Counters and imports that a request has changed beside its result.
 
     Attributes:
-        counts: what was counted for this order.
+        counts: what was counted for this request.
         packages: import name and package of what was imported since the last reply.
     """
 
@@ -109,18 +99,18 @@ class Refused(NamedTuple):
 
 
 class Outdated(NamedTuple):
-    """Packages have changed on disk since the tracer imported them: it is of no use any more."""
+    """Packages have changed on disk since the tracer imported them: it has to be replaced."""
 
     number: int
     changes: list[str]
 
 
 class Ended(NamedTuple):
-    """The process is gone, and with it the order; noted by the worker.
+    """The process is gone, and with it the request; made by the worker.
 
     Attributes:
         how: its exit code or signal, for people.
-        orders: how many of them may be the reason: 0 when it had not taken this one, or when the
+        orders: how many requests may be the cause: 0 when it had not taken this one, or when the
             worker has ended it.
     """
 

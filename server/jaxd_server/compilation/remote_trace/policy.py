@@ -1,7 +1,7 @@
 """Decides which builds are traced in the tracer process.
 
-Tracing holds the interpreter, and a worker that answers others meanwhile makes them wait. So a
-sibling process does it: see `tracer`. A client that is alone would only wait for itself.
+Tracing holds the interpreter, so that other clients of the worker would wait meanwhile. So a
+sibling process does it, see `processes.tracer`. A single client would delay only itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.remote_trace.job import RemoteTrace, trace_request_of
 from jaxd_server.compilation.remote_trace.process import TracerPool, TracerProcess
-from jaxd_server.jax_compat.lowered_transfer import can_unpack
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.imported_packages import ImportedPackages
 
@@ -23,13 +22,13 @@ TraceIn = Literal["auto", "worker", "tracer"]
 
 
 class TracePolicy:
-    """Sends a build to a tracer when it is worth it. Thread-safe.
+    """Chooses which builds are traced in the tracer. Thread-safe.
 
     Args:
         trace_in: where functions are traced.
         is_shared: whether more than one client is there.
-        counters: where what the tracer counts is added.
-        packages: where it is noted what the tracer imports.
+        counters: to which the counts of the tracer are added.
+        packages: to which the imports of the tracer are added.
         program_cache: where packed functions are found; None where nothing is kept.
         start: starts a tracer.
     """
@@ -40,8 +39,8 @@ class TracePolicy:
         is_shared: Callable[[], bool],
         counters: Counters,
         packages: ImportedPackages,
-        program_cache: ProgramCache | None = None,
-        start: Callable[[], TracerProcess] = lambda: TracerProcess("text", can_unpack),
+        program_cache: ProgramCache | None,
+        start: Callable[[], TracerProcess],
     ) -> None:
         self._trace_in = trace_in
         self._is_shared = is_shared
@@ -49,12 +48,12 @@ class TracePolicy:
         self._tracers = TracerPool(counters, packages, start)
 
     def start(self) -> None:
-        """Starts the tracer now if it is wanted whoever comes."""
+        """Starts the tracer now if every build is traced there."""
         if self._trace_in == "tracer":
             self._tracers.present()
 
     def remote_trace(self, request: BuildRequest) -> RemoteTrace | None:
-        """What has to be done to have a function traced elsewhere; None: it is traced here.
+        """The trace of a function in the tracer; None: it is traced here.
 
         The client is asked for the code when that is needed.
 
@@ -69,7 +68,7 @@ class TracePolicy:
             return None
         name = call_name(function, request.arguments)
         if name is None:
-            return None  # another process may not mean the same by it
+            return None  # it may differ in another process
         order = trace_request_of(request, name)
         if order is None:
             return None
@@ -79,7 +78,8 @@ class TracePolicy:
         remote_trace = RemoteTrace(
             tracers, tracer, order, request.source, self._program_cache, request.emit
         )
-        return remote_trace if order.fingerprint in tracer.known else remote_trace.with_code()
+        is_known = order.described.fingerprint in tracer.known
+        return remote_trace if is_known else remote_trace.with_code()
 
     def close(self) -> None:
         """Ends the tracer."""

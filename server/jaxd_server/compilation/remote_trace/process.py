@@ -38,20 +38,21 @@ TRACER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.trac
 _MAX_WAIT_S: Final = 5.0
 
 _START_TIMEOUT_S: Final = 60.0
-"""One that takes longer to come up never will."""
+"""A tracer that takes longer to start is killed."""
 
 
 class TracerProcess:
-    """A tracer that starts in the background. Thread-safe; of no use any more once it has ended.
+    """A tracer that starts in the background. Thread-safe; not restarted once it has ended.
 
     Args:
         log_format: of its log lines.
-        understands: whether the sample that it sends, of this name, is understood here.
+        understands: whether this process can read the sample program that it sends.
         command: what is started; it gets one JSON argument.
 
     Attributes:
-        known: fingerprints of the functions that it has.
-        was_ready: whether it ever took orders.
+        known: fingerprints of the functions whose code it has.
+        state: what it is doing; set by its own thread.
+        was_ready: whether it ever took requests.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class TracerProcess:
         self._understands = understands
         self._command = tuple(command)
         self._settled = threading.Event()  # ready, or ended
-        self._state: Literal["starting", "ready", "ended"] = "starting"
+        self.state: Literal["starting", "ready", "ended"] = "starting"
         self._closing = False
         self._retired = False
         self._numbers = itertools.count(1)
         self._waiting: dict[int, queue.SimpleQueue[Event | Reply]] = {}
-        self._lock = threading.Lock()  # guards _state, _waiting, _retired; not held to send
+        self._lock = threading.Lock()  # guards state, _waiting, _retired; not held to send
         self._sending = threading.Lock()  # one message at a time
         self._connection: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,34 +81,29 @@ class TracerProcess:
         self._thread.start()
 
     @property
-    def state(self) -> Literal["starting", "ready", "ended"]:
-        """What it is doing."""
-        return self._state
-
-    @property
     def pid(self) -> int | None:
         """Its process id, once there is one."""
         return None if self._process is None else self._process.pid
 
     def wait(self) -> bool:
-        """Waits until it has started; returns whether it takes orders."""
+        """Waits until it has started; returns whether it takes requests."""
         self._settled.wait()
-        return self._state == "ready"
+        return self.state == "ready"
 
     def ask(
-        self, order: TraceRequest, emit: Emit, telling: CancelHook = lambda hook: nullcontext()
+        self, order: TraceRequest, emit: Emit, cancel_hook: CancelHook = lambda hook: nullcontext()
     ) -> Reply:
-        """Has an order worked out, however long that takes.
+        """Sends a request and waits for the reply, without a limit.
 
         Args:
-            order: its number is given here.
-            emit: told what happens meanwhile, in this thread.
-            telling: says when nobody waits for it any more, so that it is interrupted.
+            order: the request; gets its number here.
+            emit: takes the events of the trace, in this thread.
+            cancel_hook: registers what interrupts it once no call waits for it any longer.
         """
         number = next(self._numbers)
         inbox: queue.SimpleQueue[Event | Reply] = queue.SimpleQueue()
         with self._lock:
-            if self._state != "ready" or self._retired or self._connection is None:
+            if self.state != "ready" or self._retired or self._connection is None:
                 return Ended("it was not running", 0)
             connection = self._connection
             self._waiting[number] = inbox
@@ -115,27 +111,27 @@ class TracerProcess:
             with self._sending:
                 connection.send(order._replace(number=number))
         except OSError:
-            pass  # it has ended, and the other thread says so
-        with telling(lambda: self._forget(number)):
+            pass  # it has ended, which the other thread reports
+        with cancel_hook(lambda: self._forget(number)):
             while type(message := inbox.get()) is Event:
                 emit(message.kind, message.content)
         assert not isinstance(message, Event)
         return message
 
     def _forget(self, number: int) -> None:
-        """Has an order interrupted that nobody waits for; it is answered all the same."""
+        """Has a request interrupted that no call waits for; it is answered all the same."""
         connection = self._connection
         with suppress(OSError), self._sending:
             if connection is not None:
                 connection.send(CancelTrace(number))
 
     def kill(self) -> None:
-        """Ends it at once, whatever it does; who waits for an order learns of it."""
+        """Ends it at once; open requests are answered with `Ended`."""
         if self._process is not None:
             self._process.kill()
 
     def retire(self) -> None:
-        """Has it take no more orders, and end once those under way are answered."""
+        """Takes no more requests, and ends once the open ones are answered."""
         with self._lock:
             self._retired = True
             is_idle = not self._waiting
@@ -158,7 +154,7 @@ class TracerProcess:
             self._listen(connection)
         except (EOFError, OSError):
             pass  # it has ended, or could not be started
-        except Exception:  # noqa: BLE001  what it says cannot be read: another one may do better
+        except Exception:  # noqa: BLE001  an unreadable message: the next tracer may be better
             log_event("tracer_unreadable", level=logging.ERROR)
         finally:
             self._end()
@@ -197,7 +193,7 @@ class TracerProcess:
                 return
             with self._lock:
                 self._connection = connection
-                self._state = "ready"
+                self.state = "ready"
                 self.was_ready = True
             self._settled.set()
             log_event("tracer_ready", pid=self.pid)
@@ -219,11 +215,11 @@ class TracerProcess:
     def _end(self) -> None:
         how = self._reap()
         with self._lock:
-            self._state = "ended"
+            self.state = "ended"
             left = list(self._waiting.values())
             self._waiting.clear()
         self._settled.set()
-        suspects = 0 if self._closing else len(left)  # an order is no reason when we ended it
+        suspects = 0 if self._closing else len(left)  # none if killed here
         if not self._closing:
             log_event("tracer_ended", how=how, orders=suspects)
         for inbox in left:
@@ -246,16 +242,17 @@ _MAX_FAILED_STARTS: Final = 3
 
 
 class TracerPool:
-    """Provides a tracer when one is needed; knows the functions that it cannot trace. Thread-safe.
+    """Starts and replaces the tracer; records the functions that it cannot trace. Thread-safe.
 
     Args:
-        counters: where what a tracer counts is added.
-        packages: where it is noted what a tracer imports.
+        counters: to which the counts of a tracer are added.
+        packages: to which the imports of a tracer are added.
         start: starts a tracer.
 
     Attributes:
         refused: functions that are never traced in another process.
-        deadly: functions that end the process that traces them, so that it never is the worker.
+        deadly: functions that crash the process that traces them: the worker never does.
+        is_disabled: whether no tracer is started any longer.
     """
 
     def __init__(
@@ -267,47 +264,42 @@ class TracerPool:
         self._packages = packages
         self._start = start
         self._tracer: TracerProcess | None = None
-        self._is_off = False
+        self.is_disabled = False
         self._false_starts = 0
-        self._lock = threading.Lock()  # guards the three
-
-    @property
-    def is_disabled(self) -> bool:
-        """Whether there is none any more, and will be none."""
-        return self._is_off
+        self._lock = threading.Lock()  # guards _tracer, is_disabled and _false_starts
 
     def present(self) -> TracerProcess | None:
-        """The tracer, started if need be and perhaps not ready; None when there is to be none."""
+        """The tracer, started if need be and perhaps not ready; None when it is disabled."""
         with self._lock:
             tracer = self._tracer
             if tracer is not None and tracer.state == "ended":
                 self._false_starts = 0 if tracer.was_ready else self._false_starts + 1
                 if self._false_starts >= _MAX_FAILED_STARTS:
                     log_event("tracer_given_up", level=logging.WARNING)
-                    self._is_off = True
+                    self.is_disabled = True
                 tracer = None
-            if self._is_off:
+            if self.is_disabled:
                 return None
             self._tracer = tracer or self._start()
             return self._tracer
 
     def drop(self, tracer: TracerProcess) -> None:
-        """Lets go of a tracer that is out of date, but for what it traces, and starts the next."""
+        """Retires a tracer that is out of date, and starts the next."""
         with self._lock:
-            if self._tracer is tracer and not self._is_off:
+            if self._tracer is tracer and not self.is_disabled:
                 self._tracer = self._start()
         tracer.retire()
 
     def close(self) -> None:
         """Ends the tracer; there is none after that."""
         with self._lock:
-            self._is_off = True
+            self.is_disabled = True
             tracer, self._tracer = self._tracer, None
         if tracer is not None:
             tracer.close()
 
     def alone(self, order: TraceRequest, emit: Emit) -> Reply:
-        """Has an order worked out in a process that does nothing else."""
+        """The reply to a request from a process that does nothing else."""
         with closing(self._start()) as tracer:
             tracer.wait()
             return trace_with(tracer, order, emit)
@@ -320,11 +312,11 @@ class TracerPool:
     def mark_deadly(self, key: bytes) -> None:
         """Records that a function crashes the process that traces it."""
         self.deadly[key] = None
-        self.present()  # for others, who need not wait for it then
+        self.present()  # starts the next one, so that others need not wait for it
 
 
 def trace_with(tracer: TracerProcess, order: TraceRequest, emit: Emit) -> Reply:
-    """What a tracer makes of an order; whoever gives up the build that this thread does ends it."""
+    """The reply of a tracer; cancelling the build of this thread by force kills the tracer."""
     build = current_build()
     if build is None:
         return tracer.ask(order, emit)

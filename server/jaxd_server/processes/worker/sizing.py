@@ -9,7 +9,7 @@ from functools import partial
 import jax
 
 from jaxd_protocol.pickling.unpack.unpickler import unpickling_gate
-from jaxd_server.cache import open_store
+from jaxd_server.cache.store import open_store
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.target import target
 from jaxd_server.compilation.eviction import Limits
@@ -52,7 +52,7 @@ def program_cache(options: ServerOptions, packages: ImportedPackages) -> Program
     if options.accept == "exported":  # programs that were not checked like that are not run
         accepted = {"accept": f"exported {' '.join(sorted(options.allow_targets))}".rstrip()}
     store = open_store(
-        target(accepted), options.cache_dir, options.disk_bytes, options.principal_disk_bytes
+        *target(accepted), options.cache_dir, options.disk_bytes, options.principal_disk_bytes
     )
     if store is None:
         return None

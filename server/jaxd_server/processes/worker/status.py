@@ -76,7 +76,7 @@ class WorkerStatus:
             "left_behind": self._abandoned_work.rows(),
             "held_calls": len(self._worker_context.backlog),
             "queued_calls": len(self._worker_context.runners),
-            "queued_builds": len(self._compiler.room()),
+            "queued_builds": len(self._compiler.room),
             "idle_s": 0.0 if running else round(self._idle_s(), 3),
             "disk_bytes": disk.bytes,
             "disk_files": disk.files,

@@ -116,7 +116,6 @@ def _compilation(
 
     executables = Executables(
         reclaimer,
-        options.max_executables,
         sizing.limits(options),
         is_kept,
         builds=Builds(options.max_build_s, on_abandoned),

@@ -72,7 +72,7 @@ class AdminService:
             calls = program_cache.calls()
             gone = {name: kept for name, kept in calls.items() if kept.key == key}
             for name, kept in gone.items():
-                program_cache.remove(name)
+                program_cache.store.remove("calls", name)
                 count += kept.obstacle is None and name not in here
             named = {kept.program for name, kept in calls.items() if name not in gone}
             for program in {kept.program for kept in gone.values() if kept.program} - named:

@@ -61,12 +61,11 @@ def why(
     program_cache, build_log = pipeline.program_cache, pipeline.build_log
     plan = None if skeleton is None else pipeline.executables.plan(key, skeleton)
     is_planned = plan is not None and plan.executable is not None
-    build_history = build_log.build_history.filtered(
-        build_log.known_functions.visibility(principal)
-    )
+    visibility = build_log.known_functions.visibility(principal)
+    records = build_log.build_history.records(visibility)
     described = FunctionDescriptor.from_message(message)
     arguments = None if skeleton is None else argument_shapes(skeleton, described.parameters)
-    record = build_history.find(key)
+    record = records.get(key)
     fitting = _fitting(record, arguments)
     ready = [built for built in fitting if built.is_warm]
     kept = (
@@ -75,12 +74,10 @@ def why(
         else [one for one in fitting if one.name and program_cache.has(one.name)]
     )
     verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
-    reason = (
-        Reason() if verdict != "compile" else reason_for(build_history, key, described, arguments)
-    )
+    reason = Reason() if verdict != "compile" else reason_for(records, key, described, arguments)
     text = reason.text if verdict == "compile" else _TEXTS[verdict][arguments is None]
     about = record or reason.nearest
-    advice = advice_for(about, versions_of(build_history, described)) if about else []
+    advice = advice_for(about, versions_of(records, described)) if about else []
     texts = [one.text for one in advice]
     if verdict == "compile":
         texts += _not_kept(fitting)

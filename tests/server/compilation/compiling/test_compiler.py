@@ -16,9 +16,10 @@ from jaxd_server.codec.arguments import dynamic, leaves_of
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.jax_compat.arrays import live_executables, weak_array
+from jaxd_server.jax_compat.arrays import weak_array
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, Emit
+from tests.server.builds import live_executables
 from tests.server.in_process import PipelineHarness, function_of
 
 X = np.ones(3, np.float32)

@@ -182,7 +182,7 @@ def test_a_removed_call_is_gone_and_its_program_is_not(open_harness: Open) -> No
     name, kept = kept_one(harness)
     program_cache = harness.program_cache
     assert program_cache is not None
-    program_cache.remove(name)
+    program_cache.store.remove("calls", name)
     assert program_cache.calls() == {}
     assert not program_cache.has(name)
     assert program_cache.store.has("programs", kept.program)

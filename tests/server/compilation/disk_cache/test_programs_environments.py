@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.packages.distributions import changed_since_first_seen
-from jaxd_server.cache import open_store
+from jaxd_server.cache.store import open_store
 from jaxd_server.compilation.disk_cache.programs import Environments
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from tests.fake_packages import FakeSite
@@ -38,10 +38,10 @@ def test_a_call_lasts_as_long_as_the_packages_that_were_loaded(
     program_cache = harness.program_cache
     assert program_cache is not None
     site.install("shelf_other", "1", {"shelf_other.py": "1"})
-    assert program_cache.is_current(kept)
+    assert program_cache._environments.is_current(kept.environment)
     site.install("shelf_used", "2", {"shelf_used.py": "22"})
     changed_since_first_seen()
-    assert not program_cache.is_current(kept)
+    assert not program_cache._environments.is_current(kept.environment)
     assert program_cache.find(function_in(harness, source), name) is None
     assert not program_cache.has(name)
     assert name in program_cache.calls()
@@ -74,7 +74,7 @@ def test_without_the_record_of_its_environment_a_call_is_not_trusted(open_harnes
 @pytest.mark.parametrize("content", [3, (("root",),), (("root", 1, 2, 3, 4, 5, 6, 7),)])
 def test_a_record_that_is_none_is_told_of(tmp_path: Path, content: Any) -> None:
     """And stands for nothing."""
-    store = open_store(Machine(), str(tmp_path / "cache"))
+    store = open_store(*Machine(), str(tmp_path / "cache"))
     assert store is not None
     told: list[tuple[str, bytes]] = []
     environments = Environments(

@@ -11,7 +11,7 @@ from jaxd_protocol.fingerprint.model import Part
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
-from jaxd_server.compilation.history.advice import Advice, AdviceHistory, advice_for
+from jaxd_server.compilation.history.advice import Advice, advice_for
 from jaxd_server.compilation.history.build_history import BuildHistory
 from jaxd_server.compilation.history.reasons import versions_of
 from tests.server.builds import built, described, executable, key_of, value_part
@@ -26,7 +26,7 @@ def advice_after(*calls: tuple[FunctionDescriptor, tuple[Any, ...]]) -> list[Adv
     for description, args in calls:
         note = built(PROGRAM, *args, statics=STEPS)
         record = build_history.add(key_of(description), description, note)
-    return advice_for(record, versions_of(build_history, description))
+    return advice_for(record, versions_of(build_history.records(), description))
 
 
 def with_values(*values: str) -> list[Advice]:
@@ -115,12 +115,3 @@ def test_a_large_array_is_to_be_an_argument(shown: str, size: str) -> None:
 def test_others_are_not(part: Part) -> None:
     """Smaller ones, and what is no array."""
     assert advice_after((described(part), (1.0,))) == []
-
-
-def test_each_is_news_once() -> None:
-    """Whatever its numbers are by then; the last ones are remembered."""
-    advised = AdviceHistory(limit=2)
-    one, other, third = (Advice("shapes", "step", subject, "text") for subject in "abc")
-    assert advised.new_only([one, other]) == [one, other]
-    assert advised.new_only([one._replace(text="9 shapes"), third]) == [third]
-    assert advised.new_only([one]) == [one]

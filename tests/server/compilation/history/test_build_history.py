@@ -23,7 +23,7 @@ def test_programs_of_one_key_are_one_record() -> None:
     record = build_history.add(key_of(step), step, second)
     assert record.built == (first, second)
     assert build_history.find(key_of(step)) is record
-    assert build_history.records() == [record]
+    assert build_history.records() == {key_of(step): record}
     assert build_history.find(b"?") is None
 
 
@@ -33,11 +33,8 @@ def test_the_key_that_was_written_last_stands_at_the_end() -> None:
     steps = [described(value_part("LR", str(n))) for n in range(3)]
     for index in (0, 1, 0, 2):
         build_history.add(key_of(steps[index]), steps[index], built(PROGRAM, 1.0))
-    assert [record.key for record in build_history.records()] == [
-        key_of(steps[0]),
-        key_of(steps[2]),
-    ]
-    assert len(build_history) == 2
+    assert list(build_history.records()) == [key_of(steps[0]), key_of(steps[2])]
+    assert len(build_history.records()) == 2
 
 
 def test_only_the_last_programs_of_a_key_are_kept() -> None:
@@ -59,10 +56,12 @@ def test_its_memory_is_bounded() -> None:
     for n in range(10):
         step = described(value_part("LR", str(n)))
         build_history.add(key_of(step), step, built(PROGRAM, "x" * 8000))
-    assert len(build_history) == 2
-    assert build_history._nbytes == sum(record.nbytes for record in build_history.records())
+    assert len(build_history.records()) == 2
+    assert build_history._nbytes == sum(
+        record.nbytes for record in build_history.records().values()
+    )
     build_history.add(key_of(step), step, built(PROGRAM, "x" * 100_000))
-    assert [record.key for record in build_history.records()] == [key_of(step)]
+    assert list(build_history.records()) == [key_of(step)]
 
 
 def test_versions_share_the_parts_that_are_equal() -> None:
@@ -71,7 +70,7 @@ def test_versions_share_the_parts_that_are_equal() -> None:
     first, second = (described(value_part("A", "1"), value_part("LR", lr)) for lr in ("1", "2"))
     for step in (first, second):
         build_history.add(key_of(step), step, built(PROGRAM, 1.0))
-    one, other = (record.description.parts for record in build_history.records())
+    one, other = (record.description.parts for record in build_history.records().values())
     assert other == second.parts
     assert [a is b for a, b in zip(one, other, strict=True)] == [True, True, False]
 
@@ -105,7 +104,7 @@ def test_many_threads_may_write() -> None:
             build_history.add(key_of(step), step, built(PROGRAM, np.zeros(index)))
 
     at_once(8, write)
-    assert [len(record.built) for record in build_history.records()] == [8] * 8
+    assert [len(record.built) for record in build_history.records().values()] == [8] * 8
 
 
 def test_a_program_of_an_earlier_process_is_not_warm_until_it_is_loaded() -> None:
@@ -128,8 +127,8 @@ def test_a_program_that_nobody_knows_is_attached_to_nothing() -> None:
     build_history = BuildHistory()
     step = described()
     build_history.attach(key_of(step), b"name", PROGRAM)
-    assert len(build_history) == 0
+    assert len(build_history.records()) == 0
     build_history.add(key_of(step), step, built(PROGRAM, 1.0))
     build_history.attach(key_of(step), b"name", executable())
-    (record,) = build_history.records()
+    (record,) = build_history.records().values()
     assert record.built == (built(PROGRAM, 1.0),)

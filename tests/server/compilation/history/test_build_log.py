@@ -159,7 +159,7 @@ def test_the_pipeline_notes_what_it_builds_and_nothing_else(harness: PipelineHar
         harness.value(source, np.zeros(2, np.float32))
     (decision,) = harness.pipeline.build_log.recent(9)
     assert decision.function == "picky"
-    (record,) = harness.pipeline.build_log.build_history.records()
+    (record,) = harness.pipeline.build_log.build_history.records().values()
     assert [(built.calls, built.is_warm) for built in record.built] == [(3, True)]
 
 
@@ -245,7 +245,7 @@ def test_what_was_kept_is_read_only_for_a_reason(
     decisions = harness.pipeline.build_log
     harness.value(source, np.zeros(2))
     assert not decisions._is_restored
-    (record,) = decisions.build_history.records()
+    (record,) = decisions.build_history.records().values()
     assert [(each.is_warm, each.calls) for each in record.built] == [(True, 1)]
     assert record.built[0].seconds > 0
 
@@ -257,10 +257,10 @@ def test_a_load_after_the_first_reason_is_noted_as_well(
     source = with_rate(0.5)
     open_harness().value(source, np.zeros(2))
     harness = open_harness()
-    (record,) = harness.pipeline.build_log.build_history.records()
+    (record,) = harness.pipeline.build_log.build_history.records().values()
     assert not record.built[0].is_warm
     harness.value(source, np.zeros(2))
-    (record,) = harness.pipeline.build_log.build_history.records()
+    (record,) = harness.pipeline.build_log.build_history.records().values()
     assert record.built[0].is_warm
     assert len(record.built) == 1
 
@@ -273,7 +273,7 @@ def test_only_so_many_of_earlier_processes_are_read(
     for size in range(1, 5):
         harness.value(with_rate(0.5), np.zeros(size))
     monkeypatch.setattr(module, "MAX_RESTORED", 2)
-    (record,) = open_harness().pipeline.build_log.build_history.records()
+    (record,) = open_harness().pipeline.build_log.build_history.records().values()
     assert [str(each.arguments["x"].form) for each in record.built] == ["float64[3]", "float64[4]"]
 
 

@@ -39,7 +39,7 @@ def build_history_of(*known: tuple[FunctionDescriptor, tuple[Any, ...]]) -> Buil
 def why(build_history: BuildHistory, description: FunctionDescriptor, *args: Any) -> Reason:
     """The reason for a call."""
     arguments = argument_shapes(skeleton_of(*args, statics=STEPS), PARAMETERS)
-    return reason_for(build_history, key_of(description), description, arguments)
+    return reason_for(build_history.records(), key_of(description), description, arguments)
 
 
 def test_a_first_call_says_so() -> None:
@@ -143,7 +143,7 @@ def test_without_arguments_functions_are_compared() -> None:
     """And nothing is said about what they were called with."""
     build_history = build_history_of((described(value_part("LR", "0.1")), (X,)))
     step = described(value_part("LR", "0.2"))
-    reason = reason_for(build_history, key_of(step), step, None)
+    reason = reason_for(build_history.records(), key_of(step), step, None)
     assert (reason.text, reason.built) == ("global LR: 0.1 → 0.2", None)
 
 
@@ -167,5 +167,5 @@ def test_versions_are_those_of_one_name_the_last_one_first() -> None:
     """Wherever they are nested."""
     steps = [described(value_part("LR", lr), name=f"make{lr}.step") for lr in "12"]
     build_history = build_history_of(*((step, (X,)) for step in [*steps, described(name="other")]))
-    found = versions_of(build_history, described())
+    found = versions_of(build_history.records(), described())
     assert [record.description.name for record in found] == ["make2.step", "make1.step"]

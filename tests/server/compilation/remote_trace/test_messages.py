@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.signature import signature_of
+from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.remote_trace.messages import TraceRequest, leaves_of_request, sent_data
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 from tests.server.in_process import encode
@@ -80,16 +82,8 @@ def test_a_call_to_warm_up_has_no_numbers() -> None:
 
 
 def test_an_order_says_what_the_client_said() -> None:
-    """All of it."""
+    """All of it, also in another process."""
     options = Options(donate_argnums=(1,), config=(("jax_enable_x64", True),))
-    manifest = FunctionManifest(b"f" * 16, ignored=("it",))
-    order = TraceRequest(
-        1, b"k", b"f" * 16, "step", options.to_bytes(), manifest.to_message(), *_NO_CALL
-    )
-    described = order.described()
-    assert (described.name, described.fingerprint) == ("step", b"f" * 16)
-    assert described.options == options
-    assert described.manifest == manifest
-
-
-_NO_CALL: Any = (None, b"N", (), (), b"")
+    described = Described(b"f" * 16, "step", options, FunctionManifest(b"f" * 16, ignored=("it",)))
+    order = TraceRequest(1, b"k", described, None, b"N", (), (), b"")
+    assert pickle.loads(pickle.dumps(order)).described == described

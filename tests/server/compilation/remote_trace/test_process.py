@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol.jit.options import Options
+from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.remote_trace.messages import Ended, Outdated, Reply, TraceRequest
 from jaxd_server.compilation.remote_trace.process import TracerProcess
 from jaxd_server.runtime.events import SILENT
@@ -30,19 +32,19 @@ while True:
         order = connection.recv()
     except EOFError:
         break
-    if order.name == "exit":
+    if order.described.name == "exit":
         os._exit(3)
-    elif order.name == "close":
+    elif order.described.name == "close":
         connection.close()
         threading.Event().wait()
-    elif order.name == "nonsense":
+    elif order.described.name == "nonsense":
         connection.send_bytes(b"nonsense")
-    elif order.name == "hold":
+    elif order.described.name == "hold":
         connection.send(Event(order.number, "stage", {{"stage": "held"}}))
         held.append(order.number)
     else:
         for number in [order.number, *held]:
-            connection.send(Outdated(number, [order.name]))
+            connection.send(Outdated(number, [order.described.name]))
         held.clear()
 """
 
@@ -51,7 +53,7 @@ Start = Callable[..., TracerProcess]
 
 def order(name: str) -> TraceRequest:
     """One that the fake knows what to do with."""
-    return TraceRequest(0, b"", b"", name, b"", (), None, b"", (), (), b"")
+    return TraceRequest(0, b"", Described(b"", name, Options()), None, b"", (), (), b"")
 
 
 @pytest.fixture
