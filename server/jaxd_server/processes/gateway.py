@@ -29,7 +29,7 @@ from jaxd_protocol.wire import tune_socket
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
 from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
-from jaxd_server.auth.authenticator import AuthenticatedPeer, AuthenticatorFactory
+from jaxd_server.auth.authenticator import AuthenticatedPeer, authenticator_factory
 from jaxd_server.auth.connection_handover import hand_over
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.runtime import logs
@@ -99,13 +99,13 @@ class Gateway:
         """Accepts clients from now on."""
         self._host_channel = host_channel
         self._report_accounts()
-        authenticator_factory = AuthenticatorFactory(self._options, self._accounts)
+        authenticator_at = authenticator_factory(self._options, self._accounts)
         for listener in listeners:
             address = Address.parse(listener["address"])
             gateway_listener = GatewayListener(
                 socket.socket(fileno=listener["fd"]),
                 address,
-                authenticator_factory.at(address),
+                authenticator_at(address),
                 self,
             )
             gateway_listener.start_in_thread()

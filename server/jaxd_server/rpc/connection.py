@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from rpyc.core.service import VoidService
+
 from jaxd_protocol.errors import JaxdError, ProtocolError, RemoteError, ServerDraining
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
@@ -92,16 +94,14 @@ class ReaderHandoff:
 class ServerConnection(BulkConnection):
     """The server's end. Its calls may run in many threads; one thread at a time reads."""
 
-    def __init__(
-        self, root: object, stream: BulkStream, worker_context: WorkerContext, session: Session
-    ) -> None:
+    def __init__(self, stream: BulkStream, worker_context: WorkerContext, session: Session) -> None:
         self._worker_context = worker_context
         self._session = session
         self._share = ConnectionShare(
             worker_context.budget, worker_context.slots, session.principal
         )
         channel = BulkChannel(stream, worker_context.max_frame_bytes, self._share.admit)
-        super().__init__(root, channel, {})
+        super().__init__(VoidService(), channel, {})
         self.owner = os.urandom(16)
         self._client = ClientProxy(self)
         self._questions = PendingQuestions()

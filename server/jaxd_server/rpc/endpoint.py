@@ -30,7 +30,7 @@ class Endpoint(Acceptor):
         sessions: where clients are entered.
         worker_context: what all connections share.
         welcome: what a client gets to know of the server, beside its session.
-        connected_accounts: those who came in with an account; by default nobody looks at them.
+        connected_accounts: the open connections of accounts.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Endpoint(Acceptor):
         sessions: Sessions,
         worker_context: WorkerContext,
         welcome: Callable[[], dict[str, Any]],
-        connected_accounts: ConnectedAccounts | None = None,
+        connected_accounts: ConnectedAccounts,
     ) -> None:
         super().__init__(
             listener, address, authenticator, worker_context.max_connections, connected_accounts
@@ -69,7 +69,7 @@ class Endpoint(Acceptor):
             finish_handshake(line, versions, admitted.proof, welcome)
             stream = stream_over(line)
             stream.expect_descriptors()
-            ServerConnection(self.service, stream, self._worker_context, session).serve()
+            ServerConnection(stream, self._worker_context, session).serve()
         finally:
             self._sessions.close(session)
         return None

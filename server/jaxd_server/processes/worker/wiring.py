@@ -13,7 +13,7 @@ from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.acceptor import Authenticates
 from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
-from jaxd_server.auth.authenticator import AuthenticatorFactory
+from jaxd_server.auth.authenticator import authenticator_factory
 from jaxd_server.auth.connection_handover import HandoverReceiver
 from jaxd_server.cache.usage import DiskUsage
 from jaxd_server.compilation.builder import BuildQuota, ExecutableBuilder
@@ -207,7 +207,7 @@ class WorkerComponents:
         self._principal: str | None = None
         accounts = Accounts(options)
         self._connected_accounts = ConnectedAccounts(accounts, self._forget, share=True)
-        self._authenticator_factory = AuthenticatorFactory(options, accounts)
+        self._authenticator_at = authenticator_factory(options, accounts)
         self._counters = counters
         memory = _memory(options, recorder)
         self.values, self.devices, self._pressure = memory.values, memory.devices, memory.pressure
@@ -292,7 +292,7 @@ class WorkerComponents:
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
     ) -> Endpoint:
         """The server for one inherited listener."""
-        admits: Authenticates = self._authenticator_factory.at(address)
+        admits: Authenticates = self._authenticator_at(address)
         if self._principal is not None:  # a gateway authenticates, and hands over
             admits = HandoverReceiver(self._principal)
         return Endpoint(
