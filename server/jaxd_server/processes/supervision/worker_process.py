@@ -24,7 +24,7 @@ from jaxd_server.runtime.json_lines import (
     messages,
 )
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.rate_limit import MessageRateLimiter
+from jaxd_server.runtime.rate_limit import RateLimiter
 
 
 class WorkerFlags:
@@ -68,6 +68,10 @@ class WorkerFlags:
 
 _ANSWER_TIMEOUT_S = 5.0
 
+_MESSAGE_BURST: Final = 200
+_MESSAGES_PER_S: Final = 20.0
+"""A correct worker sends some ten unsolicited messages in its lifetime."""
+
 State = Literal["standing by", "starting", "ready", "draining", "resting", "dead"]
 
 
@@ -108,7 +112,9 @@ class WorkerProcess:
         self._asked = 0
         self._status = PendingAnswer()
         self._refusal = PendingAnswer()
-        self._message_rate_limiter = None if principal is None else MessageRateLimiter()
+        self._message_limiter = (
+            None if principal is None else RateLimiter(_MESSAGE_BURST, _MESSAGES_PER_S)
+        )
         limit = MAX_LINE_BYTES if principal is None else MAX_TENANT_LINE_BYTES
         self._channel = WorkerChannel(host_channel, limit, self._on_message, self._on_closed)
 
@@ -293,7 +299,7 @@ class WorkerProcess:
         match message:
             case {"answer": int(), "status": dict()} if self._status.is_open:
                 return False
-        if self._message_rate_limiter is None or not self._message_rate_limiter.is_exceeded():
+        if self._message_limiter is None or self._message_limiter.acquire("") is not None:
             return False
         log_event(
             "worker_says_too_much", level=logging.WARNING, pid=self.pid, principal=self.principal
