@@ -20,11 +20,7 @@ from jaxd_server.auth.listeners import Listener, open_listeners
 from jaxd_server.auth.tls_setup import connection_hints
 from jaxd_server.cache.directory import cache_root
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.quarantine import (
-    Quarantine,
-    QuarantineFile,
-    WorkerQuarantine,
-)
+from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
 from jaxd_server.processes.supervision.worker_slot import WorkerSlot
 from jaxd_server.processes.tenants.directory import tenants_root
 from jaxd_server.processes.tenants.manager import TenantManager
@@ -80,7 +76,7 @@ class Host:
             else WorkerSlot(
                 options,
                 worker_command,
-                quarantine=Quarantine(WorkerQuarantine(self._quarantine_file)),
+                quarantine=Quarantine(self._quarantine_file),
             )
         )
         self._started_at = time.monotonic()

@@ -19,11 +19,7 @@ from typing import Any, Final, Protocol
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_server.auth.listeners import Listener, check_length
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.quarantine import (
-    Quarantine,
-    QuarantineFile,
-    WorkerQuarantine,
-)
+from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
 from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.processes.supervision.untrusted_report import LISTS, printable, sanitize_report
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
@@ -185,17 +181,18 @@ class TenantManager:
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions in quarantine, each with its principal."""
         here = [(who, one.slot.quarantined()) for who, one in self._workers.items()]
-        return _rows([*here, *((one.principal, Quarantine(one).rows()) for one in self._away())])
+        return _rows([*here, *((one.principal, one.rows()) for one in self._away())])
 
     def release(self, what: str) -> list[dict[str, Any]]:
         """Releases some of them, by name or fingerprint, for all; returns their rows."""
         here = [(who, one.slot.release(what)) for who, one in self._workers.items()]
-        away = [(one.principal, Quarantine(one).release(what)) for one in self._away()]
+        away = [(one.principal, one.release(what)) for one in self._away()]
         return _rows([*here, *away])
 
-    def _away(self) -> list[WorkerQuarantine]:
-        """The entries of principals that have no worker now."""
-        return [one for one in self._quarantine_file.parts() if one.principal not in self._workers]
+    def _away(self) -> list[Quarantine]:
+        """The quarantines of principals that have no worker now."""
+        found = self._quarantine_file.quarantines()
+        return [one for one in found if one.principal not in self._workers]
 
     def describe(self) -> dict[str, Any]:
         """The facts about all workers for the host's part of a status."""
@@ -277,8 +274,9 @@ class TenantManager:
         assert self._tenants is not None
         self._evict_resting()
         tenant = self._tenants.of(principal, token)
-        part = WorkerQuarantine(self._quarantine_file, principal, os.path.basename(tenant.folder))
-        options, quarantine = tenant.options(self._options), Quarantine(part)
+        name = os.path.basename(tenant.folder)
+        quarantine = Quarantine(self._quarantine_file, principal, name)
+        options = tenant.options(self._options)
         slot = WorkerSlot(options, self._worker_command, tenant, quarantine=quarantine)
         worker = TenantWorker.opened(tenant, token, self._path_of(principal), slot)
         self._workers[principal] = worker
