@@ -21,7 +21,7 @@ from jaxd_server.auth.tls_setup import connection_hints
 from jaxd_server.cache.directory import cache_root
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
-from jaxd_server.processes.supervision.worker_slot import WorkerSlot
+from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.tenants.directory import tenants_root
 from jaxd_server.processes.tenants.manager import TenantManager
 from jaxd_server.runtime.json_lines import encode_line, messages
@@ -70,10 +70,10 @@ class Host:
         apart = options.worker_per_principal
         root = tenants_root(options) if apart else cache_root(options.cache_dir)
         self._quarantine_file = QuarantineFile(root, str(options.listen[0]))
-        self._workers: WorkerSlot | TenantManager = (
+        self._workers: Supervisor | TenantManager = (
             TenantManager(options, worker_command, kept=self._quarantine_file)
             if apart
-            else WorkerSlot(
+            else Supervisor(
                 options,
                 worker_command,
                 quarantine=Quarantine(self._quarantine_file),

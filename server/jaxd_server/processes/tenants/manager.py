@@ -20,10 +20,10 @@ from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_server.auth.listeners import Listener, check_length
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
+from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.processes.supervision.untrusted_report import LISTS, printable, sanitize_report
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
-from jaxd_server.processes.supervision.worker_slot import WorkerSlot
 from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 from jaxd_server.runtime.logs import log_event
@@ -114,7 +114,7 @@ class TenantManager:
             recycle_after_s=0.0,
             recycle_above_bytes=0,
         )
-        self._gateway = WorkerSlot(
+        self._gateway = Supervisor(
             gateway_options, gateway_command, on_message=self._on_gateway_message, what="door"
         )
         self._tenants: TenantDirectory | None = None
@@ -148,7 +148,7 @@ class TenantManager:
             code = await self._gateway.run(listeners)
         finally:
             for one in self._workers.values():
-                one.slot.stop(now=not self._gateway.is_stopping or self._forced)
+                one.supervisor.stop(now=not self._gateway.is_stopping or self._forced)
             tasks = [one.task for one in (*self._workers.values(), *self._detached) if one.task]
             codes = await asyncio.gather(*tasks)
             await self._cleanup.finish()
@@ -163,7 +163,10 @@ class TenantManager:
 
     def processes(self) -> list[WorkerProcess]:
         """The gateway and all workers that there are, in whatever state."""
-        slots = [self._gateway, *(one.slot for one in (*self._workers.values(), *self._detached))]
+        slots = [
+            self._gateway,
+            *(one.supervisor for one in (*self._workers.values(), *self._detached)),
+        ]
         return [process for slot in slots for process in slot.processes()]
 
     def stop(self, *, now: bool = False) -> None:
@@ -171,21 +174,25 @@ class TenantManager:
         self._forced = self._forced or now
         self._gateway.stop(now=now)
         for one in self._workers.values():
-            one.slot.stop(now=now)
+            one.supervisor.stop(now=now)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Replaces all workers that there are; see `RollingRestart.restart`."""
-        slots = {who: one.slot for who, one in self._workers.items() if not one.slot.is_resting}
+        slots = {
+            who: one.supervisor
+            for who, one in self._workers.items()
+            if not one.supervisor.is_resting
+        }
         return await self._restarts.restart(slots, force=force)
 
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions in quarantine, each with its principal."""
-        here = [(who, one.slot.quarantined()) for who, one in self._workers.items()]
+        here = [(who, one.supervisor.quarantined()) for who, one in self._workers.items()]
         return _rows([*here, *((one.principal, one.rows()) for one in self._away())])
 
     def release(self, what: str) -> list[dict[str, Any]]:
         """Releases some of them, by name or fingerprint, for all; returns their rows."""
-        here = [(who, one.slot.release(what)) for who, one in self._workers.items()]
+        here = [(who, one.supervisor.release(what)) for who, one in self._workers.items()]
         away = [(one.principal, one.release(what)) for one in self._away()]
         return _rows([*here, *away])
 
@@ -196,7 +203,7 @@ class TenantManager:
 
     def describe(self) -> dict[str, Any]:
         """The facts about all workers for the host's part of a status."""
-        rows = [one.slot.describe() for one in self._workers.values()]
+        rows = [one.supervisor.describe() for one in self._workers.values()]
         sums = {
             "restarts": sum(row["restarts"] for row in rows),
             "quarantined": len(self.quarantined()),
@@ -213,7 +220,10 @@ class TenantManager:
         return tenants_report(
             gateway,
             [one.tenant for one in tenants],
-            [{**one.slot.describe(), **each} for one, each in zip(tenants, reports, strict=True)],
+            [
+                {**one.supervisor.describe(), **each}
+                for one, each in zip(tenants, reports, strict=True)
+            ],
         )
 
     async def idle_s(self) -> float:
@@ -277,7 +287,7 @@ class TenantManager:
         name = os.path.basename(tenant.folder)
         quarantine = Quarantine(self._quarantine_file, principal, name)
         options = tenant.options(self._options)
-        slot = WorkerSlot(options, self._worker_command, tenant, quarantine=quarantine)
+        slot = Supervisor(options, self._worker_command, tenant, quarantine=quarantine)
         worker = TenantWorker.opened(tenant, token, self._path_of(principal), slot)
         self._workers[principal] = worker
         worker.task = asyncio.create_task(self._run_slot(worker))
@@ -294,7 +304,7 @@ class TenantManager:
         resting.sort(key=lambda worker: worker.asked_at)
         for worker in resting[: max(0, len(resting) - _MAX_RESTING)]:
             self._detach(worker)
-            worker.slot.stop()
+            worker.supervisor.stop()
 
     def _detach(self, worker: TenantWorker) -> None:
         """Separates a worker from its principal, which can get another one at once.
@@ -317,9 +327,9 @@ class TenantManager:
         assert self._cleanup is not None
         try:
             await self._cleanup.clear(principal)
-            if worker.slot.is_stopping:  # it was stopped before it had started
+            if worker.supervisor.is_stopping:  # it was stopped before it had started
                 return 0
-            return await worker.slot.run([worker.listener])
+            return await worker.supervisor.run([worker.listener])
         except ServerStartFailed as error:
             why = str(error)
             self._failed[principal] = time.monotonic(), why
@@ -340,7 +350,7 @@ class TenantManager:
         principal = worker.tenant.principal
         log_event("worker_dismissed", level=logging.WARNING, principal=principal)
         self._detach(worker)
-        worker.slot.stop(now=True)  # and disconnects those that wait there
+        worker.supervisor.stop(now=True)  # and disconnects those that wait there
         assert self._cleanup is not None
         self._cleanup.forget(principal)
         self._quarantine_file.forget(principal)
@@ -364,7 +374,7 @@ Outcome = dict[str, Any]
 
 
 class Restartable(Protocol):
-    """A slot with a worker; see `WorkerSlot`."""
+    """A slot with a worker; see `Supervisor`."""
 
     async def restart(self, *, force: bool = False) -> Outcome:
         """Replaces it: `epoch` and `seconds`, or why not, under `refused`."""

@@ -40,7 +40,7 @@ def run(
 
     async def play() -> WorkerProcess:
         command = [sys.executable, "-P", "-c", PRELUDE + program]
-        worker = WorkerProcess.start(command, options or ServerOptions(), [], 7, (), tenant)
+        worker = WorkerProcess(command, options or ServerOptions(), [], 7, (), tenant)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, worker.collect)
         try:
