@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, ProtocolError
 from jaxd_protocol.network import tcp_owners
@@ -56,6 +56,18 @@ class AuthenticatedPeer:
     client_identity: ClientIdentity | None = None
     account: Account | None = None
     proof: str | None = None
+
+
+class _Claim(NamedTuple):
+    """What is known of a peer before it proves to hold a token.
+
+    Attributes:
+        principal: its identity without a token.
+        key: what handshakes and wrong tokens are counted by.
+    """
+
+    principal: str
+    key: str
 
 
 def wrong_token_limiter() -> RateLimiter:
@@ -117,21 +129,21 @@ class Authenticator:
             EOFError, OSError: the peer disconnected or was too slow.
         """
         principal, wrong_user = self._principal_of(sock)
-        place = principal if self._unix else _rate_limit_key(sock)
+        claim = _Claim(principal, principal if self._unix else _rate_limit_key(sock))
         if self._open and wrong_user is None:
             sock.settimeout(None)  # a stock client sends nothing before its first request
             first = self._peek(sock)
-            return self._greet(sock, _DeadlineSocket(sock), first, principal, place)
-        with self._handshake_slots.acquire(sock, place, tls=self._tls is not None) as stranger:
+            return self._greet(sock, _DeadlineSocket(sock), first, claim)
+        with self._handshake_slots.acquire(sock, claim.key, tls=self._tls is not None) as stranger:
             hurried = _DeadlineSocket(sock)
             first = self._peek(_DeadlineSocket(sock, min(FIRST_BYTES_S, hurried.left_s())))
             stranger.mark_heard()
             if wrong_user is not None:
                 raise _refused(hurried, AuthenticationFailed(wrong_user), is_ours=first == MAGIC)
             if self._tls is not None:
-                return self._greet_over_tls(stranger, hurried, self._tls, first, principal, place)
+                return self._greet_over_tls(stranger, hurried, self._tls, first, claim)
             stranger.mark_protocol(sock)
-            return self._greet(sock, hurried, first, principal, place)
+            return self._greet(sock, hurried, first, claim)
 
     def _greet_over_tls(
         self,
@@ -139,8 +151,7 @@ class Authenticator:
         hurried: _DeadlineSocket,
         tls: TlsConfig,
         first: bytes,
-        principal: str,
-        place: str,
+        claim: _Claim,
     ) -> AuthenticatedPeer:
         if first == MAGIC:
             text = "this port speaks TLS. Use the tls:// address that the server printed."
@@ -154,48 +165,40 @@ class Authenticator:
         if first != MAGIC:
             raise ProtocolError("the peer speaks TLS, but not jaxd's protocol")
         stranger.mark_protocol(line)
-        return self._greet_jaxd_client(
-            line, _DeadlineSocket(line, hurried.left_s()), principal, place
-        )
+        return self._greet_jaxd_client(line, _DeadlineSocket(line, hurried.left_s()), claim)
 
     def _greet(
-        self,
-        sock: socket.socket,
-        hurried: _DeadlineSocket,
-        first: bytes,
-        principal: str,
-        place: str,
+        self, sock: socket.socket, hurried: _DeadlineSocket, first: bytes, claim: _Claim
     ) -> AuthenticatedPeer:
         if first == MAGIC:
             hurried.recv(len(MAGIC), socket.MSG_WAITALL)
-            return self._greet_jaxd_client(sock, hurried, principal, place)
+            return self._greet_jaxd_client(sock, hurried, claim)
         if not self._open:
             raise ProtocolError(
                 "the peer does not speak jaxd's protocol; a stock rpyc client may connect to a "
                 "Unix socket, or to loopback TCP under --allow-unauthenticated-loopback"
             )
-        return AuthenticatedPeer(sock, principal)
+        return AuthenticatedPeer(sock, claim.principal)
 
     def _greet_jaxd_client(
-        self, line: socket.socket | TlsSocket, hurried: _DeadlineSocket, principal: str, place: str
+        self, line: socket.socket | TlsSocket, hurried: _DeadlineSocket, claim: _Claim
     ) -> AuthenticatedPeer:
         accounts = () if self._unix else self._accounts()
         if not (accounts or self._open):
             raise _refused_after_read(hurried, AuthenticationFailed(_NO_TCP_CLIENTS))
-        wait_s = self._failures.wait_s(place) if accounts else 0.0
+        wait_s = self._failures.wait_s(claim.key) if accounts else 0.0
         if wait_s:
-            raise _refused_after_read(hurried, _too_many(place, wait_s))
+            raise _refused_after_read(hurried, _too_many(claim.key, wait_s))
         try:
             client_identity, hello = handshake_with_client(
-                hurried, self._channel(line), accounts, principal
+                hurried, self._channel(line), accounts, claim.principal
             )
         except AuthenticationFailed:
-            self._failures.record(place)
+            self._failures.record(claim.key)
             raise
-        proof = server_proof(client_identity.account, hello)
-        return AuthenticatedPeer(
-            line, client_identity.principal, client_identity, client_identity.account, proof
-        )
+        account = client_identity.account
+        proof = server_proof(account, hello)
+        return AuthenticatedPeer(line, client_identity.principal, client_identity, account, proof)
 
     def _channel(self, line: socket.socket | TlsSocket) -> ChannelBinding:
         if self._unix:
@@ -211,10 +214,8 @@ class Authenticator:
             return f"anonymous@{sock.getpeername()[0]}", None
         uid = peer_uid(sock)
         if uid is None and self._allowed_uids:
-            return (
-                "unknown",
-                "the system does not identify the peer, and not every user may connect.",
-            )
+            why = "the system does not identify the peer, and not every user may connect."
+            return "unknown", why
         if uid not in (None, self._uid, 0) and uid not in self._allowed_uids:
             return f"uid:{uid}", (
                 f"user {uid} may not use the server of user {self._uid}. Start one of your own "
@@ -237,9 +238,9 @@ class Authenticator:
 _NO_TCP_CLIENTS: Final = "the server has no token and takes no clients over TCP. See `jaxd token`."
 
 
-def _too_many(place: str, wait_s: float) -> Busy:
+def _too_many(key: str, wait_s: float) -> Busy:
     return Busy(
-        f"too many wrong tokens have come from {place}. The next one is looked at in "
+        f"too many wrong tokens have come from {key}. The next one is checked in "
         f"{wait_s:.0f} s; check yours meanwhile.",
         wait_s,
     )

@@ -78,7 +78,7 @@ class Host:
         self.lines = self.sock.makefile("rb")
         self.drained, self.lost = threading.Event(), threading.Event()
         self.host_channel = HostChannel(
-            theirs, lambda: {"calls": 7}, self.drained.set, self.lost.set
+            theirs, lambda: {"calls": 7}, self.drained.set, lambda _: None, self.lost.set
         )
         self._theirs = theirs
 

@@ -98,12 +98,18 @@ def launch(
         theirs.callback(other_end.close)
         output, output_end = os.pipe()
         theirs.callback(os.close, output_end)
-        relay = _relaying(output, can_end=tenant is not None)
+        relay = _relaying(output)
         inherited = {"tether_fd": other_end.fileno(), "black_box_fd": recorder.descriptor}
         environment = worker_environment(options, os.environ)
-        argument = (
-            _argument(options, listeners) | inherited | _worker_identity(epoch, suspects, tenant)
-        )
+        argument = {
+            "options": options.to_json(),
+            "listeners": [
+                {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
+            ],
+            **inherited,
+            **({"epoch": epoch, "suspects": list(suspects)} if epoch else {"stands_by": True}),
+            **({} if tenant is None else {"principal": tenant.principal}),
+        }
         passed = [*inherited.values(), *(one.socket.fileno() for one in listeners)]
         if tenant is not None:  # other users can read a command line
             argument, file = in_a_file(argument)
@@ -123,27 +129,12 @@ def launch(
     return LaunchedWorker(process, host_channel, relay, recorder)
 
 
-def _relaying(output: int, *, can_end: bool) -> OutputRelay:
+def _relaying(output: int) -> OutputRelay:
     """Starts copying the output; the copy ends by itself when no process is started."""
-    relay = OutputRelay(output, can_end=can_end)
+    relay = OutputRelay(output)
     try:
         relay.start()
     except RuntimeError as error:
         relay.discard()
         raise OSError(errno.EAGAIN, "no thread can be started") from error
     return relay
-
-
-def _worker_identity(epoch: int, suspects: SuspectRows, tenant: Tenant | None) -> dict[str, Any]:
-    """The part of the argument that distinguishes workers."""
-    order = {"epoch": epoch, "suspects": list(suspects)} if epoch else {"stands_by": True}
-    return order if tenant is None else {**order, "principal": tenant.principal}
-
-
-def _argument(options: ServerOptions, listeners: Sequence[Listener]) -> dict[str, Any]:
-    return {
-        "options": options.to_json(),
-        "listeners": [
-            {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
-        ],
-    }

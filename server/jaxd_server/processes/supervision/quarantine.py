@@ -15,11 +15,11 @@ import os
 import platform
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any, Final, NamedTuple
 
@@ -233,8 +233,6 @@ class QuarantineFile:
         name = f"{socket.gethostname()} {server}".encode()
         self._name = hashlib.blake2b(name, digest_size=8).hexdigest() + ".json"
         self._versions = _versions()
-        self._lock = threading.Lock()  # guards _unwritten
-        self._unwritten: str | None = None
         self._writer = SerialExecutor("jaxd-quarantine")
         self._found = self._read()
 
@@ -287,28 +285,17 @@ class QuarantineFile:
             return {}
 
     def _begin_to_write(self) -> None:
-        if self._root is None:
-            return
-        with self._lock:
-            self._unwritten = self._text()
-        self._writer.put(self._write_newest)
+        if self._root is not None:
+            self._writer.put(partial(self._write, self._root, self._text()))
 
-    def _write_newest(self) -> None:
-        with self._lock:
-            text, self._unwritten = self._unwritten, None
-        if text is None:  # a later write has included it
-            return
+    def _write(self, root: str, text: str) -> None:
         try:
-            self._write(text)
+            folder = f"{make_trusted(root)}/{_FOLDER}"
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+            replace_file(f"{folder}/{self._name}", text)
         except (OSError, ConfigurationError) as error:
             log_event("quarantine_not_kept", level=logging.WARNING, reason=_in_words(error))
-
-    def _write(self, text: str) -> None:
-        assert self._root is not None
-        folder = f"{make_trusted(self._root)}/{_FOLDER}"
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        replace_file(f"{folder}/{self._name}", text)
 
     def _text(self) -> str:
         rows = [

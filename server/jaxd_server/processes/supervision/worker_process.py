@@ -46,24 +46,11 @@ class WorkerFlags:
         self.outdated = asyncio.Event()
         self.resting = asyncio.Event()
         self.gave_way = asyncio.Event()
-        self._by_name = dict(vars(self))
 
     @property
     def draining(self) -> tuple[asyncio.Event, ...]:
         """The flags of a worker that drains by itself, on purpose."""
         return self.outdated, self.resting, self.gave_way
-
-    def is_known(self, name: str) -> bool:
-        """Whether there is a flag of that name."""
-        return name in self._by_name
-
-    def set(self, name: str) -> bool:
-        """Sets a flag; returns whether it was not set before."""
-        flag = self._by_name[name]
-        if flag.is_set():
-            return False
-        flag.set()
-        return True
 
 
 _ANSWER_TIMEOUT_S = 5.0
@@ -231,7 +218,8 @@ class WorkerProcess:
         """Collects the process if it has ended; to be called on every SIGCHLD."""
         if not self.exited.is_set() and self._process.poll() is not None:
             self.exited.set()
-            self._relay.end()
+            if self.principal is not None:  # others may share the output of what they have started
+                self._relay.end()
 
     def last_lines(self) -> list[str]:
         """The last lines of its output, once it has exited; waits up to a second for the copy."""
@@ -310,8 +298,10 @@ class WorkerProcess:
 
     def _set_flag(self, name: str, changes: Any) -> None:
         """Sets a flag that the worker has reported."""
-        if not self.flags.set(name):
+        flag: asyncio.Event = vars(self.flags)[name]
+        if flag.is_set():
             return
+        flag.set()
         self._draining |= any(flag.is_set() for flag in self.flags.draining)
         log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
         if name == "gave_way":
@@ -330,7 +320,7 @@ class WorkerProcess:
                 )
             case {"event": "draining"}:
                 self._draining = True
-            case {"event": str(name)} if self.flags.is_known(name):
+            case {"event": str(name)} if name in vars(self.flags):
                 self._set_flag(name, message.get("changes"))
             case {"event": "needed", "why": str(why)}:
                 self._refusal.answered(why)

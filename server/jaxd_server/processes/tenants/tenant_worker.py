@@ -1,4 +1,4 @@
-"""One principal's worker: its socket, and its process where there is one at present."""
+"""One principal's worker: its socket, and its process while there is one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class TenantWorker:
 
     Attributes:
         tenant: the principal.
-        token: the digest of its account's token; None: it needs none.
+        token: the digest of its account's token; None: it has no account.
         supervisor: keeps the worker.
-        listener: where the gateway hands clients over; the same from one worker to the next.
+        listener: receives clients from the gateway; stays from one worker to the next.
         closing: closes the listener.
         task: runs the supervisor.
-        asked_at: when the gateway last asked for it.
+        asked_at: when the gateway last requested it.
     """
 
     tenant: Tenant
@@ -60,7 +60,7 @@ class TenantWorker:
 
     @property
     def is_vacant(self) -> bool:
-        """Whether there is no process, and no client waits for one."""
+        """Whether it has no process, and no client waits for one."""
         sock = self.listener.socket
         if not self.supervisor.is_resting or sock.fileno() < 0:
             return False
@@ -74,16 +74,17 @@ class TenantWorker:
             os.unlink(self.listener.address.path)
 
     def close(self) -> None:
-        """Closes the socket, and disconnects those that wait there."""
+        """Closes the socket, and disconnects the clients that wait there."""
         self.closing.close()
 
     async def status(self) -> dict[str, Any]:
-        """The status of its slot; where that fails, the report of the others is still given."""
+        """Its description and status; a failure does not affect the report of the others."""
         try:
-            return await self.supervisor.status()
+            status = await self.supervisor.status()
         except Exception:  # noqa: BLE001
             log_event("status_failed", level=logging.ERROR, principal=self.tenant.principal)
-            return {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
+            status = {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
+        return self.supervisor.describe() | status
 
     async def idle_s(self) -> float:
         """Seconds without connection and call; 0 when that is unknown."""

@@ -1,8 +1,8 @@
 """Schedules garbage collection so that it delays no warm calls.
 
-Tracing holds the interpreter lock. A thread that reads a warm call gets it only when the tracing
-thread releases it, by default after five milliseconds, and loses it again at each system call. And
-tracing makes so many objects that the garbage collector, which cannot be interrupted, runs all the
+Tracing holds the interpreter lock. A thread that reads a warm call gets it when the tracing thread
+releases it, by default after five milliseconds, and loses it again at each system call. Tracing
+also makes so many objects that the garbage collector, which cannot be interrupted, runs all the
 time. So the switch interval is short in a worker, and garbage is collected when no call is running.
 See docs/decisions/0011-who-waits-for-whom.md for the measurements.
 """
@@ -31,9 +31,9 @@ class GcScheduler:
     """Decides when garbage is collected in this process.
 
     Args:
-        admission: knows whether calls are running.
+        admission: of the calls.
         chores: called about once a minute.
-        polls: called several times a second; quick.
+        polls: called several times a second; has to be quick.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class GcScheduler:
         self._thread = threading.Thread(target=self._work, name="jaxd-housekeeper", daemon=True)
 
     def start(self) -> None:
-        """Begins; to be called when all is imported that stays."""
+        """Starts; to be called when all modules are imported."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         gc.collect()
-        gc.freeze()  # what is imported stays: examining it again is wasted
+        gc.freeze()  # imported modules stay: they are not examined again
         gc.disable()
         self._thread.start()
 

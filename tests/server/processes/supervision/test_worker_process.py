@@ -300,25 +300,9 @@ def test_a_server_that_nobody_asked_for_does_not_preallocate(
     assert capfd.readouterr().err.strip() == expected
 
 
-def test_a_mark_is_set_once() -> None:
-    """Said again, it is nothing new."""
-    marks = WorkerFlags()
-    assert [marks.set("prepared") for _ in range(2)] == [True, False]
-    assert marks.prepared.is_set()
-    assert not marks.standing_by.is_set()
-
-
-def test_what_is_no_mark_is_known_to_be_none() -> None:
-    """Whatever somebody says."""
-    marks = WorkerFlags()
-    names = ("standing_by", "prepared", "stale", "outdated", "resting", "gave_way")
-    assert all(marks.is_known(name) for name in names)
-    assert not any(marks.is_known(name) for name in ("ready", "draining", "set", "_by_name", ""))
-
-
-def test_some_are_of_a_worker_that_drains() -> None:
-    """One that ends as it stands by has nothing to drain."""
-    marks = WorkerFlags()
-    for name in ("stale", "prepared", "resting"):
-        marks.set(name)
-    assert [mark.is_set() for mark in marks.draining] == [False, True, False]
+def test_a_worker_that_drains_on_purpose_has_a_flag_for_it() -> None:
+    """One that ends while it stands by has nothing to drain."""
+    flags = WorkerFlags()
+    for flag in (flags.stale, flags.prepared, flags.resting):
+        flag.set()
+    assert [flag.is_set() for flag in flags.draining] == [False, True, False]

@@ -376,7 +376,7 @@ def test_an_account_that_was_revoked_while_no_server_ran_keeps_no_process(
         )
         assert left.wait(PATIENCE_S) == -signal.SIGKILL
         options = ServerOptions(cache_dir=str(folder), worker_uids=(uid, uid + 1))
-        with pytest.raises(ConfigurationError, match="another server has the workers"):
+        with pytest.raises(ConfigurationError, match="another server has its programs"):
             TenantDirectory(options, claims=True)
     finally:
         left.kill()
@@ -418,7 +418,7 @@ def test_what_an_account_has_left_is_ended_before_its_worker_and_when_it_is_give
     crew._cleanup = cast("TenantCleanup", notes)
     place = TenantWorker(tenant, "t", cast("Any", FailingSlot(notes)), None, ExitStack())  # type: ignore[arg-type]
     crew._workers["account:alice"] = place
-    assert asyncio.run(crew._run_slot(place)) == 0
+    assert asyncio.run(crew._run_worker(place)) == 0
     assert notes.done == ["clear account:alice", "run", "begin account:alice"]
     assert crew._workers == {}
 

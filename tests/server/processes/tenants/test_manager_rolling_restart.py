@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from jaxd_server.processes.tenants.manager import Restartable, RollingRestart
+from jaxd_server.processes.tenants.manager import RollingRestart
 
 if TYPE_CHECKING:
     import pytest
@@ -30,7 +30,7 @@ class FakeSupervisor:
         return {**self.outcome, "force": force}
 
 
-def restart(**posts: Restartable) -> dict[str, Any]:
+def restart(**posts: Any) -> dict[str, Any]:
     """What becomes of them."""
     return asyncio.run(RollingRestart().restart(posts, force=True))
 
@@ -42,8 +42,9 @@ def test_one_that_never_makes_way_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 
     async def play() -> None:
         may = asyncio.Event()
-        slow, crew = FakeSupervisor(may=may), RollingRestart()
-        outcome = await crew.restart({"slow": slow, "quick": FakeSupervisor()}, force=False)
+        crew = RollingRestart()
+        posts = {"slow": FakeSupervisor(may=may), "quick": FakeSupervisor()}
+        outcome = await crew.restart(cast("Any", posts), force=False)
         assert [row["principal"] for row in outcome["workers"]] == ["slow", "quick"]
         assert outcome["workers"][0]["refused"].endswith("finished its calls. See jaxd status")
         assert outcome["refused"].startswith("slow: ")
@@ -61,7 +62,8 @@ def test_none_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> dict[str, Any]:
         second = FakeSupervisor()
         first = FakeSupervisor(may=second.has_begun)
-        return await RollingRestart().restart({"first": first, "second": second}, force=True)
+        posts = {"first": first, "second": second}
+        return await RollingRestart().restart(cast("Any", posts), force=True)
 
     rows = asyncio.run(play())["workers"]
     assert [(row["principal"], row["epoch"], row["force"]) for row in rows] == [
