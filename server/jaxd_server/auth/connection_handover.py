@@ -77,7 +77,7 @@ class HandoverReceiver:
     def _checked(self, line: socket.socket, message: dict[str, Any]) -> AuthenticatedPeer:
         admitted = _admitted(line, message)
         if admitted.principal != self._principal:
-            raise ProtocolError(f"a client of {admitted.principal} came to another one's worker.")
+            raise ProtocolError(f"this worker serves no clients of {admitted.principal}.")
         # a stock client sends nothing before its first request
         line.settimeout(None if admitted.client_identity is None else GREETING_S)
         return admitted

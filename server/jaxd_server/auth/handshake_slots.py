@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 from jaxd_protocol.errors import AuthenticationFailed, Busy, VersionMismatch
@@ -39,46 +40,44 @@ _ALERT: Final = bytes((21, 3, 3, 0, 2, 2, 80))
 """The fatal TLS alert *internal error*, the only message before there are keys (RFC 8446, 6)."""
 
 
+@dataclass(slots=True, eq=False)
 class UnauthenticatedPeer:
     """A peer that is not authenticated yet.
 
-    Args:
+    Attributes:
         sock: its connection.
         place: the key of its address, see `rate_limit_key`.
         line: for an error; None if TLS has to be set up first.
         came_at: when it connected.
+        is_evicted: whether it has lost its slot.
+        stage: of its handshake: 0 it has sent nothing, 1 some bytes, 2 it uses jaxd's protocol.
     """
 
-    __slots__ = ("_stage", "came_at", "is_evicted", "line", "place", "sock")
-
-    def __init__(
-        self, sock: socket.socket, place: str, line: ByteStream | None, came_at: float
-    ) -> None:
-        self.sock = sock
-        self.place = place
-        self.line = line
-        self.came_at = came_at
-        self.is_evicted = False
-        self._stage = 0
+    sock: socket.socket
+    place: str
+    line: ByteStream | None
+    came_at: float
+    is_evicted: bool = False
+    stage: int = 0
 
     def mark_heard(self) -> None:
         """Records that its first bytes have arrived."""
-        self._stage = 1
+        self.stage = 1
 
     def mark_protocol(self, line: ByteStream) -> None:
         """Records that it uses jaxd's protocol over this stream; TLS alone does not count."""
         self.line = line
-        self._stage = 2
+        self.stage = 2
 
     @property
     def is_silent(self) -> bool:
         """Whether it has sent nothing."""
-        return not self._stage
+        return not self.stage
 
     @property
     def worth(self) -> tuple[int, float]:
         """The peer with the lowest worth is evicted first."""
-        return self._stage, self.came_at
+        return self.stage, self.came_at
 
 
 class HandshakeSlots:

@@ -215,16 +215,9 @@ def _tcp_socket(address: Address) -> Iterator[Listener]:
 def _bound_tcp(address: Address) -> socket.socket:
     found = socket.getaddrinfo(*address.place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # a name may have addresses of both families, and every client tries IPv4
-    family, kind, protocol, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(socket.SOMAXCONN)
-    except OSError:
-        listening.close()
-        raise
-    return listening
+    family, _, _, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    return socket.create_server(place, family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both)
 
 
 def _cannot_listen(address: Address, error: OSError) -> CannotListen:

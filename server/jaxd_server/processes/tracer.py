@@ -99,7 +99,7 @@ class Tracer:
         prepare_for_user_code()
         capture_user_output()
         gc.collect()
-        gc.freeze()  # what is imported stays
+        gc.freeze()  # imported modules stay
 
     def serve(self) -> None:
         """Works until the worker closes its end."""
@@ -144,7 +144,7 @@ class Tracer:
             with may_interrupt(one):
                 lowered = self._lowered(order, function, arguments)
         except Interrupted:
-            return self._refused(order, "nobody waits for it any more")
+            return self._refused(order, "it was cancelled")
         except BaseException as error:  # noqa: BLE001  every exception is reported to the client
             return self._failed(order, error)
         finally:

@@ -190,7 +190,7 @@ class Quarantine:
         return [
             {
                 "name": record.entry.name,
-                "ids": [id_.hex() for id_ in record.entry.ids],
+                "ids": _hex(record.entry.ids),
                 "deaths": record.entry.deaths,
                 "how": record.entry.how,
                 "epoch": record.epoch,
@@ -202,8 +202,12 @@ class Quarantine:
         ]
 
 
+def _hex(ids: Iterable[bytes]) -> list[str]:
+    return [id_.hex() for id_ in ids]
+
+
 def _has_prefix(ids: Iterable[bytes], digits: str) -> bool:
-    return len(digits) >= _MIN_DIGITS and any(id_.hex().startswith(digits.lower()) for id_ in ids)
+    return len(digits) >= _MIN_DIGITS and any(id_.startswith(digits.lower()) for id_ in _hex(ids))
 
 
 _FOLDER: Final = "quarantine"
@@ -236,26 +240,26 @@ class QuarantineFile:
         self._writer = SerialExecutor("jaxd-quarantine")
         self._found = self._read()
 
-    def of(self, principal: str = "", home: str = "") -> list[QuarantineEntry]:
+    def of(self, principal: str = "", folder: str = "") -> list[QuarantineEntry]:
         """The entries of a worker that is about to start."""
-        whose, entries = self._found.get(principal, (home, []))
-        self._found[principal] = home, entries if whose == home else []
+        found_in, entries = self._found.get(principal, (folder, []))
+        self._found[principal] = folder, entries if found_in == folder else []
         return list(self._found[principal][1])
 
     def quarantines(self) -> list[Quarantine]:
         """The quarantines of all workers that have entries."""
-        holders = [(who, home) for who, (home, found) in self._found.items() if found]
-        return [Quarantine(self, who, home) for who, home in holders]
+        holders = [(name, folder) for name, (folder, found) in self._found.items() if found]
+        return [Quarantine(self, *holder) for holder in holders]
 
-    def keep(self, principal: str, home: str, entries: Sequence[QuarantineEntry]) -> None:
+    def keep(self, principal: str, folder: str, entries: Sequence[QuarantineEntry]) -> None:
         """Replaces the entries of a worker, soon also on disk.
 
         Ignored for an earlier holder of the name.
         """
-        if self._found.get(principal, (None,))[0] != home:
+        if self._found.get(principal, (None,))[0] != folder:
             return
         newest = sorted(entries, key=lambda one: one.at)[-_MAX_PER_WORKER:]
-        self._found[principal] = home, newest
+        self._found[principal] = folder, newest
         self._begin_to_write()
 
     def forget(self, principal: str) -> None:
@@ -299,8 +303,8 @@ class QuarantineFile:
 
     def _text(self) -> str:
         rows = [
-            {"principal": who, "home": home, **one._asdict(), "ids": [id_.hex() for id_ in one.ids]}
-            for who, (home, found) in self._found.items()
+            {"principal": name, "home": folder} | one._asdict() | {"ids": _hex(one.ids)}
+            for name, (folder, found) in self._found.items()
             for one in found
         ]
         rows = sorted(rows, key=lambda row: row["at"])[-_MAX_ENTRIES:]
@@ -347,8 +351,8 @@ def _parsed(
         return {}
     found: dict[str, tuple[str, list[QuarantineEntry]]] = {}
     for row in content["functions"][:_MAX_ENTRIES]:
-        home = _word(row["home"])
-        _, entries = found.setdefault(_word(row["principal"]), (home, []))
+        folder = _word(row["home"])
+        _, entries = found.setdefault(_word(row["principal"]), (folder, []))
         entries.append(_entry(row))
     return found
 
@@ -359,13 +363,13 @@ def _entry(row: Mapping[str, Any]) -> QuarantineEntry:
     if len(ids) not in (1, 2) or {len(id_) for id_ in ids} != {_ID_BYTES}:
         raise ValueError("a function has no fingerprint")
     if not (0 < deaths <= _MAX_ENTRIES and 0 < at < time.time() + 1e9):
-        raise ValueError("a function has ended workers at no time")
+        raise ValueError("a function has an invalid number or time of deaths")
     return QuarantineEntry(_word(row["name"]), ids, deaths, _word(row["how"]), at)
 
 
 def _word(value: Any) -> str:
     if type(value) is not str or len(value) > _MAX_TEXT:
-        raise ValueError("a name is none")
+        raise ValueError("a name is no text, or too long")
     return value
 
 

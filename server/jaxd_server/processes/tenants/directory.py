@@ -1,4 +1,4 @@
-"""Assigns each principal a folder and a user of this machine."""
+"""Assigns each principal a folder and a user of this machine; cleans up after accounts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jaxd_server.runtime.logs import log_event
 
 _FOLDER: Final = "principals"
 _SYSTEM_CACHE: Final = "/var/cache/jaxd"
-"""Where root's server keeps folders of others, who cannot enter root's home."""
+"""The cache folder of root's server, whose users cannot enter root's home."""
 
 _USER: Final = re.compile(r"uid:(\d+)")
 _NOBODYS_GROUP: Final = 65534

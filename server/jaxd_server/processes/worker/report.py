@@ -76,11 +76,11 @@ class WorkerReport:
 
     def status(self) -> dict[str, Any]:
         """Counters and the present state, as the host and `statistics` show them."""
-        status = {**self._counters.snapshot(), "epoch": self.epoch}
+        status: dict[str, Any] = {**self._counters.snapshot(), "epoch": self.epoch}
         if self.components is not None:
             return {**status, "phase": "ready", **self.components.status.now()}
-        nothing = dict.fromkeys(_COUNTS, 0) | {name: [] for name in _LISTS}
-        return {**status, "phase": "starting", "idle_s": 0.0, **nothing}
+        status |= dict.fromkeys(_COUNTS, 0)
+        return {**status, "phase": "starting", "idle_s": 0.0, **{name: [] for name in _LISTS}}
 
     def info(self) -> dict[str, Any]:
         """The description of this worker that `info` shows."""

@@ -228,7 +228,7 @@ class AbandonedWork:
             return
         _log(name, does, age, "the worker is replaced")
         self._admission.replace()
-        self._replace([f"{name} {does} although nobody waits for it"])
+        self._replace([f"{name} {does} although it was cancelled"])
 
 
 _BUILDING = {"phase": "building", "waited_s": 0.0}
@@ -239,5 +239,5 @@ def _log(name: str, does: str, age: float, done: str) -> None:
         "left_behind",
         level=logging.WARNING,
         function=name,
-        reason=f"it {does} although nobody has waited for it for {age:.0f} s: {done}",
+        reason=f"it {does} although it was cancelled {age:.0f} s ago: {done}",
     )
