@@ -137,11 +137,8 @@ class FakeWorker:
                     if key.fileobj is not self.host_channel:
                         self.selector.unregister(key.fileobj)
                 self.send({"event": "gave_way"})
-        if "id" in message:
-            self.answer(message)
-
-    def answer(self, message: dict[str, Any]) -> None:
-        self.send({"answer": message["id"], "status": self.status()})
+        if message["ask"] == "status":
+            self.send({"status": self.status()})
 
     def status(self) -> dict[str, Any]:
         return {

@@ -89,7 +89,7 @@ class HostChannel:
 
     def _answer(self, message: Mapping[str, Any]) -> None:
         if message.get("ask") == "status":
-            self.notify({"answer": message["id"], "status": dict(self._status())})
+            self.notify({"status": dict(self._status())})
         elif message.get("ask") == "drain":
             self.notify({"event": "draining"})
             self._on_drain()

@@ -125,7 +125,6 @@ class WorkerProcess:
         self._started_at = self._last_message_at = time.monotonic()
         self._ready_after_s: float | None = None
         self._draining = False
-        self._asked = 0
         self._status = PendingAnswer()
         self._refusal = PendingAnswer()
         self._message_limiter = (
@@ -229,18 +228,13 @@ class WorkerProcess:
         """Requests a new `snapshot`; False when there is none after `patience_s` seconds."""
         if not self._channel.is_open:
             return False
-        answer = await self._status.ask(self._ask_for_status, patience_s)
+        answer = await self._status.ask(lambda: self._channel.send({"ask": "status"}), patience_s)
         return answer.done() and not answer.cancelled()
-
-    def _ask_for_status(self) -> None:
-        self._asked += 1
-        self._channel.send({"ask": "status", "id": self._asked})
 
     def drain(self) -> None:
         """Asks it to finish its running calls, to refuse new ones, and to exit."""
         self._draining = True
-        self._asked += 1
-        self._channel.send({"ask": "drain", "id": self._asked})
+        self._channel.send({"ask": "drain"})
 
     def release(self, fingerprint: str) -> None:
         """Releases a function from its quarantine."""
@@ -286,7 +280,7 @@ class WorkerProcess:
     def _kill_if_flooding(self, message: Mapping[str, Any]) -> bool:
         """Kills the worker of a principal when it sends too many unsolicited messages."""
         match message:
-            case {"answer": int(), "status": dict()} if self._status.is_open:
+            case {"status": dict()} if self._status.is_open:
                 return False
         if self._message_limiter is None or self._message_limiter.acquire("") is not None:
             return False
@@ -324,7 +318,7 @@ class WorkerProcess:
                 self._set_flag(name, message.get("changes"))
             case {"event": "needed", "why": str(why)}:
                 self._refusal.answered(why)
-            case {"answer": int(), "status": dict(status)}:
+            case {"status": dict(status)}:
                 self.snapshot = status if self.principal is None else _sanitized(status)
                 self._status.answered()
             case _:

@@ -113,7 +113,7 @@ def test_only_one_question_is_on_its_way(runtime: Path) -> None:
 say(event="ready")
 first = tether.readline()
 tether.readline()  # "drain", which is sent only after everybody has given up waiting
-say(answer=1, status={"first": first})
+say(status={"first": first})
 tether.read()
 """
 
@@ -123,7 +123,7 @@ tether.read()
         asker = asyncio.create_task(worker.refresh(PATIENCE_S))
         worker.drain()
         assert await asker
-        assert json.loads(worker.snapshot["first"]) == {"ask": "status", "id": 1}
+        assert json.loads(worker.snapshot["first"]) == {"ask": "status"}
 
     run(program, scenario)
 
@@ -158,7 +158,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("line", ["{}", '{"event": "draining"}', '{"answer": "1", "status": 7}'])
+@pytest.mark.parametrize("line", ["{}", '{"event": "draining"}', '{"status": 7}'])
 def test_a_worker_of_one_principal_that_floods_its_host_is_ended(runtime: Path, line: str) -> None:
     """What it does there is no work, and others wait meanwhile; also where it was asked."""
 
@@ -177,7 +177,7 @@ def test_what_was_asked_for_is_never_too_much(runtime: Path) -> None:
     program = """
 say(event="ready")
 for line in tether:
-    say(answer=1, status={})
+    say(status={})
 """
 
     async def scenario(worker: WorkerProcess) -> None:
@@ -233,7 +233,7 @@ def test_what_one_principals_worker_says_does_not_make_its_host_stumble(runtime:
 say(event="ready")
 tether.readline()
 nonsense = {"run_s": 10**400, "idle_s": "x", "running": [1]}
-say(answer=1, status={"calls": 2, **nonsense, "platform": "cpu"})
+say(status={"calls": 2, **nonsense, "platform": "cpu"})
 tether.read()
 """
 
