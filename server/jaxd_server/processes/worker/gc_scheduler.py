@@ -13,6 +13,7 @@ import gc
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -47,8 +48,6 @@ class GcScheduler:
         self._polls = polls
         self._quiet_polls = 0
         self._is_aged = False  # whether there are objects that only a full collection examines
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="jaxd-housekeeper", daemon=True)
 
     def start(self) -> None:
         """Starts; to be called when all modules are imported."""
@@ -56,18 +55,11 @@ class GcScheduler:
         gc.collect()
         gc.freeze()  # imported modules stay: they are not examined again
         gc.disable()
-        self._thread.start()
-
-    def close(self) -> None:
-        """Returns to the automatic collection of Python."""
-        self._ended.set()
-        self._thread.join()
-        gc.enable()
+        threading.Thread(target=self._work, name="jaxd-housekeeper", daemon=True).start()
 
     def _work(self) -> None:
         for polls in itertools.count(1):
-            if self._ended.wait(_POLL_S):
-                return
+            time.sleep(_POLL_S)
             self.poll()
             self._polls()
             if polls % _CHORES == 0:
