@@ -297,13 +297,13 @@ class ServerOptions:
         more="; at least 1G",
     )
     device_program_bytes: int | None = _program(
-        _SIZE, "device memory of programs", shown="a tenth of it"
+        _SIZE, "device memory of programs", shown="a tenth of the device's memory"
     )
     map_share: float = _program(
         _SHARE,
         "of vm.max_map_count, for memory maps of the worker",
         default=0.5,
-        more=", which ends when it reaches that limit. A large program takes 150 maps",
+        more=". A process that reaches vm.max_map_count dies. A large program takes 150 maps",
     )
     memory_share: float = _program(
         _SHARE,
@@ -384,8 +384,8 @@ class ServerOptions:
     )
     recycle_stuck_s: float = _lifetime(
         _SECONDS,
-        "kill a worker that has not answered for this long, if only the user whose call it runs "
-        "has arrays in it",
+        "kill a worker that has not answered for this long, if no user but the one whose call it "
+        "runs has arrays in it",
         default=0.0,
         shown="never",
     )
