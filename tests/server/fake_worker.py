@@ -40,7 +40,8 @@ class FakeWorker:
         self.held: list[socket.socket] = []
         self.selector = selectors.DefaultSelector()
         self.host_channel = socket.socket(fileno=argument["tether_fd"])
-        self.lines = self.host_channel.makefile("rw", encoding="utf-8")
+        # without a buffer, so that the selector sees each line that was not read yet
+        self.lines = self.host_channel.makefile("rwb", buffering=0)
         self.selector.register(self.host_channel, selectors.EVENT_READ, self.on_host_channel)
         for one in argument["listeners"]:
             listening = socket.socket(fileno=one["fd"])
@@ -48,8 +49,7 @@ class FakeWorker:
             self.selector.register(listening, selectors.EVENT_READ, self.on_caller)
 
     def send(self, message: dict[str, Any]) -> None:
-        self.lines.write(json.dumps(message) + "\n")
-        self.lines.flush()
+        self.host_channel.sendall(json.dumps(message).encode() + b"\n")
 
     def stand_by(self) -> None:
         self.send({"event": "standing_by"})
@@ -137,11 +137,8 @@ class FakeWorker:
                     if key.fileobj is not self.host_channel:
                         self.selector.unregister(key.fileobj)
                 self.send({"event": "gave_way"})
-        if "id" in message:
-            self.answer(message)
-
-    def answer(self, message: dict[str, Any]) -> None:
-        self.send({"answer": message["id"], "status": self.status()})
+        if message["ask"] == "status":
+            self.send({"status": self.status()})
 
     def status(self) -> dict[str, Any]:
         return {

@@ -330,8 +330,6 @@ class InProcessServer:
             endpoint.close()
         worker_context = self.parts._worker_context
         worker_context.watchdog.stop()
-        worker_context.runners.shutdown()
-        worker_context.builders.shutdown()
         self.parts.pipeline._builder._compiler.close()
         self.parts._tracing.close()
         if self.parts.pipeline.program_cache is not None:

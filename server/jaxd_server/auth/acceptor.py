@@ -1,8 +1,6 @@
-"""Accepts and authenticates connections: rpyc's server over a listener that the host opened.
+"""Accepts and authenticates connections on a listener that the host opened.
 
-One of the modules that import rpyc; relies on `Server.start`, which calls `accept`, on `_listen`,
-`_accept_method`, and on the attributes that `Server.__init__` would have set. Imports no jax: what
-is done with those who were let in is for those who derive from it.
+Imports no jax. Serving an authenticated client is the task of the subclasses.
 """
 
 from __future__ import annotations
@@ -14,10 +12,7 @@ import resource
 import selectors
 import socket
 import threading
-from typing import Any, Protocol
-
-import rpyc
-from rpyc.utils.server import ThreadedServer
+from typing import Protocol
 
 from jaxd_protocol.errors import Busy, JaxdError
 from jaxd_protocol.network.addresses import Address
@@ -28,23 +23,23 @@ from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
 
 _RESERVED_FILES = 32
-"""Of those that the process may open: XLA opens one for each program that it compiles."""
+"""File descriptors that are not used for clients: XLA opens a file for each compilation."""
 
 _RETRY_S = 1.0
-"""Until a process that may open no more files tries again to accept."""
+"""Delay before the next `accept` when the process has no free file descriptor or thread."""
 
 _LOG_BURST = 100
-"""In the log, of refused peers of one address; after that it is one a second."""
+"""Log lines about refused peers of one address; after that it is one a second."""
 
 
 class Authenticates(Protocol):
     """Authenticates peers: an `Authenticator`, or a `HandoverReceiver` behind a gateway."""
 
     def admit(self, sock: socket.socket) -> AuthenticatedPeer:
-        """Lets one peer in, or raises."""
+        """Authenticates one peer, or raises."""
 
 
-class Acceptor(ThreadedServer):  # type: ignore[misc]
+class Acceptor:
     """Accepts the peers of one listener, with a thread for each.
 
     The listening socket is shared with the host and with the process that comes after this one:
@@ -54,8 +49,8 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
         listener: an inherited, bound and listening socket.
         address: what it listens on.
         authenticator: decides who may connect.
-        most_clients: that may be here at the same time.
-        connected_accounts: closes connections of revoked accounts; by default none are.
+        max_clients: how many may be connected at the same time.
+        connected_accounts: closes connections of revoked accounts.
     """
 
     def __init__(
@@ -63,51 +58,35 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
         listener: socket.socket,
         address: Address,
         authenticator: Authenticates,
-        most_clients: int,
-        connected_accounts: ConnectedAccounts | None = None,
+        max_clients: int,
+        connected_accounts: ConnectedAccounts,
     ) -> None:
-        self.active = False
-        self._closed = False
-        self.service = rpyc.VoidService()
-        self.authenticator = authenticator.admit
-        self.backlog = socket.SOMAXCONN
-        self.auto_register = False
-        self.protocol_config: dict[str, Any] = {}
-        self.clients: set[socket.socket] = set()
         self.listener = listener
         listener.setblocking(False)  # another process that shares it may take the client first
         self._stopped, self._stop = socket.socketpair()
-        self.host, self.port = str(address), 0
-        self.logger = logging.getLogger("jaxd_server.rpyc")  # one line per accept: not for people
+        self._clients: set[socket.socket] = set()
         self._address = address
-        self._most_clients = most_clients
-        self._connected_accounts = connected_accounts or ConnectedAccounts()
-        self._lines = RateLimiter(_LOG_BURST, 1.0)
+        self._authenticator = authenticator
+        self._max_clients = max_clients
+        self._connected_accounts = connected_accounts
+        self._log_limiter = RateLimiter(_LOG_BURST, 1.0)
 
     def start_in_thread(self) -> None:
-        """Accepts from now on, in a thread of its own."""
-        threading.Thread(
-            target=self.start, name=f"jaxd-accept-{self._address}", daemon=True
-        ).start()
+        """Accepts clients from now on, in a thread of its own."""
+        threading.Thread(target=self._run, name=f"jaxd-accept-{self._address}", daemon=True).start()
 
     def close(self) -> None:
-        """Accepts no more; open connections stay."""
-        self.active = False
+        """Accepts no more clients; open connections stay."""
         self._stop.close()
 
-    def start(self) -> None:
-        """Accepts until the endpoint is closed, and closes this process's end of the listener."""
+    def _run(self) -> None:
+        """Accepts until `close`, then closes this process's end of the listener."""
         with self.listener, self._stopped:
-            super().start()
+            while not self._is_stopped(self.listener):
+                self._accept()
 
-    def accept(self) -> None:
-        """Waits for the next client and serves it; `start` calls this again and again.
-
-        rpyc's own version takes one more client after it was closed, and drops it: that client
-        is the next worker's. And it gives up the listener when the process has no more files.
-        """
-        if self._is_stopped(self.listener):
-            raise EOFError("the endpoint was closed")
+    def _accept(self) -> None:
+        """Accepts one client and starts its thread. Keeps the listener, whatever fails."""
         try:
             _reserve_descriptors(self.listener)
             sock, _ = self.listener.accept()
@@ -117,37 +96,39 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
             log_event("cannot_accept", level=logging.WARNING, reason=str(error))
             self._is_stopped(timeout_s=_RETRY_S)
             return
-        if len(self.clients) >= self._most_clients + MAX_HANDSHAKES:
+        if len(self._clients) >= self._max_clients + MAX_HANDSHAKES:
             self._refuse_busy(sock, "more clients come at once than this server has threads for.")
             return
         sock.setblocking(True)
-        self.clients.add(sock)
+        self._clients.add(sock)
         try:
-            self._accept_method(sock)
-        except RuntimeError as error:  # no thread for it: it is asked to connect later
+            threading.Thread(
+                target=self._handle, args=(sock,), name="jaxd-client", daemon=True
+            ).start()
+        except RuntimeError as error:  # the system has no more threads
             log_event("cannot_serve", level=logging.WARNING, reason=str(error))
-            self.clients.discard(sock)
+            self._clients.discard(sock)
             self._refuse_busy(sock, "this server can start no more threads now.")
             self._is_stopped(timeout_s=_RETRY_S)
 
     def _refuse_busy(self, sock: socket.socket, why: str) -> None:
-        """Refuses a peer for which there is no thread, and asks it to connect later."""
+        """Refuses a peer for which there is no thread; its client connects again later."""
         line = None if self._address.kind == "tls" else sock
         refuse_busy(sock, line, Busy(f"{why} Come again in a moment.", _RETRY_S))
         sock.close()
 
     def _is_stopped(self, *sockets: socket.socket, timeout_s: float | None = None) -> bool:
-        """Waits for one of the sockets, the end, or the time; returns whether it is the end."""
-        with selectors.PollSelector() as selector:  # takes no file, of which there may be no more
+        """Waits for input on a socket, for `close`, or for the timeout; True after `close`."""
+        with selectors.PollSelector() as selector:  # needs no file descriptor: there may be none
             for sock in (self._stopped, *sockets):
                 selector.register(sock, selectors.EVENT_READ)
             return any(key.fileobj is self._stopped for key, _ in selector.select(timeout_s))
 
-    def _authenticate_and_serve_client(self, sock: socket.socket) -> None:
+    def _handle(self, sock: socket.socket) -> None:
         peer, place = _peer_of(sock)
         admitted = None
         try:
-            admitted = self.authenticator(sock)
+            admitted = self._authenticator.admit(sock)
             if admitted.account is not None:
                 log_event("client_admitted", peer=peer, principal=admitted.principal)
             with self._connected_accounts.present(sock, admitted.account):
@@ -156,10 +137,10 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
             self._log_refusal("client_refused", logging.WARNING, peer, place, str(error))
         except (EOFError, OSError) as error:
             self._log_refusal("client_left_early", logging.INFO, peer, place, str(error))
-        except Exception:  # noqa: BLE001  one client must not end the others
+        except Exception:  # noqa: BLE001  a failure with one client does not affect others
             log_event("client_failed", level=logging.ERROR, peer=peer)
         finally:
-            self.clients.discard(sock)
+            self._clients.discard(sock)
             sock.close()
             if admitted is not None:
                 admitted.stream.close()
@@ -169,27 +150,27 @@ class Acceptor(ThreadedServer):  # type: ignore[misc]
         raise NotImplementedError
 
     def _log_refusal(self, event: str, level: int, peer: str, place: str, reason: str) -> None:
-        """At a limited rate, so that a peer cannot fill the disk."""
-        passed_over = self._lines.acquire(place)
-        if passed_over is not None:
-            log_event(event, level=level, peer=peer, reason=reason, not_logged=passed_over or None)
+        """Logs at a limited rate, so that a peer cannot fill the disk."""
+        skipped = self._log_limiter.acquire(place)
+        if skipped is not None:
+            log_event(event, level=level, peer=peer, reason=reason, not_logged=skipped or None)
 
 
 def _reserve_descriptors(sock: socket.socket) -> None:
-    """Returns when another client leaves enough files for those that are here already.
+    """Checks that one more client leaves enough file descriptors for the connected ones.
 
     Raises:
         OSError: when it does not.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    probe = os.dup(sock.fileno())  # the lowest number that is free
+    probe = os.dup(sock.fileno())  # the lowest free number
     os.close(probe)
     if probe >= limit - min(_RESERVED_FILES, limit // 4):
         raise OSError(errno.EMFILE, f"{probe} of {limit} files are open; the rest is kept")
 
 
 def _peer_of(sock: socket.socket) -> tuple[str, str]:
-    """What the log calls a peer, and the place that its lines are counted for."""
+    """The name of a peer in the log, and the key of its rate limit."""
     try:
         name = sock.getpeername()
     except OSError:

@@ -29,18 +29,18 @@ from jaxd_server.config.options import ServerOptions
 from jaxd_server.runtime.logs import log_event
 
 _REREAD_AFTER_S: Final = 1.0
-"""How old the content of a token file may be for the sessions that were made with it.
+"""Token files are read again after so long although their state is unchanged.
 
 A file can be rewritten without a change of its state: within one tick of the file system's clock,
-or behind a network file system's back.
+or on a network file system.
 """
 
 _RESOURCE_ERRNOS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Why a file that is as it was cannot be read at the moment."""
+"""Errors that are no fault of the file: this process lacks memory or file descriptors."""
 
 _State = tuple[int, ...]
 _Found = Account | str
-"""An account, or why there is none."""
+"""The account in a file, or why it gives none."""
 
 
 class Accounts:
@@ -62,8 +62,9 @@ class Accounts:
         self._reported = Account.unnamed(token) if token and options.token_file is None else None
         self._file = options.token_file
         self._folder = options.token_folder
-        self._lock = threading.Lock()  # guards all below; files are read under it, so that of two
-        # handshakes at once neither goes by an older state than the other
+        # guards all below; files are read under it, so that of two simultaneous handshakes neither
+        # uses an older state than the other
+        self._lock = threading.Lock()
         self._read: dict[str, tuple[_State, _Found]] = {}
         self._complaints: Mapping[str, str] = {}
         self._current: tuple[Account, ...] = self._load()
@@ -72,18 +73,18 @@ class Accounts:
         self._read_at = clock()
 
     def now(self) -> tuple[Account, ...]:
-        """All of them; the files whose state has changed since the last time are read."""
+        """The valid accounts; reads the files whose state has changed since the last call."""
         with self._lock:
             return self._set_current(self._load())
 
     def is_still_valid(self, account: Account) -> bool:
-        """Whether an account is unchanged since a client has authenticated with it."""
+        """Whether an account is unchanged since a client authenticated with it."""
         return account in self._current
 
     def poll_changed(self) -> bool:
-        """Whether they have changed since the last poll; to be called often.
+        """Whether the accounts have changed since the last poll; to be called often.
 
-        Once a second every file is read for it, whatever its state is.
+        Once a second it reads every file, whatever its state is.
         """
         with self._lock:
             is_due = self._clock() - self._read_at >= _REREAD_AFTER_S
@@ -94,7 +95,7 @@ class Accounts:
             return has_news
 
     def _set_current(self, found: tuple[Account, ...]) -> tuple[Account, ...]:
-        """Takes these for the present ones. The lock is held."""
+        """Makes these the current accounts. The lock is held."""
         if found != self._current:
             _log_changes(self._current, found)
             self._current = found
@@ -102,7 +103,7 @@ class Accounts:
         return found
 
     def _load(self, *, anew: bool = False) -> tuple[Account, ...]:
-        """The content of the files; `anew`: also of those that seem unchanged."""
+        """The accounts of all files; `anew`: reads also those that seem unchanged."""
         complaints: dict[str, str] = {}
         by_token: dict[str, Account] = {}
         for what, found in self._found(anew=anew):
@@ -138,7 +139,7 @@ class Accounts:
             yield self._folder, f"it has more than {MAX_ACCOUNTS} files; the last are left out"
 
     def _files(self, folder: str) -> list[TokenFile]:
-        """Those of the folder; while it cannot be listed, those that are known and still there."""
+        """The token files of the folder; if it cannot be listed, known ones that still exist."""
         try:
             return token_files(folder)
         except ConfigurationError as error:
@@ -150,21 +151,21 @@ class Accounts:
         )
 
     def _in_file(self, path: str, name: str | None, state: _State | None, *, anew: bool) -> _Found:
-        """The account of a file, read again when it is another file than the last time.
+        """The account of a file, which is read when its state differs from the last time.
 
-        While this process can open no file, one in the same state has the content that it had:
-        else a program that opens too many would disconnect all clients.
+        While this process can open no file, a file in the same state counts as unchanged:
+        otherwise a program that opens too many files would disconnect all clients.
         """
         known = self._read.get(path)
-        is_as_it_was = known is not None and known[0] == state
-        if known is not None and is_as_it_was and not anew:
+        is_unchanged = known is not None and known[0] == state
+        if known is not None and is_unchanged and not anew:
             return known[1]
         found: _Found
         try:
             token = read_token_file(path)
             found = Account.unnamed(token) if name is None else Account.named(name, token)
         except ConfigurationError as error:
-            if known is not None and is_as_it_was and _is_resource_error(error):
+            if known is not None and is_unchanged and _is_resource_error(error):
                 return known[1]
             found = str(error)
         if state is not None:
@@ -185,7 +186,7 @@ def _is_resource_error(error: ConfigurationError) -> bool:
 
 
 def _log_changes(before: tuple[Account, ...], after: tuple[Account, ...]) -> None:
-    """Logs what is new, gone, or has another token."""
+    """Logs accounts that were added, revoked, or have another token."""
     old = {account.principal: account for account in before}
     new = {account.principal: account for account in after}
     for name in sorted(old.keys() | new.keys()):
@@ -207,14 +208,14 @@ class ConnectedAccounts:
     """The open connections of accounts. Thread-safe.
 
     Args:
-        accounts: the valid ones; None: no connection is ever closed.
+        accounts: the valid ones.
         forget: releases what a revoked principal has on the server.
-        share: whether all of them are served by this process.
+        share: whether this process serves all of them.
     """
 
     def __init__(
         self,
-        accounts: Accounts | None = None,
+        accounts: Accounts,
         forget: Callable[[str], None] = lambda principal: None,
         *,
         share: bool = False,
@@ -249,9 +250,7 @@ class ConnectedAccounts:
                 means=_SHARED_WORKER_WARNING,
             )
         try:
-            if not self._is_still_valid(
-                account
-            ):  # checked once it is in the table: no change is missed
+            if not self._accounts.is_still_valid(account):  # once registered: no change is missed
                 raise AuthenticationFailed(f"{account.principal} was revoked while it connected.")
             yield
         finally:
@@ -260,11 +259,11 @@ class ConnectedAccounts:
 
     def poll(self) -> None:
         """Closes connections whose account was revoked; to be called often."""
-        if self._accounts is None or not self._accounts.poll_changed():
+        if not self._accounts.poll_changed():
             return
         with self._lock:
-            came_in = set(self._principals)
-        gone = came_in - {account.principal for account in self._accounts.now()}
+            known = set(self._principals)
+        gone = known - {account.principal for account in self._accounts.now()}
         for principal, connections in self._disconnect_revoked().items():
             log_event(
                 "client_shown_out",
@@ -277,12 +276,10 @@ class ConnectedAccounts:
         for principal in gone:
             self._forget(principal)
 
-    def _is_still_valid(self, account: Account) -> bool:
-        return self._accounts is None or self._accounts.is_still_valid(account)
-
     def _disconnect_revoked(self) -> Counter[str]:
-        with self._lock:  # which also keeps the sockets from being closed, and their numbers reused
-            gone = [pair for pair in self._connections.items() if not self._is_still_valid(pair[1])]
+        is_still_valid = self._accounts.is_still_valid
+        with self._lock:  # no socket is closed, and its descriptor reused, while it is held
+            gone = [pair for pair in self._connections.items() if not is_still_valid(pair[1])]
             for sock, _ in gone:
                 with suppress(OSError):  # it was closed already
                     sock.shutdown(socket.SHUT_RDWR)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from jaxd_protocol.errors import AuthenticationFailed, Busy, JaxdError, ProtocolError
 from jaxd_protocol.network import tcp_owners
@@ -43,10 +44,10 @@ class AuthenticatedPeer:
 
     Attributes:
         stream: the connection: the socket, or TLS on it.
-        principal: who it is allowed to be.
+        principal: the authenticated identity.
         client_identity: how a jaxd client has identified itself; None for a stock rpyc client.
         account: whose token the peer has proved to hold, if any.
-        proof: that we hold it as well, for the welcome.
+        proof: the server's proof that it holds the token as well, for the welcome.
     """
 
     stream: socket.socket | TlsSocket
@@ -56,11 +57,23 @@ class AuthenticatedPeer:
     proof: str | None = None
 
 
-def wrong_token_limiter() -> RateLimiter:
-    """What is remembered of wrong tokens: twenty from one address, and then one in three seconds.
+class _Claim(NamedTuple):
+    """What is known of a peer before it proves to hold a token.
 
-    A token that `jaxd token` has made is never guessed, however many may be tried; one that
-    somebody has thought up might be.
+    Attributes:
+        principal: its identity without a token.
+        key: what handshakes and wrong tokens are counted by.
+    """
+
+    principal: str
+    key: str
+
+
+def wrong_token_limiter() -> RateLimiter:
+    """Limits wrong tokens: twenty from one address, and then one in three seconds.
+
+    A token that `jaxd token` has made cannot be guessed anyway; one that a person has made up
+    might be.
     """
     return RateLimiter(20, 1 / 3)
 
@@ -70,15 +83,15 @@ class Authenticator:
 
     Args:
         address: what the listener listens on.
-        accounts: those at this moment whose clients may come over TCP; asked for each of them.
+        accounts: returns the accounts that are valid now over TCP; called for each client.
         uid: the user that may connect to a Unix socket: the server's own.
-        stock_loopback: whether stock rpyc clients and ours may come without a token over
-            loopback TCP. Over a Unix socket they always may: the socket itself is the proof.
+        stock_loopback: whether clients, stock rpyc ones included, need no token over loopback
+            TCP. Over a Unix socket none needs one: the permissions of the socket are the proof.
         allowed_uids: other users that may connect; none where the system does not identify peers.
-        tls: with what clients are accepted; None: without TLS.
+        tls: for addresses with TLS: certificate and key.
         insecure: whether clients with a token may use TCP although the connection may be
             intercepted, where their address allows it as well.
-        failures: the wrong tokens so far, of all listeners.
+        failures: counts the wrong tokens of all listeners.
     """
 
     def __init__(
@@ -98,39 +111,38 @@ class Authenticator:
         self._failures = wrong_token_limiter() if failures is None else failures
         self._uid = uid
         self._allowed_uids = frozenset(allowed_uids)
-        self._tls = tls
+        self._tls = tls if address.kind == "tls" else None
         plain_loopback = address.kind == "tcp" and address.is_loopback
         self._open = self._unix or (stock_loopback and plain_loopback)
         self._insecure = insecure or self._open
         self._handshake_slots = HandshakeSlots()
 
     def admit(self, sock: socket.socket) -> AuthenticatedPeer:
-        """Lets one peer in.
+        """Authenticates one peer.
 
         Raises:
             AuthenticationFailed: wrong user, wrong or missing token.
-            Busy: too many wrong tokens have come from there, or too many strangers are here.
-            VersionMismatch: our own client, but of another Python or protocol.
-            ProtocolError: something that is no client at all, or a connection on which somebody
-                may stand in between.
-            EOFError, OSError: the peer left or was too slow.
+            Busy: too many wrong tokens from this address, or too many handshakes in progress.
+            VersionMismatch: a jaxd client of another Python or protocol.
+            ProtocolError: the peer is no client, or the connection may be intercepted.
+            EOFError, OSError: the peer disconnected or was too slow.
         """
         principal, wrong_user = self._principal_of(sock)
-        place = principal if self._unix else _rate_limit_key(sock)
+        claim = _Claim(principal, principal if self._unix else _rate_limit_key(sock))
         if self._open and wrong_user is None:
-            sock.settimeout(None)  # a stock client sends when it has a request
+            sock.settimeout(None)  # a stock client sends nothing before its first request
             first = self._peek(sock)
-            return self._greet(sock, _DeadlineSocket(sock), first, principal, place)
-        with self._handshake_slots.acquire(sock, place, tls=self._tls is not None) as stranger:
+            return self._greet(sock, _DeadlineSocket(sock), first, claim)
+        with self._handshake_slots.acquire(sock, claim.key, tls=self._tls is not None) as stranger:
             hurried = _DeadlineSocket(sock)
             first = self._peek(_DeadlineSocket(sock, min(FIRST_BYTES_S, hurried.left_s())))
             stranger.mark_heard()
             if wrong_user is not None:
                 raise _refused(hurried, AuthenticationFailed(wrong_user), is_ours=first == MAGIC)
             if self._tls is not None:
-                return self._greet_over_tls(stranger, hurried, self._tls, first, principal, place)
+                return self._greet_over_tls(stranger, hurried, self._tls, first, claim)
             stranger.mark_protocol(sock)
-            return self._greet(sock, hurried, first, principal, place)
+            return self._greet(sock, hurried, first, claim)
 
     def _greet_over_tls(
         self,
@@ -138,16 +150,13 @@ class Authenticator:
         hurried: _DeadlineSocket,
         tls: TlsConfig,
         first: bytes,
-        principal: str,
-        place: str,
+        claim: _Claim,
     ) -> AuthenticatedPeer:
         if first == MAGIC:
             text = "this port speaks TLS. Use the tls:// address that the server printed."
             raise _refused(hurried, AuthenticationFailed(text), is_ours=True)
         if not self._accounts():
-            raise AuthenticationFailed(
-                _NO_TCP_CLIENTS
-            )  # the reason could be sent only inside of TLS
+            raise AuthenticationFailed(_NO_TCP_CLIENTS)  # only TLS could carry the reason
         line = TlsSocket(stranger.sock, tls.context, server_side=True)
         line.settimeout(hurried.left_s())
         line.do_handshake()
@@ -155,47 +164,39 @@ class Authenticator:
         if first != MAGIC:
             raise ProtocolError("the peer speaks TLS, but not jaxd's protocol")
         stranger.mark_protocol(line)
-        return self._greet_jaxd_client(
-            line, _DeadlineSocket(line, hurried.left_s()), principal, place
-        )
+        return self._greet_jaxd_client(line, _DeadlineSocket(line, hurried.left_s()), claim)
 
     def _greet(
-        self,
-        sock: socket.socket,
-        hurried: _DeadlineSocket,
-        first: bytes,
-        principal: str,
-        place: str,
+        self, sock: socket.socket, hurried: _DeadlineSocket, first: bytes, claim: _Claim
     ) -> AuthenticatedPeer:
         if first == MAGIC:
             hurried.recv(len(MAGIC), socket.MSG_WAITALL)
-            return self._greet_jaxd_client(sock, hurried, principal, place)
+            return self._greet_jaxd_client(sock, hurried, claim)
         if not self._open:
             raise ProtocolError(
                 "the peer does not speak jaxd's protocol; a stock rpyc client may connect to a "
                 "Unix socket, or to loopback TCP under --allow-unauthenticated-loopback"
             )
-        return AuthenticatedPeer(sock, principal)
+        return AuthenticatedPeer(sock, claim.principal)
 
     def _greet_jaxd_client(
-        self, line: socket.socket | TlsSocket, hurried: _DeadlineSocket, principal: str, place: str
+        self, line: socket.socket | TlsSocket, hurried: _DeadlineSocket, claim: _Claim
     ) -> AuthenticatedPeer:
         accounts = () if self._unix else self._accounts()
         if not (accounts or self._open):
             raise _refused_after_read(hurried, AuthenticationFailed(_NO_TCP_CLIENTS))
-        wait_s = self._failures.wait_s(place) if accounts else 0.0
+        wait_s = self._failures.wait_s(claim.key) if accounts else 0.0
         if wait_s:
-            raise _refused_after_read(hurried, _too_many(place, wait_s))
+            raise _refused_after_read(hurried, _too_many(claim.key, wait_s))
         try:
             client_identity, proof = handshake_with_client(
-                hurried, self._channel(line), accounts, principal
+                hurried, self._channel(line), accounts, claim.principal
             )
         except AuthenticationFailed:
-            self._failures.record(place)
+            self._failures.record(claim.key)
             raise
-        return AuthenticatedPeer(
-            line, client_identity.principal, client_identity, client_identity.account, proof
-        )
+        account = client_identity.account
+        return AuthenticatedPeer(line, client_identity.principal, client_identity, account, proof)
 
     def _channel(self, line: socket.socket | TlsSocket) -> ChannelBinding:
         if self._unix:
@@ -206,15 +207,13 @@ class Authenticator:
         return ChannelBinding("tcp", sock=line, insecure=self._insecure)
 
     def _principal_of(self, sock: socket.socket) -> tuple[str, str | None]:
-        """Who the peer is without a token, and why it may not be here, if so."""
+        """The principal of the peer without a token, and why it may not connect, if so."""
         if not self._unix:
             return f"anonymous@{sock.getpeername()[0]}", None
         uid = peer_uid(sock)
         if uid is None and self._allowed_uids:
-            return (
-                "unknown",
-                "the system does not identify the peer, and not every user may connect.",
-            )
+            why = "the system does not identify the peer, and not every user may connect."
+            return "unknown", why
         if uid not in (None, self._uid, 0) and uid not in self._allowed_uids:
             return f"uid:{uid}", (
                 f"user {uid} may not use the server of user {self._uid}. Start one of your own "
@@ -227,7 +226,7 @@ class Authenticator:
         while len(first) < len(MAGIC):
             more = sock.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL)
             if len(more) <= len(first):
-                raise EOFError("the peer left before it identified itself")
+                raise EOFError("the peer disconnected before it identified itself")
             first = more
             if not MAGIC.startswith(first):
                 break
@@ -237,16 +236,16 @@ class Authenticator:
 _NO_TCP_CLIENTS: Final = "the server has no token and takes no clients over TCP. See `jaxd token`."
 
 
-def _too_many(place: str, wait_s: float) -> Busy:
+def _too_many(key: str, wait_s: float) -> Busy:
     return Busy(
-        f"too many wrong tokens have come from {place}. The next one is looked at in "
+        f"too many wrong tokens have come from {key}. The next one is checked in "
         f"{wait_s:.0f} s; check yours meanwhile.",
         wait_s,
     )
 
 
 def _refused(sock: ByteStream, error: JaxdError, *, is_ours: bool) -> JaxdError:
-    """Sends a jaxd client the reason why it is refused, and returns it."""
+    """Sends a jaxd client the reason of its refusal, and returns it."""
     if is_ours:
         with suppress(EOFError, OSError):
             sock.recv(len(MAGIC), socket.MSG_WAITALL)
@@ -255,15 +254,15 @@ def _refused(sock: ByteStream, error: JaxdError, *, is_ours: bool) -> JaxdError:
 
 
 def _refused_after_read(sock: ByteStream, error: JaxdError) -> JaxdError:
-    """As `_refused`, of a client whose first bytes were read."""
+    """As `_refused`, for a client whose first bytes were read."""
     with suppress(ProtocolError, EOFError, OSError):
-        receive_message(sock, Transcript())  # closing over unread bytes might drop the answer
+        receive_message(sock, Transcript())  # closing with unread bytes could drop the answer
         refuse_client(sock, error)
     return error
 
 
 class _DeadlineSocket:
-    """A socket on which everything together has to be over at one moment."""
+    """A socket with one deadline for all operations together."""
 
     def __init__(self, sock: socket.socket | TlsSocket, seconds: float | None = None) -> None:
         self._sock = sock
@@ -285,44 +284,37 @@ class _DeadlineSocket:
 
 
 def _rate_limit_key(sock: socket.socket) -> str:
-    """What strangers and wrong tokens are counted by: the address, and on this machine its user.
+    """The key that handshakes and wrong tokens are counted by: the address, with its local user.
 
-    So that no attacker blocks a loopback port, or delays a client, from the same address.
+    So one user of this machine cannot block the loopback port for another one.
     """
     place = rate_limit_key(sock.getpeername())
     owner = tcp_owners.owner_of_peer(sock)
     return place if owner is None else f"{place} (user {owner})"
 
 
-class AuthenticatorFactory:
-    """Makes authenticators, as the options of a server demand.
+def authenticator_factory(
+    options: ServerOptions, accounts: Accounts
+) -> Callable[[Address], Authenticator]:
+    """Makes the authenticators of a server, for the addresses of its listeners.
 
-    All of them ask the same accounts and remember the same wrong tokens, so that whoever guesses
-    gains nothing by trying one listener after the other.
+    They share the accounts and the count of wrong tokens, so that trying one listener after the
+    other gives no more attempts.
 
     Args:
         options: of the server.
-        accounts: whose clients may come.
+        accounts: whose clients may connect.
 
     Raises:
         ConfigurationError: when the certificate cannot be used.
     """
-
-    def __init__(self, options: ServerOptions, accounts: Accounts) -> None:
-        self._options = options
-        self._accounts = accounts
-        self._failures = wrong_token_limiter()
-        self._tls = tls_config_of(options)
-
-    def at(self, address: Address) -> Authenticator:
-        """The one for the listener at an address."""
-        return Authenticator(
-            address,
-            self._accounts.now,
-            os.getuid(),
-            self._options.allow_unauthenticated_loopback,
-            allowed_uids=self._options.allow_uids,
-            tls=self._tls if address.kind == "tls" else None,
-            insecure=self._options.insecure_plaintext,
-            failures=self._failures,
-        )
+    return partial(
+        Authenticator,
+        accounts=accounts.now,
+        uid=os.getuid(),
+        stock_loopback=options.allow_unauthenticated_loopback,
+        allowed_uids=options.allow_uids,
+        tls=tls_config_of(options),
+        insecure=options.insecure_plaintext,
+        failures=wrong_token_limiter(),
+    )

@@ -1,8 +1,8 @@
 """Passes the connection of an authenticated client from the gateway to its worker.
 
-A connection in plain text goes over itself, as a descriptor, with what its handshake has settled.
-One with TLS cannot: its keys are in the gateway's memory. There the line between gateway and worker
-stays open, and the gateway passes on the bytes.
+A connection in plain text is passed as a descriptor, with the result of its handshake. One with TLS
+cannot be passed, because its keys are in the memory of the gateway: there the connection between
+gateway and worker stays open, and the gateway relays the bytes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _MAX_BYTES: Final = 1 << 16
 
 
 def hand_over(path: str, admitted: AuthenticatedPeer) -> socket.socket:
-    """Hands a client to the worker that listens at a path; the line to it.
+    """Hands a client over to the worker that listens at a path; returns the connection to it.
 
-    Where the client's connection is a plain socket, that goes over as well, and there is nothing
-    left to do but to close both ends here. Else this line carries the bytes of the client.
+    If the client's connection is a plain socket, it is passed as well, and the caller only has to
+    close both. Otherwise the returned connection carries the bytes of the client.
 
     Raises:
-        OSError: when no worker listens there, or more wait for it than can.
+        OSError: when no worker listens there, or its backlog is full.
     """
     data = json.dumps(_message(admitted)).encode()
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    line.settimeout(GREETING_S)  # a worker need not take anybody in
+    line.settimeout(GREETING_S)  # the worker may not answer
     try:
         line.connect(path)
         parts = [_LENGTH.pack(len(data)), data]
@@ -51,7 +51,7 @@ class HandoverReceiver:
     """Receives clients that the gateway has authenticated; the authenticator of a worker behind it.
 
     Args:
-        principal: whose worker this is; all others are refused.
+        principal: the owner of this worker; clients of others are refused.
     """
 
     def __init__(self, principal: str) -> None:
@@ -62,7 +62,7 @@ class HandoverReceiver:
 
         Raises:
             ProtocolError: when it is another principal's, or the peer is no gateway.
-            EOFError, OSError: when the gateway has gone.
+            EOFError, OSError: when the gateway has closed the connection.
         """
         if peer_uid(sock) not in (None, 0, os.getuid()):
             raise ProtocolError("only the server's own gateway hands over clients.")
@@ -77,8 +77,8 @@ class HandoverReceiver:
     def _checked(self, line: socket.socket, message: dict[str, Any]) -> AuthenticatedPeer:
         admitted = _admitted(line, message)
         if admitted.principal != self._principal:
-            raise ProtocolError(f"a client of {admitted.principal} came to another one's worker.")
-        # a stock client sends when it has a request
+            raise ProtocolError(f"this worker serves no clients of {admitted.principal}.")
+        # a stock client sends nothing before its first request
         line.settimeout(None if admitted.client_identity is None else GREETING_S)
         return admitted
 
@@ -107,7 +107,7 @@ def _admitted(line: socket.socket, message: dict[str, Any]) -> AuthenticatedPeer
 
 
 def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
-    """The client's socket and its description; nothing that follows is read."""
+    """The client's socket and its description; reads no further bytes."""
     head, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, 1)
     line = socket.socket(fileno=descriptors[0]) if descriptors else sock
     try:
@@ -116,7 +116,7 @@ def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
         line.close()
         raise
     if line is not sock:
-        sock.close()  # it is not used any more
+        sock.close()  # the descriptor replaces it
     return line, message
 
 

@@ -1,9 +1,9 @@
 """Slots for peers that are not authenticated yet; when all are taken, one of them is evicted.
 
-Nothing is known of an unauthenticated peer but its address, so an attacker looks like a slow one.
-But the cost is known: a slot is taken from the address that has the most of them, and there from
-the peer that has sent least, and longest ago. A client that shakes hands without delay keeps
-its place, also when silent connections come from its own address.
+Only the address of an unauthenticated peer is known, so an attacker cannot be distinguished from a
+slow client. A slot is taken from the address that has most of them, and there from the peer that
+has sent least, and longest ago. A client without delay in its handshake keeps its slot, even if
+silent connections come from its own address.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 from jaxd_protocol.errors import AuthenticationFailed, Busy, VersionMismatch
 from jaxd_protocol.network.handshake import ByteStream, refuse_client
 
 MAX_HANDSHAKES: Final = 64
-"""Peers that may be shaking hands at once on a listener that asks for a token."""
+"""Handshakes in progress at a time on a listener that requires a token."""
 
 FIRST_BYTES_S: Final = 2.0
-"""Seconds until the first bytes of a stranger: our clients send them as soon as they connect."""
+"""The timeout of the first bytes of a peer: a jaxd client sends them when it connects."""
 
 _MIN_SLOT_S: Final = 1.0
-"""For so long a peer that has sent something keeps its slot before others of its address."""
+"""A peer that has sent something keeps its slot so long against others of its address."""
 
 _RETRY_S: Final = 1.0
 _REPLY_TIMEOUT_S: Final = 1.0
@@ -36,56 +37,54 @@ _CLIENT_ERRORS: Final = (AuthenticationFailed, VersionMismatch)
 """Errors that were already sent to the peer when they are raised."""
 
 _ALERT: Final = bytes((21, 3, 3, 0, 2, 2, 80))
-"""TLS for *internal error*, fatal: all that can be sent before there are keys (RFC 8446, 6)."""
+"""The fatal TLS alert *internal error*, the only message before there are keys (RFC 8446, 6)."""
 
 
+@dataclass(slots=True, eq=False)
 class UnauthenticatedPeer:
     """A peer that is not authenticated yet.
 
-    Args:
+    Attributes:
         sock: its connection.
-        place: what its address counts as, see `place_of`.
-        line: where an error can be sent; None where TLS has to be set up first.
-        came_at: when it came.
+        place: the key of its address, see `rate_limit_key`.
+        line: for an error; None if TLS has to be set up first.
+        came_at: when it connected.
+        is_evicted: whether it has lost its slot.
+        stage: of its handshake: 0 it has sent nothing, 1 some bytes, 2 it uses jaxd's protocol.
     """
 
-    __slots__ = ("_stage", "came_at", "is_evicted", "line", "place", "sock")
-
-    def __init__(
-        self, sock: socket.socket, place: str, line: ByteStream | None, came_at: float
-    ) -> None:
-        self.sock = sock
-        self.place = place
-        self.line = line
-        self.came_at = came_at
-        self.is_evicted = False
-        self._stage = 0
+    sock: socket.socket
+    place: str
+    line: ByteStream | None
+    came_at: float
+    is_evicted: bool = False
+    stage: int = 0
 
     def mark_heard(self) -> None:
-        """Its first bytes are here."""
-        self._stage = 1
+        """Records that its first bytes have arrived."""
+        self.stage = 1
 
     def mark_protocol(self, line: ByteStream) -> None:
-        """Notes that it uses our protocol, over this line; TLS alone does not count."""
+        """Records that it uses jaxd's protocol over this stream; TLS alone does not count."""
         self.line = line
-        self._stage = 2
+        self.stage = 2
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing at all has come from it."""
-        return not self._stage
+        """Whether it has sent nothing."""
+        return not self.stage
 
     @property
     def worth(self) -> tuple[int, float]:
-        """The lower, the sooner it gives its place to another one."""
-        return self._stage, self.came_at
+        """The peer with the lowest worth is evicted first."""
+        return self.stage, self.came_at
 
 
 class HandshakeSlots:
     """The handshakes in progress on one listener. Thread-safe.
 
     Args:
-        most: places.
+        most: the number of slots.
         clock: seconds that only grow.
     """
 
@@ -94,28 +93,28 @@ class HandshakeSlots:
     ) -> None:
         self._limit = MAX_HANDSHAKES if most is None else most
         self._clock = clock
-        self._peers: dict[UnauthenticatedPeer, None] = {}  # who came first is first
-        self._lock = threading.Lock()  # guards it, and who has lost its place
+        self._peers: dict[UnauthenticatedPeer, None] = {}  # in the order of their connections
+        self._lock = threading.Lock()  # guards it, and `is_evicted` of its peers
 
     @contextmanager
     def acquire(
         self, sock: socket.socket, place: str, *, tls: bool = False
     ) -> Iterator[UnauthenticatedPeer]:
-        """Within it, a peer has a place. One that loses it reads the end of its connection.
+        """Holds a slot for the block. A peer that is evicted reads the end of its connection.
 
         Args:
             sock: its connection.
-            place: what its address counts as.
+            place: the key of its address.
             tls: whether TLS has to be set up before an error can be sent.
 
         Raises:
-            Busy: when there was no slot for it, or it has lost its slot; the error was sent.
+            Busy: when no slot was free, or it was evicted; the error was sent.
             TimeoutError: when it was too slow; it was asked to connect again.
         """
         stranger = UnauthenticatedPeer(sock, place, None if tls else sock, self._clock())
         if not self._acquire(stranger):
             raise _refusal_to(
-                stranger, f"{self._limit} others are shaking hands, none of them for long."
+                stranger, f"{self._limit} other handshakes are in progress, all of them recent."
             )
         try:
             yield stranger
@@ -134,7 +133,7 @@ class HandshakeSlots:
 
     def _lost(self, stranger: UnauthenticatedPeer) -> Busy:
         return _refusal_to(
-            stranger, f"more than {self._limit} are shaking hands, and others are quicker."
+            stranger, f"more than {self._limit} handshakes are in progress, and others are faster."
         )
 
     def _acquire(self, stranger: UnauthenticatedPeer) -> bool:
@@ -145,13 +144,13 @@ class HandshakeSlots:
                     return False
                 other.is_evicted = True
                 del self._peers[other]
-                with suppress(OSError):  # still open: who closes it has to leave first
+                with suppress(OSError):  # still open: its own thread closes it
                     other.sock.shutdown(socket.SHUT_RD)
             self._peers[stranger] = None
             return True
 
     def _choose_evicted(self, newcomer: UnauthenticatedPeer) -> UnauthenticatedPeer | None:
-        """The peer that is evicted for it; None: no one. The lock is held."""
+        """The peer that is evicted for a new one; None: none. The lock is held."""
         places = Counter(one.place for one in (*self._peers, newcomer))
         most = max(places.values())
         crowd = [one for one in self._peers if places[one.place] == most]
@@ -161,19 +160,19 @@ class HandshakeSlots:
         return other if newcomer.came_at - other.came_at >= _MIN_SLOT_S else None
 
     def _release(self, stranger: UnauthenticatedPeer) -> bool:
-        """Gives the place back, if it still is its own; whether it was lost before."""
+        """Frees the slot of a peer; returns whether it was evicted before."""
         with self._lock:
             self._peers.pop(stranger, None)
             return stranger.is_evicted
 
 
 def refuse_busy(sock: socket.socket, line: ByteStream | None, error: Busy) -> None:
-    """Tells a peer to come again, without waiting for it; the caller closes its connection.
+    """Asks a peer to connect again, without waiting for it; the caller closes its connection.
 
     Args:
         sock: the connection.
-        line: where the error is sent; None where TLS is not set up: an alert is sent then.
-        error: why, and when.
+        line: for the error; None if TLS is not set up: then an alert is sent.
+        error: the reason, and the delay.
     """
     with suppress(OSError):
         sock.settimeout(_REPLY_TIMEOUT_S)
@@ -182,7 +181,7 @@ def refuse_busy(sock: socket.socket, line: ByteStream | None, error: Busy) -> No
         else:
             refuse_client(line, error)
         sock.setblocking(False)
-        sock.recv(_MAX_UNREAD)  # what is unread when a connection closes may drop the answer
+        sock.recv(_MAX_UNREAD)  # closing with unread bytes could drop the answer
 
 
 def _refusal_to(stranger: UnauthenticatedPeer, why: str) -> Busy:

@@ -1,4 +1,4 @@
-"""Which addresses a server may open: a client without authentication can run code as this user."""
+"""Checks the addresses of a server: clients without authentication could run code as its user."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from typing import Final
 
 from jaxd_protocol.errors import CannotListen, ConfigurationError
-from jaxd_protocol.network.accounts import token_files
 from jaxd_protocol.network.addresses import Address
+from jaxd_server.auth.tls_setup import has_token
 from jaxd_server.config.argument_types import SAME_USER
 from jaxd_server.config.options import ServerOptions
 
@@ -17,15 +17,15 @@ _KEEPS_GROUPS: Final = (3, 12, 0)
 
 
 def check_trust(options: ServerOptions) -> None:
-    """Refuses addresses where strangers could connect; Unix sockets are guarded by their directory.
+    """Refuses addresses without authentication; Unix sockets are protected by their directory.
 
     Raises:
         CannotListen: when TCP would be open without a token, with TLS or without, or beyond this
             machine in plain text without the option for it.
-        ConfigurationError: when the token file is missing, empty, or readable by others, or others
-            can put tokens into the folder of named ones, or when workers for each principal are
-            asked for with options that conflict with them, or other users are to be allowed where
-            the system does not identify peers.
+        ConfigurationError: when the token file is missing, empty, or readable by others; when
+            others can write to the folder of named tokens; when options conflict with a worker for
+            each principal; or when other users are allowed where the system does not identify
+            peers.
     """
     _check_separation(options)
     if options.allow_uids and not hasattr(socket, "SO_PEERCRED"):
@@ -37,15 +37,14 @@ def check_trust(options: ServerOptions) -> None:
     open_to_more = [address for address in options.listen if address.needs_token]
     if not open_to_more and options.token_file is None:
         return
-    named = token_files(options.token_folder) if options.token_folder is not None else []
-    has_token = options.read_token() is not None or bool(named)
+    is_guarded = has_token(options)
     for address in open_to_more:
         if address.kind == "tls":
-            _check_tls(address, has_token=has_token)
+            _check_tls(address, has_token=is_guarded)
         elif address.is_loopback:
-            _check_loopback(address, options, has_token=has_token)
+            _check_loopback(address, options, has_token=is_guarded)
         else:
-            _check_beyond_loopback(address, options, has_token=has_token)
+            _check_beyond_loopback(address, options, has_token=is_guarded)
 
 
 def _check_separation(options: ServerOptions) -> None:
@@ -69,21 +68,19 @@ def _check_separation(options: ServerOptions) -> None:
     if is_root and options.worker_uids != SAME_USER and sys.version_info[:3] == _KEEPS_GROUPS:
         raise ConfigurationError(
             "in Python 3.12.0 a process that root starts as another user keeps root's groups "
-            "(CVE-2023-6507). Run the server with a later Python, or say that all workers shall "
-            "be root (--worker-uids none)."
+            "(CVE-2023-6507). Run the server with a later Python, or let all workers run as root "
+            "(--worker-uids none)."
         )
     first, last = options.worker_uids or SAME_USER
     if any(first <= uid <= last for uid in options.allow_uids if uid):
         raise ConfigurationError(
-            "--worker-uids are for numbers that are nobody's, and --allow-uid names one of them. "
-            "Choose others."
+            "--worker-uids are for unused uids, and --allow-uid names one of them. Choose others."
         )
     takes_tokens = any(address.needs_token for address in options.listen)
     if is_root and takes_tokens and options.worker_uids is None:
         raise ConfigurationError(
-            "who holds a token would run code as root. Name numbers that are no user's yet, for "
-            "workers to run as (--worker-uids 70000-70999), or say that root it shall be "
-            "(--worker-uids none)."
+            "clients with a token would run code as root. Name unused uids for the workers "
+            "(--worker-uids 70000-70999), or let them run as root (--worker-uids none)."
         )
 
 
@@ -91,7 +88,7 @@ def _check_tls(address: Address, *, has_token: bool) -> None:
     if not has_token:
         raise CannotListen(
             f"{address} without a token would let everybody who reaches this machine run code as "
-            "you, if unseen by others. Make a token with `jaxd token`."
+            "you. Make a token with `jaxd token`."
         )
 
 
@@ -99,7 +96,7 @@ def _check_loopback(address: Address, options: ServerOptions, *, has_token: bool
     if not (has_token or options.allow_unauthenticated_loopback):
         raise CannotListen(
             f"{address} without a token would let every user of this machine run code as you. "
-            "Make a token with `jaxd token`, or say --allow-unauthenticated-loopback."
+            "Make a token with `jaxd token`, or use --allow-unauthenticated-loopback."
         )
 
 
@@ -107,7 +104,7 @@ def _check_beyond_loopback(address: Address, options: ServerOptions, *, has_toke
     if not options.insecure_plaintext:
         raise CannotListen(
             f"{address} is reachable from other machines, and the connection is not encrypted: "
-            "whoever sees the traffic can read and change it, and so run code as you. Encrypt it "
+            "others can read and change the traffic, and so run code as you. Encrypt it "
             f"(--listen {address._replace(kind='tls')}), or accept that with --insecure-plaintext."
         )
     if not has_token:

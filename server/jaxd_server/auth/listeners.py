@@ -26,8 +26,8 @@ class Listener:
     """An open, listening socket.
 
     Attributes:
-        address: where clients find it; never port 0.
-        socket: blocking, not inherited by processes unless it is passed to them.
+        address: of the socket; never port 0.
+        socket: blocking, and inherited only by processes that it is passed to.
     """
 
     address: Address
@@ -41,10 +41,10 @@ def open_listeners(
     """Opens all `addresses`, in order; at the end closes them and removes their socket files.
 
     Args:
-        addresses: what to open.
+        addresses: those to open.
         for_others: whether other users can reach the Unix sockets; the authenticator then decides
             which of them may connect.
-        beside_others: whether they may enter the folder, although these sockets are ours alone.
+        beside_others: whether other users may enter the folder of these private sockets.
 
     Raises:
         CannotListen: when one of them is in use, not allowed, not private, too long, or when the
@@ -113,7 +113,7 @@ def check_length(path: str) -> None:
 
 
 def _check_private(directory: str) -> None:
-    """Makes `directory` ours alone when it is missing, and refuses any other that is not."""
+    """Makes a private directory if it is missing; refuses one that is not private."""
     if not os.path.lexists(directory):
         try:
             make_private_directory(directory)
@@ -127,9 +127,9 @@ def _check_private(directory: str) -> None:
     if status.st_uid == os.getuid() and not status.st_mode & 0o077:
         return
     raise CannotListen(
-        f"others can enter {directory}, and whoever reaches the socket can run code as you. "
+        f"others can enter {directory}, and everybody who reaches the socket can run code as you. "
         f"Listen in a directory of your own, such as unix://{directory}/jaxd/server.sock, or, "
-        f"when nobody else needs this one, run: chmod 700 {directory}"
+        f"if nobody else needs this one, run: chmod 700 {directory}"
     )
 
 
@@ -144,11 +144,11 @@ def _refuse_link(directory: str) -> None:
 
 
 def _check_guarded(directory: str, *, entered: bool) -> None:
-    """Makes a `directory` that others may enter and only we may change, or refuses one."""
+    """Makes a directory that others may enter but not change, or refuses the one that is there."""
     try:
         if not os.path.lexists(directory):
             os.makedirs(directory)
-            os.chmod(directory, 0o711)  # noqa: S103  entered, and not even listed
+            os.chmod(directory, 0o711)  # noqa: S103  others may enter it, and not list it
         status = os.stat(directory)
     except OSError as error:
         raise CannotListen(
@@ -157,8 +157,8 @@ def _check_guarded(directory: str, *, entered: bool) -> None:
     _refuse_link(directory)
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise CannotListen(
-            f"others can change what is in {directory}, and put a socket of theirs in the place of "
-            "yours. Listen in a directory of your own, or, when nobody else needs this one, run: "
+            f"others can change the content of {directory}, and replace the socket by their own. "
+            "Listen in a directory of your own, or, if nobody else needs this one, run: "
             f"chmod 711 {directory}"
         )
     if entered and not status.st_mode & 0o011:
@@ -170,7 +170,7 @@ def _check_guarded(directory: str, *, entered: bool) -> None:
 
 @contextmanager
 def _directory_lock(directory: str) -> Iterator[None]:
-    """Keeps a second server from taking a path between our look at it and our bind."""
+    """Keeps a second server from taking the path between the check and `bind`."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -180,7 +180,7 @@ def _directory_lock(directory: str) -> Iterator[None]:
 
 
 def _remove_stale_socket(path: str) -> None:
-    """Removes the socket file of a server that is gone; refuses anything else that is there."""
+    """Removes the socket file of a server that has ended; refuses any other file."""
     if not os.path.lexists(path):
         return
     if has_listener(path):
@@ -193,12 +193,12 @@ def _remove_stale_socket(path: str) -> None:
 
 
 def _remove(path: str, inode: int) -> None:
-    """Removes our socket file, unless it was replaced by another one."""
+    """Removes the socket file, unless it was replaced by another one."""
     try:
         if os.lstat(path).st_ino == inode:
             os.unlink(path)
     except OSError:
-        pass  # gone already, which is all that we want
+        pass  # it is removed already
 
 
 @contextmanager
@@ -214,21 +214,14 @@ def _tcp_socket(address: Address) -> Iterator[Listener]:
 
 def _bound_tcp(address: Address) -> socket.socket:
     found = socket.getaddrinfo(*address.place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    # a name may have addresses of both families; every client also tries IPv4
-    family, kind, protocol, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(socket.SOMAXCONN)
-    except OSError:
-        listening.close()
-        raise
-    return listening
+    # a name may have addresses of both families, and every client tries IPv4
+    family, _, _, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    return socket.create_server(place, family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both)
 
 
 def _cannot_listen(address: Address, error: OSError) -> CannotListen:
-    """The exception for `error`, with the next action."""
+    """The exception for `error`."""
     if error.errno == errno.EADDRINUSE:
         return CannotListen(
             f"another program listens on port {address.port} of {address.host}. Stop it, or choose "

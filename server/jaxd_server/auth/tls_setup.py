@@ -1,8 +1,8 @@
 """Prepares TLS for a server, and prints the line that clients need to connect.
 
-For the certificate that a server makes for itself, when it is given none, nobody vouches: clients
-know it by its fingerprint, which stands in the address that the server prints. Key and certificate
-are one file, so that they cannot come from two makers.
+A server without a certificate makes a self-signed one, which clients verify by the fingerprint in
+the address that the server prints. Its key and certificate are in one file, so that two servers
+that make them at the same time cannot mix them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 
 _DAYS = "7300"
-"""Twenty years: the fingerprint names it, and it ends when the file is removed."""
+"""Twenty years: it is valid as long as its file exists."""
 
 
 def own_certificate_file() -> str:
-    """Where it lies: beside the token."""
+    """The path of the self-signed certificate, beside the token."""
     return os.path.join(config_dir(), "tls.pem")
 
 
 def prepare_own_certificate() -> str:
     """The file with key and certificate, which only its owner can read; made when it is missing.
 
-    Servers that start at the same time come to the same one.
+    Servers that start at the same time get the same one.
 
     Raises:
         ConfigurationError: when it cannot be made, or others can read the one that is there.
@@ -63,7 +63,7 @@ def _make(path: str) -> None:
             whole = os.path.join(draft, "tls.pem")
             with open(os.open(whole, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
                 file.write(_key_and_certificate(draft))
-            with suppress(FileExistsError):  # another server was faster: its certificate it is
+            with suppress(FileExistsError):  # another server was faster: its certificate is used
                 os.link(whole, path)
     except OSError as error:
         raise ConfigurationError(
@@ -73,7 +73,7 @@ def _make(path: str) -> None:
 
 
 def _key_and_certificate(folder: str) -> bytes:
-    """Both in PEM. openssl makes them: Python's `ssl` can use certificates, but make none."""
+    """Both in PEM, made by openssl: Python's `ssl` cannot make certificates."""
     key, certificate = os.path.join(folder, "key"), os.path.join(folder, "certificate")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-nodes", "-days", _DAYS, "-subj", "/CN=jaxd", "-addext", "subjectAltName=DNS:jaxd"]
@@ -86,13 +86,13 @@ def _key_and_certificate(folder: str) -> bytes:
         )
     except FileNotFoundError as error:
         raise ConfigurationError(
-            "a certificate is made with the program openssl, which is not here. Install it "
-            "(apt-get install openssl), or give one with --tls-cert and --tls-key."
+            "the program openssl, which makes certificates, is missing. Install it "
+            "(apt-get install openssl), or give a certificate with --tls-cert and --tls-key."
         ) from error
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        output = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise ConfigurationError(
-            f"openssl cannot make a certificate: {' '.join(said)}. "
+            f"openssl cannot make a certificate: {' '.join(output)}. "
             "Give one with --tls-cert and --tls-key."
         ) from error
     found = b""
@@ -120,25 +120,25 @@ class TlsConfig(NamedTuple):
 def ready_for_tls(options: ServerOptions) -> ServerOptions:
     """The options, with a token and a certificate where an address needs them.
 
-    Both are made on the first start, readable by their owner only, and found again later.
+    Both are made on the first start, readable by their owner only, and used again later.
 
     Raises:
         ConfigurationError: when they cannot be made or used.
     """
     if not any(address.kind == "tls" for address in options.listen):
         return options
-    if not _has_token(options):
+    if not has_token(options):
         options = replace(options, token_file=_token_file())
     if options.tls_cert is None:
         path = prepare_own_certificate()
         options = replace(options, tls_cert=path, tls_key=path)
     assert options.tls_cert is not None
-    tls_config_of(options)  # usable at all?
+    tls_config_of(options)  # raises if they cannot be used
     return options
 
 
 def tls_config_of(options: ServerOptions) -> TlsConfig | None:
-    """What to accept TLS connections with; None when none is to be accepted."""
+    """The TLS settings of listeners; None without a certificate."""
     if options.tls_cert is None:
         return None
     context = server_context(options.tls_cert, options.tls_key or options.tls_cert)
@@ -150,20 +150,20 @@ def _token_file() -> str:
     try:
         write_token_file(path)
     except ConfigurationError:
-        if not os.path.exists(path):  # else another server was faster
+        if not os.path.exists(path):  # otherwise another server was faster
             raise
     return path
 
 
 def connection_hints(options: ServerOptions, listeners: Iterable[Listener]) -> list[str]:
-    """The lines to type for clients: for each listener to which the plain address does not lead.
+    """The commands that configure clients, for each listener that needs more than its address.
 
-    For TLS it is on another machine; for a Unix socket that other users may use, it names whose it
-    is; and for TCP that anybody could answer or change on its way, it says so.
+    The address of a TLS listener is for other machines; that of a Unix socket for other users
+    names the server's user; that of TCP that can be intercepted says so.
 
     Args:
         options: as `ready_for_tls` returned them.
-        listeners: open ones.
+        listeners: the open listeners.
     """
     lines = [_line(options, listener.address) for listener in listeners]
     return [line for line in lines if line is not None]
@@ -173,11 +173,11 @@ def _line(options: ServerOptions, address: Address) -> str | None:
     if address.kind == "tls":
         return _export(_for_tls(options, address)) + _token_of(options)
     if address.kind == "unix":
-        is_for_others = options.allow_uids and os.getuid() != 0  # root is trusted as it is
+        is_for_others = options.allow_uids and os.getuid() != 0  # clients trust root anyway
         return _export(address._replace(uid=os.getuid())) if is_for_others else None
     if not address.is_loopback:
         return _export(_advertised(options, address)) + _token_of(options)
-    if options.allow_unauthenticated_loopback and not _has_token(options):
+    if options.allow_unauthenticated_loopback and not has_token(options):
         return _export(address._replace(insecure=True))
     return None
 
@@ -187,7 +187,7 @@ def _export(address: Address) -> str:
 
 
 def _advertised(options: ServerOptions, address: Address) -> Address:
-    """As clients elsewhere find it; nobody there can know what stands in between on plain TCP."""
+    """The address for other machines; plain TCP could be intercepted on the way to them."""
     host, port = address.host, address.port
     if options.advertise:
         host, _, public_port = options.advertise.partition(":")
@@ -204,7 +204,8 @@ def _for_tls(options: ServerOptions, address: Address) -> Address:
     return _advertised(options, address)._replace(pin=pin)
 
 
-def _has_token(options: ServerOptions) -> bool:
+def has_token(options: ServerOptions) -> bool:
+    """Whether clients can prove to hold a token of the server, with a name or without."""
     named = options.token_folder is not None and token_files(options.token_folder)
     return options.read_token() is not None or bool(named)
 
@@ -212,13 +213,13 @@ def _has_token(options: ServerOptions) -> bool:
 def _token_of(options: ServerOptions) -> str:
     if options.token_file is None:
         if options.read_token() is None:
-            return " JAXD_TOKEN_FILE=…"  # the one of whoever types it
-        return " JAXD_TOKEN=…"  # it came in this server's environment: no log shows it
+            return " JAXD_TOKEN_FILE=…"  # the file of the client's user
+        return " JAXD_TOKEN=…"  # from the environment of the server: a secret is not printed
     return f" JAXD_TOKEN_FILE={_quoted(options.token_file)}"
 
 
 def _quoted(path: str) -> str:
-    """For a shell; with `~` for the home folder, which has another name on another machine."""
+    """Quoted for a shell, with `~` for the home folder, which differs between machines."""
     home = os.path.expanduser("~")
     if path.startswith(home + os.sep):
         return "~/" + shlex.quote(path[len(home) + 1 :])

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pwd
 import re
+from collections.abc import Callable
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import Address
 
 SAME_USER = (0, 0)
-"""As `worker_uids`: all workers run as the server's own user, whoever that is."""
+"""A value of `worker_uids`: all workers run as the server's own user."""
 
 _NO_USER = (1 << 32) - 1
-"""The uid that system calls read as: leave it as it is."""
+"""The uid that means *unchanged* for system calls."""
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_address(text: str) -> Address:
-    """Where a server can listen.
+    """An address for a server to listen on.
 
     Raises:
-        argparse.ArgumentTypeError: when it is no address, or one for clients only.
+        argparse.ArgumentTypeError: when it is not an address, or one for clients only.
     """
     try:
         address = Address.parse(text)
@@ -38,10 +40,10 @@ def parse_address(text: str) -> Address:
 
 
 def parse_name(text: str) -> str:
-    """`HOST` or `HOST:PORT`, as clients elsewhere call a server.
+    """`HOST` or `HOST:PORT`, the name of a server for clients on other machines.
 
     Raises:
-        argparse.ArgumentTypeError: when it is neither.
+        argparse.ArgumentTypeError: for any other text.
     """
     try:
         Address.parse(f"tls://{text}")
@@ -51,10 +53,10 @@ def parse_name(text: str) -> str:
 
 
 def parse_user(text: str) -> int:
-    """The number of a user of this machine, who is named or numbered.
+    """The uid of a user of this machine, from a name or a number.
 
     Raises:
-        argparse.ArgumentTypeError: when there is none of that name.
+        argparse.ArgumentTypeError: when no user has that name.
     """
     if text.isascii() and text.isdigit():
         return int(text)
@@ -65,12 +67,12 @@ def parse_user(text: str) -> int:
 
 
 def parse_users(text: str) -> tuple[int, int]:
-    """The first and the last of a range of numbers, none of which is root's; or `none`.
+    """The first and the last of a range of uids without that of root; or `none`.
 
-    There are two at least, since the server needs one for itself.
+    The range has two at least, since the server needs one for itself.
 
     Raises:
-        argparse.ArgumentTypeError: when it is none.
+        argparse.ArgumentTypeError: for any other text.
     """
     if text == "none":
         return SAME_USER
@@ -81,15 +83,15 @@ def parse_users(text: str) -> tuple[int, int]:
 
 
 def parse_folder(text: str) -> str:
-    """An absolute path: the worker may run in another folder. `none` stays what it is."""
+    """An absolute path, since the worker may run in another folder; or `none`."""
     return text if text == "none" else os.path.abspath(os.path.expanduser(text))
 
 
 def parse_size(text: str) -> int:
-    """The bytes that a word such as `4096`, `512M` or `8GiB` stands for.
+    """The bytes of a size such as `4096`, `512M` or `8GiB`.
 
     Raises:
-        argparse.ArgumentTypeError: when it is no size.
+        argparse.ArgumentTypeError: for any other text.
     """
     match = re.fullmatch(r"(\d+)([KMGT]?)(?:iB|B)?", text.strip())
     if not match or int(match[1]) == 0:
@@ -98,10 +100,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_gpus(text: str) -> str:
-    """Numbers or UUIDs of GPUs, with commas between.
+    """Numbers or UUIDs of GPUs, separated by commas.
 
     Raises:
-        argparse.ArgumentTypeError: when one is neither, or stands there twice.
+        argparse.ArgumentTypeError: for any other text, or when one is there twice.
     """
     names = [name.strip() for name in text.split(",")]
     if not all(re.fullmatch(r"\d+|(GPU|MIG)-[0-9a-zA-Z/-]+", name) for name in names):
@@ -115,7 +117,7 @@ def parse_count(text: str) -> int:
     """A number of at least 1.
 
     Raises:
-        argparse.ArgumentTypeError: when it is none.
+        argparse.ArgumentTypeError: for any other text.
     """
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
@@ -126,27 +128,25 @@ def parse_share(text: str) -> float:
     """A number above 0, and at most 1.
 
     Raises:
-        argparse.ArgumentTypeError: when it is none.
+        argparse.ArgumentTypeError: for any other text.
     """
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.5")
-    return share
+    return _number(text, "a share such as 0.5", lambda share: 0 < share <= 1)
 
 
 def parse_seconds(text: str) -> float:
     """A number of seconds, which may be 0.
 
     Raises:
-        argparse.ArgumentTypeError: when it is none.
+        argparse.ArgumentTypeError: for any other text.
     """
+    return _number(text, "a number of seconds", lambda seconds: 0 <= seconds < math.inf)
+
+
+def _number(text: str, what: str, is_valid: Callable[[float], bool]) -> float:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
+        number = math.nan
+    if not is_valid(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return number

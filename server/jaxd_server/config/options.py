@@ -11,6 +11,7 @@ import os
 from argparse import SUPPRESS, BooleanOptionalAction
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from jaxd_protocol.base.terminal import Parser
@@ -39,20 +40,20 @@ class Words(NamedTuple):
     """The description of an option on the command line and in the documentation.
 
     Attributes:
-        group: under which heading `--help` lists it.
-        flag: such as `--slots`; empty: as its field is called.
-        argument: what argparse reads behind that: its `type`, `metavar`, `choices` or `action`.
-        help: what it is, in words.
-        shown: its default, in words; empty: there is none to show.
+        group: the heading of `--help` that lists it.
+        argument: keyword arguments of `add_argument`: `type`, `metavar`, `choices` or `action`.
+        help: its meaning.
+        shown: its default; empty: there is none to show.
         more: text after `help` on the page on configuration, in Markdown.
+        flag: such as `--slots`; empty: derived from the name of its field.
     """
 
     group: str
-    flag: str
     argument: Mapping[str, Any]
     help: str
-    shown: str
-    more: str
+    shown: str = ""
+    more: str = ""
+    flag: str = ""
 
 
 def words_of(option: Field[Any]) -> Words:
@@ -61,43 +62,36 @@ def words_of(option: Field[Any]) -> Words:
     return words if words.flag else words._replace(flag="--" + option.name.replace("_", "-"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A heading of `--help`; makes the fields of the options below it."""
+def _option(
+    group: str,
+    argument: Mapping[str, Any],
+    help: str,  # noqa: A002  as argparse calls it
+    *,
+    default: Any = None,
+    shown: str = "",
+    **words: str,
+) -> Any:
+    """A field of `ServerOptions`; a callable default is called for each server.
 
-    heading: str
-
-    def option(
-        self,
-        argument: Mapping[str, Any],
-        help: str,  # noqa: A002  as argparse calls it
-        *,
-        default: Any = None,
-        shown: str = "",
-        more: str = "",
-        flag: str = "",
-    ) -> Any:
-        """A field of `ServerOptions`; a callable default is called for each server.
-
-        The default is shown as it is written where `shown` is not given.
-        """
-        if not shown and type(default) in {int, float, str}:
-            shown = f"{default:g}" if isinstance(default, float) else str(default)
-        metadata = {"words": Words(self.heading, flag, argument, help, shown, more)}
-        if callable(default):
-            return field(default_factory=default, metadata=metadata)
-        return field(default=default, metadata=metadata)
+    The default is shown as it is written where `shown` is not given.
+    """
+    if not shown and type(default) in {int, float, str}:
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
+    metadata = {"words": Words(group, argument, help, shown, **words)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-_WHERE: Final = _Group("where")
-_WHO: Final = _Group("who may connect")
-_APART: Final = _Group("how far apart they are kept")
-_WHAT: Final = _Group("what they may send")
-_DEVICES: Final = _Group("which devices, and how much of them")
-_LIMITS: Final = _Group("how much")
-_PROGRAMS: Final = _Group("how many programs stay in memory")
-_VALUES: Final = _Group("how much data stays")
-_LIFETIME: Final = _Group("how long, and what is said")
+_address: Final = partial(_option, "addresses and files")
+_access: Final = partial(_option, "access")
+_isolation: Final = partial(_option, "isolation")
+_content: Final = partial(_option, "accepted functions")
+_device: Final = partial(_option, "devices")
+_limit: Final = partial(_option, "limits")
+_program: Final = partial(_option, "programs in memory")
+_value: Final = partial(_option, "arrays in memory")
+_lifetime: Final = partial(_option, "lifetime and log")
 
 _COUNT: Final = {"type": parse_count, "metavar": "N"}
 _SIZE: Final = {"type": parse_size, "metavar": "SIZE"}
@@ -129,321 +123,304 @@ def _default_builds() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How a server listens, whom it admits, and how much it takes on.
+    """The addresses, permissions, limits and lifetime of a server.
 
-    Of times, `recycle_…` and what a principal may have, 0 is no limit. What is None depends on the
-    machine or on other options.
+    For times, `recycle_…` and limits of one principal, 0 is no limit. None is a default that
+    depends on the machine or on other options.
     """
 
-    listen: tuple[Address, ...] = _WHERE.option(
+    listen: tuple[Address, ...] = _address(
         _each(parse_address, "ADDRESS"),
-        "unix:///path, tcp://host:port or tls://host:port, may be repeated; port 0 takes a free "
-        "one",
+        "unix:///path, tcp://host:port or tls://host:port; port 0 is any free one; repeatable",
         default=_local_socket,
         shown="the local socket of this environment",
     )
-    control: str | None = _WHERE.option(
+    control: str | None = _address(
         _PATH,
         "socket of `jaxd status` and `jaxd stop`",
-        shown="beside the first address if that is a Unix socket, else in this environment's own "
-        "directory",
-        more=" (there it is `tcp-PORT.control`)",
+        shown="beside a Unix socket if that is the first address, else in this environment's "
+        "runtime directory",
+        more=" (as `tcp-PORT.control`)",
     )
-    cache_dir: str | None = _WHERE.option(
+    cache_dir: str | None = _address(
         _FOLDER,
-        "where compiled programs are kept over restarts, or `none`",
+        "folder of compiled programs that outlives the server, or `none`",
         shown="JAXD_CACHE_DIR, else ~/.cache/jaxd",
         more="; `/var/cache/jaxd` where root has workers of other users. With "
-        "`--worker-per-principal`, a folder in it for each",
+        "`--worker-per-principal`, it has a folder for each principal",
     )
-    token_file: str | None = _WHO.option(
+    token_file: str | None = _access(
         _PATH,
-        "token that clients on TCP and TLS must prove to hold, as made by `jaxd token`",
+        "token that clients on TCP and TLS have to prove, as made by `jaxd token`",
         shown="JAXD_TOKEN, JAXD_TOKEN_FILE, then the file that `jaxd token` writes",
         more="; made when an address is `tls://` and there is none",
     )
-    token_dir: str | None = _WHO.option(
+    token_dir: str | None = _access(
         _FOLDER,
-        "folder of further tokens, one for each name, as made by `jaxd token --name`, or `none`",
-        shown="where that puts them",
-        more=". Read again whenever they change, see [several people](security.md#several-people)",
+        "folder of named tokens, as made by `jaxd token --name`, or `none`",
+        shown="the folder of `jaxd token --name`",
+        more=". Read again when they change, see [several people](security.md#several-people)",
     )
-    allow_uids: tuple[int, ...] = _WHO.option(
+    allow_uids: tuple[int, ...] = _access(
         _each(parse_user, "USER"),
-        "another user, by number or name, that may connect to the Unix socket and so run code as "
-        "you; may be repeated",
+        "another user, by number or name, that may connect to the Unix socket, and so run code as "
+        "the server's user; repeatable",
         default=(),
-        more=". The address for them is printed: it names the server's user (`?uid=`)",
+        more=". The server prints the address for them, with its own user (`?uid=`)",
         flag="--allow-uid",
     )
-    tls_cert: str | None = _WHO.option(
+    tls_cert: str | None = _access(
         _FOLDER,
-        "certificate for tls:// addresses, which clients check by name",
-        shown="one that the server makes, which they know by its fingerprint",
-        more="; with those that lead to its CA",
+        "certificate for tls:// addresses, which clients verify by host name",
+        shown="a self-signed one, which clients verify by fingerprint",
+        more="; the file includes the intermediate certificates of its CA",
     )
-    tls_key: str | None = _WHO.option(_FOLDER, "its key", shown="in the same file")
-    advertise: str | None = _WHO.option(
+    tls_key: str | None = _access(_FOLDER, "key of the certificate", shown="in the same file")
+    advertise: str | None = _access(
         {"type": parse_name, "metavar": "HOST[:PORT]"},
-        "what clients elsewhere call this machine, for the line that is printed for them",
+        "name of this machine in the address that is printed for other machines",
         shown="its host name",
     )
-    insecure_plaintext: bool = _WHO.option(
+    insecure_plaintext: bool = _access(
         _SWITCH,
-        "listen beyond this machine, although everything on the wire can then be read and "
-        "changed; clients say the same with tcp://…?insecure=1",
+        "listen on network interfaces without encryption: all traffic can be read and changed; "
+        "clients need tcp://…?insecure=1",
         default=False,
-        more=". Takes clients of which it is not known whether somebody stands in between",
+        more=". Accepts connections that may be intercepted",
     )
-    allow_unauthenticated_loopback: bool = _WHO.option(
+    allow_unauthenticated_loopback: bool = _access(
         _SWITCH,
         "let every user and program of this machine run code here over loopback TCP; clients "
-        "without a token say tcp://…?insecure=1",
+        "without a token need tcp://…?insecure=1",
         default=False,
     )
-    worker_per_principal: bool = _APART.option(
+    worker_per_principal: bool = _isolation(
         _SWITCH,
-        "a process for each user and account, with a cache of its own; where root starts the "
-        "server, as that user of this machine, or one of --worker-uids",
+        "a worker process and cache for each user and account; if root starts the server, it runs "
+        "as that user of this machine, or as one of --worker-uids",
         default=False,
         more="; for people who do not trust each other, see "
         "[a worker for each](security.md#a-worker-for-each)",
     )
-    worker_uids: tuple[int, int] | None = _APART.option(
+    worker_uids: tuple[int, int] | None = _isolation(
         {"type": parse_users, "metavar": "FIRST-LAST"},
-        "numbers of users, nobody else's, that the workers of accounts run as; `none`: all "
-        "workers run as the server's own user",
-        more=". Such as `70000-70999`, where root starts the server, which keeps one of them for "
-        "itself: there are two at least",
+        "unused uids for the workers of accounts; `none`: all workers run as the server's user",
+        more=". Such as `70000-70999`, two at least, if root starts the server, which needs one "
+        "of them for itself",
     )
-    max_workers: int = _APART.option(
-        _COUNT,
-        "such processes at the same time; who comes then is told to come again",
-        default=8,
+    max_workers: int = _isolation(
+        _COUNT, "such workers at a time; further clients are refused as busy", default=8
     )
-    accept: Literal["code", "exported"] = _WHAT.option(
+    accept: Literal["code", "exported"] = _content(
         {"choices": ("code", "exported")},
         "code: functions, which run in the server; exported: only programs that clients have "
-        "traced by themselves, and data",
+        "traced, and data",
         default="code",
         more="; see [programs instead of code](security.md#programs-instead-of-code)",
     )
-    allow_targets: tuple[str, ...] = _WHAT.option(
+    allow_targets: tuple[str, ...] = _content(
         _each(str, "NAME"),
-        "with exported, native code that programs may call beside jax's own, with whatever "
-        "shapes and attributes they say: nobody checks these; may be repeated",
+        "with exported, native code that programs may call beside jax's own; its shapes and "
+        "attributes are not checked; repeatable",
         default=(),
         flag="--allow-target",
     )
-    devices: str | None = _DEVICES.option(
+    devices: str | None = _device(
         {"type": parse_gpus, "metavar": "LIST"},
-        "GPUs to use, by the numbers or UUIDs that `nvidia-smi -L` shows, such as 0,1",
+        "GPUs, by the numbers or UUIDs of `nvidia-smi -L`, such as 0,1",
         shown="all",
         more=". See [GPUs](gpu.md)",
     )
-    devices_per_session: int = _DEVICES.option(
+    devices_per_session: int = _device(
         _COUNT,
-        "how many devices a client process has for itself, as far as there are enough; its "
-        "calls run on the first of them",
+        "devices of one client process, as far as there are enough; its calls run on the first",
         default=1,
         more=". See [several devices](devices.md#which-device-a-call-runs-on)",
     )
-    device_memory_fraction: float | None = _DEVICES.option(
+    device_memory_fraction: float | None = _device(
         _SHARE, "of each GPU's memory, for arrays and programs", shown="0.75"
     )
-    preallocate: bool | None = _DEVICES.option(
+    preallocate: bool | None = _device(
         _YES_NO,
-        "take that memory at the start, or as it is needed",
+        "allocate that memory at the start, or on demand",
         shown="at the start",
-        more=". A server that a first call starts takes it as it needs it, and so do workers of "
+        more="; on demand in a server that a first call starts, and in workers of "
         "`--worker-per-principal`",
     )
-    max_frame_bytes: int = _LIMITS.option(
+    max_frame_bytes: int = _limit(
         _SIZE, "largest message received, such as 512M", default=8 * GIB, shown="8G"
     )
-    max_result_bytes: int = _LIMITS.option(
-        _SIZE, "largest result sent", default=8 * GIB, shown="8G"
-    )
-    budget_bytes: int = _LIMITS.option(
+    max_result_bytes: int = _limit(_SIZE, "largest result sent", default=8 * GIB, shown="8G")
+    budget_bytes: int = _limit(
         _SIZE,
         "messages in memory",
         default=_default_budget_bytes,
         shown="a quarter of the memory",
         more=", over all connections; at least 1G",
     )
-    disk_bytes: int = _LIMITS.option(
-        _SIZE, "kept in the cache folder", default=10 * GIB, shown="10G"
-    )
-    principal_disk_bytes: int = _LIMITS.option(
+    disk_bytes: int = _limit(_SIZE, "size of the cache folder", default=10 * GIB, shown="10G")
+    principal_disk_bytes: int = _limit(
         _SIZE,
-        "of that, of what one client's user has had made; its own goes first",
+        "part of it for programs of one client's user; the user's own are evicted first",
         default=0,
         shown="all of it",
     )
-    max_calls: int = _LIMITS.option(
+    max_calls: int = _limit(
         _COUNT,
-        "calls held that have to wait",
+        "waiting calls",
         default=1000,
-        more=": to be built, or as they take long. Clients come again with more, and raise `Busy` "
-        "when that is in vain for a minute or until `timeout_s`",
+        more=", for a build or behind long calls. Clients repeat further ones, and raise `Busy` "
+        "after a minute or at `timeout_s`",
     )
-    call_share: float = _LIMITS.option(
+    call_share: float = _limit(
         _SHARE,
         "of these, and of --budget-bytes while others are connected, for one client's user",
         default=0.5,
     )
-    max_connections: int = _LIMITS.option(
+    max_connections: int = _limit(
         _COUNT,
-        "clients at the same time",
+        "clients at a time",
         default=4000,
-        more=", others wait up to a minute; an idle one costs the server a thread and 50 kB",
+        more="; others wait up to a minute. An idle one costs the server a thread and 50 kB",
     )
-    slots: int = _LIMITS.option(_COUNT, "calls in flight on one connection", default=32)
-    threads: int = _LIMITS.option(_COUNT, "calls that run at the same time", default=8)
-    builds: int = _LIMITS.option(
-        _COUNT,
-        "compilations at the same time",
-        default=_default_builds,
-        shown="half of the cores",
+    slots: int = _limit(_COUNT, "calls in flight on one connection", default=32)
+    threads: int = _limit(_COUNT, "calls that run at a time", default=8)
+    builds: int = _limit(
+        _COUNT, "compilations at a time", default=_default_builds, shown="half of the cores"
     )
-    max_executables: int = _PROGRAMS.option(_COUNT, "executables, whatever their size", default=400)
-    program_bytes: int = _PROGRAMS.option(
+    max_executables: int = _program(_COUNT, "executables, whatever their size", default=400)
+    program_bytes: int = _program(
         _SIZE,
-        "of this process",
+        "host memory of programs",
         default=_default_budget_bytes,
         shown="a quarter of the memory",
-        more=", which their programs may take; at least 1G",
+        more="; at least 1G",
     )
-    device_program_bytes: int | None = _PROGRAMS.option(
-        _SIZE, "of the device", shown="a tenth of it", more=", which they may take"
+    device_program_bytes: int | None = _program(
+        _SIZE, "device memory of programs", shown="a tenth of the device's memory"
     )
-    map_share: float = _PROGRAMS.option(
+    map_share: float = _program(
         _SHARE,
-        "of vm.max_map_count",
+        "of vm.max_map_count, for memory maps of the worker",
         default=0.5,
-        more=", which the server may fill; at the end of it a process dies. A large program takes "
-        "150 maps",
+        more=". A process that reaches vm.max_map_count dies. A large program takes 150 maps",
     )
-    memory_share: float = _PROGRAMS.option(
+    memory_share: float = _program(
         _SHARE,
-        "of the memory of machine or device; with more in use, what is idle goes",
+        "of the memory of machine or device; above it, idle entries are evicted",
         default=0.92,
-        more=", if a tenth of it is this server's, an eighth each second: arrays that clients may "
-        "send again, and executables that are missed least. Of a container where there is one",
+        more=", an eighth each second, if this server has a tenth of it or more: arrays that "
+        "clients may send again, and the cheapest executables. In a container, of its memory",
     )
-    principal_share: float = _PROGRAMS.option(
+    principal_share: float = _program(
         _SHARE,
         "of all this, what a client's user keeps when others need room; at most an equal part "
         "for each",
         default=0.5,
-        more=". Who is alone may use everything",
+        more=". A single user may use everything",
     )
-    principal_build_s: float = _PROGRAMS.option(
+    principal_build_s: float = _program(
         _SECONDS,
         "of tracing and compiling for one client's user in an hour",
         default=0.0,
         shown="no limit",
-        more="; after that new programs are refused (`LimitExceeded`), and those that are ready "
-        "answer",
+        more="; then new programs are refused (`LimitExceeded`), and ready ones still answer",
     )
-    value_bytes: int | None = _VALUES.option(
+    value_bytes: int | None = _value(
         _SIZE,
-        "of all arrays that stay on the server",
+        "all arrays that stay on the server",
         shown="half of the device's memory",
         more="; more is refused with `ValuesFull`",
     )
-    value_share: float = _VALUES.option(_SHARE, "of that, for one client's user", default=1.0)
-    content_bytes: int | None = _VALUES.option(
+    value_share: float = _value(_SHARE, "of that, for one client's user", default=1.0)
+    content_bytes: int | None = _value(
         _SIZE,
-        "of arrays that clients send again and again over a network",
+        "arrays that clients send repeatedly over a network",
         shown="an eighth of the device's memory",
         more=", kept by their content so that they need not be sent again",
     )
-    idle_timeout_s: float = _LIFETIME.option(
+    idle_timeout_s: float = _lifetime(
         _SECONDS, "stop after this long without connections and calls", default=0.0, shown="never"
     )
-    rest_after_s: float | None = _LIFETIME.option(
+    rest_after_s: float | None = _lifetime(
         _SECONDS,
-        "give the device back after this long without a call, and take it again for the next one",
+        "release the device after this long without a call, until the next one",
         shown="never",
         more="; 600 for a server on a GPU or TPU that a first call started, and with "
-        "`--worker-per-principal`. It is the worker that ends, if it has no arrays of clients; the "
-        "next one has all that is on disk",
+        "`--worker-per-principal`. The worker ends, if it has no arrays of clients; the next one "
+        "has all that is on disk",
     )
-    max_call_s: float = _LIFETIME.option(
+    max_call_s: float = _lifetime(
         _SECONDS,
         "how long a call may run",
         default=0.0,
-        shown="as long as it likes",
+        shown="no limit",
         more=". See [calls that nobody waits for](errors.md#calls-that-nobody-waits-for)",
     )
-    max_build_s: float = _LIFETIME.option(
-        _SECONDS,
-        "how long calls wait for a build once it has begun",
-        default=0.0,
-        shown="as long as it takes",
+    max_build_s: float = _lifetime(
+        _SECONDS, "how long calls wait for a build that has begun", default=0.0, shown="no limit"
     )
-    stop_grace_s: float = _LIFETIME.option(
+    stop_grace_s: float = _lifetime(
         _SECONDS,
-        "what nobody waits for any more, such as a call that was cancelled, may go on this long "
-        "before its process is replaced, if no array is lost by that; 0: for ever",
+        "how long cancelled work may go on before its process is replaced, if no array is lost "
+        "by that; 0: for ever",
         default=30.0,
     )
-    drain_timeout_s: float = _LIFETIME.option(
-        _SECONDS, "when stopping, kill a worker that runs no call after", default=30.0
+    drain_timeout_s: float = _lifetime(
+        _SECONDS, "at a stop, kill a worker that runs no call after this long", default=30.0
     )
-    recycle_after_s: float = _LIFETIME.option(
+    recycle_after_s: float = _lifetime(
         _SECONDS,
-        "replace the worker when it is this old",
+        "replace the worker at this age",
         default=0.0,
         shown="never",
         more=", as `jaxd restart` does",
     )
-    stuck_after_s: float = _LIFETIME.option(
+    stuck_after_s: float = _lifetime(
         _SECONDS,
-        "say that a worker is stuck when it has not answered for",
+        "report a worker as stuck when it has not answered for this long",
         default=10.0,
         more="; see [when things break](reliability.md#workers-that-hang)",
     )
-    recycle_stuck_s: float = _LIFETIME.option(
+    recycle_stuck_s: float = _lifetime(
         _SECONDS,
-        "kill a worker that has not answered for this long, if nobody else has arrays in it than "
-        "whose call it hangs in",
+        "kill a worker that has not answered for this long, if no user but the one whose call it "
+        "runs has arrays in it",
         default=0.0,
         shown="never",
     )
-    recycle_after_calls: int = _LIFETIME.option(
+    recycle_after_calls: int = _lifetime(
         _COUNT, "replace the worker after so many calls", default=0, shown="never"
     )
-    recycle_above_bytes: int = _LIFETIME.option(
+    recycle_above_bytes: int = _lifetime(
         _SIZE, "replace the worker when it has this much memory", default=0, shown="never"
     )
-    standby: bool | None = _LIFETIME.option(
+    standby: bool | None = _lifetime(
         _YES_NO,
         "keep a second process, without a device, that has imported jax and takes over when "
         "the worker ends; takes about 80 MB",
         shown="yes",
         more="; not for a server that a first call started, nor with `--worker-per-principal`",
     )
-    session_grace_s: float = _LIFETIME.option(
-        _SECONDS, "keep what a client left on the server this long", default=60.0
+    session_grace_s: float = _lifetime(
+        _SECONDS, "keep the session of a disconnected client this long", default=60.0
     )
-    trace_in: Literal["auto", "worker", "tracer"] = _LIFETIME.option(
+    trace_in: Literal["auto", "worker", "tracer"] = _lifetime(
         {"choices": ("auto", "worker", "tracer")},
-        "where functions are traced: in the worker, in a process beside it, or (auto) beside "
-        "it when several clients are connected; on GPU and TPU always in the worker",
+        "process that traces functions: the worker, one beside it, or (auto) one beside it while "
+        "several clients are connected; on GPU and TPU always the worker",
         default="auto",
         more=". See [decision 11](decisions/0011-who-waits-for-whom.md)",
     )
-    log_format: Literal["text", "json"] = _LIFETIME.option(
+    log_format: Literal["text", "json"] = _lifetime(
         {"choices": ("text", "json")},
         "lines for people or one JSON object a line",
         default="text",
     )
-    auto: bool = _LIFETIME.option(_SWITCH, SUPPRESS, default=False)  # started by a first call
+    auto: bool = _lifetime(_SWITCH, SUPPRESS, default=False)  # started by a first call
 
     def read_token(self) -> str | None:
-        """The token that clients on TCP and TLS must prove to hold; None: there is none.
+        """The token that clients on TCP and TLS have to prove; None: there is none.
 
         Raises:
             ConfigurationError: when the token file is missing, empty, or readable by others, or
@@ -456,19 +433,19 @@ class ServerOptions:
 
     @property
     def token_folder(self) -> str | None:
-        """The folder of named tokens, which need not be there; None: none are taken."""
+        """The folder of named tokens, which may be missing; None: none are accepted."""
         folder = self.token_dir
         return None if folder == "none" else folder or default_token_dir()
 
     @property
     def keeps_standby(self) -> bool:
-        """Whether the next worker is to be started ahead."""
+        """Whether the next worker is started ahead."""
         if self.standby is None:
             return not (self.auto or self.worker_per_principal)
         return self.standby
 
     def to_json(self) -> dict[str, Any]:
-        """The options as JSON values; `from_json` of it is equal to this."""
+        """The options as JSON values, for `from_json`."""
         return asdict(self) | {"listen": [str(address) for address in self.listen]}
 
     @classmethod
@@ -476,7 +453,7 @@ class ServerOptions:
         """The options that `to_json` wrote.
 
         Raises:
-            TypeError: when `data` holds an option that this version does not know.
+            TypeError: when `data` has an option that this version has not.
         """
         content: dict[str, Any] = {
             name: tuple(v) if isinstance(v, list) else v for name, v in data.items()
@@ -487,21 +464,21 @@ class ServerOptions:
 _EXAMPLES = """\
 examples:
   jaxd serve
-      this user, this machine: a Unix socket that nobody else can reach
+      this user, this machine: a Unix socket that no other user can reach
   jaxd token && jaxd serve --listen unix:///run/jaxd/server.sock --listen tcp://127.0.0.1:18861
-      also over TCP, for those who hold the token
+      also over TCP, for clients with the token
   jaxd serve --listen tls://0.0.0.0:18861
-      for other machines: makes token and certificate, and prints what to type there
+      for other machines: makes token and certificate, and prints the address for clients
 
 Ctrl-C or SIGTERM finishes the running calls and stops; a second one stops at once.
 """
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> ServerOptions:
-    """The options that `argv` asks for (default: `sys.argv[1:]`).
+    """The options of a command line (default: `sys.argv[1:]`).
 
-    The token file is, in this order: `--token-file`; none when `JAXD_TOKEN` holds the token
-    itself; `JAXD_TOKEN_FILE`; the file that `jaxd token` writes, when it exists.
+    The token file is, in this order: `--token-file`; none when `JAXD_TOKEN` has the token itself;
+    `JAXD_TOKEN_FILE`; the file that `jaxd token` writes, if it exists.
 
     Raises:
         SystemExit: with 2 after a usage message; with 0 after `--help`.

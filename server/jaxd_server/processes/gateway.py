@@ -1,18 +1,15 @@
 """The gateway process, used with one worker per principal: authenticates clients, hands them over.
 
-It imports no jax and runs nothing of a client's. Started by the host as a worker is, with one JSON
-argument; when it dies the host starts another one, and the workers do not notice.
+It imports no jax and runs no code of clients. The host starts it as it starts a worker, with one
+JSON argument, and starts another one when it dies; workers are not affected.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import json
-import os
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,41 +26,38 @@ from jaxd_protocol.wire import tune_socket
 from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
 from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
-from jaxd_server.auth.authenticator import AuthenticatedPeer, AuthenticatorFactory
+from jaxd_server.auth.authenticator import AuthenticatedPeer, authenticator_factory
 from jaxd_server.auth.connection_handover import hand_over
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.runtime import logs
-from jaxd_server.runtime.child_startup import die_with_the_parent
+from jaxd_server.runtime.child_startup import die_with_the_parent, exit_process, read_argument
 from jaxd_server.runtime.json_lines import HostChannel
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import allow_files
 
 _POLL_S: Final = 0.5
 _ANSWER_TIMEOUT_S: Final = 30.0
-"""The host has much to do only when it starts a process."""
+"""The host answers at once, except while it starts a process."""
 
 
 def main() -> None:
-    """Accepts clients until the host stops it or dies."""
-    argument = json.loads(sys.argv[1])
+    """Accepts clients until the host stops it or ends."""
+    argument = read_argument()
     options = ServerOptions.from_json(argument["options"])
     logs.configure(options.log_format, "door")
     die_with_the_parent()
-    allow_files(2 * options.max_connections)  # of a relayed client, one for either side
+    allow_files(2 * options.max_connections)  # two for a client whose TLS is relayed
     gateway = Gateway(options)
     host_channel = HostChannel(
         socket.socket(fileno=argument["tether_fd"]),
         gateway.status,
         gateway.stopping.set,
-        lambda: os._exit(1),
         gateway.handle_order,
     )
     gateway.open(host_channel, argument["listeners"])
     host_channel.notify({"event": "ready"})
     gateway.watch()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    exit_process()
 
 
 class Gateway:
@@ -75,7 +69,7 @@ class Gateway:
     Attributes:
         stopping: set when no more clients are accepted.
         connected_accounts: the open connections of accounts.
-        max_clients: that may be connected at the same time.
+        max_clients: how many may be connected at the same time.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -84,14 +78,15 @@ class Gateway:
         self._accounts = Accounts(options)
         self.connected_accounts = ConnectedAccounts(self._accounts)
         self.max_clients = options.max_connections
-        self._host_channel: HostChannel | None = None
+        self._host_channel: HostChannel  # set by `open`
         self._listeners: list[GatewayListener] = []
         self._numbers = itertools.count(1)
         self._pending: dict[int, Future[Mapping[str, Any]]] = {}
         self._clients: Counter[str] = Counter()
-        self._reported_tokens: dict[str, str] | None = None  # as the host knows them
-        self._lock = threading.Lock()  # guards the three
-        # Held from reading the tokens until the host is notified: the last notification is current.
+        self._lock = threading.Lock()  # guards both
+        self._reported_tokens: dict[str, str] | None = None  # as last reported to the host
+        # guards them from reading the tokens until the host is notified, so that the last
+        # notification is current
         self._report_lock = threading.RLock()
         self._busy_at = time.monotonic()
 
@@ -99,20 +94,20 @@ class Gateway:
         """Accepts clients from now on."""
         self._host_channel = host_channel
         self._report_accounts()
-        authenticator_factory = AuthenticatorFactory(self._options, self._accounts)
+        authenticator_at = authenticator_factory(self._options, self._accounts)
         for listener in listeners:
             address = Address.parse(listener["address"])
             gateway_listener = GatewayListener(
                 socket.socket(fileno=listener["fd"]),
                 address,
-                authenticator_factory.at(address),
+                authenticator_at(address),
                 self,
             )
             gateway_listener.start_in_thread()
             self._listeners.append(gateway_listener)
 
     def watch(self) -> None:
-        """Closes connections of revoked accounts; returns when all clients have gone."""
+        """Closes connections of revoked accounts; returns when all clients are disconnected."""
         while not self.stopping.wait(_POLL_S):
             self.connected_accounts.poll()
             self._report_accounts()
@@ -128,19 +123,19 @@ class Gateway:
         return {"running_calls": here, "connections": here, "idle_s": idle_s}
 
     def handle_order(self, order: Mapping[str, Any]) -> None:
-        """Takes the host's answer to a question."""
+        """Handles the host's answer to a request."""
         with self._lock:
             waiting = self._pending.pop(order.get("id", 0), None)
         if waiting is not None:
             waiting.set_result(order)
 
     def worker_path_for(self, admitted: AuthenticatedPeer) -> str:
-        """Where the worker of a client listens; the host starts it if need be.
+        """The socket path of a client's worker, which the host starts if needed.
 
         Raises:
-            Busy: when there are as many workers as there may be.
+            Busy: when the limit of workers is reached.
             NoServer: when it cannot be started.
-            AuthenticationFailed: when the client's account was taken away meanwhile.
+            AuthenticationFailed: when the client's account was revoked meanwhile.
         """
         self._busy_at = time.monotonic()
         account = admitted.account
@@ -158,7 +153,7 @@ class Gateway:
         """Counts a client that the gateway handles: during handover, or while its TLS is relayed.
 
         Raises:
-            Busy: when one principal has as many as it may, of those that there may be.
+            Busy: when the principal has reached its share of the limit.
         """
         limit = max(1, int(self._options.max_connections * self._options.call_share))
         with self._lock:
@@ -183,9 +178,8 @@ class Gateway:
             raise AuthenticationFailed(f"{account.principal} was revoked while it connected.")
 
     def _ask(self, principal: str, account: Account | None) -> Mapping[str, Any]:
-        assert self._host_channel is not None
         token = None if account is None else _digest(account)
-        question = {"event": "wanted", "principal": principal, "token": token}
+        request = {"event": "wanted", "principal": principal, "token": token}
         answer: Future[Mapping[str, Any]] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -193,10 +187,9 @@ class Gateway:
         try:
             with self._report_lock:
                 self._check_still_valid(account)  # an old token would end the worker of the new one
-                with self._lock:
-                    if self._reported_tokens is not None and token is not None:
-                        self._reported_tokens[principal] = token
-                self._host_channel.notify({**question, "id": number})
+                if self._reported_tokens is not None and token is not None:
+                    self._reported_tokens[principal] = token
+                self._host_channel.notify({**request, "id": number})
             return answer.result(_ANSWER_TIMEOUT_S)
         except TimeoutError as error:
             raise NoServer("the server's host does not answer. See its log.") from error
@@ -206,12 +199,9 @@ class Gateway:
 
     def _report_accounts(self, *, again: bool = False) -> None:
         """Reports to the host which accounts are valid: those whose token is unchanged."""
-        assert self._host_channel is not None
         with self._report_lock:
             now = {account.principal: _digest(account) for account in self._accounts.now()}
-            with self._lock:
-                is_known = now == self._reported_tokens
-                self._reported_tokens = dict(now)
+            is_known, self._reported_tokens = now == self._reported_tokens, dict(now)
             if again or not is_known:
                 self._host_channel.notify({"event": "accounts", "valid": now})
 
@@ -236,17 +226,15 @@ class GatewayListener(Acceptor):
         self._gateway = gateway
 
     def admit(self, sock: socket.socket) -> AuthenticatedPeer:
-        """Authenticates one peer; a user may have no more than its share of handshakes.
+        """Authenticates one peer; each user may have its share of handshakes at a time.
 
         Raises:
-            Busy: when there are as many.
+            Busy: when the user has reached its share.
             Exception: as `Authenticator.admit`.
         """
         uid = peer_uid(sock) if sock.family == socket.AF_UNIX else None
         if uid is None:
-            return self._authenticator.admit(
-                sock
-            )  # the handshakes of strangers are limited elsewhere
+            return self._authenticator.admit(sock)  # which limits handshakes over TCP
         with self._gateway.counting_client(f"uid:{uid} comes in"):
             return self._authenticator.admit(sock)
 
@@ -272,10 +260,10 @@ _CONNECTION_ENDED: Final = (EOFError, OSError, ssl.SSLError)
 
 
 def relay_tls(client: TlsSocket, worker: socket.socket) -> None:
-    """Passes bytes both ways until either end closes; both are shut then.
+    """Relays bytes both ways until either end closes; both are shut then.
 
-    The calling thread passes on the bytes of the worker, and another one those of the client. A
-    slow reader slows the other end down: no more than one piece is buffered each way.
+    The calling thread relays the bytes of the worker, and another one those of the client. A slow
+    reader slows the other end down: no more than one piece is buffered each way.
     """
     client.settimeout(None)
     tune_socket(client.raw)
@@ -306,17 +294,12 @@ def _outward(client: TlsSocket, worker: socket.socket) -> None:
     room = memoryview(bytearray(_STEP_BYTES))
     with suppress(*_CONNECTION_ENDED):
         while count := worker.recv_into(room):
-            rest = room[:count]
-            while rest:
-                sent: list[int] = []
-                client.send_some([rest], sent)
-                rest = rest[sum(sent) :]
-            client.flush()
+            client.sendall(room[:count])
 
 
 def _shut(*sockets: socket.socket) -> None:
     for sock in sockets:
-        with suppress(OSError):  # it has ended by itself
+        with suppress(OSError):  # it is closed already
             sock.shutdown(socket.SHUT_RDWR)
 
 

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from socket import socket
-from typing import Any, Protocol
+from typing import Any
 
 from jaxd_protocol import __version__
 from jaxd_protocol.network.addresses import Address
@@ -20,12 +20,8 @@ from jaxd_server.auth.listeners import Listener, open_listeners
 from jaxd_server.auth.tls_setup import connection_hints
 from jaxd_server.cache.directory import cache_root
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.quarantine import (
-    Quarantine,
-    QuarantineFile,
-    WorkerQuarantine,
-)
-from jaxd_server.processes.supervision.worker_slot import WorkerSlot
+from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
+from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.tenants.directory import tenants_root
 from jaxd_server.processes.tenants.manager import TenantManager
 from jaxd_server.runtime.json_lines import encode_line, messages
@@ -33,10 +29,10 @@ from jaxd_server.runtime.logs import log_event
 
 
 def reap_orphans(own: Collection[int]) -> list[int]:
-    """Collects every child that has ended, except our `own`; returns the process ids.
+    """Collects every child that has ended, except the `own` ones; returns the process ids.
 
-    Looks before it takes (`WNOWAIT`): the exit code of one of our own belongs to who waits for it.
-    When such a one is found, the rest is left for the call after it was collected.
+    It first peeks (`WNOWAIT`), because the exit code of an own child belongs to its `Popen`. When
+    it finds such a child, it leaves the rest to the next call, after that child was collected.
     """
     reaped: list[int] = []
     while True:
@@ -51,7 +47,7 @@ def reap_orphans(own: Collection[int]) -> list[int]:
 
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.processes.worker.worker")
-"""`-P`: a `random.py` in the current directory does not shadow the library's."""
+"""`-P`: a `random.py` in the current directory does not shadow the one of Python."""
 
 _MIN_SLEEP_S = 0.05
 
@@ -59,12 +55,12 @@ _MIN_SLEEP_S = 0.05
 class Host:
     """Opens the listeners and the control socket, and keeps workers running behind them.
 
-    The listeners stay open from one worker to the next: callers in between wait, and are not
-    refused. Everything here runs on one event loop in the main thread.
+    The listeners stay open from one worker to the next: clients that connect in between wait, and
+    are not refused. Everything here runs on one event loop in the main thread.
 
     Args:
-        options: how to listen and when to stop.
-        worker_command: what is started as worker; it gets one JSON argument.
+        options: of the server.
+        worker_command: the command of a worker, which gets one JSON argument.
     """
 
     def __init__(
@@ -73,16 +69,12 @@ class Host:
         self._options = options
         apart = options.worker_per_principal
         root = tenants_root(options) if apart else cache_root(options.cache_dir)
-        self._quarantine_file = QuarantineFile(root, str(options.listen[0]))
-        self._workers: WorkerSlot | TenantManager = (
-            TenantManager(options, worker_command, kept=self._quarantine_file)
-            if apart
-            else WorkerSlot(
-                options,
-                worker_command,
-                quarantine=Quarantine(WorkerQuarantine(self._quarantine_file)),
-            )
-        )
+        file = self._quarantine_file = QuarantineFile(root, str(options.listen[0]))
+        self._workers: Supervisor | TenantManager
+        if apart:
+            self._workers = TenantManager(options, worker_command, kept=file)
+        else:
+            self._workers = Supervisor(options, worker_command, quarantine=Quarantine(file))
         self._started_at = time.monotonic()
         self._listeners: list[Listener] = []
         self._control = ""
@@ -90,7 +82,7 @@ class Host:
     def run(self) -> int:
         """Serves until it is stopped, or was idle for long enough; returns the exit code.
 
-        Call it from the main thread: it handles SIGTERM, SIGINT and SIGCHLD.
+        For the main thread: it handles SIGTERM, SIGINT and SIGCHLD.
 
         Returns:
             0 after running calls were finished; 1 when the worker had to be killed.
@@ -102,25 +94,21 @@ class Host:
         """
         return asyncio.run(self._run())
 
-    def stop(self, *, now: bool = False) -> None:
-        """Begins to stop: finishes running calls first, or kills the worker `now`."""
-        self._workers.stop(now=now)
-
-    async def restart(self, *, force: bool = False) -> dict[str, Any]:
-        """Replaces the worker; see `Supervisor.restart`."""
-        return await self._workers.restart(force=force)
-
-    def quarantined(self) -> list[dict[str, Any]]:
-        """The functions in quarantine, because they have ended workers."""
-        return self._workers.quarantined()
-
-    def release(self, what: str) -> list[dict[str, Any]]:
-        """Releases some of them, by name or fingerprint; returns their rows."""
-        return self._workers.release(what)
-
-    async def status(self) -> dict[str, Any]:
-        """The reply of the control socket; waits half a second for a worker, and no longer."""
-        return {"host": self._describe(), **await self._workers.status()}
+    async def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to a request on the control socket; see `serving_control_socket`."""
+        match request:
+            case {"ask": "status"}:  # waits half a second for a worker, and no longer
+                return {"host": self._describe(), **await self._workers.status()}
+            case {"ask": "stop"}:
+                self._workers.stop(now=request.get("now") is True)
+                return {"stopping": True}
+            case {"ask": "restart"}:
+                return await self._workers.restart(force=request.get("force") is True)
+            case {"ask": "quarantined"}:
+                return {"quarantined": self._workers.quarantined()}
+            case {"ask": "release", "what": str(what)}:
+                return {"released": self._workers.release(what)}
+        return {"error": f"{request.get('ask')!r} is not known; ask for status or stop"}
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -133,7 +121,7 @@ class Host:
         }
 
     def _log_file(self) -> str | None:
-        """The log beside the control socket, when that is where our stderr goes."""
+        """The log beside the control socket, if stderr goes there."""
         path = os.path.join(os.path.dirname(self._control), "server.log")
         try:
             return path if os.path.samestat(os.fstat(2), os.stat(path)) else None
@@ -148,12 +136,12 @@ class Host:
             self._listeners = listeners
             self._control = self._options.control or control_path(listeners[0].address)
             control = [Address.unix(self._control)]
-            with open_listeners(control, beside_others=is_shared) as (gateway,):
+            with open_listeners(control, beside_others=is_shared) as (control_listener,):
                 for one in listeners:
                     log_event("listening", address=str(one.address), control=self._control)
                 for line in connection_hints(self._options, listeners):
                     print(line, flush=True)  # noqa: T201  to be copied to clients, so not in the log
-                async with serving_control_socket(gateway.socket, self):
+                async with serving_control_socket(control_listener.socket, self.reply):
                     code = await self._serve(listeners)
         self._quarantine_file.close()
         log_event("stopped", exit_code=code)
@@ -176,7 +164,7 @@ class Host:
     def _on_stop_signal(self, number: signal.Signals) -> None:
         is_second = self._workers.is_stopping
         log_event("signal", name=number.name, second=is_second or None)
-        self.stop(now=is_second)
+        self._workers.stop(now=is_second)
 
     def _on_child(self) -> None:
         workers = self._workers.processes()
@@ -191,7 +179,7 @@ class Host:
             idle_s = await self._workers.idle_s()
             if idle_s >= limit_s:
                 log_event("idle", idle_s=idle_s)
-                self.stop()
+                self._workers.stop()
                 return
             await asyncio.sleep(max(limit_s - idle_s, _MIN_SLEEP_S))
 
@@ -199,28 +187,9 @@ class Host:
 _MAX_REQUEST_BYTES = 1 << 16
 
 
-class ControlledServer(Protocol):
-    """The interface of the host for its control socket."""
-
-    async def status(self) -> dict[str, Any]:
-        """The state of host and worker, as JSON values; never waits long for a worker."""
-
-    def stop(self, *, now: bool = False) -> None:
-        """Begins to stop: after the running calls, or `now`."""
-
-    async def restart(self, *, force: bool = False) -> dict[str, Any]:
-        """Replaces the worker; returns the outcome."""
-
-    def quarantined(self) -> list[dict[str, Any]]:
-        """The functions in quarantine, as rows."""
-
-    def release(self, what: str) -> list[dict[str, Any]]:
-        """Releases some of them; returns their rows."""
-
-
 @asynccontextmanager
 async def serving_control_socket(
-    listening: socket, controlled: ControlledServer
+    listening: socket, reply: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 ) -> AsyncIterator[None]:
     """Answers on the socket `listening` until the block ends.
 
@@ -233,7 +202,7 @@ async def serving_control_socket(
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async for request in messages(reader):
-                writer.write(encode_line(await _reply(request, controlled)))
+                writer.write(encode_line(await reply(request)))
                 await writer.drain()
         except ValueError as error:
             writer.write(encode_line({"error": f"the request is not a JSON line: {error}"}))
@@ -247,19 +216,3 @@ async def serving_control_socket(
         yield
     finally:
         server.close()
-
-
-async def _reply(request: Mapping[str, Any], controlled: ControlledServer) -> dict[str, Any]:
-    match request:
-        case {"ask": "status"}:
-            return await controlled.status()
-        case {"ask": "stop"}:
-            controlled.stop(now=request.get("now") is True)
-            return {"stopping": True}
-        case {"ask": "restart"}:
-            return await controlled.restart(force=request.get("force") is True)
-        case {"ask": "quarantined"}:
-            return {"quarantined": controlled.quarantined()}
-        case {"ask": "release", "what": str(what)}:
-            return {"released": controlled.release(what)}
-    return {"error": f"{request.get('ask')!r} is not known; ask for status or stop"}

@@ -8,9 +8,7 @@ The messages: `compilation.remote_trace.messages`.
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
@@ -46,7 +44,7 @@ from jaxd_server.jax_compat import lowered_transfer, programs
 from jaxd_server.jax_compat.config import set_default_settings
 from jaxd_server.jax_compat.lowered_transfer import NotTransferable, pack_lowered
 from jaxd_server.runtime import logs
-from jaxd_server.runtime.child_startup import die_with_the_parent
+from jaxd_server.runtime.child_startup import die_with_the_parent, exit_process, read_argument
 from jaxd_server.runtime.counters import Counters, Counts
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.threads.executors import ThreadPerTask, process_timers
@@ -58,25 +56,22 @@ _NICE = 5
 """Where cores are few, a warm call has priority over a trace, which still makes progress."""
 
 _INTERRUPT_RETRY_S = 0.05
-"""An exception that was swallowed is sent again after that."""
+"""A function that caught the exception is interrupted again after so long."""
 
 _THREADS = 256
-"""How many trace at once is limited by the worker's `--builds`."""
+"""Far more than needed: the worker limits concurrent traces by `--builds`."""
 
 
 def main() -> None:
-    """Traces until the worker is gone."""
-    argument = json.loads(sys.argv[1])
+    """Traces until the worker ends."""
+    argument = read_argument()
     logs.configure(argument["log_format"], "tracer")
     die_with_the_parent()
     os.nice(_NICE)
     if os.getppid() != argument["parent"]:
         os._exit(1)  # the worker ended before this process could notice
-    tracer = Tracer(Connection(argument["fd"]))
-    tracer.serve()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # the results of traces that still run are not needed
+    Tracer(Connection(argument["fd"])).serve()
+    exit_process()  # the results of traces that still run are not needed
 
 
 class Tracer:
@@ -98,13 +93,13 @@ class Tracer:
         self._packages.record()
         self._counters = _ThreadCounters()
         self._compiler = Compiler(self._counters, _THREADS)
-        self._tracing: dict[int, Interruptible] = {}  # by order; each step is atomic
+        self._tracing: dict[int, Interruptible] = {}  # by order; each access is atomic
         self._reported_packages: set[tuple[str, Package]] = set()
         self._report_lock = threading.Lock()  # guards _reported_packages
         prepare_for_user_code()
         capture_user_output()
         gc.collect()
-        gc.freeze()  # what is imported stays
+        gc.freeze()  # imported modules stay
 
     def serve(self) -> None:
         """Works until the worker closes its end."""
@@ -130,8 +125,8 @@ class Tracer:
             self._send(self._trace(order))
         except BaseException as error:  # noqa: BLE001  the worker traces it itself
             try:
-                text = f"{type(error).__name__}: {error}"
                 side = SideEffects(self._counters.drain(), [])
+                text = f"{type(error).__name__}: {error}"
                 self._send(Refused(order.number, text, always=False, side=side))
             except BaseException:  # noqa: BLE001  the closed connection is the answer
                 os._exit(1)
@@ -143,30 +138,35 @@ class Tracer:
         try:
             function, arguments = self._prepared(order)
         except BaseException as error:  # noqa: BLE001  the worker traces it itself
-            text = f"{type(error).__name__}: {error}"
-            return Refused(order.number, text, always=False, side=self._take_side_effects())
+            return self._refused(order, f"{type(error).__name__}: {error}")
         try:
             one = self._tracing[order.number] = Interruptible()
             with may_interrupt(one):
                 lowered = self._lowered(order, function, arguments)
         except Interrupted:
-            why = "nobody waits for it any more"
-            return Refused(order.number, why, always=False, side=self._take_side_effects())
-        except BaseException as error:  # noqa: BLE001  all of it is the client's to know
+            return self._refused(order, "it was cancelled")
+        except BaseException as error:  # noqa: BLE001  every exception is reported to the client
             return self._failed(order, error)
         finally:
             self._tracing.pop(order.number, None)
         return self._handed_over(order, lowered)
 
+    def _refused(self, order: TraceRequest, why: str, *, always: bool = False) -> Refused:
+        return Refused(order.number, why, always=always, side=self._take_side_effects())
+
     def _interrupt_again(self, number: int) -> None:
-        """Interrupts an order, again and again until it leaves."""
+        """Interrupts an order repeatedly, until it ends."""
         one = self._tracing.get(number)
         if one is not None:
             one.interrupt()
             process_timers.after(_INTERRUPT_RETRY_S, lambda: self._interrupt_again(number))
 
     def _prepared(self, order: TraceRequest) -> tuple[Function, Arguments]:
-        """Function and arguments; raises an exception where they would differ from the worker's."""
+        """The function and its arguments.
+
+        Raises:
+            Exception: when they differ from those of the worker.
+        """
         function = self._functions.obtain(order.key, _RequestedFunction(order))
         layout = parse_arguments(order.skeleton)
         arguments = build_arguments(
@@ -185,7 +185,7 @@ class Tracer:
             function.options,
             arguments,
             structure_of(dynamic(arguments, function.statics)),
-            lambda kind, content: self._send_event(order.number, kind, content),
+            lambda kind, content: self._send(Event(order.number, kind, content)),
             function.captured,
         )
 
@@ -194,19 +194,19 @@ class Tracer:
         failure = _failure(error)
         try:
             side = self._take_side_effects()
-        except Exception:  # noqa: BLE001  nothing was made that packages could have a part in
+        except Exception:  # noqa: BLE001  a failure depends on no packages
             side = SideEffects(self._counters.drain(), [])
         return Failed(order.number, failure, side)
 
     def _handed_over(self, order: TraceRequest, lowered: LoweredFunction) -> Lowered | Refused:
         form = lowered.form
         if not form.is_lasting:
-            reason = "its result holds objects that stay where it was traced"
-            return Refused(order.number, reason, always=True, side=self._take_side_effects())
+            why = "its result holds objects that stay where it was traced"
+            return self._refused(order, why, always=True)
         try:
             data = pack_lowered(lowered.lowered, lowered.obstacle)
         except NotTransferable as error:
-            return Refused(order.number, str(error), always=True, side=self._take_side_effects())
+            return self._refused(order, str(error), always=True)
         return Lowered(
             order.number,
             lowered.program,
@@ -217,11 +217,8 @@ class Tracer:
             self._take_side_effects(),
         )
 
-    def _send_event(self, number: int, kind: str, content: dict[str, Any]) -> None:
-        self._send(Event(number, kind, content))
-
     def _take_side_effects(self) -> SideEffects:
-        """What this thread has counted, and what was imported, since the last call of this."""
+        """What this thread has counted, and what was imported, since the last call."""
         self._packages.record()
         with self._report_lock:
             imported = [
@@ -232,7 +229,7 @@ class Tracer:
 
 
 class _ThreadCounters(Counters):
-    """Counts for each thread by itself, and so for each order."""
+    """Counts for each thread separately, and so for each order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +241,7 @@ class _ThreadCounters(Counters):
             counts[name] = counts.get(name, 0) + amount
 
     def drain(self) -> dict[str, float]:
-        """What this thread has counted since the last call of this."""
+        """What this thread has counted since the last call."""
         counts = dict(self._of.__dict__)
         self._of.__dict__.clear()
         return counts
@@ -271,20 +268,15 @@ class _RequestedFunction:
 
 
 def _failure(error: BaseException) -> Failure:
+    shown = error
     try:
-        shown = _for_people(error)
-    except BaseException:  # noqa: BLE001  what a user's exception does when it is looked at
+        if isinstance(error, TypeError) and not isinstance(error, JaxdError):
+            shown = explained(error)
+            if shown is not error:
+                shown.__cause__ = error
+    except BaseException:  # noqa: BLE001  the methods of a user's exception may raise
         shown = error
     return encode_failure(shown)
-
-
-def _for_people(error: BaseException) -> BaseException:
-    if isinstance(error, TypeError) and not isinstance(error, JaxdError):
-        better = explained(error)
-        if better is not error:
-            better.__cause__ = error
-        return better
-    return error
 
 
 if __name__ == "__main__":

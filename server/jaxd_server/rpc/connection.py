@@ -14,6 +14,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+from rpyc.core.service import VoidService
+
 from jaxd_protocol.errors import JaxdError, ProtocolError, RemoteError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import encode_failure
@@ -89,15 +91,13 @@ class ReaderHandoff:
 class ServerConnection(BulkConnection):
     """The server's end. Its calls may run in many threads; one thread at a time reads."""
 
-    def __init__(
-        self, root: object, stream: BulkStream, worker_context: WorkerContext, session: Session
-    ) -> None:
+    def __init__(self, stream: BulkStream, worker_context: WorkerContext, session: Session) -> None:
         self._worker_context = worker_context
         self._session = session
         options = worker_context.options
         self._share = ConnectionShare(worker_context.budget, options.slots, session.principal)
         channel = BulkChannel(stream, options.max_frame_bytes, self._share.admit)
-        super().__init__(root, channel, {})
+        super().__init__(VoidService(), channel, {})
         self._send_queue = SendQueue(self, self._share, options.max_result_bytes)
         self._client = ClientProxy(self, self._share, self._send_queue)
         self._session_state = SessionState(

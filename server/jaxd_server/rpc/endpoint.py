@@ -29,8 +29,8 @@ class Endpoint(Acceptor):
         authenticator: authenticates them.
         sessions: where they are registered.
         worker_context: what all connections share.
-        welcome: what the handshake tells a client of the server, beside its session.
-        connected_accounts: registers connections by account; None: they are not registered.
+        welcome: what the handshake sends a client about the server, beside its session.
+        connected_accounts: the open connections of accounts.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Endpoint(Acceptor):
         sessions: Sessions,
         worker_context: WorkerContext,
         welcome: Callable[[], dict[str, Any]],
-        connected_accounts: ConnectedAccounts | None = None,
+        connected_accounts: ConnectedAccounts,
     ) -> None:
         limit = worker_context.options.max_connections
         super().__init__(listener, address, authenticator, limit, connected_accounts)
@@ -73,7 +73,7 @@ class Endpoint(Acceptor):
             finish_handshake(line, versions, admitted.proof, welcome)
             stream = stream_over(line)
             stream.expect_descriptors()
-            ServerConnection(self.service, stream, self._worker_context, session).serve()
+            ServerConnection(stream, self._worker_context, session).serve()
         finally:
             self._sessions.close(session)
         return None

@@ -1,8 +1,7 @@
-"""How a child process starts: reads its argument, ends with its parent, dumps its stacks on signal.
+"""The start and end of a child process: its argument, its parent's death, its stack dumps.
 
 The argument is one JSON object, in the command line or in a file. All users of a machine can read
-each other's command lines. What stands in a file without a name is read by whoever was given it,
-and only by those.
+each other's command lines, but a file without a name only if they inherit its descriptor.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 _FILE: Final = "argument_fd"
 
 
 def in_a_file(argument: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """What to put into the command line in place of `argument`, and what to pass on with it.
+    """Moves an argument from the command line to a file.
 
     Returns:
-        the shorter argument, and the descriptor of the file that it names, for the caller to close.
+        the argument that names the file, and the file's descriptor, which the child has to inherit
+        and the caller to close.
 
     Raises:
         OSError: when there is no memory for it, or the process may open no more files.
@@ -33,7 +33,7 @@ def in_a_file(argument: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(json.dumps(argument).encode())
-        os.lseek(descriptor, 0, os.SEEK_SET)  # it begins where the process finds it
+        os.lseek(descriptor, 0, os.SEEK_SET)  # the child reads from the start
     except BaseException:
         os.close(descriptor)
         raise
@@ -41,7 +41,7 @@ def in_a_file(argument: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def read_argument() -> dict[str, Any]:
-    """The argument of this process, wherever it stands; to be read once."""
+    """The argument of this process; to be read once."""
     argument: dict[str, Any] = json.loads(sys.argv[1])
     if _FILE not in argument:
         return argument
@@ -56,7 +56,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with_the_parent() -> None:
     """Asks Linux to kill this process when its parent dies, even while it hangs in C code.
 
-    The parent is a thread: when the one ends that started this process, that is its death, too.
+    The parent is the thread that started this process: its end counts as well.
     """
     if sys.platform == "linux":
         with suppress(AttributeError, OSError):
@@ -69,12 +69,19 @@ _SIGNAL: Final = signal.SIGUSR2
 def dump_stacks_on_signal() -> None:
     """Installs the handler for `request_stack_dump`: writes the stacks of all threads to stderr.
 
-    In C, in a handler of a signal: it does not need the interpreter lock.
+    The handler is written in C and does not need the interpreter lock.
     """
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
 def request_stack_dump(pid: int) -> None:
-    """Has the worker with this process id write them. It must have got so far as to be ready."""
+    """Requests a stack dump of the worker with this process id, which must be ready."""
     with suppress(ProcessLookupError):
         os.kill(pid, _SIGNAL)
+
+
+def exit_process() -> NoReturn:
+    """Ends this process with exit code 0, without waiting for its threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,4 +1,4 @@
-"""Counters of the whole worker, and of each principal that is not shown those."""
+"""Counters of the whole worker, and of each principal that may only see its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxd_protocol.wire import BulkChannel
 
 @dataclass(slots=True)
 class Counts:
-    """What was done for one principal, or for all; see `jaxd.Statistics`."""
+    """The counts of one principal, or of all; see `jaxd.Statistics`."""
 
     calls: int = 0
     traces: int = 0
@@ -48,18 +48,18 @@ class Counters:
         self._last_activity = self._started
 
     def of(self, principal: str) -> Counts:
-        """What is counted for one principal, from the first time that this is asked."""
+        """The counts of one principal, since the first call of this for it."""
         with self._lock:
             return self._own.setdefault(principal, Counts())
 
     def forget(self, principal: str) -> None:
-        """Drops the counts of a principal: the next holder of the name may be another person."""
+        """Drops the counts of a principal, whose next holder may be another person."""
         with self._lock:
             self._own.pop(principal, None)
 
     @contextmanager
     def on_behalf_of(self, own: Counts | None) -> Iterator[None]:
-        """Within it, what this thread counts is counted for a principal as well."""
+        """Counts of this thread during the block count for a principal as well."""
         before = getattr(self._behalf, "own", None)
         self._behalf.own = own
         try:
@@ -71,8 +71,8 @@ class Counters:
         """Adds to the named counters.
 
         Args:
-            own: for whom as well; None: for whom this thread counts, if for anybody.
-            amounts: what is added to which.
+            own: further counts; None: those of `on_behalf_of`, if any.
+            amounts: by the names of the counters.
         """
         own = own or getattr(self._behalf, "own", None)
         with self._lock:
@@ -82,7 +82,7 @@ class Counters:
                     setattr(counts, name, getattr(counts, name) + amount)
 
     def hit(self, run_s: float = 0.0, own: Counts | None = None) -> None:
-        """Counts one call that a ready executable answered; the warm path's only counting."""
+        """Counts one call that a ready executable answered: all that the warm path counts."""
         with self._lock:
             self._last_activity = time.monotonic()
             self._counts.calls += 1
@@ -106,8 +106,8 @@ class Counters:
         return {**found, "uptime_s": round(time.monotonic() - self._started, 3)}
 
 
-_NOBODY: Final = "-"
-"""No principal is called so."""
+_REVOKED: Final = "-"
+"""Stands for all revoked principals; no principal has this name."""
 
 
 class Traffic:
@@ -120,27 +120,27 @@ class Traffic:
         self._lock = threading.Lock()  # guards all of the above
 
     def add(self, channel: BulkChannel, principal: str = "") -> None:
-        """A connection of a principal began."""
+        """Begins to count a connection of a principal."""
         with self._lock:
             self._open[channel] = principal
 
     def remove(self, channel: BulkChannel) -> None:
-        """A connection ended; its bytes still count."""
+        """Ends a connection; its bytes still count."""
         with self._lock:
             principal = self._open.pop(channel)
             self._received[principal] += channel.reader.bytes_received
             self._sent[principal] += channel.writer.bytes_sent
 
     def forget(self, principal: str) -> None:
-        """Whoever gets the name again begins at nothing; in the sum of all it still counts.
+        """Resets the counts of a principal; in the sum of all principals they still count.
 
-        Its connections have ended, or are about to: what is on its way counts for none.
+        The rest of its connections, which are about to end, counts in that sum only.
         """
         with self._lock:
             for channel in [one for one, whose in self._open.items() if whose == principal]:
-                self._open[channel] = _NOBODY
+                self._open[channel] = _REVOKED
             for counted in (self._received, self._sent):
-                counted[_NOBODY] += counted.pop(principal, 0)
+                counted[_REVOKED] += counted.pop(principal, 0)
 
     def totals(self, principal: str | None = None) -> dict[str, int]:
         """`bytes_received` and `bytes_sent` since the worker started, of one or of all."""

@@ -14,14 +14,14 @@ def SILENT(kind: str, content: dict[str, Any]) -> None:  # noqa: N802  a constan
 
 
 OUTPUT: Final = frozenset({"print", "warned", "logged"})
-"""The kinds of events that are what a function itself prints, warns of or logs."""
+"""The kinds of events that a function itself outputs: prints, warnings, log records."""
 
 
 class OutputOnce:
-    """Passes on the events of a build, of output only what the first trace emits.
+    """Passes on the events of a build, but output only once although it is traced repeatedly.
 
     Args:
-        emit: takes the events.
+        emit: receives the events.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -30,7 +30,7 @@ class OutputOnce:
         self._repeated = 0
 
     def __call__(self, kind: str, content: dict[str, Any]) -> None:
-        """Passes one event on, unless it is output that was there before."""
+        """Passes on one event, unless it repeats earlier output."""
         if kind in OUTPUT:
             if self._repeated:
                 self._repeated -= 1
@@ -39,5 +39,5 @@ class OutputOnce:
         self._emit(kind, content)
 
     def begin_trace(self) -> None:
-        """The function is traced now; what it has output before, it outputs again."""
+        """Begins a trace, which repeats the earlier output."""
         self._repeated = self._emitted

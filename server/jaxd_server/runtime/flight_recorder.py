@@ -1,8 +1,7 @@
 """A flight recorder: the running calls of a worker, readable by its host after a hang or crash.
 
-A file in memory that both have mapped: the worker writes, and no word of it has to be sent. Only
-calls that may run Python of a client stand in it, and calls that are repeated after a worker died.
-A warm call writes nothing.
+It is a file in memory that both have mapped. It records only calls that may run Python code of a
+client, and calls that are repeated after a worker died. A warm call writes nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class FlightEntry(NamedTuple):
     """One call of a worker.
 
     Attributes:
-        function: what people call its function.
-        ids: what names it: the fingerprint, once it is known, and the key.
+        function: the name of its function.
+        ids: the fingerprint of the function, once it is known, and its key.
         principal: whose call it is.
         started: `time.monotonic()`, which is the same in all processes of a machine.
-        is_repeated: whether it was under way when an earlier worker died.
-        is_alone: whether no other call ran beside it, ever since it began.
+        is_repeated: whether it was running when an earlier worker died.
+        is_alone: whether no other call has run at the same time.
     """
 
     function: str
@@ -52,10 +51,10 @@ class FlightEntry(NamedTuple):
 
 
 class FlightRecorder:
-    """The running calls of one worker, and who owns values there. Thread-safe.
+    """The running calls of one worker, and the owners of its values. Thread-safe.
 
     Args:
-        descriptor: what `create` has made; taken over.
+        descriptor: of the file that `create` has made; owned by this object.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -63,11 +62,11 @@ class FlightRecorder:
         self._descriptor = descriptor
         self._free = list(range(_SLOTS))
         self._owners: frozenset[str] = frozenset()
-        self._lock = threading.Lock()  # guards these two, and what is changed in place
+        self._lock = threading.Lock()  # guards these two, and changes of a row
 
     @classmethod
     def create(cls) -> FlightRecorder:
-        """A new one, for a worker that is about to start.
+        """A recorder for a worker that is about to start.
 
         Raises:
             OSError: when there is no memory for it, or the process may open no more files.
@@ -81,11 +80,11 @@ class FlightRecorder:
 
     @property
     def descriptor(self) -> int:
-        """What the worker inherits."""
+        """The descriptor that the worker inherits."""
         return self._descriptor
 
     def close(self) -> None:
-        """Lets go of the file, not of what is mapped."""
+        """Closes the file; the memory stays mapped."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -93,10 +92,10 @@ class FlightRecorder:
     # the worker's side ------------------------------------------------------------------------
 
     def begin(self, key: bytes, principal: str, *, is_repeated: bool, is_alone: bool) -> int:
-        """Enters a call; returns its place, or -1 when there is none left.
+        """Records a call; returns its row, or -1 when none is free.
 
         Args:
-            key: as the client names the function.
+            key: of the function.
             principal: whose call it is.
             is_repeated: see `FlightEntry`.
             is_alone: see `FlightEntry`.
@@ -108,11 +107,11 @@ class FlightRecorder:
         who, state = principal.encode()[:63], _RUNNING | (_REPEATED if is_repeated else 0)
         row = (0, is_alone, time.monotonic(), key[:16], _NOTHING, len(who), who, 0, b"")
         _ROW.pack_into(self._memory, self._at(place), *row)
-        self._memory[self._at(place)] = state  # last: what is half written is not read
+        self._memory[self._at(place)] = state  # last, so that no half-written row is read
         return place
 
     def identify(self, place: int, fingerprint: bytes, function: str) -> None:
-        """Adds what has been found out about the function of a call."""
+        """Adds the fingerprint and name of the function of a call."""
         if place < 0:
             return
         name, at = function.encode("utf-8", "replace")[:150], self._at(place)
@@ -122,20 +121,20 @@ class FlightRecorder:
             _ROW.pack_into(self._memory, at, state, *row)
 
     def clear_alone(self, place: int) -> None:
-        """A call is no longer alone."""
+        """Records that another call runs at the same time."""
         if place >= 0:
             with self._lock:
                 self._memory[self._at(place) + 1] = 0
 
     def end(self, place: int) -> None:
-        """Takes a call out."""
+        """Removes a call."""
         if place >= 0:
             self._memory[self._at(place)] = 0
             with self._lock:
                 self._free.append(place)
 
     def own(self, principals: Iterable[str]) -> None:
-        """Says who may have values here that exist nowhere else."""
+        """Records the principals that may have values without a copy elsewhere."""
         with self._lock:
             now = frozenset(principals)
             if now == self._owners:
@@ -150,7 +149,7 @@ class FlightRecorder:
     # the host's side --------------------------------------------------------------------------
 
     def entries(self) -> list[FlightEntry]:
-        """The calls that are under way, or were when the worker ended; the oldest first."""
+        """The calls that are running, or were when the worker ended; the oldest first."""
         found = []
         for place in range(_SLOTS):
             state, alone, started, key, fingerprint, length, who, named, name = _ROW.unpack_from(
@@ -165,13 +164,17 @@ class FlightRecorder:
         return sorted(found, key=lambda entry: entry.started)
 
     def owners(self) -> frozenset[str]:
-        """The principals that had values at the last check, and those that got some since."""
+        """The principals that may have values without a copy elsewhere."""
         (length,) = _OWNERS.unpack_from(self._memory, 0)
         if not length:
             return frozenset()
         try:
             return frozenset(json.loads(bytes(self._memory[4 : 4 + length])))
-        except (ValueError, TypeError, RecursionError):  # it died while it wrote, or never meant to
+        except (
+            ValueError,
+            TypeError,
+            RecursionError,
+        ):  # half written, or hostile
             return frozenset({"unknown"})
 
     def _at(self, place: int) -> int:

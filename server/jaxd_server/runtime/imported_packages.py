@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from jaxd_protocol.packages.distributions import (
     Package,
@@ -17,7 +18,7 @@ from jaxd_protocol.packages.distributions import (
 from jaxd_protocol.packages.installed import OWN_PACKAGES
 
 
-class Change:
+class Change(NamedTuple):
     """A package that this process runs in an older state than the one on disk.
 
     Attributes:
@@ -25,17 +26,14 @@ class Change:
         text: what happened to it.
     """
 
-    __slots__ = ("package", "text")
-
-    def __init__(self, old: Package, new: Package | None) -> None:
-        self.package = old.name
-        self.text = describe_change(old, new)
+    package: str
+    text: str
 
 
 class ImportedPackages:
     """The installed packages of which modules are loaded. Thread-safe.
 
-    What is not loaded may change as it likes: it is imported as it is then.
+    A package that is not loaded may change: it will be imported in its new state.
     """
 
     def __init__(self) -> None:
@@ -46,17 +44,17 @@ class ImportedPackages:
         self._changes: list[Change] = []
 
     def record(self) -> None:
-        """Takes down what has been imported since the last time."""
+        """Records what has been imported since the last call."""
         if len(sys.modules) == len(self._seen):
-            return  # nothing ever leaves sys.modules here without something else coming
+            return  # modules are added here, and not replaced by others
         with self._lock:
             loaded = set(sys.modules)
             for name in loaded - self._seen:
                 if _is_alias(name):
-                    continue  # no other process would find it by that name
+                    continue  # another process could not import it by that name
                 root = import_root(name)
                 if root in self._roots or root in OWN_PACKAGES:
-                    continue  # the host runs jaxd too: a new worker alone would not fit it
+                    continue  # the host runs jaxd as well: a new worker alone would not match it
                 self._roots.add(root)
                 package = package_of(root)
                 if package is not None and not _is_shared(package):
@@ -64,14 +62,14 @@ class ImportedPackages:
             self._seen = loaded
 
     def imported(self) -> list[tuple[str, Package]]:
-        """Import name and package of each, sorted, as noted last."""
+        """Import name and package of each, sorted, as last recorded."""
         with self._lock:
             return sorted(self._imported.items())
 
     def adopt(self, rows: Iterable[tuple[str, Package]]) -> None:
-        """Takes down what another process has imported to build for this one.
+        """Records what another process has imported to build for this one.
 
-        A package that this process knows in another state has changed in between.
+        A package that this process has in another state has changed in between.
         """
         for root, package in rows:
             here = package_of(root)
@@ -80,15 +78,14 @@ class ImportedPackages:
                     self._roots.add(root)
                     self._imported[root] = package
                     if here != package:
-                        self._add(Change(package, here))
+                        self._add(package, here)
                     continue
                 mine = self._imported.get(root)
                 if mine not in (None, package):
-                    old, new = (package, mine) if still_current(mine) else (mine, package)
-                    self._add(Change(old, new))
+                    self._add(*((package, mine) if still_current(mine) else (mine, package)))
 
     def changes(self) -> list[Change]:
-        """The packages that are no longer on disk as they were imported, also when asked again.
+        """The packages that have changed on disk since they were imported, all of them each time.
 
         Costs one system call for each package.
         """
@@ -96,10 +93,11 @@ class ImportedPackages:
         with self._lock:
             for old, new in changed_since_first_seen():
                 if old in self._imported.values():
-                    self._add(Change(old, new))
+                    self._add(old, new)
             return list(self._changes)
 
-    def _add(self, change: Change) -> None:
+    def _add(self, old: Package, new: Package | None) -> None:
+        change = Change(old.name, describe_change(old, new))
         if change.text not in [one.text for one in self._changes]:
             self._changes.append(change)
 
@@ -111,5 +109,5 @@ def _is_alias(name: str) -> bool:
 
 
 def _is_shared(package: Package) -> bool:
-    """A namespace has nothing that could be old; what is imported from it counts for itself."""
+    """Whether it is a namespace of several packages, which are recorded separately."""
     return ", " in package.name

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 MAX_LINE_BYTES = 16 << 20
-"""Far above a worker's status with all of its running calls; what is longer is no status."""
+"""Far above the size of a worker's status with all of its running calls."""
 
 MAX_TENANT_LINE_BYTES = 1 << 20
-"""The same for one principal's worker: reading its lines must not delay the others."""
+"""The limit for the worker of one principal: reading its lines must not delay the others."""
 
 
 def encode_line(message: Mapping[str, Any]) -> bytes:
@@ -22,7 +23,7 @@ def encode_line(message: Mapping[str, Any]) -> bytes:
 
 
 async def messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """The objects that arrive, until the other end closes; other tasks have their turn after each.
+    """The objects that arrive, until the other end closes; other tasks can run after each.
 
     Raises:
         ValueError: when a line is too long, is not JSON, or is not an object.
@@ -31,24 +32,25 @@ async def messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]
         while line := await reader.readline():
             message = json.loads(line)
             if not isinstance(message, dict):
-                raise ValueError("not a JSON object")  # noqa: TRY004  a fault of the line
+                raise ValueError("not a JSON object")  # noqa: TRY004  as for a line that is not JSON
             yield message
-            await asyncio.sleep(0)  # `readline` waits for nothing while there are lines
+            await asyncio.sleep(0)  # `readline` does not suspend while there are lines
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except ConnectionError:
-        return  # a peer that died is at its end
+        return  # the other process has ended
 
 
 class HostChannel:
-    """Answers the host's requests and sends it events; ends when the host ends.
+    """The worker's end of the host channel: answers requests, sends events.
 
     Args:
         sock: connected to the host.
-        status: the answer to the host's request for it.
-        on_drain: called once when the host asks the worker to stop.
-        on_lost: called when the host is gone.
-        on_order: called with what else the host asks for, in the thread that listens.
+        status: returns the answer to the request `status`.
+        on_drain: called when the host asks the worker to stop.
+        on_order: called with any other request, in the thread that reads.
+        on_lost: called when the host has ended; by default this process ends, since without a
+            host it could not be stopped or replaced.
     """
 
     def __init__(
@@ -56,8 +58,8 @@ class HostChannel:
         sock: socket.socket,
         status: Callable[[], Mapping[str, Any]],
         on_drain: Callable[[], None],
-        on_lost: Callable[[], None],
-        on_order: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        on_order: Callable[[Mapping[str, Any]], None],
+        on_lost: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._sock = sock
         self._status = status
@@ -68,8 +70,8 @@ class HostChannel:
         threading.Thread(target=self._listen, name="jaxd-tether", daemon=True).start()
 
     def notify(self, message: Mapping[str, Any]) -> None:
-        """Sends one object; a host that is gone is noticed by the listener."""
-        line = json.dumps(message).encode() + b"\n"
+        """Sends one object; the thread that reads notices when the host has ended."""
+        line = encode_line(message)
         try:
             with self._lock:
                 self._sock.sendall(line)
@@ -81,13 +83,13 @@ class HostChannel:
             try:
                 for line in lines:
                     self._answer(json.loads(line))
-            except (OSError, ValueError):  # the end, or no JSON: in either case the host is gone
+            except (OSError, ValueError):  # without a valid host the worker ends as well
                 pass
         self._on_lost()
 
     def _answer(self, message: Mapping[str, Any]) -> None:
         if message.get("ask") == "status":
-            self.notify({"answer": message["id"], "status": dict(self._status())})
+            self.notify({"status": dict(self._status())})
         elif message.get("ask") == "drain":
             self.notify({"event": "draining"})
             self._on_drain()

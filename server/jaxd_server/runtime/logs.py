@@ -17,11 +17,9 @@ def configure(
     process: Literal["host", "door", "tracer", "worker"],
     principal: str | None = None,
 ) -> None:
-    """Sends what is logged under `jaxd` to stderr, each line marked with `process`.
+    """Sends events to stderr, each with the name of the process, and its principal if it has one.
 
-    And with the principal whose process it is, if it is that of one.
-
-    Calling it again replaces the earlier choice. Other loggers are left alone.
+    A second call replaces the first one. Other loggers are left alone.
     """
     handler = logging.StreamHandler(sys.stderr)
     whose = {} if principal is None else {"principal": principal}
@@ -42,13 +40,17 @@ def log_event(event: str, /, *, level: int = logging.INFO, **fields: Any) -> Non
     _logger.log(level, event, extra={"fields": known}, exc_info=failed)
 
 
-class _JsonLines(logging.Formatter):
-    """`{"time": …, "level": "info", "process": "host", "event": "listening", …}`."""
+class _Lines(logging.Formatter):
+    """Formats events of a process."""
 
     def __init__(self, process: str, whose: Mapping[str, str]) -> None:
         super().__init__()
         self._process = process
         self._whose = whose
+
+
+class _JsonLines(_Lines):
+    """`{"time": …, "level": "info", "process": "host", "event": "listening", …}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -64,13 +66,8 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class _TextLines(logging.Formatter):
+class _TextLines(_Lines):
     """`2025-01-31T08:15:00.123Z INFO    host   listening address=unix:///…`."""
-
-    def __init__(self, process: str, whose: Mapping[str, str]) -> None:
-        super().__init__()
-        self._process = process
-        self._whose = whose
 
     def format(self, record: logging.LogRecord) -> str:
         head = f"{_timestamp(record)} {record.levelname:<7} {self._process:<6}"
@@ -89,7 +86,7 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 
 def _readable(value: Any) -> str:
-    """`value` as one word: quoted where a space or a line end would tear the line."""
+    """`value` as one word: quoted if it has a space or a line end."""
     if not isinstance(value, str):
         return json.dumps(value, default=str)
     is_word = value.isprintable() and not set(value) & {" ", '"', "="}

@@ -1,4 +1,4 @@
-"""What this process takes of the machine's memory, and how it gives some back."""
+"""The memory of machine, container and process: how much there is, and how some is returned."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ import ctypes
 import gc
 import os
 import resource
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Final
 
 from jaxd_server.runtime.threads.executors import process_timers
 
 _DEFAULT_MAX_MAPS = 65530
 _MAPS_PER_PROGRAM = 1000
-"""Far more than one is known to take: 3 a tiny one, 150 a large one, on a CPU."""
+"""Far more than any takes: a tiny one takes 3, a large one 150, on a CPU."""
 
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Of this container, in the two versions of cgroups."""
+_CGROUP: Final = "/sys/fs/cgroup"
+_CONTAINERS: Final = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""The files of the two versions of cgroups."""
+
+_CGROUP_LIMITS: Final = tuple(f"{_CGROUP}/{folder}{limit}" for folder, limit, *_ in _CONTAINERS)
+"""The limit of this container."""
 
 _USUAL_FILES = 1024
 
@@ -28,13 +37,45 @@ def machine_bytes() -> int:
     """The memory of the machine, or of the container when that is less."""
     sizes = [os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES]
     for path in _CGROUP_LIMITS:
-        with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            sizes.append(int(file.read()))  # no such file, or "max"
+        with suppress(OSError, ValueError):
+            sizes.append(int(_read(path)))  # no such file, or "max"
     return min(sizes)
 
 
+def host_use(root: str = _CGROUP, meminfo: str = "/proc/meminfo") -> float:
+    """The share of the memory of machine or container that is in use; 0 where unknown."""
+    return max((1 - spare / total for spare, total in _sizes(root, meminfo)), default=0.0)
+
+
+def host_spare(root: str = _CGROUP, meminfo: str = "/proc/meminfo") -> int:
+    """The available bytes of machine or container; `sys.maxsize` where unknown."""
+    return min((spare for spare, _ in _sizes(root, meminfo)), default=sys.maxsize)
+
+
+def _sizes(root: str, meminfo: str) -> Iterator[tuple[int, int]]:
+    """The available and total bytes of the machine, and of the container if there is one."""
+    with suppress(OSError, ValueError, IndexError, KeyError):
+        rows = _read(meminfo).splitlines()
+        sizes = {row.split(":")[0]: int(row.split()[1]) << 10 for row in rows}
+        yield sizes["MemAvailable"], sizes["MemTotal"]
+    for folder, limit, used, idle in _CONTAINERS:
+        with suppress(OSError, ValueError, IndexError):
+            most = int(_read(f"{root}/{folder}{limit}"))  # "max" where there is none
+            rows = _read(f"{root}/{folder}memory.stat").splitlines()
+            # without the page cache of idle files, which the system drops by itself
+            spare = {row.split()[0]: int(row.split()[1]) for row in rows}.get(idle, 0)
+            taken = max(0, int(_read(f"{root}/{folder}{used}")) - spare)
+            yield max(0, most - taken), most
+            return
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
 def allow_files(count: int) -> None:
-    """Lets this process open so many files beside its usual ones, as far as the system does."""
+    """Raises the limit of open files by so many, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _USUAL_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -44,18 +85,16 @@ def allow_files(count: int) -> None:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Bytes of physical memory that this process, or another, has; 0 where unknown."""
+    """The resident bytes of this process, or of another; 0 where unknown."""
     try:
-        with open(f"/proc/{pid or 'self'}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
+        return int(_read(f"/proc/{pid or 'self'}/statm").split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
         return 0
 
 
 def _max_maps() -> int:
     try:
-        with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
-            return int(file.read())
+        return int(_read("/proc/sys/vm/max_map_count"))
     except (OSError, ValueError):
         return _DEFAULT_MAX_MAPS
 
@@ -63,7 +102,7 @@ def _max_maps() -> int:
 def map_pressure() -> float:
     """The share of `vm.max_map_count` that this process uses; 0 where there is no such limit.
 
-    Takes about a millisecond for each thousand maps, without holding up other threads.
+    Takes about a millisecond for each thousand maps, without delaying other threads.
     """
     try:
         with open("/proc/self/maps", "rb") as file:
@@ -74,17 +113,17 @@ def map_pressure() -> float:
 
 
 class MapGauge:
-    """Says when the memory maps get too many, and counts them only when they may be.
+    """Reports when there are too many memory maps; counts them only when there may be.
 
     Args:
-        share: of `vm.max_map_count`, how much is not too many.
-        pressure: what the share is now.
+        share: the allowed share of `vm.max_map_count`.
+        pressure: the present share.
     """
 
     def __init__(self, share: float, pressure: Callable[[], float] = map_pressure) -> None:
         self._share = share
         self._pressure = pressure
-        self._unseen = 0  # programs that may be added before it can be too many
+        self._unseen = 0  # programs that may be added before the next count
 
     def added(self) -> bool:
         """Whether there may be too many now that a program was added. From one thread at a time."""
@@ -99,13 +138,13 @@ class MapGauge:
 
 
 def trim() -> None:
-    """Returns memory that was freed to the system, which glibc does not do by itself."""
+    """Returns freed memory to the system, which glibc does not do by itself."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def release_memory() -> None:
-    """Frees what only the garbage collector finds, too. Holds up every thread, for 0.1 s or so."""
+    """Collects garbage and trims. Delays every thread by about 0.1 s."""
     gc.collect()
     trim()
 
@@ -113,11 +152,11 @@ def release_memory() -> None:
 class Trimmer:
     """Returns memory to the system some time after it was freed; safe from any thread.
 
-    Not for each program that is dropped, because it takes some 30 ms. Without the garbage
-    collector: a dropped program is in no cycle, and looking for others would hold up every call.
+    Not for each dropped program, because it takes some 30 ms. Without the garbage collector: a
+    dropped program is in no cycle, and a collection would delay every call.
 
     Args:
-        delay_s: seconds to wait for more to be freed.
+        delay_s: seconds during which further freed memory is awaited.
     """
 
     def __init__(self, delay_s: float = 5.0) -> None:
@@ -126,7 +165,7 @@ class Trimmer:
         self._lock = threading.Lock()  # guards _is_due
 
     def freed(self) -> None:
-        """Something was."""
+        """Memory was freed."""
         with self._lock:
             was_due, self._is_due = self._is_due, True
         if not was_due:

@@ -116,7 +116,7 @@ class TlsSocket:
             pass
         return bytes(view[:filled])
 
-    def sendall(self, data: bytes) -> None:
+    def sendall(self, data: bytes | memoryview) -> None:
         """Sends all of the data."""
         self.raw.settimeout(self._timeout_s)
         view = memoryview(data)

@@ -12,7 +12,7 @@ import warnings
 from contextlib import suppress
 from functools import cache
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import AsyncMock, Mock, patch
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.jit.options import Options
@@ -25,7 +25,8 @@ from jaxd_protocol.messages.data_locations import (
 )
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.network import handshake
-from jaxd_server.processes.host import _reply
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.host import Host
 from jaxd_server.runtime.json_lines import messages
 from tests.fuzz.examples import RESULT, SKELETON
 from tests.fuzz.target import Target
@@ -41,14 +42,15 @@ def _control(data: bytes) -> None:
         reader = asyncio.StreamReader(limit=1 << 12)
         reader.feed_data(data)
         reader.feed_eof()
-        host = Mock()
-
-        async def status() -> dict[str, Any]:
-            return {}
-
-        host.status = status
+        host = Host(ServerOptions(cache_dir="none"))
+        host._workers = Mock()
+        host._workers.configure_mock(
+            status=AsyncMock(return_value={}), restart=AsyncMock(return_value={})
+        )
+        for sync in ("describe", "quarantined", "release"):
+            getattr(host._workers, sync).return_value = {}
         async for request in messages(reader):
-            json.dumps(await _reply(request, host))
+            json.dumps(await host.reply(request))
 
     asyncio.run(speak())
 

@@ -46,7 +46,7 @@ def test_those_who_are_refused_do_not_fill_the_log(
     now = [0.0]
     place, port = in_process_server.tcp.removeprefix("tcp://").split(":")
     monkeypatch.setattr(
-        in_process_server.endpoints[1], "_lines", RateLimiter(2, 1.0, lambda: now[0])
+        in_process_server.endpoints[1], "_log_limiter", RateLimiter(2, 1.0, lambda: now[0])
     )
 
     def come() -> None:
@@ -154,16 +154,17 @@ def test_a_process_that_may_have_no_more_threads_goes_on_later(
     in_process_server: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who came is told to come again; the listener is not given up."""
-    endpoint = in_process_server.endpoints[0]
     in_process_server.client().statistics()
-    accept = endpoint._accept_method
+    start = threading.Thread.start
 
-    def fail(sock: Any) -> None:
-        monkeypatch.setattr(endpoint, "_accept_method", accept)
+    def fail(thread: threading.Thread) -> None:
+        if thread.name != "jaxd-client":
+            return start(thread)
+        monkeypatch.setattr(threading.Thread, "start", start)
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
-    monkeypatch.setattr(endpoint, "_accept_method", fail)
+    monkeypatch.setattr(threading.Thread, "start", fail)
     with in_process_server.raw() as sock, pytest.raises(jaxd.errors.Busy):
         handshake_with_server(sock, UNIX, {}, None, None)
     assert in_process_server.client().statistics().connections == 2

@@ -126,22 +126,30 @@ def test_whoever_left_is_not_shown_out(hall: TwoAccounts, folder: str) -> None:
         server.sendall(b"x")
 
 
-def test_without_accounts_everybody_stays() -> None:
-    """Who came over a Unix socket is not looked at."""
-    connected_accounts = ConnectedAccounts()
-    with (
-        socket.socket() as sock,
-        connected_accounts.present(sock, None),
-        connected_accounts.present(sock, Account.unnamed("x")),
-    ):
-        connected_accounts.poll()
+def test_a_connection_without_an_account_stays(hall: TwoAccounts, folder: str) -> None:
+    """It came over a Unix socket: no token can be revoked."""
+    client, server = socket.socketpair()
+    with client, server, hall.connected_accounts.present(server, None):
+        remove_account("alice", folder)
+        hall.connected_accounts.poll()
+        server.sendall(b"x")
 
 
-def test_two_accounts_of_one_process_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the second one comes; with what to type for people who do not trust each other."""
+def accounts_of(folder: str, *names: str) -> Accounts:
+    """The accounts of a folder that has one with each name."""
+    for name in names:
+        add_account(name, folder)
+    return Accounts(ServerOptions(token_dir=folder))
+
+
+def test_a_warning_names_the_first_two_accounts_of_one_process(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; with the option for people who do not trust each other."""
+    accounts = accounts_of(folder, "alice", "bob", "carol")
+    alice, bob, carol = accounts.now()
     log = logged_by(module, monkeypatch)
-    alice, bob, carol = (Account.named(name, name) for name in ("alice", "bob", "carol"))
-    connected_accounts = ConnectedAccounts(share=True)
+    connected_accounts = ConnectedAccounts(accounts, share=True)
 
     def come(*accounts: Account) -> None:
         for account in accounts:
@@ -157,11 +165,12 @@ def test_two_accounts_of_one_process_are_told_of_once(monkeypatch: pytest.Monkey
     assert "--worker-per-principal" in fields["means"]
 
 
-def test_at_a_gateway_nobody_shares_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_logs_no_such_warning(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each account has a worker of its own."""
+    accounts = accounts_of(folder, "alice", "bob")
     log = logged_by(module, monkeypatch)
-    connected_accounts = ConnectedAccounts()
-    for name in ("alice", "bob"):
-        with socket.socket() as sock, connected_accounts.present(sock, Account.named(name, name)):
+    connected_accounts = ConnectedAccounts(accounts)
+    for account in accounts.now():
+        with socket.socket() as sock, connected_accounts.present(sock, account):
             pass
     assert log == []

@@ -12,7 +12,7 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.tokens import write_token_file
 from jaxd_server.auth import authenticator
 from jaxd_server.auth.accounts import Accounts
-from jaxd_server.auth.authenticator import AuthenticatedPeer, AuthenticatorFactory
+from jaxd_server.auth.authenticator import AuthenticatedPeer, authenticator_factory
 from jaxd_server.config.options import ServerOptions
 from tests.server.auth.test_authenticator import Handshake, with_token
 from tests.server.in_process import InProcessServer
@@ -37,10 +37,10 @@ def test_wrong_tokens_are_remembered_at_all_listeners(runtime: Path) -> None:
     path = str(runtime / "token")
     write_token_file(path)
     options = ServerOptions(token_file=path, token_dir="none")
-    authenticator_factory = AuthenticatorFactory(options, Accounts(options))
+    authenticator_at = authenticator_factory(options, Accounts(options))
 
     def come(port: int) -> object:
-        fetcher = authenticator_factory.at(Address.tcp("127.0.0.1", port))
+        fetcher = authenticator_at(Address.tcp("127.0.0.1", port))
         with (
             socket.create_server(("127.0.0.1", 0)) as listener,
             socket.create_connection(listener.getsockname()) as client,
@@ -59,7 +59,7 @@ def test_the_options_say_who_else_may_come(
     """Over a Unix socket another user, where the server was told so."""
     monkeypatch.setattr(authenticator, "peer_uid", lambda sock: 4321)
     options = ServerOptions(allow_uids=guests, token_dir="none")
-    fetcher = AuthenticatorFactory(options, Accounts(options)).at(Address.unix(f"{runtime}/s.sock"))
+    fetcher = authenticator_factory(options, Accounts(options))(Address.unix(f"{runtime}/s.sock"))
     client, accepted = socket.socketpair()
     with client, accepted:
         came = Handshake((client, accepted), fetcher, with_token(None)).server

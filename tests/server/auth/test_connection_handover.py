@@ -97,7 +97,7 @@ def test_a_client_of_somebody_else_is_refused(
     theirs, ours = client
     hand_over(worker.getsockname(), AuthenticatedPeer(ours, "uid:8", ME)).close()
     ours.close()
-    with pytest.raises(ProtocolError, match="uid:8 came to another one's worker"):
+    with pytest.raises(ProtocolError, match="this worker serves no clients of uid:8"):
         taken(worker)
     assert theirs.recv(1) == b""
 

@@ -105,7 +105,7 @@ def test_who_loses_its_place_reads_the_end_and_is_told(room: Room) -> None:
     """With when to come again, by the one whose thread it is."""
     strangers = [room.come(name, "x") for name in "abcd"]
     assert strangers[0].sock.recv(1) == b""
-    with pytest.raises(Busy, match="quicker"):
+    with pytest.raises(Busy, match="others are faster"):
         room.visits[0].__exit__(EOFError, EOFError(), None)
     said = json.loads(room.ends["a"].recv(4096)[2:])
     assert (said["error"], said["retry_after_s"]) == ("Busy", 1.0)

@@ -4,17 +4,18 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.listeners import open_listeners
-from jaxd_server.processes.host import serving_control_socket
+from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.host import Host, serving_control_socket
 from jaxd_server.runtime.json_lines import encode_line, messages
 
 
-class FakeHost:
+class FakeWorkers:
     """Remembers how it was asked to stop."""
 
     def __init__(self) -> None:
@@ -22,6 +23,9 @@ class FakeHost:
 
     async def status(self) -> dict[str, Any]:
         return {"worker_state": "ready"}
+
+    def describe(self) -> dict[str, Any]:
+        return {"epoch": 1}
 
     def stop(self, *, now: bool = False) -> None:
         self.stops.append(now)
@@ -39,11 +43,13 @@ class FakeHost:
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def converse(path: Path, host: FakeHost, conversation: Conversation) -> None:
-    """Runs `conversation` with the control socket of `host`."""
+def converse(path: Path, workers: FakeWorkers, conversation: Conversation) -> None:
+    """Runs `conversation` with the control socket of a host with these workers."""
+    host = Host(ServerOptions(cache_dir="none"))
+    host._workers = cast("Any", workers)
 
     async def run(listening: socket.socket) -> None:
-        async with serving_control_socket(listening, host):
+        async with serving_control_socket(listening, host.reply):
             reader, writer = await asyncio.open_unix_connection(path)
             await conversation(reader, writer)
             writer.close()
@@ -68,25 +74,26 @@ def path(runtime: Path) -> Path:
 
 def test_one_connection_may_ask_several_times(path: Path) -> None:
     """Who watches a server does not have to connect anew."""
-    host = FakeHost()
+    workers = FakeWorkers()
 
     async def conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(2):
-            assert await exchange(reader, writer, {"ask": "status"}) == {"worker_state": "ready"}
+            status = await exchange(reader, writer, {"ask": "status"})
+            assert (status["worker_state"], status["host"]["epoch"]) == ("ready", 1)
 
-    converse(path, host, conversation)
+    converse(path, workers, conversation)
 
 
 def test_stop_is_answered_at_once(path: Path) -> None:
     """With and without patience for running calls."""
-    host = FakeHost()
+    workers = FakeWorkers()
 
     async def conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert await exchange(reader, writer, {"ask": "stop"}) == {"stopping": True}
         assert await exchange(reader, writer, {"ask": "stop", "now": True}) == {"stopping": True}
 
-    converse(path, host, conversation)
-    assert host.stops == [False, True]
+    converse(path, workers, conversation)
+    assert workers.stops == [False, True]
 
 
 def test_an_unknown_question_is_answered_with_the_known_ones(path: Path) -> None:
@@ -96,7 +103,7 @@ def test_an_unknown_question_is_answered_with_the_known_ones(path: Path) -> None
         reply = await exchange(reader, writer, {"ask": "dance"})
         assert reply == {"error": "'dance' is not known; ask for status or stop"}
 
-    converse(path, FakeHost(), conversation)
+    converse(path, FakeWorkers(), conversation)
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n", b"[]\n", b"x" * 100_000])
@@ -108,9 +115,10 @@ def test_garbage_ends_its_own_connection_only(path: Path, garbage: bytes) -> Non
         bad_writer.write(garbage)
         assert "error" in await anext(messages(bad_reader))
         bad_writer.close()
-        assert await exchange(reader, writer, {"ask": "status"}) == {"worker_state": "ready"}
+        status = await exchange(reader, writer, {"ask": "status"})
+        assert status["worker_state"] == "ready"
 
-    converse(path, FakeHost(), conversation)
+    converse(path, FakeWorkers(), conversation)
 
 
 def test_it_knows_what_is_in_quarantine_and_releases_it(path: Path) -> None:
@@ -122,7 +130,7 @@ def test_it_knows_what_is_in_quarantine_and_releases_it(path: Path) -> None:
         reply = await exchange(reader, writer, {"ask": "release", "what": "deadly"})
         assert reply == {"released": [{"name": "deadly"}]}
 
-    converse(path, FakeHost(), conversation)
+    converse(path, FakeWorkers(), conversation)
 
 
 @pytest.mark.parametrize("force", [True, False])
@@ -133,4 +141,4 @@ def test_a_restart_is_asked_for(path: Path, force: bool) -> None:
         reply = await exchange(reader, writer, {"ask": "restart", "force": force})
         assert reply == {"epoch": 2, "seconds": 0.5, "force": force}
 
-    converse(path, FakeHost(), conversation)
+    converse(path, FakeWorkers(), conversation)

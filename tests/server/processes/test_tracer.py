@@ -454,6 +454,6 @@ def test_an_order_that_nobody_waits_for_is_interrupted(bench: Bench) -> None:
     reply = bench.tracer.ask(bench.order(Source(endless), X), lambda *_: begun.set(), telling)
     thread.join()
     assert isinstance(reply, Refused)
-    assert (reply.reason, reply.always) == ("nobody waits for it any more", False)
+    assert (reply.reason, reply.always) == ("it was cancelled", False)
     assert reply.side.counts["traces"] == 1
     assert isinstance(bench.ask(Source(lambda x: x + 1), X), Lowered)

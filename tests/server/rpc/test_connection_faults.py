@@ -35,10 +35,14 @@ def test_a_message_that_makes_no_sense_ends_its_connection_only(
 
 
 def test_a_call_that_no_thread_takes_gives_back_what_it_held(
-    in_process_server: InProcessServer, log: Log
+    in_process_server: InProcessServer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the server could not drain any more."""
-    in_process_server.parts._worker_context.builders.shutdown()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(in_process_server.parts._worker_context.builders, "submit", fail)
     with pytest.raises(EOFError):
         in_process_server.peer(Source(lambda x: x)).call(1.0)
     until(lambda: log)

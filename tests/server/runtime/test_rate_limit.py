@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from jaxd_server.runtime import rate_limit
-from jaxd_server.runtime.rate_limit import MessageRateLimiter, RateLimiter, rate_limit_key
+from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
 
 
 class Clock:
@@ -74,20 +74,3 @@ def test_only_so_many_places_are_remembered(clock: Clock, monkeypatch: pytest.Mo
 def test_a_place_is_what_one_peer_cannot_vary(peer: object, place: str) -> None:
     """Neither its port, nor the part of an IPv6 address that it chooses itself."""
     assert rate_limit_key(peer) == place
-
-
-def test_a_flood_is_too_much() -> None:
-    """However it begins: only so much may be said at once."""
-    message_rate_limiter = MessageRateLimiter(lambda: 0.0)
-    assert [message_rate_limiter.is_exceeded() for _ in range(201)] == [False] * 200 + [True]
-
-
-def test_what_is_said_from_time_to_time_is_never_too_much() -> None:
-    """And a long silence allows no more at once than there was at first."""
-    now = [0.0]
-    message_rate_limiter = MessageRateLimiter(lambda: now[0])
-    for _ in range(1000):
-        now[0] += 0.0625
-        assert not message_rate_limiter.is_exceeded()
-    now[0] += 1e6
-    assert [message_rate_limiter.is_exceeded() for _ in range(201)] == [False] * 200 + [True]

@@ -1,4 +1,4 @@
-"""Monitors the health of the worker once a second: does it answer, is it due for recycling?
+"""Monitors a worker once a second: whether it answers, and whether it is due for recycling.
 
 It is due after a number of calls, above a size, or at an age. Runs in the host, which imports no
 jax and does not hang with a worker.
@@ -10,10 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.untrusted_report import valid_rows
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
 from jaxd_server.runtime.child_startup import request_stack_dump
@@ -21,13 +20,13 @@ from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.memory import resident_bytes
 
 _MIN_READY_S: Final = 60.0
-"""A worker that is too large sooner than that would be so again at once."""
+"""A worker that is too large sooner than that is not replaced: the next one would be as well."""
 
 
 def reason_to_recycle(
     options: ServerOptions, status: Mapping[str, Any], ready_s: float, resident_bytes: int
 ) -> str:
-    """Why a worker should be replaced now, in words; empty when there is no reason.
+    """Why a worker should be replaced now; empty when there is no reason.
 
     Args:
         options: of the server.
@@ -52,15 +51,27 @@ _STAND_BY_LATEST_S: Final = 60.0
 _RETRY_S: Final = 60.0
 
 
+class Monitored(Protocol):
+    """The interface of a `Supervisor` for its health monitor."""
+
+    worker: WorkerProcess | None
+
+    def stand_by(self) -> None:
+        """Starts the next worker ahead."""
+
+    async def restart(self) -> dict[str, Any]:
+        """Replaces the worker; `refused` says why not."""
+
+
 class HealthMonitor:
-    """Acts on workers that answer, and on those that do not.
+    """Recycles workers that are due, and reports or kills those that do not answer.
 
     Args:
-        supervisor: has the worker.
+        supervisor: of the worker.
         options: of the server.
     """
 
-    def __init__(self, supervisor: Supervisor, options: ServerOptions) -> None:
+    def __init__(self, supervisor: Monitored, options: ServerOptions) -> None:
         self._supervisor = supervisor
         self._options = options
         self._reported: WorkerProcess | None = None  # logged as stuck
@@ -95,7 +106,7 @@ class HealthMonitor:
             log_event("worker_answers_again", pid=worker.pid)
         ready_s = worker.ready_s
         after_s = _STAND_BY_LATEST_S if worker.snapshot.get("running_calls") else _STAND_BY_AFTER_S
-        if self._options.keeps_standby and ready_s >= after_s:  # not while it builds, at first
+        if self._options.keeps_standby and ready_s >= after_s:  # not during the first builds
             self._supervisor.stand_by()
         if self._recycling is None and time.monotonic() >= self._recycle_again_at:
             resident = resident_bytes(worker.pid)
@@ -139,15 +150,15 @@ def calls_of(worker: WorkerProcess) -> list[dict[str, Any]]:
     ]
     if recorded:
         return recorded
-    asked = round(worker.silent_s, 3)  # warm calls are not recorded: from the last status
+    silent_s = round(worker.silent_s, 3)  # warm calls are not recorded: from the last status
     return [
-        {**call, "seconds": round(call["seconds"] + asked, 3)}
+        {**call, "seconds": round(call["seconds"] + silent_s, 3)}
         for call in valid_rows(worker.snapshot, "running")
     ]
 
 
 def others_with_values(worker: WorkerProcess) -> frozenset[str]:
-    """Who would lose arrays if a stuck worker were killed, beside whose call may have stuck it."""
+    """The principals that would lose arrays with a stuck worker, except the one whose call runs."""
     owners = worker.recorder.owners()
     callers = {entry.principal for entry in worker.recorder.entries()}
     return owners - callers if len(callers) == 1 else owners

@@ -1,7 +1,7 @@
-"""How a host starts a worker: the process, its environment, and the ends of their connections.
+"""Starts the process of a worker, with its environment, channels and inherited sockets.
 
-jax and the libraries below it read the variables for devices and their memory once, when they
-start, so they are set before a worker is.
+jax and the libraries below it read the variables for devices and their memory once, at their
+start, so they are set in the environment of the worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PREALLOCATE: Final = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
 
 def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker: from the options, else inherited.
+    """The environment of a worker: from the options, otherwise inherited.
 
     A server that was started automatically, or whose workers share a device, preallocates only
     where `inherited` demands it.
@@ -43,7 +43,7 @@ def worker_environment(options: ServerOptions, inherited: Mapping[str, str]) -> 
     if options.preallocate is not None:
         environment[_PREALLOCATE] = "true" if options.preallocate else "false"
     if options.devices is not None:
-        # By the numbers that nvidia-smi shows; CUDA's own order is by speed.
+        # The numbers of nvidia-smi; CUDA's own order is by speed.
         environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": options.devices}
     return environment
 
@@ -56,7 +56,7 @@ class LaunchedWorker(NamedTuple):
     """A worker that was started, and the host's ends.
 
     Attributes:
-        process: it.
+        process: the process.
         host_channel: for messages in both directions.
         relay: copies its output.
         recorder: its flight recorder, in shared memory.
@@ -78,18 +78,18 @@ def launch(
 ) -> LaunchedWorker:
     """Starts `command` with one JSON argument, as `read_argument` expects it.
 
-    In a session of its own, so that a terminal's Ctrl-C reaches only the host.
+    The process has a session of its own, so that Ctrl-C in a terminal reaches only the host.
 
     Args:
         command: the program and its first arguments.
         options: of the server.
-        listeners: what it inherits.
+        listeners: which it inherits.
         epoch: its generation; 0: it stands by, without a device, until `begin`.
         suspects: which functions have ended workers.
-        tenant: whose worker it is, where not all share it.
+        tenant: whose worker it is, where not all clients share it.
 
     Raises:
-        OSError: when no process can be made, or no file be opened; nothing is left open then.
+        OSError: when no process can be made, or no file opened; nothing is left open then.
     """
     with ExitStack() as theirs, ExitStack() as ours:
         recorder = FlightRecorder.create()
@@ -98,12 +98,18 @@ def launch(
         theirs.callback(other_end.close)
         output, output_end = os.pipe()
         theirs.callback(os.close, output_end)
-        relay = _relaying(output, can_end=tenant is not None)
+        relay = _relaying(output)
         inherited = {"tether_fd": other_end.fileno(), "black_box_fd": recorder.descriptor}
         environment = worker_environment(options, os.environ)
-        argument = (
-            _argument(options, listeners) | inherited | _worker_identity(epoch, suspects, tenant)
-        )
+        argument = {
+            "options": options.to_json(),
+            "listeners": [
+                {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
+            ],
+            **inherited,
+            **({"epoch": epoch, "suspects": list(suspects)} if epoch else {"stands_by": True}),
+            **({} if tenant is None else {"principal": tenant.principal}),
+        }
         passed = [*inherited.values(), *(one.socket.fileno() for one in listeners)]
         if tenant is not None:  # other users can read a command line
             argument, file = in_a_file(argument)
@@ -123,27 +129,12 @@ def launch(
     return LaunchedWorker(process, host_channel, relay, recorder)
 
 
-def _relaying(output: int, *, can_end: bool) -> OutputRelay:
-    """Starts copying the output; it ends by itself when no process is started."""
-    relay = OutputRelay(output, can_end=can_end)
+def _relaying(output: int) -> OutputRelay:
+    """Starts copying the output; the copy ends by itself when no process is started."""
+    relay = OutputRelay(output)
     try:
         relay.start()
     except RuntimeError as error:
         relay.discard()
         raise OSError(errno.EAGAIN, "no thread can be started") from error
     return relay
-
-
-def _worker_identity(epoch: int, suspects: SuspectRows, tenant: Tenant | None) -> dict[str, Any]:
-    """Which worker it is to be."""
-    order = {"epoch": epoch, "suspects": list(suspects)} if epoch else {"stands_by": True}
-    return order if tenant is None else {**order, "principal": tenant.principal}
-
-
-def _argument(options: ServerOptions, listeners: Sequence[Listener]) -> dict[str, Any]:
-    return {
-        "options": options.to_json(),
-        "listeners": [
-            {"fd": one.socket.fileno(), "address": str(one.address)} for one in listeners
-        ],
-    }

@@ -14,51 +14,49 @@ _STDERR = 2
 _LAST_LINES = 20
 _MAX_LINE_BYTES = 1 << 16
 _FINAL_READ_S: Final = 0.25
-"""So long what one principal left behind may go on; the host may wait for the end of it."""
+"""How long output is still copied after `end`; the host may wait for that."""
 
 
 class OutputRelay(threading.Thread):
     """Copies what arrives on the pipe `descriptor`, which it owns, until its writers are gone.
 
-    A thread, so that a terminal that is held up holds up neither the worker's pipe for long nor
-    the host's answers.
+    A thread, so that a blocked terminal delays neither the worker for long nor the answers of the
+    host.
 
     Args:
-        descriptor: where the output arrives.
-        can_end: whether `end` can stop it although there are writers.
+        descriptor: the reading end of the pipe.
 
     Raises:
         OSError: when the process may open no more files; the pipe is closed then.
     """
 
-    def __init__(self, descriptor: int, *, can_end: bool = False) -> None:
+    def __init__(self, descriptor: int) -> None:
         super().__init__(name="jaxd-output", daemon=True)
         try:
-            ending = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if can_end else None
+            self._ending: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError:
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
-        self._ending = ending
-        self._lock = threading.Lock()  # guards _ending, which is not to be written once closed
+        self._pipe = io.BufferedReader(_EndedPipe(descriptor, self._ending))
+        self._lock = threading.Lock()  # guards _ending, which must not be written once closed
         # Written by this thread alone; deque.append is atomic, so readers need no lock.
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
 
     def run(self) -> None:
         """Copies line by line; started by `start()`."""
         try:
-            with self._opened() as pipe:
+            with self._pipe as pipe:
                 while line := pipe.readline(_MAX_LINE_BYTES):
                     self._last_lines.append(line.decode(errors="replace").rstrip())
                     _write_all(line)
         finally:
-            self._forget_ending()
+            self._close_ending()
 
     def end(self) -> None:
-        """Stops after what is in the pipe now, although there may be writers.
+        """Stops after the present content of the pipe, although there may be writers.
 
-        A process that the worker has left behind may do so for ever, and each that does would
-        cost the host a thread and a file.
+        A process that the worker has started may outlive it, and would cost the host a thread and
+        a file descriptor.
         """
         with self._lock:
             if self._ending is not None:
@@ -66,24 +64,19 @@ class OutputRelay(threading.Thread):
 
     def discard(self) -> None:
         """Closes the descriptors, if it is not started."""
-        os.close(self._descriptor)
-        self._forget_ending()
+        self._pipe.close()
+        self._close_ending()
 
     def last_lines(self, patience_s: float = 1.0) -> list[str]:
         """The last lines of a worker that has exited.
 
-        Waits at most `patience_s` seconds for what is still in the pipe: a process that the worker
-        left behind may hold it open.
+        Waits at most `patience_s` seconds for the rest of the pipe: a process that the worker has
+        started may hold it open.
         """
         self.join(patience_s)
         return list(self._last_lines)
 
-    def _opened(self) -> io.BufferedReader:
-        if self._ending is None:
-            return open(self._descriptor, "rb")
-        return io.BufferedReader(_EndedPipe(self._descriptor, self._ending))
-
-    def _forget_ending(self) -> None:
+    def _close_ending(self) -> None:
         with self._lock:
             ending, self._ending = self._ending, None
         if ending is not None:
@@ -91,7 +84,7 @@ class OutputRelay(threading.Thread):
 
 
 class _EndedPipe(io.FileIO):
-    """A pipe that is at its end when it is empty and another descriptor can be read."""
+    """A pipe that ends when it is empty and another descriptor is readable."""
 
     def __init__(self, descriptor: int, ending: int) -> None:
         super().__init__(descriptor)
@@ -119,4 +112,4 @@ def _write_all(data: bytes) -> None:
         while data:
             data = data[os.write(_STDERR, data) :]
     except OSError:
-        pass  # a full disk or a closed terminal must not block the worker's own writing
+        pass  # a full disk or a closed terminal must not block the worker

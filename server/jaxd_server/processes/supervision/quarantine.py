@@ -1,8 +1,8 @@
 """Functions that end workers: how often, and which of them are in quarantine.
 
-The host counts, because a worker that ended has lost its memory. The functions in quarantine are
-kept over a restart of the host, in one small file for each server in the cache folder. The file is
-read only where no other user can have written it; one that is missing, damaged or of other versions
+The host counts, because the memory of a worker ends with it. The functions in quarantine are kept
+over a restart of the host, in one small file for each server in the cache folder. The file is read
+only where no other user can have written it; one that is missing, damaged or of other versions
 counts as empty.
 """
 
@@ -15,17 +15,18 @@ import os
 import platform
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.cache.directory import make_trusted
+from jaxd_server.runtime.files import replace_file
 from jaxd_server.runtime.flight_recorder import FlightEntry
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
@@ -40,65 +41,75 @@ _MAX_RECORDS: Final = 1000
 _MIN_DIGITS: Final = 6
 
 
-@dataclass(slots=True)
-class _Record:
-    """What is known of one function.
+class QuarantineEntry(NamedTuple):
+    """How often a function has ended workers; what the file keeps of the quarantined ones.
 
     Attributes:
         name: of the function, as people know it.
         ids: fingerprint and key; the key alone when a worker died before it knew more.
-        deaths: when it ended a worker while nothing else ran.
-        how: how the last of these ended.
+        deaths: how many workers it has ended while nothing else ran.
+        how: the last of these ended.
+        at: when that was, in seconds of `time.time()`.
+    """
+
+    name: str
+    ids: tuple[bytes, ...]
+    deaths: int = 0
+    how: str = ""
+    at: float = 0.0
+
+
+@dataclass(slots=True)
+class _Record:
+    """What the host knows of one function.
+
+    Attributes:
+        entry: its deaths.
         epoch: of the last worker that ended while a call of it was being repeated.
         ran_s: for how long one had been running when a worker ended, at most.
         noted: when that was last.
     """
 
-    name: str
-    ids: tuple[bytes, ...]
-    deaths: list[float] = field(default_factory=list)
-    how: str = ""
+    entry: QuarantineEntry
     epoch: int = 0
     ran_s: float = 0.0
     noted: float = 0.0
 
     @property
     def is_quarantined(self) -> bool:
-        return len(self.deaths) >= MAX_DEATHS
+        return self.entry.deaths >= MAX_DEATHS
 
 
 class Quarantine:
-    """Counts the crashes of functions; for the thread of the event loop of the host.
+    """Counts the crashes of the functions of one worker; for the thread of the host's event loop.
 
     Args:
-        kept: the store for functions in quarantine; None: they are not kept.
-        clock: seconds that only grow.
+        kept: keeps the functions in quarantine over a restart; None: in memory only.
+        principal: whose worker it is; empty where all share one.
+        folder: distinguishes this holder of the name from earlier ones.
+        clock: seconds since the epoch.
     """
 
     def __init__(
-        self, kept: WorkerQuarantine | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        kept: QuarantineFile | None = None,
+        principal: str = "",
+        folder: str = "",
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self.principal = principal
+        self._kept = kept or QuarantineFile(None, "")
+        self._folder = folder
         self._clock = clock
-        self._kept = kept
         self._records = BoundedDict[bytes, _Record](_MAX_RECORDS)
-        for one in () if kept is None else kept.load():
-            ago_s = max(0.0, time.time() - one.at)
-            deaths = [clock() - ago_s] * one.deaths
-            self._records[one.ids[0]] = _Record(one.name, one.ids, deaths, one.how)
+        for entry in self._kept.of(principal, folder):
+            self._records[entry.ids[0]] = _Record(entry)
+
+    def _quarantined(self) -> list[_Record]:
+        return [one for one in self._records.values() if one.is_quarantined]
 
     def _keep(self) -> None:
-        if self._kept is None:
-            return
-        now, here = time.time(), self._clock()
-        self._kept.save(
-            [
-                QuarantineEntry(
-                    one.name, one.ids, len(one.deaths), one.how, now - (here - one.deaths[-1])
-                )
-                for one in self._records.values()
-                if one.is_quarantined
-            ]
-        )
+        self._kept.keep(self.principal, self._folder, [one.entry for one in self._quarantined()])
 
     def record_deaths(self, entries: Iterable[FlightEntry], epoch: int, how: str) -> None:
         """Records the calls that a worker was running when it died.
@@ -106,7 +117,7 @@ class Quarantine:
         Args:
             entries: the calls that were under way.
             epoch: of the worker.
-            how: it ended, such as `SIGSEGV`.
+            how: how it ended, such as `SIGSEGV`.
         """
         self._forget_old()
         guilty = [entry for entry in entries if entry.is_repeated or entry.is_alone]
@@ -114,20 +125,23 @@ class Quarantine:
         if any(found):
             self._keep()
 
-    def _note(self, entry: FlightEntry, epoch: int, how: str) -> bool:
-        """Adds a death; returns whether the function is in quarantine because of it."""
-        record = self._records.setdefault(entry.ids[0], _Record(entry.function, entry.ids))
-        record.epoch, record.how, record.noted = epoch, how, self._clock()
-        record.ran_s = max(record.ran_s, entry.seconds)
-        if not entry.is_alone:
+    def _note(self, call: FlightEntry, epoch: int, how: str) -> bool:
+        """Counts a death; returns whether the function is in quarantine because of it."""
+        new = _Record(QuarantineEntry(call.function, call.ids))
+        record = self._records.setdefault(call.ids[0], new)
+        record.epoch, record.noted = epoch, self._clock()
+        record.entry = record.entry._replace(how=how)
+        record.ran_s = max(record.ran_s, call.seconds)
+        if not call.is_alone:
             return False
-        record.deaths.append(self._clock())
+        entry = record.entry._replace(deaths=record.entry.deaths + 1, at=record.noted)
+        record.entry = entry
         log_event(
             "function_quarantined" if record.is_quarantined else "function_suspected",
             level=logging.WARNING,
-            function=record.name,
-            fingerprint=record.ids[0].hex(),
-            workers_ended=len(record.deaths),
+            function=entry.name,
+            fingerprint=entry.ids[0].hex(),
+            workers_ended=entry.deaths,
             how=how,
         )
         return record.is_quarantined
@@ -135,8 +149,9 @@ class Quarantine:
     def _forget_old(self) -> None:
         since = self._clock() - _RECORD_TTL_S
         for record in self._records.values():
-            if not record.is_quarantined:
-                record.deaths = [death for death in record.deaths if death >= since]
+            if not record.is_quarantined:  # it has ended one worker at most
+                if record.entry.at < since:
+                    record.entry = record.entry._replace(deaths=0)
                 record.ran_s = record.ran_s if record.noted >= since else 0.0
 
     def release(self, what: str) -> list[dict[str, Any]]:
@@ -146,50 +161,53 @@ class Quarantine:
             what: a name, the first digits of a fingerprint, six of them at least, or `all`.
         """
         found = [
-            one
-            for one in self._records.values()
-            if one.is_quarantined and (what in ("all", one.name) or _has_prefix(one.ids, what))
+            one.entry
+            for one in self._quarantined()
+            if what in ("all", one.entry.name) or _has_prefix(one.entry.ids, what)
         ]
-        rows = [self._row(one) for one in found]
-        for one in found:
-            del self._records[one.ids[0]]
-            log_event("function_released", function=one.name, fingerprint=one.ids[0].hex())
+        for entry in found:
+            del self._records[entry.ids[0]]
+            log_event("function_released", function=entry.name, fingerprint=entry.ids[0].hex())
         if found:
             self._keep()
-        return rows
+        return [self._row(entry) for entry in found]
 
     def rows(self) -> list[dict[str, Any]]:
         """The functions in quarantine, as rows for display."""
-        return [self._row(one) for one in self._records.values() if one.is_quarantined]
+        return [self._row(one.entry) for one in self._quarantined()]
 
-    def _row(self, record: _Record) -> dict[str, Any]:
+    def _row(self, entry: QuarantineEntry) -> dict[str, Any]:
         return {
-            "name": record.name,
-            "fingerprint": record.ids[0].hex(),
-            "workers_ended": len(record.deaths),
-            "how": record.how,
-            "ago_s": round(self._clock() - record.deaths[-1], 3),
+            "name": entry.name,
+            "fingerprint": entry.ids[0].hex(),
+            "workers_ended": entry.deaths,
+            "how": entry.how,
+            "ago_s": round(max(0.0, self._clock() - entry.at), 3),
         }
 
     def for_worker(self) -> list[dict[str, Any]]:
         """The records for the next worker, as JSON values; see `CrashSuspects`."""
         return [
             {
-                "name": record.name,
-                "ids": [id_.hex() for id_ in record.ids],
-                "deaths": len(record.deaths),
-                "how": record.how,
+                "name": record.entry.name,
+                "ids": _hex(record.entry.ids),
+                "deaths": record.entry.deaths,
+                "how": record.entry.how,
                 "epoch": record.epoch,
                 "ran_s": record.ran_s,
                 "quarantined": record.is_quarantined,
             }
             for record in self._records.values()
-            if record.deaths or record.epoch
+            if record.entry.deaths or record.epoch
         ]
 
 
+def _hex(ids: Iterable[bytes]) -> list[str]:
+    return [id_.hex() for id_ in ids]
+
+
 def _has_prefix(ids: Iterable[bytes], digits: str) -> bool:
-    return len(digits) >= _MIN_DIGITS and any(id_.hex().startswith(digits.lower()) for id_ in ids)
+    return len(digits) >= _MIN_DIGITS and any(id_.startswith(digits.lower()) for id_ in _hex(ids))
 
 
 _FOLDER: Final = "quarantine"
@@ -206,48 +224,8 @@ _INVALID_FILE: Final = (
 )
 
 
-class QuarantineEntry(NamedTuple):
-    """A function in quarantine.
-
-    Attributes:
-        name: of the function, as people know it.
-        ids: fingerprint and key, or the key alone.
-        deaths: how many workers it has ended.
-        how: the last of these ended.
-        at: when that was, in seconds of `time.time()`.
-    """
-
-    name: str
-    ids: tuple[bytes, ...]
-    deaths: int
-    how: str
-    at: float
-
-
-class WorkerQuarantine(NamedTuple):
-    """One worker's part of the file.
-
-    Attributes:
-        file: the file.
-        principal: whose worker it is; empty where all share one.
-        folder: distinguishes this holder of the name from earlier ones.
-    """
-
-    file: QuarantineFile
-    principal: str = ""
-    folder: str = ""
-
-    def load(self) -> Sequence[QuarantineEntry]:
-        """What is in it."""
-        return self.file.of(self.principal, self.folder)
-
-    def save(self, entries: Sequence[QuarantineEntry]) -> None:
-        """Has it written in the background."""
-        self.file.keep(self.principal, self.folder, entries)
-
-
 class QuarantineFile:
-    """The file of one server. For one thread; another one of its own writes.
+    """The file of one server. For one thread; writes in the background.
 
     Args:
         root: the cache folder; None: all is kept in memory only.
@@ -259,31 +237,29 @@ class QuarantineFile:
         name = f"{socket.gethostname()} {server}".encode()
         self._name = hashlib.blake2b(name, digest_size=8).hexdigest() + ".json"
         self._versions = _versions()
-        self._lock = threading.Lock()  # guards _unwritten
-        self._unwritten: str | None = None
         self._writer = SerialExecutor("jaxd-quarantine")
         self._found = self._read()
 
-    def of(self, principal: str = "", home: str = "") -> list[QuarantineEntry]:
-        """What is kept of the quarantine of a worker that is about to start."""
-        whose, entries = self._found.get(principal, (home, []))
-        self._found[principal] = home, entries if whose == home else []
+    def of(self, principal: str = "", folder: str = "") -> list[QuarantineEntry]:
+        """The entries of a worker that is about to start."""
+        found_in, entries = self._found.get(principal, (folder, []))
+        self._found[principal] = folder, entries if found_in == folder else []
         return list(self._found[principal][1])
 
-    def parts(self) -> list[WorkerQuarantine]:
-        """Those in which there is anything."""
-        return [
-            WorkerQuarantine(self, principal, home)
-            for principal, (home, found) in self._found.items()
-            if found
-        ]
+    def quarantines(self) -> list[Quarantine]:
+        """The quarantines of all workers that have entries."""
+        holders = [(name, folder) for name, (folder, found) in self._found.items() if found]
+        return [Quarantine(self, *holder) for holder in holders]
 
-    def keep(self, principal: str, home: str, entries: Sequence[QuarantineEntry]) -> None:
-        """Replaces it, soon also on disk; ignored for one who no longer holds the name."""
-        if self._found.get(principal, (None,))[0] != home:
+    def keep(self, principal: str, folder: str, entries: Sequence[QuarantineEntry]) -> None:
+        """Replaces the entries of a worker, soon also on disk.
+
+        Ignored for an earlier holder of the name.
+        """
+        if self._found.get(principal, (None,))[0] != folder:
             return
         newest = sorted(entries, key=lambda one: one.at)[-_MAX_PER_WORKER:]
-        self._found[principal] = home, newest
+        self._found[principal] = folder, newest
         self._begin_to_write()
 
     def forget(self, principal: str) -> None:
@@ -292,7 +268,7 @@ class QuarantineFile:
             self._begin_to_write()
 
     def close(self) -> None:
-        """Returns when all is written, or after two seconds."""
+        """Waits until all is written, two seconds at most."""
         self._writer.flush(_CLOSE_TIMEOUT_S)
 
     # on disk --------------------------------------------------------------------------------------
@@ -305,7 +281,7 @@ class QuarantineFile:
             return _parsed(json.loads(data), self._versions)
         except FileNotFoundError:
             return {}
-        except ConfigurationError:  # the worker reports it; it keeps nothing there either
+        except ConfigurationError:  # the worker logs that; it has no cache there either
             self._root = None
             return {}
         except _INVALID_FILE as error:
@@ -313,52 +289,30 @@ class QuarantineFile:
             return {}
 
     def _begin_to_write(self) -> None:
-        if self._root is None:
-            return
-        with self._lock:
-            self._unwritten = self._text()
-        self._writer.put(self._write_newest)
+        if self._root is not None:
+            self._writer.put(partial(self._write, self._root, self._text()))
 
-    def _write_newest(self) -> None:
-        with self._lock:
-            text, self._unwritten = self._unwritten, None
-        if text is None:  # it was written with what came after
-            return
+    def _write(self, root: str, text: str) -> None:
         try:
-            self._write(text)
+            folder = f"{make_trusted(root)}/{_FOLDER}"
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+            replace_file(f"{folder}/{self._name}", text)
         except (OSError, ConfigurationError) as error:
             log_event("quarantine_not_kept", level=logging.WARNING, reason=_in_words(error))
 
-    def _write(self, text: str) -> None:
-        assert self._root is not None
-        folder = f"{make_trusted(self._root)}/{_FOLDER}"
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        path = f"{folder}/{self._name}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(os.open(f"{path}.new", flags, 0o600), "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # else it may be empty after a power cut
-        os.replace(f"{path}.new", path)
-
     def _text(self) -> str:
-        every = [(who, home, one) for who, (home, found) in self._found.items() for one in found]
-        every.sort(key=lambda row: row[2].at)
         rows = [
-            {
-                "principal": principal,
-                "home": home,
-                **one._asdict(),
-                "ids": [id_.hex() for id_ in one.ids],
-            }
-            for principal, home, one in every[-_MAX_ENTRIES:]
+            {"principal": name, "home": folder} | one._asdict() | {"ids": _hex(one.ids)}
+            for name, (folder, found) in self._found.items()
+            for one in found
         ]
+        rows = sorted(rows, key=lambda row: row["at"])[-_MAX_ENTRIES:]
         return json.dumps({"format": _FORMAT, "versions": self._versions, "functions": rows})
 
 
 def _versions() -> dict[str, str]:
-    """The packages that a crash may depend on: with other versions, functions are tried again."""
+    """The packages that a crash may depend on: with other versions, functions are called again."""
     found = {"python": platform.python_version()}
     for name in ("jax", "jaxlib"):
         with suppress(metadata.PackageNotFoundError):
@@ -367,11 +321,11 @@ def _versions() -> dict[str, str]:
 
 
 def _trusted_bytes(path: str) -> bytes:
-    """The content of a file that only we, or root, can have written.
+    """The content of a file that only this user, or root, can have written.
 
     Raises:
-        OSError: when there is none, or it cannot be read.
-        ValueError: when it is no such file.
+        OSError: when it is missing, or cannot be read.
+        ValueError: when others can have written it, or it is too large.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with open(os.open(path, flags), "rb") as file:
@@ -397,8 +351,8 @@ def _parsed(
         return {}
     found: dict[str, tuple[str, list[QuarantineEntry]]] = {}
     for row in content["functions"][:_MAX_ENTRIES]:
-        home = _word(row["home"])
-        _, entries = found.setdefault(_word(row["principal"]), (home, []))
+        folder = _word(row["home"])
+        _, entries = found.setdefault(_word(row["principal"]), (folder, []))
         entries.append(_entry(row))
     return found
 
@@ -409,13 +363,13 @@ def _entry(row: Mapping[str, Any]) -> QuarantineEntry:
     if len(ids) not in (1, 2) or {len(id_) for id_ in ids} != {_ID_BYTES}:
         raise ValueError("a function has no fingerprint")
     if not (0 < deaths <= _MAX_ENTRIES and 0 < at < time.time() + 1e9):
-        raise ValueError("a function has ended workers at no time")
+        raise ValueError("a function has an invalid number or time of deaths")
     return QuarantineEntry(_word(row["name"]), ids, deaths, _word(row["how"]), at)
 
 
 def _word(value: Any) -> str:
     if type(value) is not str or len(value) > _MAX_TEXT:
-        raise ValueError("a name is none")
+        raise ValueError("a name is no text, or too long")
     return value
 
 

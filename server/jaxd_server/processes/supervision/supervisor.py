@@ -1,4 +1,4 @@
-"""Supervises one worker: starts it, replaces it, drains it."""
+"""Supervises one worker: starts it, monitors it, replaces it, drains it, and reports on it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from typing import Any
 from jaxd_protocol.errors import ServerStartFailed
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.health_monitor import HealthMonitor, calls_of, process_state
 from jaxd_server.processes.supervision.quarantine import Quarantine
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
+from jaxd_server.processes.supervision.untrusted_report import is_number
+from jaxd_server.processes.supervision.worker_process import (
+    ANSWER_TIMEOUT_S,
+    OnMessage,
+    WorkerProcess,
+    ignore_message,
+)
 from jaxd_server.runtime.logs import log_event
 
 _POLL_S = 0.1
 
 
 class Supervisor:
-    """Starts, watches and replaces workers. Belongs to the thread of the event loop.
+    """Keeps one worker running behind some listeners. Belongs to the thread of the event loop.
 
     Args:
         options: of the workers.
-        worker_command: what is started as worker; it gets one JSON argument.
-        tenant: whose workers they are, where not all share them.
+        worker_command: the command of a worker, which gets one JSON argument.
+        tenant: whose workers they are, where not all clients share them.
         on_message: called with messages of workers that the supervisor does not handle.
-        what: the word for them in the log.
+        what: the name of the process in the log.
         quarantine: the functions that ended earlier workers.
 
     Attributes:
@@ -42,9 +49,7 @@ class Supervisor:
         options: ServerOptions,
         worker_command: Sequence[str],
         tenant: Tenant | None = None,
-        on_message: Callable[[WorkerProcess, Mapping[str, Any]], None] = lambda worker, message: (
-            None
-        ),
+        on_message: OnMessage = ignore_message,
         what: str = "worker",
         quarantine: Quarantine | None = None,
     ) -> None:
@@ -64,9 +69,20 @@ class Supervisor:
         self._draining_workers = DrainingWorkers(options.drain_timeout_s, lambda: self._forced)
         self._is_restarting = False
         self._standby_started = 0
+        self._health_monitor = HealthMonitor(self, options)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it has begun to stop."""
+        return self.stopping.is_set()
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether there is no worker until a client connects."""
+        return self.worker is not None and self.worker.state == "resting"
 
     def processes(self) -> list[WorkerProcess]:
-        """All workers that there are, in whatever state."""
+        """All worker processes, in whatever state."""
         known = (self.worker, self._standby, self._successor, *self._draining_workers.workers())
         return [one for one in known if one is not None]
 
@@ -78,16 +94,24 @@ class Supervisor:
             for one in self.processes():
                 one.kill()
 
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The functions in quarantine, because they have ended workers."""
+        return self.quarantine.rows()
+
     def release(self, what: str) -> list[dict[str, Any]]:
-        """Has functions called again that were in quarantine; see `Quarantine.release`."""
+        """Releases functions from quarantine; see `Quarantine.release`."""
         rows = self.quarantine.release(what)
         if self.worker is not None:
             for row in rows:
                 self.worker.release(row["fingerprint"])
         return rows
 
-    async def run(self, listeners: Sequence[Listener]) -> int:
+    async def run(self, listeners: Sequence[Listener], control: str = "") -> int:
         """Keeps a worker on `listeners` until `stop()`, and returns the exit code of the server.
+
+        Args:
+            listeners: of the worker.
+            control: the path of the control socket, which only a `TenantManager` needs.
 
         Returns:
             0 when the last worker was drained, 1 when it had to be killed.
@@ -96,10 +120,11 @@ class Supervisor:
             ServerStartFailed: when worker after worker ended before it was ready.
         """
         self._listeners = listeners
+        watch = asyncio.create_task(self._health_monitor.watch())
         try:
             for epoch in itertools.count(1):
                 delay_s = await self._run_worker(epoch)
-                if self.worker is not None and self.worker.state == "resting":
+                if self.is_resting:
                     await _wait_for_client(listeners, self.stopping)
                 await wait_first(self.stopping, timeout_s=delay_s)
                 if self.stopping.is_set():
@@ -107,21 +132,22 @@ class Supervisor:
             await self._drain()
             return int(self._forced)
         finally:
+            watch.cancel()
             for one in self.processes():
                 one.kill()
 
     async def _run_worker(self, epoch: int) -> float:
-        """One worker, until it ends or the server stops; the seconds until the next one."""
+        """Runs one worker until it ends or the server stops; the seconds until the next one."""
         try:
             worker = self.worker = self._next(epoch)
-        except OSError as error:  # no memory or no process left: that may pass
+        except OSError as error:  # no memory or no process left: it is tried again
             log_event("worker_not_started", epoch=epoch, error=str(error))
             return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
         log_event(f"{self._what}_started", pid=worker.pid, epoch=epoch, principal=worker.principal)
         on_purpose = worker.flags.draining
         await wait_first(worker.exited, self.stopping, *on_purpose)
         if worker.flags.outdated.is_set():
-            self._dismiss_standby()  # it has imported the same
+            self._dismiss_standby()  # it has imported the same packages
         if any(event.is_set() for event in on_purpose):
             if self._successor is not None:
                 self._draining_workers.retire(worker)
@@ -140,7 +166,7 @@ class Supervisor:
         return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])
 
     def _next(self, epoch: int) -> WorkerProcess:
-        """The worker of an epoch: one that is prepared, else one that stands by, else a new one."""
+        """The worker of an epoch: the successor, else the standby, else a new one."""
         successor, self._successor = self._successor, None
         if successor is not None and not successor.exited.is_set():
             successor.open()
@@ -157,21 +183,25 @@ class Supervisor:
         return standby
 
     def _started(self, epoch: int = 0) -> WorkerProcess:
-        suspects = self.quarantine.for_worker()
-        worker = WorkerProcess.start(
-            self._worker_command, self._options, self._listeners, epoch, suspects, self._tenant
+        return WorkerProcess(
+            self._worker_command,
+            self._options,
+            self._listeners,
+            epoch,
+            self.quarantine.for_worker(),
+            self._tenant,
+            self._on_message,
+            self._what,
         )
-        worker.on_message, worker.what = self._on_message, self._what
-        return worker
 
     def stand_by(self) -> None:
-        """Has the next worker start ahead, as far as it can without a device; once."""
+        """Starts the next worker ahead, as far as it can without a device; once."""
         if self._standby is not None and self._standby.exited.is_set():
             self._dismiss_standby()
         epoch = 0 if self.worker is None else self.worker.epoch
         if self._standby is None and self._standby_started != epoch and not self.stopping.is_set():
-            self._standby_started = epoch  # one that ends is not started again and again
-            with suppress(OSError):  # then the next one starts when it is needed
+            self._standby_started = epoch  # one that ends is not replaced
+            with suppress(OSError):  # the next worker starts when it is needed then
                 self._standby = self._started()
 
     def _dismiss_standby(self) -> None:
@@ -189,7 +219,7 @@ class Supervisor:
             force: also when arrays of clients are lost.
 
         Returns:
-            `epoch` of the new worker and `seconds` that it took; or why not, under `refused`.
+            `epoch` of the new worker and `seconds` that it took; or under `refused` the reason.
         """
         worker, began = self.worker, time.monotonic()
         if worker is None or worker.state != "ready" or self._is_restarting:
@@ -208,9 +238,9 @@ class Supervisor:
         return {"epoch": worker.epoch + 1, "seconds": seconds}
 
     async def _replace(self, worker: WorkerProcess, *, force: bool) -> str:
-        """Has a worker give way; why it does not, or nothing when it does."""
+        """Replaces a worker; the reason when it refuses, empty when it does not."""
         await worker.refresh(ANSWER_TIMEOUT_S)
-        if worker.snapshot.get("platform") != "cpu":  # two would not fit into one device
+        if worker.snapshot.get("platform") != "cpu":  # two workers would not fit into one device
             return await worker.yield_to_successor(force=force, is_followed=False)
         try:
             successor = self._assigned(worker.epoch + 1, holds=True)
@@ -219,7 +249,7 @@ class Supervisor:
         self._successor = successor
         await wait_first(successor.flags.prepared, successor.exited, worker.exited, self.stopping)
         if worker.exited.is_set() or self.stopping.is_set():
-            return ""  # it is needed at once, or not at all
+            return ""  # the successor is needed at once, or not at all
         refusal = "the next worker ended before it was ready; see the server's log."
         if successor.flags.prepared.is_set():
             refusal = await worker.yield_to_successor(force=force, is_followed=True)
@@ -242,11 +272,57 @@ class Supervisor:
         log_event("draining", running_calls=worker.snapshot.get("running_calls"))
         worker.drain()
         if self._forced:
-            worker.kill()  # it was requested before there was a worker
+            worker.kill()  # `stop(now=True)` was called before there was a worker
         await self._draining_workers.until_drained(worker, lambda: self.stop(now=True))
         await self._draining_workers.are_gone()
         worker.last_lines()  # its last lines reach the log before the host ends
         log_exit(worker)
+
+    def describe(self) -> dict[str, Any]:
+        """The facts about the worker for the host's part of a status."""
+        worker = self.worker
+        return {
+            "epoch": worker.epoch if worker else 0,
+            "worker_pid": worker.pid if worker and not worker.exited.is_set() else None,
+            "restarts": worker.epoch - 1 if worker else 0,
+            "quarantined": len(self.quarantined()),
+        }
+
+    async def status(self) -> dict[str, Any]:
+        """The worker's part of a status; waits half a second for the worker, and no longer."""
+        worker = self.worker
+        if worker is None:
+            return {"worker": {}, "worker_state": "starting"}
+        # A worker that is starting cannot answer, and clients that wait for it poll often.
+        may_answer = worker.was_ready and worker.state != "resting"
+        fresh = may_answer and await worker.refresh(ANSWER_TIMEOUT_S)
+        is_busy = worker.state == "ready" and not fresh
+        stuck = is_busy and self._health_monitor.is_stuck(worker)
+        seen = {**worker.snapshot, "running": calls_of(worker)} if is_busy else worker.snapshot
+        return {
+            "worker": seen,
+            "worker_state": ("stuck" if stuck else "busy") if is_busy else worker.state,
+            "worker_silent_s": round(worker.silent_s, 3),
+            "worker_process": process_state(worker.pid) if is_busy else None,
+        }
+
+    async def idle_s(self) -> float:
+        """Seconds without connection and call; 0 when the worker does not report it now."""
+        worker = self.worker
+        if worker is not None and worker.state == "resting":
+            return _idle_s(worker.snapshot) + worker.silent_s
+        if worker is None or not worker.was_ready or not await worker.refresh(ANSWER_TIMEOUT_S):
+            return 0.0
+        seen = worker.snapshot
+        if seen.get("connections") or seen.get("running_calls"):
+            return 0.0
+        return _idle_s(seen)
+
+
+def _idle_s(snapshot: Mapping[str, Any]) -> float:
+    """The idle time that a worker reports; its code may be hostile, so any value is possible."""
+    idle_s = snapshot.get("idle_s")
+    return max(0.0, float(idle_s)) if is_number(idle_s) else 0.0
 
 
 async def _wait_for_client(listeners: Sequence[Listener], stopping: asyncio.Event) -> None:
@@ -286,8 +362,8 @@ class DrainingWorkers:
     """Workers that accept no more clients. Belongs to the thread of the event loop.
 
     Args:
-        drain_timeout_s: how long one may still be there that runs no call.
-        is_forced: whether all are to be killed anyway.
+        drain_timeout_s: how long one that runs no call may take to end.
+        is_forced: whether all are killed anyway.
     """
 
     def __init__(self, drain_timeout_s: float, is_forced: Callable[[], bool]) -> None:
@@ -309,7 +385,7 @@ class DrainingWorkers:
         self._tasks[worker] = asyncio.create_task(self._collect(worker))
 
     async def are_gone(self) -> None:
-        """Returns when all present ones have ended."""
+        """Waits until all present ones have ended."""
         if self._tasks:
             await asyncio.wait(self._tasks.values())
 
@@ -317,7 +393,7 @@ class DrainingWorkers:
         """Waits for a worker: without limit while calls run, else for the drain timeout.
 
         Args:
-            worker: was asked to drain.
+            worker: one that drains.
             give_up: kills it.
         """
         quiet_since = time.monotonic()
@@ -342,7 +418,7 @@ class DrainingWorkers:
 
 
 def log_exit(worker: WorkerProcess, restart_in_s: float | None = None) -> None:
-    """Logs how a worker ended, and when the next one starts if that is the reason."""
+    """Logs how a worker ended, and when the next one starts because of that."""
     log_event(
         f"{worker.what}_exited",
         pid=worker.pid,
@@ -355,7 +431,7 @@ def log_exit(worker: WorkerProcess, restart_in_s: float | None = None) -> None:
 
 
 MAX_FAILED_STARTS = 5
-"""A worker that was never ready this often in a row will not be the next time either."""
+"""So many workers in a row that were never ready end the server."""
 
 _EARLY_DEATH_S = 10.0
 _FIRST_DELAY_S = 0.2
@@ -372,8 +448,8 @@ class RestartPolicy:
     def delay_s(self, lived_s: float, *, was_ready: bool) -> float | None:
         """Seconds to wait before the next worker is started; None: give up.
 
-        The first early death costs no time, so that callers notice it least; the next ones in a
-        row wait ever longer, so that a broken machine is not kept busy with starts.
+        After the first early death there is no delay, so that clients notice it least; after the
+        next ones in a row it grows, so that a broken machine is not kept busy with starts.
         """
         self._failed_starts = 0 if was_ready else self._failed_starts + 1
         self._early_deaths = 0 if lived_s >= _EARLY_DEATH_S else self._early_deaths + 1

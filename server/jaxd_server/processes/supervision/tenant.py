@@ -11,7 +11,7 @@ from typing import Any, Final
 from jaxd_server.config.options import ServerOptions
 
 REST_AFTER_S: Final = 600.0
-"""A worker of one principal ends after so long without a call, if it holds no values."""
+"""The worker of one principal ends after so long without a call, if it holds no values."""
 
 _SECRETS: Final = frozenset({"JAXD_TOKEN", "JAXD_TOKEN_FILE"})
 
@@ -19,11 +19,8 @@ _PASSED_ON: Final = frozenset(
     {
         *("PATH", "TZ", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
         *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
-        *(
-            "JAX_LEGACY_PRNG_KEY",
-            "JAX_DEBUG_KEY_REUSE",
-            "JAX_MTLS_KEY_FILE",
-        ),  # jax's own keys are no secrets
+        # no secrets, although their names contain KEY
+        *("JAX_LEGACY_PRNG_KEY", "JAX_DEBUG_KEY_REUSE", "JAX_MTLS_KEY_FILE"),
         "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY",
         "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY",
     }
@@ -33,10 +30,10 @@ _PASSED_PREFIXES: Final = (
     *("TF_CPP_", "TF_XLA_", "TF_GPU_", "TF_CUDNN_", "TF_FORCE_GPU_", "TF_DETERMINISTIC_"),
     *("OMP_", "MKL_", "OPENBLAS_", "MALLOC_"),
 )
-"""The variables of the server that another user's worker needs; others may be secrets ..."""
+"""The variables that another user's worker gets from the server; others may be secrets ..."""
 
 _SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSW")
-"""... and so may those with such a name, whatever their prefix."""
+"""... and so may variables with such names, whatever their prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +42,10 @@ class User:
 
     Attributes:
         uid: its number.
-        gid: of its first group.
-        groups: of the others.
-        name: what the system calls it; its number where it has no name.
-        home: its folder.
+        gid: the number of its primary group.
+        groups: the numbers of the others.
+        name: its name on this machine, otherwise its number.
+        home: its home folder.
     """
 
     uid: int
@@ -63,9 +60,9 @@ class Tenant:
     """A principal that has a worker of its own.
 
     Attributes:
-        principal: who that is.
-        folder: where its programs are kept; `none`: nowhere.
-        user: as which its worker runs; None: as the server's own.
+        principal: its name.
+        folder: its cache folder; `none`: nothing is kept.
+        user: the user that its worker runs as; None: the server's own.
     """
 
     principal: str
@@ -88,16 +85,16 @@ class Tenant:
         )
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The environment of its worker, without secrets of the server's."""
+        """The environment of its worker, without the secrets of the server."""
         if self.user is None:
             return {name: value for name, value in inherited.items() if name not in _SECRETS}
         user = {"HOME": self.user.home, "USER": self.user.name, "LOGNAME": self.user.name}
-        if not self.principal.startswith("uid:"):  # no person installs packages there
+        if not self.principal.startswith("uid:"):  # nothing is installed in its home folder
             user["PYTHONNOUSERSITE"] = "1"
         return {name: value for name, value in inherited.items() if _is_passed_on(name)} | user
 
     def process(self) -> dict[str, Any]:
-        """What `subprocess.Popen` has to know to start its worker."""
+        """The arguments of `subprocess.Popen` for its worker."""
         if self.user is None:
             return {}
         return {
@@ -105,7 +102,7 @@ class Tenant:
             "group": self.user.gid,
             "extra_groups": list(self.user.groups),
             "umask": 0o077,
-            "cwd": os.sep,  # ours may be a folder that it cannot enter
+            "cwd": os.sep,  # the server's may be a folder that the user cannot enter
         }
 
 

@@ -1,7 +1,7 @@
 """Sanitizes the status reports of workers, whose code may be hostile.
 
-Code of a client can make its worker send anything. Values that have the right types and are within
-their limits are safe: they can be added, shown and compared without further checks.
+Code of a client can make its worker send any value. Values of the expected types and within their
+limits are safe: they can be added, shown and compared without further checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker from the side of its host: the process, the channel, its output and its last status."""
+"""A worker as its host sees it: the process, its host channel, its output and its last status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.launch import LaunchedWorker, SuspectRows, launch
+from jaxd_server.processes.supervision.launch import SuspectRows, launch
 from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.processes.supervision.untrusted_report import sanitize_report
 from jaxd_server.runtime.json_lines import (
@@ -24,7 +24,7 @@ from jaxd_server.runtime.json_lines import (
     messages,
 )
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.rate_limit import MessageRateLimiter
+from jaxd_server.runtime.rate_limit import RateLimiter
 
 
 class WorkerFlags:
@@ -32,8 +32,8 @@ class WorkerFlags:
 
     Attributes:
         standing_by: it has imported what a worker needs.
-        prepared: all is there but that it accepts clients.
-        stale: it ends because what it stood by with has changed on disk.
+        prepared: it is complete, and waits to accept clients.
+        stale: it ends because packages that it imported while standing by have changed on disk.
         outdated: it drains because packages have changed on disk.
         resting: it drains because it was idle for long.
         gave_way: it drains in favour of the next one.
@@ -46,55 +46,75 @@ class WorkerFlags:
         self.outdated = asyncio.Event()
         self.resting = asyncio.Event()
         self.gave_way = asyncio.Event()
-        self._by_name = dict(vars(self))
 
     @property
     def draining(self) -> tuple[asyncio.Event, ...]:
-        """Those of a worker that drains by itself, on purpose."""
+        """The flags of a worker that drains by itself, on purpose."""
         return self.outdated, self.resting, self.gave_way
-
-    def is_known(self, name: str) -> bool:
-        """Whether there is a flag of that name."""
-        return name in self._by_name
-
-    def set(self, name: str) -> bool:
-        """Sets a flag; returns whether it was not set before."""
-        flag = self._by_name[name]
-        if flag.is_set():
-            return False
-        flag.set()
-        return True
 
 
 _ANSWER_TIMEOUT_S = 5.0
+
+_MESSAGE_BURST: Final = 200
+_MESSAGES_PER_S: Final = 20.0
+"""A correct worker sends some ten unsolicited messages in its lifetime."""
+
+OnMessage = Callable[["WorkerProcess", Mapping[str, Any]], None]
+
+
+def ignore_message(worker: WorkerProcess, message: Mapping[str, Any]) -> None:
+    """Ignores a message of a worker."""
+
 
 State = Literal["standing by", "starting", "ready", "draining", "resting", "dead"]
 
 
 class WorkerProcess:
-    """A started worker. Belongs to the thread of the event loop.
+    """A worker, which is started at once. Belongs to the thread of the event loop.
+
+    Args:
+        command: the program and its first arguments.
+        options: of the server.
+        listeners: which it inherits.
+        epoch: its generation; 0: it stands by, without a device, until `begin`.
+        suspects: which functions have ended workers.
+        tenant: whose worker it is, where not all clients share it.
+        on_message: called with messages that are not handled here.
+        what: its name in the log.
+
+    Raises:
+        OSError: when no process can be made.
 
     Attributes:
         epoch: the worker's generation, 1 for the first one of a host.
         pid: its process id.
         exited: set once the process has ended and was collected.
-        flags: states that it has reported and that stay.
+        flags: the permanent states that it has reported.
         snapshot: the last status that it sent; empty before the first.
         recorder: its flight recorder, readable also when it hangs or has ended.
-        principal: whose worker it is, where not all share it.
+        principal: whose worker it is, where not all clients share it.
         on_message: called with messages that are not handled here.
-        what: the word for it in the log.
+        what: its name in the log.
     """
 
-    def __init__(self, launched: LaunchedWorker, principal: str | None = None) -> None:
-        process, host_channel, relay, recorder = launched
-        self.epoch = 0
-        self.on_message: Callable[[WorkerProcess, Mapping[str, Any]], None] = (
-            lambda worker, message: None
+    def __init__(
+        self,
+        command: Sequence[str],
+        options: ServerOptions,
+        listeners: Sequence[Listener],
+        epoch: int = 0,
+        suspects: SuspectRows = (),
+        tenant: Tenant | None = None,
+        on_message: OnMessage = ignore_message,
+        what: str = "worker",
+    ) -> None:
+        process, host_channel, relay, self.recorder = launch(
+            command, options, listeners, epoch, suspects, tenant
         )
-        self.principal = principal
-        self.what = "worker"
-        self.recorder = recorder
+        self.epoch = epoch
+        principal = self.principal = None if tenant is None else tenant.principal
+        self.what = what
+        self.on_message = on_message
         self.pid = process.pid
         self.exited = asyncio.Event()
         self.flags = WorkerFlags()
@@ -105,43 +125,16 @@ class WorkerProcess:
         self._started_at = self._last_message_at = time.monotonic()
         self._ready_after_s: float | None = None
         self._draining = False
-        self._asked = 0
         self._status = PendingAnswer()
         self._refusal = PendingAnswer()
-        self._message_rate_limiter = None if principal is None else MessageRateLimiter()
+        self._message_limiter = (
+            None if principal is None else RateLimiter(_MESSAGE_BURST, _MESSAGES_PER_S)
+        )
         limit = MAX_LINE_BYTES if principal is None else MAX_TENANT_LINE_BYTES
         self._channel = WorkerChannel(host_channel, limit, self._on_message, self._on_closed)
 
-    @classmethod
-    def start(
-        cls,
-        command: Sequence[str],
-        options: ServerOptions,
-        listeners: Sequence[Listener],
-        epoch: int = 0,
-        suspects: SuspectRows = (),
-        tenant: Tenant | None = None,
-    ) -> WorkerProcess:
-        """Starts a worker; see `launch`.
-
-        Args:
-            command: the program and its first arguments.
-            options: of the server.
-            listeners: what it inherits.
-            epoch: its generation; 0: it stands by, without a device, until `begin`.
-            suspects: which functions have ended workers.
-            tenant: whose worker it is, where not all share it.
-
-        Raises:
-            OSError: when no process can be made.
-        """
-        launched = launch(command, options, listeners, epoch, suspects, tenant)
-        worker = cls(launched, None if tenant is None else tenant.principal)
-        worker.epoch = epoch
-        return worker
-
     def begin(self, epoch: int, suspects: SuspectRows, *, holds: bool) -> None:
-        """Has one that stands by become the worker of an epoch.
+        """Makes a standby the worker of an epoch.
 
         Args:
             epoch: its generation.
@@ -155,15 +148,15 @@ class WorkerProcess:
         )
 
     def open(self) -> None:
-        """Has one that was prepared let clients in."""
+        """Lets a prepared worker accept clients."""
         self._channel.send({"ask": "open"})
 
     async def yield_to_successor(self, *, force: bool, is_followed: bool) -> str:
-        """Asks it to drain in favour of the next one; why it does not, or nothing when it does.
+        """Asks it to drain in favour of the next one; the reason if it refuses, else empty.
 
         Args:
             force: also when arrays of clients are lost.
-            is_followed: whether the next one is there already, but for `open`.
+            is_followed: whether the next one is prepared.
         """
         order = {"ask": "give_way", "force": force, "is_followed": is_followed}
         refusal = await self._refusal.ask(lambda: self._channel.send(order), _ANSWER_TIMEOUT_S)
@@ -173,7 +166,7 @@ class WorkerProcess:
 
     @property
     def state(self) -> State:
-        """Its state, as far as it has reported it."""
+        """Its last known state."""
         if self.exited.is_set():
             return "resting" if self.flags.resting.is_set() else "dead"
         if self._draining:
@@ -184,7 +177,7 @@ class WorkerProcess:
 
     @property
     def was_ready(self) -> bool:
-        """Whether it has ever reported that it is ready."""
+        """Whether it has reported that it is ready."""
         return self._ready_after_s is not None
 
     @property
@@ -204,7 +197,7 @@ class WorkerProcess:
 
     @property
     def ending(self) -> dict[str, Any]:
-        """How it ended, in the fields of a log line: its exit code, or the signal's name."""
+        """How it ended, as fields of a log line: its exit code, or the name of the signal."""
         code = self._process.returncode
         if code is None or code >= 0:
             return {"exit_code": code}
@@ -221,38 +214,34 @@ class WorkerProcess:
         return str(ending.get("signal") or f"exit code {ending.get('exit_code')}")
 
     def collect(self) -> None:
-        """Notices the end of the process; to be called on every SIGCHLD."""
+        """Collects the process if it has ended; to be called on every SIGCHLD."""
         if not self.exited.is_set() and self._process.poll() is not None:
             self.exited.set()
-            self._relay.end()
+            if self.principal is not None:  # others may share the output of what they have started
+                self._relay.end()
 
     def last_lines(self) -> list[str]:
-        """What it wrote last, once it has exited; waits up to a second until all is copied."""
+        """The last lines of its output, once it has exited; waits up to a second for the copy."""
         return self._relay.last_lines()
 
     async def refresh(self, patience_s: float) -> bool:
-        """Asks for a new `snapshot`; False when there is none after `patience_s` seconds."""
+        """Requests a new `snapshot`; False when there is none after `patience_s` seconds."""
         if not self._channel.is_open:
             return False
-        answer = await self._status.ask(self._ask_for_status, patience_s)
+        answer = await self._status.ask(lambda: self._channel.send({"ask": "status"}), patience_s)
         return answer.done() and not answer.cancelled()
-
-    def _ask_for_status(self) -> None:
-        self._asked += 1
-        self._channel.send({"ask": "status", "id": self._asked})
 
     def drain(self) -> None:
         """Asks it to finish its running calls, to refuse new ones, and to exit."""
         self._draining = True
-        self._asked += 1
-        self._channel.send({"ask": "drain", "id": self._asked})
+        self._channel.send({"ask": "drain"})
 
     def release(self, fingerprint: str) -> None:
-        """Tells it that a function is no longer in quarantine."""
+        """Releases a function from its quarantine."""
         self._channel.send({"ask": "release", "fingerprint": fingerprint})
 
     def notify(self, order: Mapping[str, Any]) -> None:
-        """Sends it a message, such as the answer to one that `on_message` received."""
+        """Sends a message, such as the answer to one that `on_message` received."""
         self._channel.send(order)
 
     async def read_remaining(self) -> None:
@@ -260,10 +249,10 @@ class WorkerProcess:
         await self._channel.read_remaining()
 
     def kill(self, verdict: str | None = None) -> None:
-        """Ends it at once, and with it whatever it has started.
+        """Ends it at once, with all processes that it has started.
 
         Args:
-            verdict: the reason, reported as how it ended.
+            verdict: the reason, reported as the way it ended.
         """
         self._verdict = self._verdict or verdict
         if not self.exited.is_set():
@@ -289,11 +278,11 @@ class WorkerProcess:
         self._refusal.drop()
 
     def _kill_if_flooding(self, message: Mapping[str, Any]) -> bool:
-        """Kills a principal's worker that floods its host with unsolicited messages."""
+        """Kills the worker of a principal when it sends too many unsolicited messages."""
         match message:
-            case {"answer": int(), "status": dict()} if self._status.is_open:
+            case {"status": dict()} if self._status.is_open:
                 return False
-        if self._message_rate_limiter is None or not self._message_rate_limiter.is_exceeded():
+        if self._message_limiter is None or self._message_limiter.acquire("") is not None:
             return False
         log_event(
             "worker_says_too_much", level=logging.WARNING, pid=self.pid, principal=self.principal
@@ -303,8 +292,10 @@ class WorkerProcess:
 
     def _set_flag(self, name: str, changes: Any) -> None:
         """Sets a flag that the worker has reported."""
-        if not self.flags.set(name):
+        flag: asyncio.Event = vars(self.flags)[name]
+        if flag.is_set():
             return
+        flag.set()
         self._draining |= any(flag.is_set() for flag in self.flags.draining)
         log_event(f"worker_{name}", pid=self.pid, epoch=self.epoch, changes=changes)
         if name == "gave_way":
@@ -323,11 +314,11 @@ class WorkerProcess:
                 )
             case {"event": "draining"}:
                 self._draining = True
-            case {"event": str(name)} if self.flags.is_known(name):
+            case {"event": str(name)} if name in vars(self.flags):
                 self._set_flag(name, message.get("changes"))
             case {"event": "needed", "why": str(why)}:
                 self._refusal.answered(why)
-            case {"answer": int(), "status": dict(status)}:
+            case {"status": dict(status)}:
                 self.snapshot = status if self.principal is None else _sanitized(status)
                 self._status.answered()
             case _:
@@ -343,18 +334,18 @@ def _sanitized(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ANSWER_TIMEOUT_S: Final = 0.5
-"""How long a worker may take to answer a question about itself before it counts as busy."""
+"""How long a worker may take to report its status before it counts as busy."""
 
 _FINAL_READ_S: Final = 1.0
 
 
 class WorkerChannel:
-    """Receives messages of a worker and sends it orders. Belongs to the thread of the event loop.
+    """The host's end of the host channel of a worker. Belongs to the thread of the event loop.
 
     Args:
         host_channel: connected to the worker.
         limit: bytes of the longest line that is read.
-        on_message: called with each object that arrives; False: stop reading.
+        on_message: called with each message; reading ends when it returns False.
         on_closed: called once when reading ends, with the error if a line could not be parsed.
     """
 
@@ -373,18 +364,18 @@ class WorkerChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether a message that is sent now can be answered."""
+        """Whether the worker can answer a message."""
         return self._writer is not None and not self._writer.is_closing()
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Sends an object, as soon as the connection is open."""
+        """Sends a message, as soon as the connection is open."""
         if self._writer is None:
             self._unsent.append(encode_line(order))
         else:
             self._writer.write(encode_line(order))
 
     async def read_remaining(self) -> None:
-        """Reads what the worker sent before it ended; waits a second at most."""
+        """Reads the messages that the worker sent before it ended; waits a second at most."""
         await asyncio.wait([self._listening], timeout=_FINAL_READ_S)
 
     def close(self) -> None:
@@ -400,7 +391,7 @@ class WorkerChannel:
         try:
             async for message in messages(reader):
                 if not self._on_message(message):
-                    break  # what the worker has started may hold the other end, and go on
+                    break  # a process that the worker has started may go on sending
         except ValueError as error:
             why = error
         finally:
@@ -409,9 +400,9 @@ class WorkerChannel:
 
 
 class PendingAnswer:
-    """A request that is sent once, however many wait for its answer.
+    """A request that is sent once, however many callers wait for its answer.
 
-    So a worker that hangs finds a single request when it continues.
+    So a worker that hangs receives a single request when it continues.
     """
 
     def __init__(self) -> None:
@@ -419,15 +410,15 @@ class PendingAnswer:
 
     @property
     def is_open(self) -> bool:
-        """Whether an answer is awaited."""
+        """Whether the request has no answer yet."""
         return self._answer is not None
 
     async def ask(self, send: Callable[[], None], patience_s: float) -> asyncio.Future[str]:
-        """The answer, as far as it is there after `patience_s` seconds; cancelled: there is none.
+        """The answer, pending if it is not there after the timeout, cancelled if there is none.
 
         Args:
             send: sends the request, unless one is pending.
-            patience_s: how long to wait at most.
+            patience_s: the timeout.
         """
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
@@ -437,12 +428,12 @@ class PendingAnswer:
         return answer
 
     def answered(self, answer: str = "") -> None:
-        """Completes the request for all that wait; the next `ask` sends a new one."""
+        """Answers all callers; the next `ask` sends a new request."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
         self._answer = None
 
     def drop(self) -> None:
-        """Cancels the request for all that wait."""
+        """Cancels the request of all callers, and later ones."""
         if self._answer is not None:
             self._answer.cancel()

@@ -1,1 +1,1 @@
-"""A worker for each principal: who gets one, as which user, and what is cleaned up after."""
+"""A worker for each principal: its start, its user and folder, and the cleanup after it."""

@@ -1,4 +1,4 @@
-"""Assigns each principal a folder and a user of this machine."""
+"""Assigns each principal a folder and a user of this machine; cleans up after accounts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import logging
 import os
 import pwd
 import re
-from collections.abc import Collection, Coroutine
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ from jaxd_server.runtime.logs import log_event
 
 _FOLDER: Final = "principals"
 _SYSTEM_CACHE: Final = "/var/cache/jaxd"
-"""Where root's server keeps folders of others, who cannot enter root's home."""
+"""The cache folder of root's server, whose users cannot enter root's home."""
 
 _USER: Final = re.compile(r"uid:(\d+)")
 _NOBODYS_GROUP: Final = 65534
@@ -42,14 +41,14 @@ class TenantDirectory:
     Args:
         options: of the server.
         is_root: whether it may start processes of other users.
-        claims: whether the numbers are ours alone, until this process ends.
+        claims: whether to claim the table of uids for this process, until it ends.
 
     Attributes:
         share_user: whether all workers run as one user of the machine.
 
     Raises:
         ConfigurationError: when the folders cannot be made, or their owners could not enter them,
-            or another server has claimed the numbers that are written down there.
+            or another server has claimed the table of uids.
     """
 
     def __init__(
@@ -67,11 +66,11 @@ class TenantDirectory:
     def of(self, principal: str, token: str | None = None) -> Tenant:
         """The folder and the user of a principal; makes the folder.
 
-        Where a number is an account's own, each token has another folder: what the holder of the
-        one has put there may be code, and the holder of the next one may be another person.
+        If the uid belongs to the account alone, each token has another folder: an earlier holder
+        of the account may have left code there.
 
         Args:
-            principal: who it is.
+            principal: its name.
             token: distinguishes the token of its account from others.
 
         Raises:
@@ -85,26 +84,30 @@ class TenantDirectory:
         if user is not None and not user.home:
             user = User(user.uid, user.gid, user.groups, user.name, home)
         if self._root is not None:
-            self._in_use[principal] = folder  # before it is there: it is never one to be removed
+            self._in_use[principal] = folder  # before it exists, so that it is never removed
             _make_own(folder, user)
         return Tenant(principal, folder, user)
 
     def has_own_uid(self, principal: str) -> bool:
-        """Whether its user belongs to it alone: that of an account which has connected."""
-        return self._numbers is not None and principal in self._numbers.known()
+        """Whether a uid belongs to it alone, as to an account that has connected."""
+        return principal in self._own_uids()
+
+    def _own_uids(self) -> Mapping[str, int]:
+        """The principals whose uid belongs to them alone."""
+        return {} if self._numbers is None else self._numbers.known()
 
     def end_processes(self, principal: str) -> None:
-        """Kills what runs as the user of a principal, where that belongs to it alone.
+        """Kills all processes with the uid of a principal, if it belongs to the principal alone.
 
-        This includes what its code has started and left behind. Processes of users who can log in
-        are left alone. Slow; may be called by any thread.
+        This includes processes that its code has started. Those of users who can log in are left
+        alone. Slow; may be called by any thread.
         """
-        numbers = self._numbers
-        uid = None if numbers is None else numbers.known().get(principal)
-        if numbers is None or uid is None:
+        uid = self._own_uids().get(principal)
+        if self._numbers is None or uid is None:
             return
         name = name_of_user(uid)  # of a user who got the uid later
-        why = end_processes(uid, numbers.ender) if name is None else f"they are {name}'s by now."
+        ender = self._numbers.ender
+        why = end_processes(uid, ender) if name is None else f"they belong to user {name} now."
         if why:
             log_event(
                 "processes_not_ended", level=logging.ERROR, principal=principal, user=uid, why=why
@@ -115,37 +118,30 @@ class TenantDirectory:
         self._in_use.pop(principal, None)
 
     def remove_old_folders(self, principal: str) -> None:
-        """Removes those of an account that are not in use, where its user belongs to it alone.
+        """Removes the unused folders of an account, if its uid belongs to it alone.
 
-        Slow; may be called by any thread. What is left is tried again another time.
+        Slow; may be called by any thread. Folders that remain are tried again another time.
         """
-        numbers = self._numbers
-        uid = None if numbers is None else numbers.known().get(principal)
-        if numbers is None or self._root is None or uid is None:
+        uid = self._own_uids().get(principal)
+        if self._numbers is None or self._root is None or uid is None:
             return
         for folder, owner in folders_of(self._root).items():
             if owner != uid or folder == self._in_use.get(principal):
                 continue
-            why = remove_folder(folder, uid, numbers.ender)
+            why = remove_folder(folder, uid, self._numbers.ender)
             if why:
                 log_event("folder_not_removed", level=logging.WARNING, folder=folder, why=why)
 
-    def with_processes(self) -> set[str]:
-        """The principals that have processes, of those whose user belongs to them alone."""
-        return self._of_users(living_processes().keys())
-
     def with_processes_or_folders(self) -> set[str]:
-        """As `with_processes`, and those who have folders."""
+        """The principals with processes or folders, of those whose uid belongs to them alone."""
         folders = {} if self._root is None else folders_of(self._root)
-        return self._of_users(living_processes().keys() | set(folders.values()))
-
-    def _of_users(self, users: AbstractSet[int]) -> set[str]:
-        known = {} if self._numbers is None else self._numbers.known()
-        return {who for who, uid in known.items() if uid in users}
+        users = living_processes().keys() | set(folders.values())
+        return {who for who, uid in self._own_uids().items() if uid in users}
 
     def end_all_processes(self) -> None:
-        """As `end_processes`, for all principals that have any."""
-        for principal in self.with_processes():
+        """Calls `end_processes` for all principals."""
+        users = living_processes()
+        for principal in [who for who, uid in self._own_uids().items() if uid in users]:
             self.end_processes(principal)
 
     def _user_of(self, principal: str) -> User | None:
@@ -170,7 +166,7 @@ class TenantDirectory:
                     os.mkdir(path, 0o700)
                 if self._is_root:
                     mode = os.lstat(path).st_mode & 0o7777
-                    os.chmod(path, mode | 0o011)  # noqa: S103  entered, and not even listed
+                    os.chmod(path, mode | 0o011)  # noqa: S103  others may enter it, and not list it
         except OSError as error:
             raise ConfigurationError(
                 f"cannot make the folder {folder}: {error.strerror}. Choose another --cache-dir."
@@ -192,25 +188,25 @@ def tenants_root(options: ServerOptions, *, is_root: bool | None = None) -> str 
 
 
 def _has_users(options: ServerOptions, is_root: bool | None) -> bool:
-    """Whether workers run as users of their own."""
+    """Whether workers run as different users."""
     may = os.geteuid() == 0 if is_root is None else is_root
     return may and options.worker_uids != SAME_USER
 
 
 def _claim(root: str) -> None:
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)  # open as long as we live
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)  # stays open until this process ends
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
         raise ConfigurationError(
-            f"another server has the workers whose programs are kept in {root}, and would give its "
-            "users to others. Choose another --cache-dir, and other --worker-uids, for this one."
+            f"another server has its programs and the table of its uids in {root}. Choose another "
+            "--cache-dir, and other --worker-uids, for this one."
         ) from error
 
 
 def _name_of(principal: str, token: str | None) -> str:
-    """A name for a folder that two principals never share, nor two tokens of one."""
+    """The name of a folder, different for each principal and token."""
     whose = principal if token is None else f"{principal} {token}"
     digest = hashlib.blake2b(whose.encode(), digest_size=6).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', principal)[:40]}-{digest}"
@@ -230,9 +226,9 @@ def _make_own(folder: str, user: User | None) -> None:
     owner = os.lstat(folder).st_uid
     if user is None or owner == user.uid:
         return
-    if owner == os.geteuid() and not os.listdir(folder):  # we ended before it was given away
+    if owner == os.geteuid() and not os.listdir(folder):  # from an interrupted start
         os.chown(folder, user.uid, user.gid, follow_symlinks=False)
-    else:  # its worker keeps nothing then, and logs that
+    else:  # its worker has no cache then, and logs that
         log_event("cache_of_another_user", folder=folder, owner=owner, user=user.uid)
 
 
@@ -248,7 +244,7 @@ def _check_enterable(folder: str) -> None:
 
 
 def _user(uid: int) -> User:
-    """A user of the machine as it would log in."""
+    """A user of this machine, with its groups."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:  # in a container
@@ -258,15 +254,15 @@ def _user(uid: int) -> User:
 
 
 def _own_user(uid: int) -> User:
-    """A user, and the group of the same number, that belong to one account alone."""
+    """A user, with a group of the same number, that belong to one account alone."""
     return User(uid, uid, (), str(uid), "")
 
 
 class TenantCleanup:
-    """Ends what runs as the user of an account before its next worker starts. For one loop.
+    """Ends the processes of an account before its next worker starts. For one event loop.
 
     Args:
-        tenants: knows whose user belongs to it alone; all others are left alone.
+        tenants: the directory; only uids that belong to one account alone are cleaned up.
     """
 
     def __init__(self, tenants: TenantDirectory) -> None:
@@ -275,35 +271,35 @@ class TenantCleanup:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, principal: str) -> None:
-        """Begins to end what runs for a principal now."""
+        """Begins to end the present processes of a principal."""
         if not self._tenants.has_own_uid(principal):
             return
         earlier = self._last.get(principal)
         self._last[principal] = asyncio.create_task(self._clear(principal, earlier))
 
     async def clear(self, principal: str) -> None:
-        """As `begin`, and waits until it is done, with all that was begun before."""
+        """As `begin`, and waits until that and all earlier ones are done."""
         self.begin(principal)
         last = self._last.get(principal)
         if last is not None:
             await asyncio.wait([last])
 
     def begin_except(self, valid: Collection[str], here: Collection[str]) -> None:
-        """Begins to end what runs for accounts that are no more.
+        """Begins to end the processes of accounts that were removed.
 
         Args:
-            valid: the accounts that there are.
-            here: those who have a worker, or get one; looked at when it is known what runs.
+            valid: the accounts that exist.
+            here: those that have a worker, or get one; read when the processes are known.
         """
         self._run_task(self._forget_gone(set(valid), here))
 
     def forget(self, principal: str) -> None:
-        """As `begin`; what it keeps on disk goes as well."""
+        """As `begin`; removes its folders as well."""
         self._tenants.forget(principal)
         self.begin(principal)
 
     async def finish(self) -> None:
-        """Ends what runs for anybody; to be called when there are no workers any more."""
+        """Ends the processes of all accounts; to be called when there are no more workers."""
         while waited_for := [*self._tasks, *self._last.values()]:
             await asyncio.gather(*waited_for, return_exceptions=True)
         await asyncio.to_thread(self._tenants.end_all_processes)
@@ -324,7 +320,7 @@ class TenantCleanup:
                 await asyncio.wait([earlier])
             await asyncio.to_thread(self._tenants.end_processes, principal)
             removal = asyncio.to_thread(self._tenants.remove_old_folders, principal)
-            self._run_task(removal)  # the next worker has another one, and need not wait
+            self._run_task(removal)  # the next worker has another folder, and need not wait
         finally:
             if self._last.get(principal) is asyncio.current_task():
                 del self._last[principal]

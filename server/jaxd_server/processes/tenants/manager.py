@@ -14,20 +14,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_server.auth.listeners import Listener, check_length
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.quarantine import (
-    Quarantine,
-    QuarantineFile,
-    WorkerQuarantine,
-)
+from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
+from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant import Tenant
 from jaxd_server.processes.supervision.untrusted_report import LISTS, printable, sanitize_report
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
-from jaxd_server.processes.supervision.worker_slot import WorkerSlot
 from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 from jaxd_server.runtime.logs import log_event
@@ -73,11 +69,11 @@ def _worker_row(report: Report, principal: str) -> dict[str, Any]:
     }
 
 
-GATEWAY_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.gateway")
+_GATEWAY_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.gateway")
 
 _RETRY_AFTER_S: Final = 5.0
 _FAILURE_BACKOFF_S: Final = 10.0
-"""For so long after a failed start a principal is refused, and no start is tried."""
+"""For so long after a failed start the clients of a principal are refused."""
 
 _FILES_PER_WORKER: Final = 16
 _MAX_RESTING: Final = 64
@@ -96,16 +92,14 @@ class TenantManager:
 
     Args:
         options: of the server.
-        worker_command: what is started as worker; it gets one JSON argument.
-        gateway_command: the same for the gateway.
-        kept: the functions in quarantine.
+        worker_command: the command of a worker, which gets one JSON argument.
+        kept: keeps the functions in quarantine.
     """
 
     def __init__(
         self,
         options: ServerOptions,
         worker_command: Sequence[str],
-        gateway_command: Sequence[str] = GATEWAY_COMMAND,
         kept: QuarantineFile | None = None,
     ) -> None:
         self._quarantine_file = kept or QuarantineFile(None, "")
@@ -118,12 +112,12 @@ class TenantManager:
             recycle_after_s=0.0,
             recycle_above_bytes=0,
         )
-        self._gateway = WorkerSlot(
-            gateway_options, gateway_command, on_message=self._on_gateway_message, what="door"
+        self._gateway = Supervisor(
+            gateway_options, _GATEWAY_COMMAND, on_message=self._on_gateway_message, what="door"
         )
-        self._tenants: TenantDirectory | None = None
-        self._cleanup: TenantCleanup | None = None
-        self._folder = ""
+        self._tenants: TenantDirectory  # these three are set by `run`
+        self._cleanup: TenantCleanup
+        self._folder: str
         self._workers: dict[str, TenantWorker] = {}
         self._detached: set[TenantWorker] = set()
         self._failed: dict[str, tuple[float, str]] = {}
@@ -135,7 +129,7 @@ class TenantManager:
 
         Args:
             listeners: what the gateway listens on.
-            control: the path of the control socket, beside which the workers' own are.
+            control: the path of the control socket; the sockets of workers are beside it.
 
         Raises:
             ConfigurationError: when a folder for the workers cannot be made.
@@ -152,11 +146,11 @@ class TenantManager:
             code = await self._gateway.run(listeners)
         finally:
             for one in self._workers.values():
-                one.slot.stop(now=not self._gateway.is_stopping or self._forced)
+                one.supervisor.stop(now=not self._gateway.is_stopping or self._forced)
             tasks = [one.task for one in (*self._workers.values(), *self._detached) if one.task]
             codes = await asyncio.gather(*tasks)
             await self._cleanup.finish()
-            with suppress(OSError):  # it was never made
+            with suppress(OSError):  # it does not exist
                 os.rmdir(self._folder)
         return max(code, *codes, 0)
 
@@ -166,61 +160,62 @@ class TenantManager:
         return self._gateway.is_stopping
 
     def processes(self) -> list[WorkerProcess]:
-        """The gateway and all workers that there are, in whatever state."""
-        slots = [self._gateway, *(one.slot for one in (*self._workers.values(), *self._detached))]
-        return [process for slot in slots for process in slot.processes()]
+        """The processes of the gateway and all workers, in whatever state."""
+        workers = (*self._workers.values(), *self._detached)
+        supervisors = [self._gateway, *(one.supervisor for one in workers)]
+        return [process for one in supervisors for process in one.processes()]
 
     def stop(self, *, now: bool = False) -> None:
         """Begins to stop: finishes running calls first, or kills the workers `now`."""
         self._forced = self._forced or now
         self._gateway.stop(now=now)
         for one in self._workers.values():
-            one.slot.stop(now=now)
+            one.supervisor.stop(now=now)
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
-        """Replaces all workers that there are; see `RollingRestart.restart`."""
-        slots = {who: one.slot for who, one in self._workers.items() if not one.slot.is_resting}
-        return await self._restarts.restart(slots, force=force)
+        """Replaces all running workers; see `RollingRestart.restart`."""
+        all_ = {who: one.supervisor for who, one in self._workers.items()}
+        running = {who: one for who, one in all_.items() if not one.is_resting}
+        return await self._restarts.restart(running, force=force)
 
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions in quarantine, each with its principal."""
-        here = [(who, one.slot.quarantined()) for who, one in self._workers.items()]
-        return _rows([*here, *((one.principal, Quarantine(one).rows()) for one in self._away())])
+        here = [one.supervisor.quarantine for one in self._workers.values()]
+        return _rows([(one.principal, one.rows()) for one in (*here, *self._away())])
 
     def release(self, what: str) -> list[dict[str, Any]]:
-        """Releases some of them, by name or fingerprint, for all; returns their rows."""
-        here = [(who, one.slot.release(what)) for who, one in self._workers.items()]
-        away = [(one.principal, Quarantine(one).release(what)) for one in self._away()]
+        """Releases functions, by name or fingerprint, for all principals; returns their rows."""
+        here = [(who, one.supervisor.release(what)) for who, one in self._workers.items()]
+        away = [(one.principal, one.release(what)) for one in self._away()]
         return _rows([*here, *away])
 
-    def _away(self) -> list[WorkerQuarantine]:
-        """The entries of principals that have no worker now."""
-        return [one for one in self._quarantine_file.parts() if one.principal not in self._workers]
+    def _away(self) -> list[Quarantine]:
+        """The quarantines of principals that have no worker now."""
+        found = self._quarantine_file.quarantines()
+        return [one for one in found if one.principal not in self._workers]
 
     def describe(self) -> dict[str, Any]:
         """The facts about all workers for the host's part of a status."""
-        rows = [one.slot.describe() for one in self._workers.values()]
-        sums = {
+        rows = [one.supervisor.describe() for one in self._workers.values()]
+        gateway = self._gateway.describe()
+        return {
+            **gateway,
+            "worker_pid": None,
+            "door_pid": gateway["worker_pid"],
             "restarts": sum(row["restarts"] for row in rows),
             "quarantined": len(self.quarantined()),
         }
-        gateway = self._gateway.describe()
-        return {**gateway, "worker_pid": None, "door_pid": gateway["worker_pid"], **sums}
 
     async def status(self) -> dict[str, Any]:
         """The sums of all workers, and the report of each."""
-        tenants = list(self._workers.values())
+        workers = list(self._workers.values())
         gateway, *reports = await asyncio.gather(
-            self._gateway.status(), *(one.status() for one in tenants)
+            self._gateway.status(), *(one.status() for one in workers)
         )
-        return tenants_report(
-            gateway,
-            [one.tenant for one in tenants],
-            [{**one.slot.describe(), **each} for one, each in zip(tenants, reports, strict=True)],
-        )
+        return tenants_report(gateway, [one.tenant for one in workers], reports)
 
     async def idle_s(self) -> float:
-        """Seconds without connection and call of anybody; 0 when a worker reports none."""
+        """Seconds without any connection and call; 0 when a worker does not report it."""
         workers = (one.idle_s() for one in self._workers.values())
         return min(await asyncio.gather(self._gateway.idle_s(), *workers))
 
@@ -237,7 +232,6 @@ class TenantManager:
                 for one in self._away():
                     if one.principal not in valid and not one.principal.startswith("uid:"):
                         self._quarantine_file.forget(one.principal)  # its token was revoked
-                assert self._cleanup is not None
                 self._cleanup.begin_except(valid, self._workers)
 
     def _worker_for(self, principal: str, token: str | None) -> dict[str, Any]:
@@ -258,35 +252,35 @@ class TenantManager:
             worker.asked_at = time.monotonic()
         except Busy as error:
             return {"busy": str(error), "retry_after_s": error.retry_after_s}
-        except (JaxdError, OSError) as error:  # no file left to open, for instance
+        except (JaxdError, OSError) as error:  # such as too many open files
             log_event("worker_refused", level=logging.WARNING, principal=principal, why=str(error))
             return {"refused": str(error)}
         return {"path": worker.listener.address.path}
 
     def _check_room(self) -> None:
-        """Raises `Busy` when there are as many workers as there may be."""
+        """Raises `Busy` when the limit of workers is reached."""
         limit = self._options.max_workers
         if sum(not worker.is_vacant for worker in self._workers.values()) >= limit:
             raise Busy(
-                f"{limit} workers are here, which is as many as this server has at a time "
-                "(--max-workers). One that is not called for a while makes room; connect later.",
+                f"{limit} workers are running, which is the limit of this server (--max-workers). "
+                "One that receives no calls for a while ends; connect later.",
                 _RETRY_AFTER_S,
             )
 
     def _create_worker(self, principal: str, token: str | None) -> TenantWorker:
-        assert self._tenants is not None
         self._evict_resting()
         tenant = self._tenants.of(principal, token)
-        part = WorkerQuarantine(self._quarantine_file, principal, os.path.basename(tenant.folder))
-        options, quarantine = tenant.options(self._options), Quarantine(part)
-        slot = WorkerSlot(options, self._worker_command, tenant, quarantine=quarantine)
+        name = os.path.basename(tenant.folder)
+        quarantine = Quarantine(self._quarantine_file, principal, name)
+        options = tenant.options(self._options)
+        slot = Supervisor(options, self._worker_command, tenant, quarantine=quarantine)
         worker = TenantWorker.opened(tenant, token, self._path_of(principal), slot)
         self._workers[principal] = worker
-        worker.task = asyncio.create_task(self._run_slot(worker))
+        worker.task = asyncio.create_task(self._run_worker(worker))
         return worker
 
     def _evict_resting(self) -> None:
-        """Evicts the workers that were not requested for longest, where there are many."""
+        """Evicts the resting workers whose last request is longest ago, if there are many."""
         since = time.monotonic() - _MIN_RESTING_S
         resting = [
             worker
@@ -296,13 +290,13 @@ class TenantManager:
         resting.sort(key=lambda worker: worker.asked_at)
         for worker in resting[: max(0, len(resting) - _MAX_RESTING)]:
             self._detach(worker)
-            worker.slot.stop()
+            worker.supervisor.stop()
 
     def _detach(self, worker: TenantWorker) -> None:
         """Separates a worker from its principal, which can get another one at once.
 
-        The path is free then; the socket is closed by the task of the worker, which may watch it
-        until it ends. Closed before, its descriptor could be reused, and then not be watched.
+        The path is free then. The task of the worker, which may poll the socket, closes it at its
+        end: the descriptor of a socket that is closed before could be reused.
         """
         del self._workers[worker.tenant.principal]
         self._detached.add(worker)
@@ -313,15 +307,14 @@ class TenantManager:
         name = hashlib.blake2b(principal.encode(), digest_size=6).hexdigest()
         return f"{self._folder}/{name}.sock"
 
-    async def _run_slot(self, worker: TenantWorker) -> int:
-        """Runs a worker slot; releases what belongs to it afterwards."""
+    async def _run_worker(self, worker: TenantWorker) -> int:
+        """Runs the supervisor of a worker; releases its resources afterwards."""
         principal = worker.tenant.principal
-        assert self._cleanup is not None
         try:
             await self._cleanup.clear(principal)
-            if worker.slot.is_stopping:  # it was stopped before it had started
+            if worker.supervisor.is_stopping:  # it was stopped before it had started
                 return 0
-            return await worker.slot.run([worker.listener])
+            return await worker.supervisor.run([worker.listener])
         except ServerStartFailed as error:
             why = str(error)
             self._failed[principal] = time.monotonic(), why
@@ -342,8 +335,7 @@ class TenantManager:
         principal = worker.tenant.principal
         log_event("worker_dismissed", level=logging.WARNING, principal=principal)
         self._detach(worker)
-        worker.slot.stop(now=True)  # and disconnects those that wait there
-        assert self._cleanup is not None
+        worker.supervisor.stop(now=True)  # also disconnects its waiting clients
         self._cleanup.forget(principal)
         self._quarantine_file.forget(principal)
 
@@ -365,24 +357,17 @@ _MAX_WAIT_S: Final = 60.0
 Outcome = dict[str, Any]
 
 
-class Restartable(Protocol):
-    """A slot with a worker; see `WorkerSlot`."""
-
-    async def restart(self, *, force: bool = False) -> Outcome:
-        """Replaces it: `epoch` and `seconds`, or why not, under `refused`."""
-
-
 class RollingRestart:
     """Replaces workers, a few at a time. Belongs to the thread of the event loop."""
 
     def __init__(self) -> None:
         self._unfinished: set[asyncio.Task[Outcome]] = set()
 
-    async def restart(self, slots: Mapping[str, Restartable], *, force: bool) -> Outcome:
+    async def restart(self, supervisors: Mapping[str, Supervisor], *, force: bool) -> Outcome:
         """Replaces all workers, some at the same time; see `Supervisor.restart`.
 
         Args:
-            slots: of the workers, by principal.
+            supervisors: of the workers, by principal.
             force: also when arrays of clients are lost.
 
         Returns:
@@ -391,7 +376,7 @@ class RollingRestart:
         """
         semaphore = asyncio.Semaphore(_MAX_CONCURRENT)
         outcomes = await asyncio.gather(
-            *(self._restart(who, slot, semaphore, force=force) for who, slot in slots.items())
+            *(self._restart(who, one, semaphore, force=force) for who, one in supervisors.items())
         )
         if not outcomes:
             return {"refused": "there is no worker at work now. See jaxd status."}
@@ -399,10 +384,10 @@ class RollingRestart:
         return {"workers": outcomes, **({"refused": "; ".join(refused)} if refused else {})}
 
     async def _restart(
-        self, principal: str, slot: Restartable, semaphore: asyncio.Semaphore, *, force: bool
+        self, principal: str, supervisor: Supervisor, semaphore: asyncio.Semaphore, *, force: bool
     ) -> Outcome:
         async with semaphore:
-            task = asyncio.create_task(slot.restart(force=force))
+            task = asyncio.create_task(supervisor.restart(force=force))
             self._unfinished.add(task)
             task.add_done_callback(self._unfinished.discard)
             await asyncio.wait([task], timeout=_MAX_WAIT_S)

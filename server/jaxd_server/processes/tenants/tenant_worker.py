@@ -1,4 +1,4 @@
-"""One principal's worker: its socket, and its process where there is one at present."""
+"""One principal's worker: its socket, and its process while there is one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.listeners import Listener, open_listeners
+from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.worker_slot import WorkerSlot
 from jaxd_server.runtime.logs import log_event
 
 
@@ -23,44 +23,46 @@ class TenantWorker:
 
     Attributes:
         tenant: the principal.
-        token: the digest of its account's token; None: it needs none.
-        slot: keeps the worker.
-        listener: where the gateway hands clients over; the same from one worker to the next.
+        token: the digest of its account's token; None: it has no account.
+        supervisor: keeps the worker.
+        listener: receives clients from the gateway; stays from one worker to the next.
         closing: closes the listener.
-        task: runs the slot.
-        asked_at: when the gateway last asked for it.
+        task: runs the supervisor.
+        asked_at: when the gateway last requested it.
     """
 
     tenant: Tenant
     token: str | None
-    slot: WorkerSlot
+    supervisor: Supervisor
     listener: Listener
     closing: ExitStack
     task: asyncio.Task[int] | None = None
     asked_at: float = 0.0
 
     @classmethod
-    def opened(cls, tenant: Tenant, token: str | None, path: str, slot: WorkerSlot) -> TenantWorker:
-        """One whose socket is open; its slot has still to be run.
+    def opened(
+        cls, tenant: Tenant, token: str | None, path: str, supervisor: Supervisor
+    ) -> TenantWorker:
+        """A worker whose socket is open; its supervisor has still to be run.
 
         Args:
             tenant: the principal.
             token: see `TenantWorker`.
             path: of its socket.
-            slot: of the worker.
+            supervisor: of the worker.
 
         Raises:
             CannotListen: when there can be no socket at that path.
         """
         with ExitStack() as stack:
             (listener,) = stack.enter_context(open_listeners([Address.unix(path)]))
-            return cls(tenant, token, slot, listener, stack.pop_all())
+            return cls(tenant, token, supervisor, listener, stack.pop_all())
 
     @property
     def is_vacant(self) -> bool:
-        """Whether there is no process, and no client waits for one."""
+        """Whether it has no process, and no client waits for one."""
         sock = self.listener.socket
-        if not self.slot.is_resting or sock.fileno() < 0:
+        if not self.supervisor.is_resting or sock.fileno() < 0:
             return False
         poll = select.poll()
         poll.register(sock, select.POLLIN)
@@ -72,21 +74,22 @@ class TenantWorker:
             os.unlink(self.listener.address.path)
 
     def close(self) -> None:
-        """Closes the socket, and disconnects those that wait there."""
+        """Closes the socket, and disconnects the clients that wait there."""
         self.closing.close()
 
     async def status(self) -> dict[str, Any]:
-        """The status of its slot; where that fails, the report of the others is still given."""
+        """Its description and status; a failure does not affect the report of the others."""
         try:
-            return await self.slot.status()
+            status = await self.supervisor.status()
         except Exception:  # noqa: BLE001
             log_event("status_failed", level=logging.ERROR, principal=self.tenant.principal)
-            return {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
+            status = {"worker": {}, "worker_state": "unknown", "worker_silent_s": 0.0}
+        return self.supervisor.describe() | status
 
     async def idle_s(self) -> float:
         """Seconds without connection and call; 0 when that is unknown."""
         try:
-            return await self.slot.idle_s()
+            return await self.supervisor.idle_s()
         except Exception:  # noqa: BLE001  as above
             log_event("status_failed", level=logging.ERROR, principal=self.tenant.principal)
             return 0.0

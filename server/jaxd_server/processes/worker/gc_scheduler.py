@@ -1,8 +1,8 @@
 """Schedules garbage collection so that it delays no warm calls.
 
-Tracing holds the interpreter lock. A thread that reads a warm call gets it only when the tracing
-thread releases it, by default after five milliseconds, and loses it again at each system call. And
-tracing makes so many objects that the garbage collector, which cannot be interrupted, runs all the
+Tracing holds the interpreter lock. A thread that reads a warm call gets it when the tracing thread
+releases it, by default after five milliseconds, and loses it again at each system call. Tracing
+also makes so many objects that the garbage collector, which cannot be interrupted, runs all the
 time. So the switch interval is short in a worker, and garbage is collected when no call is running.
 See docs/decisions/0011-who-waits-for-whom.md for the measurements.
 """
@@ -13,6 +13,7 @@ import gc
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -31,9 +32,9 @@ class GcScheduler:
     """Decides when garbage is collected in this process.
 
     Args:
-        admission: knows whether calls are running.
+        admission: of the calls.
         chores: called about once a minute.
-        polls: called several times a second; quick.
+        polls: called several times a second; has to be quick.
     """
 
     def __init__(
@@ -47,27 +48,18 @@ class GcScheduler:
         self._polls = polls
         self._quiet_polls = 0
         self._is_aged = False  # whether there are objects that only a full collection examines
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="jaxd-housekeeper", daemon=True)
 
     def start(self) -> None:
-        """Begins; to be called when all is imported that stays."""
+        """Starts; to be called when all modules are imported."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         gc.collect()
-        gc.freeze()  # what is imported stays: examining it again is wasted
+        gc.freeze()  # imported modules stay: they are not examined again
         gc.disable()
-        self._thread.start()
-
-    def close(self) -> None:
-        """Returns to the automatic collection of Python."""
-        self._ended.set()
-        self._thread.join()
-        gc.enable()
+        threading.Thread(target=self._work, name="jaxd-housekeeper", daemon=True).start()
 
     def _work(self) -> None:
         for polls in itertools.count(1):
-            if self._ended.wait(_POLL_S):
-                return
+            time.sleep(_POLL_S)
             self.poll()
             self._polls()
             if polls % _CHORES == 0:

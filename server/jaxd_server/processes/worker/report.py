@@ -1,6 +1,6 @@
-"""Reports of a worker: to its host, to new connections, and to clients that ask.
+"""Reports of a worker: for its host, for new connections, and for requests of clients.
 
-Imports no jax: the host asks while the worker still starts.
+Imports no jax: the host requests the status while the worker still starts.
 """
 
 from __future__ import annotations
@@ -17,24 +17,12 @@ if TYPE_CHECKING:
     from jaxd_server.runtime.counters import Counters
 
 
-_NOTHING: Final = {
-    "executables": 0,
-    "programs": 0,
-    "functions": 0,
-    "running_calls": 0,
-    "running": [],
-    "left_behind": [],
-    "held_calls": 0,
-    "queued_calls": 0,
-    "queued_builds": 0,
-    "sessions": 0,
-    "principals": [],
-    "bytes_received": 0,
-    "bytes_sent": 0,
-    "disk_bytes": 0,
-    "disk_files": 0,
-}
-"""The state of a worker before it has any component."""
+_COUNTS: Final = (
+    *("executables", "programs", "functions", "sessions", "connections", "values"),
+    *("running_calls", "held_calls", "queued_calls", "queued_builds"),
+    *("bytes_received", "bytes_sent", "disk_bytes", "disk_files"),
+)
+_LISTS: Final = ("running", "left_behind", "principals")
 
 
 class WorkerReport:
@@ -45,9 +33,9 @@ class WorkerReport:
         counters: where everything is counted.
 
     Attributes:
-        epoch: which worker of its host it is; 0 as long as that is not known.
+        epoch: the number of this worker; 0 until it is assigned.
         components: None until they are built; clients connect later.
-        listening: where it accepts clients.
+        listening: the addresses on which it accepts clients.
     """
 
     def __init__(self, options: ServerOptions, counters: Counters) -> None:
@@ -58,7 +46,7 @@ class WorkerReport:
         self._counters = counters
 
     def to_host(self) -> dict[str, Any]:
-        """The status, and what only the host may know."""
+        """The status, with the entries that only the host may see."""
         status, components = self.status(), self.components
         if components is None:
             return status
@@ -88,10 +76,11 @@ class WorkerReport:
 
     def status(self) -> dict[str, Any]:
         """Counters and the present state, as the host and `statistics` show them."""
-        status = {**self._counters.snapshot(), "epoch": self.epoch, "values": 0}
-        if self.components is None:
-            return {**status, "phase": "starting", "connections": 0, "idle_s": 0.0, **_NOTHING}
-        return {**status, "phase": "ready", **self.components.status.now()}
+        status: dict[str, Any] = {**self._counters.snapshot(), "epoch": self.epoch}
+        if self.components is not None:
+            return {**status, "phase": "ready", **self.components.status.now()}
+        status |= dict.fromkeys(_COUNTS, 0)
+        return {**status, "phase": "starting", "idle_s": 0.0, **{name: [] for name in _LISTS}}
 
     def info(self) -> dict[str, Any]:
         """The description of this worker that `info` shows."""
@@ -112,5 +101,5 @@ class WorkerReport:
         }
 
     def _built(self) -> WorkerComponents:
-        assert self.components is not None  # no client can connect before
+        assert self.components is not None  # clients connect later
         return self.components

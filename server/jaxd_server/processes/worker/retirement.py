@@ -1,4 +1,4 @@
-"""When a worker ends by itself: packages changed on disk, long idle, or another one takes over."""
+"""Reasons for a worker to end: changed packages, long idleness, a successor, abandoned work."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
 if TYPE_CHECKING:
-    from jaxd_server.execution.admission import Admission
     from jaxd_server.values.store import ValueStore
 
 
 _RESTARTED: Final = "the server's worker was restarted."
 _KEPT_RUNNING: Final = (
-    "the server's worker goes on with what was there before, because it holds arrays of clients. "
+    "the server's worker goes on with the old packages, because it holds arrays of clients. "
     "It is restarted when there are none (`jaxd values` lists them), or by `jaxd stop`."
 )
 
@@ -30,13 +29,13 @@ _KEPT_RUNNING: Final = (
 class PackageMonitor:
     """Checks before each build whether the imported packages are still current.
 
-    What is built already stays valid: its key names the packages that it was built with. A worker
-    that holds arrays of clients is not replaced: they would be lost, also those of other clients.
+    Existing executables stay valid: their keys name the packages that they were built with. A
+    worker that holds arrays of clients is not replaced: they would be lost.
 
     Args:
-        packages: what this process has imported.
-        admission: where calls are refused from then on, so that their clients repeat them.
-        begin: called once, with what changed: the worker is to be drained and replaced.
+        packages: those that this process has imported.
+        admission: refuses calls from then on, so that their clients repeat them.
+        begin: called once, with the changes: drains and replaces the worker.
         has_values: whether there are arrays of clients.
     """
 
@@ -53,13 +52,13 @@ class PackageMonitor:
         self._has_values = has_values
         self._begun = False
         self._lock = threading.Lock()  # guards _begun
-        # Takes some 20 ms, for which the first call need not wait.
+        # In the background: it takes some 20 ms.
         SerialExecutor("jaxd-packages").put(self._packages.record)
 
     def poll(self, emit: Emit) -> None:
-        """Begins to replace the worker when a package changed, and warns the client of the call.
+        """Begins to replace the worker if a package has changed, and warns the client of the call.
 
-        After that no call is admitted any more.
+        No call is admitted after that.
         """
         changes = self._packages.changes()
         if not changes:
@@ -76,22 +75,22 @@ class PackageMonitor:
             self._begin([change.text for change in changes])
 
     def record_imports(self) -> None:
-        """Records what a call has imported."""
+        """Records the imports of a call."""
         self._packages.record()
 
 
 class IdleShutdown:
     """Ends an idle worker; its host starts another one when a client connects.
 
-    Everything that is compiled is on disk, and is loaded without being traced or compiled. Arrays
-    of clients are not, so that a worker which has any stays.
+    Compiled programs are on disk, and are loaded without tracing or compiling. Arrays of clients
+    are not, so a worker that has any does not end.
 
     Args:
-        after_s: seconds without a call after which it goes; 0: never.
-        admission: where calls are refused from then on, so that their clients repeat them.
+        after_s: seconds without a call after which it ends; 0: never.
+        admission: refuses calls from then on, so that their clients repeat them.
         idle_s: seconds since the last call.
         has_values: whether there are arrays of clients.
-        begin: called once: the worker is to be drained.
+        begin: called once: drains the worker.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class IdleShutdown:
             return
         if self._idle_s() < self._after_s or self._has_values() or not self._admission.pause(0.0):
             return
-        if self._has_values():  # they came just before the pause
+        if self._has_values():  # stored just before the pause
             self._admission.resume()
             return
         self._admission.replace()  # new calls are repeated at the next worker
@@ -122,16 +121,16 @@ class IdleShutdown:
 
 
 _PAUSE_S: Final = 0.5
-"""How long new calls wait while a worker looks whether it may end."""
+"""How long new calls wait while a worker checks whether it may end."""
 
 
 def still_needed(admission: Admission, values: ValueStore) -> str:
-    """Why a worker should not end now, in words; empty when it may.
+    """Why a worker should not end now; empty when it may.
 
-    Then no call runs any more: new ones wait until it gives way.
+    When it may, no call is running, and new ones wait until it ends.
 
     Args:
-        admission: knows which calls are running.
+        admission: of the calls.
         values: arrays of clients.
     """
     if not admission.pause(_PAUSE_S):
@@ -152,10 +151,10 @@ class AbandonedWork:
     """Tracks work that was cancelled and has not ended. Thread-safe.
 
     Args:
-        admission: knows the calls.
-        grace_s: seconds that they, and builds, have to end; 0: as many as they like.
+        admission: of the calls.
+        grace_s: seconds that calls and builds have to end; 0: no limit.
         has_values: whether there are arrays that would be lost with the worker.
-        replace: begins to replace the worker, for reasons.
+        replace: begins to replace the worker, for these reasons.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class AbandonedWork:
             return [(one, now - since) for one, since in self._builds.items()]
 
     def poll(self) -> None:
-        """Handles what is overdue; from one thread, several times a second."""
+        """Handles overdue work; from one thread, several times a second."""
         builds, calls = self._left_builds(), self._admission.abandoned()
         self._reported &= {*(one for one, _ in builds), *calls}
         if not self._grace_s:
@@ -204,12 +203,9 @@ class AbandonedWork:
                 self._reported.add(build)
                 self._handle_overdue(build, age)
         for call in calls:
-            age = call.cancel_token.cancelled_s
-            if (
-                age > self._grace_s
-                and call not in self._reported
-                and call.cancel_token.phase == "running"
-            ):
+            token = call.cancel_token
+            age, is_running = token.cancelled_s, token.phase == "running"
+            if age > self._grace_s and is_running and call not in self._reported:
                 self._reported.add(call)
                 self._stuck(call.name, "runs", age)
 
@@ -224,7 +220,7 @@ class AbandonedWork:
             _log(build.name, "is being compiled", age, "it goes on, and is kept")
 
     def _stuck(self, name: str, does: str, age: float) -> None:
-        """Reports a build that only the end of this process can end."""
+        """Replaces this process, which alone can end a call or build; logs why if it cannot."""
         if self._replace is None or self._admission.draining:
             return
         if self._has_values():
@@ -232,7 +228,7 @@ class AbandonedWork:
             return
         _log(name, does, age, "the worker is replaced")
         self._admission.replace()
-        self._replace([f"{name} {does} although nobody waits for it"])
+        self._replace([f"{name} {does} although it was cancelled"])
 
 
 _BUILDING = {"phase": "building", "waited_s": 0.0}
@@ -243,5 +239,5 @@ def _log(name: str, does: str, age: float, done: str) -> None:
         "left_behind",
         level=logging.WARNING,
         function=name,
-        reason=f"it {does} although nobody has waited for it for {age:.0f} s: {done}",
+        reason=f"it {does} although it was cancelled {age:.0f} s ago: {done}",
     )

@@ -23,11 +23,11 @@ from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
 
 _REST_AFTER_S = 600.0
-"""An `auto` server was not started on purpose: it does not keep a GPU for longer when idle."""
+"""An idle server that was started by a first call releases its GPU after so long."""
 
 
 def limits(options: ServerOptions) -> Limits:
-    """How much programs may take of what."""
+    """The limits of programs."""
     device_bytes = options.device_program_bytes
     if device_bytes is None:
         device_bytes = device_bytes_limit() // 10
@@ -37,19 +37,19 @@ def limits(options: ServerOptions) -> Limits:
 
 
 def value_bytes(options: ServerOptions) -> int:
-    """How much values may take."""
+    """The limit of values."""
     return all_devices_bytes() // 2 if options.value_bytes is None else options.value_bytes
 
 
 def content_bytes(options: ServerOptions) -> int:
-    """How much may be held of what clients may send again."""
+    """The limit of contents, which clients may send again."""
     return all_devices_bytes() // 8 if options.content_bytes is None else options.content_bytes
 
 
 def program_cache(options: ServerOptions, packages: ImportedPackages) -> ProgramCache | None:
-    """The cache on disk for this machine; None where there is none."""
+    """The cache on disk for this machine; None if it is switched off or cannot be used."""
     accepted = {}
-    if options.accept == "exported":  # programs that were not checked like that are not run
+    if options.accept == "exported":  # unchecked programs of the cache are not run
         accepted = {"accept": f"exported {' '.join(sorted(options.allow_targets))}".rstrip()}
     store = open_store(
         *target(accepted), options.cache_dir, options.disk_bytes, options.principal_disk_bytes
@@ -68,11 +68,11 @@ def rest_after_s(options: ServerOptions) -> float:
 
 
 def receiving(options: ServerOptions) -> Receive:
-    """Unpacks what clients send; a server of programs accepts nothing else."""
+    """The function that unpacks code of clients; with `accept="exported"`, programs only."""
     if options.accept == "code":
         return receive_function
     from jaxd_server.compilation.functions.receive_exported import (
-        receive_exported,  # which few servers need
+        receive_exported,  # few servers need it
     )
     from jaxd_server.jax_compat.exported import require_export
 
@@ -84,7 +84,7 @@ def receiving(options: ServerOptions) -> Receive:
 
 
 def permitting(options: ServerOptions) -> PermissionCheck:
-    """Checks the options of a function; for a server of programs, that it reaches no files."""
+    """The check of the options of a function; with `accept="exported"`, that it uses no files."""
     if options.accept == "code":
         return permit_all
     from jaxd_server.compilation.functions.receive_exported import require_harmless
@@ -93,9 +93,9 @@ def permitting(options: ServerOptions) -> PermissionCheck:
 
 
 def trace_in(options: ServerOptions) -> TraceIn:
-    """Where functions are traced: only beside a CPU can there be a second process."""
+    """Where functions are traced: a second process is possible only on a CPU."""
     if options.accept == "exported":
-        return "worker"  # which reads the one form that there is
+        return "worker"  # exported programs are not traced
     platform = jax.default_backend()
     if platform == "cpu":
         return options.trace_in

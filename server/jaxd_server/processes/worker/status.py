@@ -1,4 +1,4 @@
-"""The present state of a worker: all of it, or what one principal is shown."""
+"""The present state of a worker: all of it, or the part that one principal may see."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxd_server.runtime.counters import Counts
 from jaxd_server.values.store import ValueStore
 
 _OF_THE_SERVER: Final = ("epoch", "phase", "idle_s", "disk_bytes", "disk_files")
-"""The entries of a status that reveal nothing about any client."""
+"""The entries of a status that contain nothing about clients."""
 
 _NAMED: Final = 3
 """How many of the largest programs are named."""
@@ -28,12 +28,12 @@ class WorkerStatus:
     """Collects the state of all components of a worker. Safe from any thread.
 
     Args:
-        worker_context: what its connections share.
-        sessions: those that are open.
-        compiler: knows what waits to be built.
-        abandoned_work: what runs on although nobody waits for it.
-        disk: how much is kept there.
-        counts_of: the counts that a principal is shown; None: those of everybody.
+        worker_context: shared by all connections.
+        sessions: the open sessions.
+        compiler: has the queue of builds.
+        abandoned_work: cancelled work that still runs.
+        disk: the size of the cache on disk.
+        counts_of: the counts that a principal may see; None: those of all principals.
     """
 
     def __init__(
@@ -47,9 +47,7 @@ class WorkerStatus:
     ) -> None:
         self._worker_context = worker_context
         self._pipeline = worker_context.pipeline
-        self._executables = worker_context.pipeline.executables
         self._sessions = sessions
-        self._counters = worker_context.pipeline.counters
         self._compiler = compiler
         self._abandoned_work = abandoned_work
         self._disk = disk
@@ -58,7 +56,7 @@ class WorkerStatus:
     def now(self) -> dict[str, Any]:
         """The present state, beside the counters."""
         running = self._pipeline.admission.running()
-        ready = self._executables.all()
+        ready = self._pipeline.executables.all()
         values = self._worker_context.values
         disk = self._disk.now()
         return {
@@ -88,17 +86,17 @@ class WorkerStatus:
 
         Args:
             status: all of it, with the counters, `epoch` and `phase`.
-            principal: the one that asks.
+            principal: the one that requests it.
         """
         own = self._counts_of(principal)
         if own is None:
             return status
         rows = [row for row in status["principals"] if row["principal"] == principal]
         sees = self._pipeline.build_log.known_functions.visibility(principal)
-        known = [one for one in self._executables.all() if sees(one.key)]
+        known = [one for one in self._pipeline.executables.all() if sees(one.key)]
         return {
             **{name: status[name] for name in _OF_THE_SERVER},
-            **self._counters.snapshot(own),
+            **self._pipeline.counters.snapshot(own),
             **self._worker_context.traffic.totals(principal),
             **self._worker_context.values.of(principal),
             "connections": sum(row["connections"] for row in rows),
@@ -111,12 +109,12 @@ class WorkerStatus:
         }
 
     def _idle_s(self) -> float:
-        """Seconds since the last call, or since a client left when that was later."""
-        return min(self._counters.idle_s, self._sessions.quiet_s)
+        """Seconds since the last call, or since the last client disconnected if that was later."""
+        return min(self._pipeline.counters.idle_s, self._sessions.quiet_s)
 
 
 def memory_in_use(executables: Iterable[Executable], values: ValueStore) -> str:
-    """What takes memory now, in a few sentences.
+    """The present use of memory, in a few sentences.
 
     Args:
         executables: those that are in memory.
@@ -133,7 +131,7 @@ def memory_in_use(executables: Iterable[Executable], values: ValueStore) -> str:
         f"{_counted(len(programs), 'program')} of {in_words(total)} are in memory"
     )
     largest = heapq.nlargest(_NAMED, programs, key=_bytes_of)
-    if largest and len({one.principal for one in executables}) == 1:  # others' are not named
+    if largest and len({one.principal for one in executables}) == 1:  # no names of others
         named = (f"{programs[one][0]} with {in_words(_bytes_of(one))}" for one in largest)
         text += f", the largest: {', '.join(named)}"
     text = f"{text}. {whole_device()}"
@@ -144,7 +142,7 @@ def memory_in_use(executables: Iterable[Executable], values: ValueStore) -> str:
 
 
 def _bytes_of(program: Program) -> int:
-    """Memory beside that of arrays: on a CPU, which does not report it, that of the host."""
+    """The memory of a program without arrays: of the device, or of the host on a CPU."""
     return program.device_bytes or program.host_bytes
 
 

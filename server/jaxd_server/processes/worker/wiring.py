@@ -1,4 +1,4 @@
-"""Wires all components of a worker: the only file that knows every class. Imports jax."""
+"""Wires all components of a worker: the only file that imports every class. Imports jax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxd_protocol.errors import Cancelled, DeadlineExceeded
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.acceptor import Authenticates
 from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
-from jaxd_server.auth.authenticator import AuthenticatorFactory
+from jaxd_server.auth.authenticator import authenticator_factory
 from jaxd_server.auth.connection_handover import HandoverReceiver
 from jaxd_server.cache.usage import DiskUsage
 from jaxd_server.compilation.builder import BuildQuota, ExecutableBuilder
@@ -50,43 +50,33 @@ from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.runtime.counters import Counters, Counts, Traffic
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 from jaxd_server.runtime.imported_packages import ImportedPackages
-from jaxd_server.runtime.memory import machine_bytes
-from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer, host_spare
+from jaxd_server.runtime.memory import host_spare, machine_bytes
+from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer
 from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
 from jaxd_server.values.store import ContentStore, ValueStore
 
 _BUILDER_THREADS = 1024
-"""Calls that may wait at once for a build, or for a client's description of its function.
+"""Calls that may wait at a time for a build, or for a client's description of its function.
 
-Many, so that clients that do not answer do not delay the others; `--builds` limits how many build.
+Many, so that clients that do not answer do not delay the others; `--builds` limits the builds.
 """
 
 
-class _Memory(NamedTuple):
-    """The values of clients, the devices that they lie on, and who keeps both within limits."""
-
-    values: ValueStore
-    devices: Devices
-    reclaimer: Reclaimer
-    pressure: MemoryPressure
-
-
-def _memory(options: ServerOptions, recorder: FlightRecorder | None) -> _Memory:
+def _values(
+    options: ServerOptions, recorder: FlightRecorder | None, reclaimer: Reclaimer
+) -> ValueStore:
     contents = ContentStore(sizing.content_bytes(options))
-    values = ValueStore(
+    reclaimer.register(contents)
+    return ValueStore(
         sizing.value_bytes(options),
         options.value_share,
         contents=contents,
         on_owners=(lambda _: None) if recorder is None else recorder.own,
     )
-    reclaimer = Reclaimer(options.map_share)
-    reclaimer.register(contents)
-    pressure = MemoryPressure(reclaimer, options.memory_share, device=device_use)
-    return _Memory(values, Devices(options.devices_per_session), reclaimer, pressure)
 
 
 class _Compilation(NamedTuple):
-    """All that turns functions into executables, and what is kept of them."""
+    """The components that make executables, and keep them."""
 
     packages: ImportedPackages
     program_cache: ProgramCache | None
@@ -141,15 +131,16 @@ def _compilation(
 
 def _pipeline(
     compilation: _Compilation,
-    memory: _Memory,
+    reclaimer: Reclaimer,
+    values: ValueStore,
     counters: Counters,
     admission: Admission,
     package_monitor: PackageMonitor | None,
     crash_guard: CrashGuard,
 ) -> Pipeline:
-    executables, values = compilation.executables, memory.values
+    executables = compilation.executables
     oom_handler = OutOfMemoryHandler(
-        memory.reclaimer,
+        reclaimer,
         lambda: memory_in_use(executables.all(), values),
         device_bytes_limit,
         host_spare,
@@ -174,18 +165,18 @@ class WorkerComponents:
 
     Args:
         options: those of the server.
-        counters: where everything is counted.
+        counters: of the worker.
         report: answers `statistics` and `info` for clients.
-        renew: begins to replace this worker, with what changed on disk; None where nobody can.
-        rest: begins to end this worker until it is needed again.
+        renew: begins to replace this worker, for changed packages; None: it cannot be replaced.
+        rest: begins to end this worker until the next client connects.
         suspects: the functions that ended earlier workers.
-        recorder: where the host reads what runs.
-        replace: begins to replace this worker although something in it does not end.
+        recorder: records running calls for the host.
+        replace: begins to replace this worker although work in it does not end.
 
     Attributes:
         versions: of the packages that clients compare with theirs.
         pipeline: answers calls.
-        status: reports what is being done.
+        status: reports the state of all components.
         values: arrays of clients that stay on the server.
         devices: those that compute.
     """
@@ -206,10 +197,12 @@ class WorkerComponents:
         self._principal: str | None = None
         accounts = Accounts(options)
         self._connected_accounts = ConnectedAccounts(accounts, self._forget, share=True)
-        self._authenticator_factory = AuthenticatorFactory(options, accounts)
+        self._authenticator_at = authenticator_factory(options, accounts)
         self._counters = counters
-        memory = _memory(options, recorder)
-        self.values, self.devices, self._pressure = memory.values, memory.devices, memory.pressure
+        reclaimer = Reclaimer(options.map_share)
+        self.values = _values(options, recorder, reclaimer)
+        self.devices = Devices(options.devices_per_session)
+        self._pressure = MemoryPressure(reclaimer, options.memory_share, device=device_use)
         self._sessions = Sessions(
             options.session_grace_s, self.values, devices=self.devices, counts=self._counts_of
         )
@@ -218,14 +211,15 @@ class WorkerComponents:
         compilation = _compilation(
             options,
             counters,
-            memory.reclaimer,
+            reclaimer,
             self._abandoned_work.add,
             lambda: self._sessions.connections > 1,
         )
         self._tracing, self._program_cache = compilation.tracing, compilation.program_cache
         self.pipeline = _pipeline(
             compilation,
-            memory,
+            reclaimer,
+            self.values,
             counters,
             admission,
             None
@@ -233,9 +227,8 @@ class WorkerComponents:
             else PackageMonitor(compilation.packages, admission, renew, has_values),
             CrashGuard(admission, suspects, recorder),
         )
-        idle_s = sizing.rest_after_s(options)
         self._idle_shutdown = IdleShutdown(
-            idle_s, admission, lambda: counters.idle_s, has_values, rest
+            sizing.rest_after_s(options), admission, lambda: counters.idle_s, has_values, rest
         )
         self._gc_scheduler = GcScheduler(admission, self._mark_used, self._poll)
         self._marked_at = time.monotonic()
@@ -274,12 +267,12 @@ class WorkerComponents:
         )
 
     def reserve(self, principal: str) -> None:
-        """Has everything belong to one principal; to be called before the first client connects."""
+        """Reserves the worker for one principal; to be called before the first client connects."""
         self._principal = principal
         self.pipeline.build_log.known_functions.is_owner = lambda one: one == principal
 
     def prepare_process(self) -> None:
-        """Starts the threads of the process: to be called once, when everything is imported."""
+        """Starts the threads of the process; to be called once, when all modules are imported."""
         self._gc_scheduler.start()
         self._tracing.start()
 
@@ -287,8 +280,8 @@ class WorkerComponents:
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
     ) -> Endpoint:
         """The server for one inherited listener."""
-        admits: Authenticates = self._authenticator_factory.at(address)
-        if self._principal is not None:  # a gateway authenticates, and hands over
+        admits: Authenticates = self._authenticator_at(address)
+        if self._principal is not None:  # a gateway has authenticated the clients
             admits = HandoverReceiver(self._principal)
         return Endpoint(
             *(sock, address, admits, self._sessions, self._worker_context, welcome),
@@ -305,7 +298,7 @@ class WorkerComponents:
             self._program_cache.close()
 
     def flush(self) -> None:
-        """Writes everything that is to be kept on disk."""
+        """Writes all pending records to disk."""
         if self._program_cache is not None:
             self._program_cache.flush()
 
@@ -316,7 +309,7 @@ class WorkerComponents:
             self._program_cache.mark_used(self.pipeline.executables.all(), since)
 
     def _counts_of(self, principal: str) -> Counts | None:
-        """The counts that a principal is shown; None: those of everybody."""
+        """The counts that a principal may see; None: those of all principals."""
         is_owner = self.pipeline.build_log.known_functions.is_owner(principal)
         return None if is_owner else self._counters.of(principal)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_startup import (
     die_with_the_parent,
     dump_stacks_on_signal,
+    exit_process,
     read_argument,
 )
 from jaxd_server.runtime.counters import Counters
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Runs a worker until its host drains it or dies."""
+    """Runs a worker until its host drains it or ends."""
     argument = read_argument()
     options = ServerOptions.from_json(argument["options"])
     principal = argument.get("principal")
@@ -49,7 +49,6 @@ def main() -> None:
         socket.socket(fileno=argument["tether_fd"]),
         worker.report.to_host,
         worker.stop.set,
-        lambda: os._exit(1),  # without a host it could not be stopped or replaced
         worker.handle_order,
     )
     allow_files(options.max_connections)
@@ -69,16 +68,14 @@ def main() -> None:
     if worker.is_resting:
         host_channel.notify({"event": "resting"})
     worker.drain()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # drained: nothing is left that an orderly exit could wait for
+    exit_process()
 
 
 def _stand_by(worker: Worker, host_channel: HostChannel) -> None:
-    """Imports all that a worker needs, and returns when the host needs it.
+    """Imports the modules of a worker, and waits until the host assigns an epoch.
 
-    The device is not touched: another worker has it. Ends the process when what was imported has
-    changed on disk since.
+    It does not use the device, which another worker has. Ends the process if the imported packages
+    have changed on disk in between.
     """
     import jaxd_server.processes.worker.wiring  # noqa: F401
     from jaxd_server.runtime.imported_packages import ImportedPackages
@@ -98,23 +95,23 @@ class Worker:
     Args:
         options: of the server.
         recorder_fd: descriptor of the flight recorder; None: there is none.
-        principal: the only one that it serves; None: it serves all.
+        principal: the only one that it serves; None: all.
 
     Attributes:
         report: answers questions about it.
-        host_channel: to the host, once it is open.
-        has_begun: set once it is known which worker this is.
+        host_channel: to the host.
+        has_begun: set once the worker has an epoch.
         holds: whether it waits for `may_open` before it accepts clients.
         may_open: set when it may.
-        stop: set when the worker is to drain, by its host or by itself.
-        outdated: what has changed on disk, when that is why it drains; empty else.
+        stop: set when the worker has to drain, by its host or by itself.
+        outdated: what has changed on disk, if it drains because of that.
         is_resting: whether it drains because it was idle for long.
     """
 
     def __init__(
         self, options: ServerOptions, recorder_fd: int | None = None, principal: str | None = None
     ) -> None:
-        self.host_channel: HostChannel | None = None
+        self.host_channel: HostChannel  # set by `main`
         self.has_begun = threading.Event()
         self.holds = False
         self.may_open = threading.Event()
@@ -141,7 +138,7 @@ class Worker:
 
     def prepare(self, listeners: list[dict[str, Any]]) -> None:
         """Imports jax and builds the components; clients are accepted by `open`."""
-        # imports jax; the host has to see the host channel before
+        # imports jax, which takes seconds: the host channel is open before
         from jaxd_server.processes.worker.wiring import WorkerComponents
         from jaxd_server.user_code.jax_callbacks import install_callback_redirection
 
@@ -178,7 +175,7 @@ class Worker:
 
     def drain(self) -> None:
         """Finishes running calls and refuses new ones."""
-        if self._must_be_replaced:  # other calls may wait for what does not end; they are repeated
+        if self._must_be_replaced:  # calls that never end must not block the others
             process_timers.after(self._options.drain_timeout_s, self._end_at_once)
         self._close_endpoints()
         self._components.drain()
@@ -191,14 +188,14 @@ class Worker:
     def renew(self, changes: list[str]) -> None:
         """Ends this worker, so that the next one imports what has changed on disk.
 
-        Clients that are told to repeat a call, once this returns, reach the next worker.
+        A call that is repeated after this returns reaches the next worker.
         """
         self._close_endpoints()
         self.outdated = changes
         self.stop.set()
 
     def replace(self, reasons: list[str]) -> None:
-        """Ends this worker, because something in it cannot be ended otherwise."""
+        """Ends this worker, because work in it cannot be ended otherwise."""
         self._must_be_replaced = True
         self.renew(reasons)
 
@@ -227,16 +224,15 @@ class Worker:
             case {"ask": "release", "fingerprint": str(fingerprint)}:
                 self._suspects.release(fingerprint)
             case _:
-                pass  # a newer host may ask for more
+                pass  # a newer host may send others
 
     def yield_to_successor(self, force: bool, is_followed: bool) -> None:
-        """Ends this worker in favour of the next one, and notifies the host; or why it does not.
+        """Ends this worker in favour of the next one, or refuses; notifies the host.
 
         Args:
             force: also when arrays of clients are lost.
-            is_followed: whether the next one is there already.
+            is_followed: whether the next one is prepared.
         """
-        assert self.host_channel is not None
         admission = self._components.pipeline.admission
         obstacle = "" if force else still_needed(admission, self._components.values)
         if obstacle:

@@ -1,7 +1,7 @@
 """The cancel token of one call, and the time that the call has spent in each phase.
 
-The caller may cancel (a cancelled future, Ctrl-C), its `timeout_s` may pass, or the server's
-own limit. Whatever works on the call is notified at once, as far as that is possible.
+A call is cancelled by its client (a cancelled future, Ctrl-C), by its `timeout_s`, or by the
+server's own limit. The code that works on it is notified at once, as far as that is possible.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class CancelToken:
 
     Attributes:
         error: why the call is cancelled; None as long as it is not.
-        is_settled: whether its client has received that in place of a result.
+        is_client_notified: whether its client has received that in place of a result.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.error: JaxdError | None = None
         self.is_client_notified = False
         self._clock = clock
-        self._given_up_at = 0.0
+        self._cancelled_at = 0.0
         self._hooks: list[Callable[[], None]] = []
         self._is_over = False
         self._phase: CallPhase = "waiting"
@@ -47,7 +47,7 @@ class CancelToken:
         self._lock = threading.Lock()  # guards all of these
 
     def set_phase(self, phase: CallPhase) -> None:
-        """From now on the call waits, is built, or runs."""
+        """Begins a phase of the call: it waits, is built, or runs."""
         with self._lock:
             self._add_elapsed()
             self._phase = phase
@@ -59,7 +59,7 @@ class CancelToken:
 
     @property
     def phase(self) -> CallPhase:
-        """What the call is at."""
+        """The present phase of the call."""
         return self._phase
 
     def spent(self) -> dict[CallPhase, float]:
@@ -69,39 +69,39 @@ class CancelToken:
             return dict(self._spent)
 
     def account(self) -> str:
-        """The same in words, such as `1.5 s waiting for its turn, 0.2 s running`."""
+        """The same as text, such as `1.5 s waiting for its turn, 0.2 s running`."""
         spent = self.spent()
         return ", ".join(
             f"{spent[one]:.1f} s {_PHASE_TEXTS[one]}" for one in _PHASE_TEXTS if spent[one] >= 0.05
         )
 
     def cancel(self, error: JaxdError) -> bool:
-        """Cancels the call and runs the hooks. Whether it was not cancelled or answered before.
+        """Cancels the call and runs the hooks; False if it was cancelled or answered before.
 
         Args:
-            error: the reason, for those that work on the call.
+            error: the reason, raised by `check`.
         """
         with self._lock:
             if self._is_over or self.error is not None:
                 return False
             self.error = error
-            self._given_up_at = self._clock()
+            self._cancelled_at = self._clock()
             hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook()
         return True
 
     def end(self) -> bool:
-        """Marks the call as answered: it cannot be cancelled any more. Whether it was open."""
+        """Marks the call as answered: it cannot be cancelled any more. False if it was not open."""
         with self._lock:
             was_over, self._is_over = self._is_over, True
             self._hooks = []
             return not was_over and self.error is None
 
     def notify(self, hook: Callable[[], None]) -> None:
-        """Has `hook` called, once, on cancellation; at once if cancelled already.
+        """Registers a hook for cancellation, which is called at once if cancelled already.
 
-        It has to be quick and must not raise.
+        It is called once; it has to be quick and must not raise.
         """
         with self._lock:
             is_late = self.error is not None
@@ -112,7 +112,7 @@ class CancelToken:
 
     @contextmanager
     def cancel_hook(self, hook: Callable[[], None]) -> Iterator[None]:
-        """Within it, `hook` is called on cancellation."""
+        """Registers a hook for cancellation during the block."""
         self.notify(hook)
         try:
             yield
@@ -123,11 +123,11 @@ class CancelToken:
 
     @property
     def cancelled_s(self) -> float:
-        """Seconds since it was given up."""
-        return self._clock() - self._given_up_at
+        """Seconds since it was cancelled."""
+        return self._clock() - self._cancelled_at
 
     def check(self) -> None:
-        """Returns when it is not cancelled.
+        """Raises if the call is cancelled.
 
         Raises:
             JaxdError: the reason; a new exception for each caller.
@@ -140,14 +140,14 @@ class _NeverCancelled(CancelToken):
     """The token of calls that cannot be cancelled."""
 
     def set_phase(self, phase: CallPhase) -> None:
-        """Is not noted."""
+        """Ignored."""
 
     def cancel(self, error: JaxdError) -> bool:
-        """Cannot be."""
+        """Ignored."""
         return False
 
     def notify(self, hook: Callable[[], None]) -> None:
-        """There is nothing to tell."""
+        """Ignored."""
 
 
 NEVER_CANCELLED: Final = _NeverCancelled()

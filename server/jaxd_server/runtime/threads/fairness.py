@@ -1,6 +1,6 @@
-"""A queue that takes items of each owner in turn, however many each has.
+"""A queue and a semaphore that serve owners in turn, however many items each has.
 
-So one client with a thousand builds makes another one's single build wait for one of them.
+So a single build waits for one build of a client that has queued a thousand of them, not for all.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Gives what waits to one owner after the other, the oldest first. Not thread-safe."""
+    """A round-robin queue: one owner after the other, the oldest item first. Not thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Hashable, deque[T]] = OrderedDict()  # whose turn is next first
@@ -26,12 +25,12 @@ class FairQueue(Generic[T]):
         return self._count
 
     def put(self, owner: Hashable, item: T) -> None:
-        """Adds something; an owner that had nothing waiting comes after the others."""
+        """Adds an item; an owner that had none waiting comes after the others."""
         self._waiting.setdefault(owner, deque()).append(item)
         self._count += 1
 
     def get(self) -> T | None:
-        """The next one; None when nothing waits."""
+        """Removes and returns the next item; None when the queue is empty."""
         if not self._waiting:
             return None
         owner, items = self._waiting.popitem(last=False)
@@ -41,7 +40,7 @@ class FairQueue(Generic[T]):
         return items.popleft()
 
     def remove(self, owner: Hashable, item: T) -> bool:
-        """Takes something out, wherever it stands; whether it was there."""
+        """Removes an item, wherever it is; returns whether it was there."""
         items = self._waiting.get(owner, deque())
         for index, one in enumerate(items):
             if one is item:
@@ -52,17 +51,13 @@ class FairQueue(Generic[T]):
                 return True
         return False
 
-    def of(self, owner: Hashable) -> int:
-        """How many wait for this one."""
-        return len(self._waiting.get(owner, ()))
-
 
 CancelHook = Callable[[Callable[[], None]], AbstractContextManager[None]]
-"""Makes a block within which what it is given is called once waiting has become pointless."""
+"""Makes a context in which a function is called, once, when the wait is cancelled."""
 
 
 class _Waiter:
-    """A waiting thread, which checks again when `wake` is set."""
+    """A waiting thread, which checks `has_turn` when `wake` is set."""
 
     __slots__ = ("has_turn", "wake")
 
@@ -84,26 +79,21 @@ class FairSemaphore:
         self._lock = threading.Lock()  # guards both
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting threads."""
         return len(self._waiting)
 
     def __enter__(self) -> None:
         self.enter(None)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
 
-    def enter(self, owner: Hashable, telling: CancelHook = lambda hook: nullcontext()) -> bool:
-        """Waits for a turn; whether it came before that was pointless. `leave` ends it.
+    def enter(self, owner: Hashable, cancel_hook: CancelHook = lambda hook: nullcontext()) -> bool:
+        """Waits for a turn, which `leave` ends; False when the wait was cancelled before.
 
         Args:
-            owner: for whom.
-            telling: registers a function that is called when waiting is pointless.
+            owner: who waits.
+            cancel_hook: registers a function that is called on cancellation.
         """
         with self._lock:
             if self._free:
@@ -111,7 +101,7 @@ class FairSemaphore:
                 return True
             place = _Waiter()
             self._waiting.put(owner, place)
-        with telling(place.wake.set):
+        with cancel_hook(place.wake.set):
             place.wake.wait()
         with self._lock:
             if not place.has_turn:
@@ -119,7 +109,7 @@ class FairSemaphore:
             return place.has_turn
 
     def leave(self) -> None:
-        """Releases a slot to the next one that waits."""
+        """Releases a slot to the next waiting thread."""
         with self._lock:
             place = self._waiting.get()
             if place is None:

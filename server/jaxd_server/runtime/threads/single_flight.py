@@ -16,8 +16,8 @@ V = TypeVar("V")
 class SingleFlight(Generic[K, V]):
     """Joins concurrent requests for the same thing: the first one makes it, the others wait.
 
-    Keeps nothing: what was made belongs in the caller's own table, and a failure reaches all who
-    waited for it but is not remembered.
+    Keeps nothing: a result belongs in the caller's own table, and a failure reaches all callers
+    that waited for it, but is not kept.
     """
 
     def __init__(self) -> None:
@@ -25,17 +25,18 @@ class SingleFlight(Generic[K, V]):
         self._lock = threading.Lock()  # guards _flights
 
     def run(self, key: K, find: Callable[[], V | None], make: Callable[[], V]) -> V:
-        """What `find` has, or what one caller's `make` returns.
+        """The result of `find`, or of one caller's `make`.
 
         Args:
-            key: what is being made.
-            find: looks in the caller's table; called again under the lock, so that a flight
-                that has just landed is not started once more.
+            key: of the result.
+            find: looks in the caller's table; called again under the lock, so that a result
+                that was just made is not made once more.
             make: makes it and puts it into the table.
 
         Raises:
-            BaseException: whatever `make` raised, in each caller that waited for it; but what one
-                client's connection did to it concerns that client alone, and the next one tries.
+            BaseException: the exception of `make`, in each caller that waited for it. But a
+                failure of one client's connection is raised for that client only, and the next
+                caller tries.
         """
         with self._lock:
             found = find()
@@ -50,7 +51,7 @@ class SingleFlight(Generic[K, V]):
             return flight.result()
         try:
             return flight.result()
-        except (ConnectionLost, ProtocolError):  # its maker's client failed, and ours may not
+        except (ConnectionLost, ProtocolError):  # of the client that made it; ours may be there
             return self.run(key, find, make)
 
     def _fly(self, key: K, flight: Future[V], make: Callable[[], V]) -> None:

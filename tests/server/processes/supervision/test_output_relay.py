@@ -36,7 +36,7 @@ def test_it_can_be_ended_although_somebody_may_still_write(
 ) -> None:
     """After what is there; neither thread nor file is left, however many such writers stay."""
     reading, writing = os.pipe()
-    relay = OutputRelay(reading, can_end=True)
+    relay = OutputRelay(reading)
     os.write(writing, b"the last words\n")
     relay.start()
     relay.end()
@@ -59,7 +59,7 @@ def test_one_that_never_stops_writing_is_not_listened_to_for_ever(
         "jaxd_server.processes.supervision.output_relay._write_all",
         lambda data: os.write(writing, data),
     )
-    relay = OutputRelay(reading, can_end=True)
+    relay = OutputRelay(reading)
     os.write(writing, b"and so on\n")
     relay.start()
     relay.end()

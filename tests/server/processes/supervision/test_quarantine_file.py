@@ -14,7 +14,6 @@ from jaxd_server.processes.supervision.quarantine import (
     Quarantine,
     QuarantineEntry,
     QuarantineFile,
-    WorkerQuarantine,
 )
 from tests.server.processes.supervision.test_quarantine import entry
 
@@ -59,10 +58,10 @@ def condemned(quarantine: Quarantine) -> None:
 def test_the_next_host_calls_it_no_more(root: Path) -> None:
     """It says so as the one before did, until somebody releases the function."""
     file = opened(root)
-    condemned(Quarantine(WorkerQuarantine(file)))
+    condemned(Quarantine(file))
     file.close()
     following = opened(root)
-    quarantine = Quarantine(WorkerQuarantine(following))
+    quarantine = Quarantine(following)
     (row,) = quarantine.rows()
     assert (row["name"], row["workers_ended"], row["how"]) == ("deadly", 2, "SIGSEGV")
     assert 0.0 <= row["ago_s"] < 60.0
@@ -70,13 +69,13 @@ def test_the_next_host_calls_it_no_more(root: Path) -> None:
     assert (told["quarantined"], told["epoch"]) == (True, 0)  # epochs begin anew
     assert quarantine.release("deadly") == [row | {"ago_s": pytest.approx(row["ago_s"], abs=60)}]
     following.close()
-    assert Quarantine(WorkerQuarantine(opened(root))).rows() == []
+    assert Quarantine(opened(root)).rows() == []
 
 
 def test_one_that_is_only_suspected_is_not_written_down(root: Path) -> None:
     """A death counts for an hour at most."""
     file = opened(root)
-    Quarantine(WorkerQuarantine(file)).record_deaths([entry()], 2, "SIGSEGV")
+    Quarantine(file).record_deaths([entry()], 2, "SIGSEGV")
     file.close()
     assert list(root.iterdir()) == []
 
@@ -185,7 +184,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     (root / "quarantine").write_text("in the way")
     file = opened(root)
     assert warned() == ["quarantine_not_read"]
-    quarantine = Quarantine(WorkerQuarantine(file))
+    quarantine = Quarantine(file)
     condemned(quarantine)
     file.close()
     assert warned()[-1] == "quarantine_not_kept"
@@ -197,10 +196,10 @@ def test_without_a_folder_that_is_ours_it_is_kept_in_memory(root: Path, is_there
     """As with `--cache-dir none`."""
     root.chmod(0o777)
     file = QuarantineFile(str(root) if is_there else None, "unix:///s")
-    condemned(Quarantine(WorkerQuarantine(file)))
+    condemned(Quarantine(file))
     file.close()
     assert list(root.iterdir()) == []
-    assert len(Quarantine(WorkerQuarantine(file)).rows()) == 1
+    assert len(Quarantine(file).rows()) == 1
 
 
 def test_it_does_not_grow_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,19 +229,15 @@ def test_what_is_written_last_counts(root: Path) -> None:
 def test_each_holder_of_a_name_begins_anew(root: Path) -> None:
     """And one whose token was taken away leaves nothing, also when its worker ends later."""
     file = opened(root)
-    old, new = (
-        WorkerQuarantine(file, "account:a", "a-1"),
-        WorkerQuarantine(file, "account:a", "a-2"),
-    )
-    before, other = Quarantine(old), WorkerQuarantine(file, "uid:1", "uid-1")
-    condemned(before)
-    condemned(Quarantine(other))
-    assert file.parts() == [old, other]
-    assert Quarantine(new).rows() == []
-    condemned(before)
-    assert new.load() == []
+    old, other = Quarantine(file, "account:a", "a-1"), Quarantine(file, "uid:1", "uid-1")
+    condemned(old)
+    condemned(other)
+    assert [one.principal for one in file.quarantines()] == ["account:a", "uid:1"]
+    assert Quarantine(file, "account:a", "a-2").rows() == []
+    condemned(old)
+    assert Quarantine(file, "account:a", "a-2").rows() == []
     file.forget("account:a")
-    condemned(before)
+    condemned(old)
     file.close()
-    (left,) = opened(root).parts()
-    assert left[1:] == other[1:]
+    (left,) = opened(root).quarantines()
+    assert left.principal == "uid:1"

@@ -40,7 +40,7 @@ def run(
 
     async def play() -> WorkerProcess:
         command = [sys.executable, "-P", "-c", PRELUDE + program]
-        worker = WorkerProcess.start(command, options or ServerOptions(), [], 7, (), tenant)
+        worker = WorkerProcess(command, options or ServerOptions(), [], 7, (), tenant)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, worker.collect)
         try:
@@ -113,7 +113,7 @@ def test_only_one_question_is_on_its_way(runtime: Path) -> None:
 say(event="ready")
 first = tether.readline()
 tether.readline()  # "drain", which is sent only after everybody has given up waiting
-say(answer=1, status={"first": first})
+say(status={"first": first})
 tether.read()
 """
 
@@ -123,7 +123,7 @@ tether.read()
         asker = asyncio.create_task(worker.refresh(PATIENCE_S))
         worker.drain()
         assert await asker
-        assert json.loads(worker.snapshot["first"]) == {"ask": "status", "id": 1}
+        assert json.loads(worker.snapshot["first"]) == {"ask": "status"}
 
     run(program, scenario)
 
@@ -158,7 +158,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("line", ["{}", '{"event": "draining"}', '{"answer": "1", "status": 7}'])
+@pytest.mark.parametrize("line", ["{}", '{"event": "draining"}', '{"status": 7}'])
 def test_a_worker_of_one_principal_that_floods_its_host_is_ended(runtime: Path, line: str) -> None:
     """What it does there is no work, and others wait meanwhile; also where it was asked."""
 
@@ -177,7 +177,7 @@ def test_what_was_asked_for_is_never_too_much(runtime: Path) -> None:
     program = """
 say(event="ready")
 for line in tether:
-    say(answer=1, status={})
+    say(status={})
 """
 
     async def scenario(worker: WorkerProcess) -> None:
@@ -233,7 +233,7 @@ def test_what_one_principals_worker_says_does_not_make_its_host_stumble(runtime:
 say(event="ready")
 tether.readline()
 nonsense = {"run_s": 10**400, "idle_s": "x", "running": [1]}
-say(answer=1, status={"calls": 2, **nonsense, "platform": "cpu"})
+say(status={"calls": 2, **nonsense, "platform": "cpu"})
 tether.read()
 """
 
@@ -300,25 +300,9 @@ def test_a_server_that_nobody_asked_for_does_not_preallocate(
     assert capfd.readouterr().err.strip() == expected
 
 
-def test_a_mark_is_set_once() -> None:
-    """Said again, it is nothing new."""
-    marks = WorkerFlags()
-    assert [marks.set("prepared") for _ in range(2)] == [True, False]
-    assert marks.prepared.is_set()
-    assert not marks.standing_by.is_set()
-
-
-def test_what_is_no_mark_is_known_to_be_none() -> None:
-    """Whatever somebody says."""
-    marks = WorkerFlags()
-    names = ("standing_by", "prepared", "stale", "outdated", "resting", "gave_way")
-    assert all(marks.is_known(name) for name in names)
-    assert not any(marks.is_known(name) for name in ("ready", "draining", "set", "_by_name", ""))
-
-
-def test_some_are_of_a_worker_that_drains() -> None:
-    """One that ends as it stands by has nothing to drain."""
-    marks = WorkerFlags()
-    for name in ("stale", "prepared", "resting"):
-        marks.set(name)
-    assert [mark.is_set() for mark in marks.draining] == [False, True, False]
+def test_a_worker_that_drains_on_purpose_has_a_flag_for_it() -> None:
+    """One that ends while it stands by has nothing to drain."""
+    flags = WorkerFlags()
+    for flag in (flags.stale, flags.prepared, flags.resting):
+        flag.set()
+    assert [flag.is_set() for flag in flags.draining] == [False, True, False]

@@ -83,7 +83,7 @@ def test_a_number_is_not_given_away_when_the_range_is_another(options: ServerOpt
     """What its old user has left in the machine is not for a new one."""
     TenantDirectory(options).of("account:a")
     moved = TenantDirectory(replace(options, worker_uids=(FIRST + 1, FIRST + 3)))
-    with pytest.raises(ConfigurationError, match=f"user {FIRST} here"):
+    with pytest.raises(ConfigurationError, match=f"has uid {FIRST}"):
         moved.of("account:a")
     user = TenantDirectory(options).of("account:b").user
     assert user is not None
@@ -139,7 +139,7 @@ def test_a_table_that_cannot_be_read_is_not_guessed(options: ServerOptions, fold
     """Two accounts with one user would be no accounts."""
     TenantDirectory(options).of("account:a")
     (folder / "principals" / "users.json").write_text("[]")
-    with pytest.raises(ConfigurationError, match="which user is whose"):
+    with pytest.raises(ConfigurationError, match="table of uids and accounts"):
         TenantDirectory(options)
 
 
@@ -168,7 +168,7 @@ def test_what_an_account_has_left_behind_is_ended(
         for tenant in (mine, other, nobody)
     }
     try:
-        assert tenants.with_processes() == {"account:a", "account:b"}
+        assert tenants.with_processes_or_folders() == {"account:a", "account:b"}
         for tenant in (mine, nobody):
             tenants.end_processes(tenant.principal)
         assert sleeping["account:a"].wait(30) == -9

@@ -33,9 +33,8 @@ from jaxd_protocol.network.handshake import UNIX, ChannelBinding, handshake_with
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision import supervisor
-from jaxd_server.processes.supervision.quarantine import Quarantine
+from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.worker_slot import WorkerSlot
 from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
 from jaxd_server.processes.tenants.manager import TenantManager
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker
@@ -377,7 +376,7 @@ def test_an_account_that_was_revoked_while_no_server_ran_keeps_no_process(
         )
         assert left.wait(PATIENCE_S) == -signal.SIGKILL
         options = ServerOptions(cache_dir=str(folder), worker_uids=(uid, uid + 1))
-        with pytest.raises(ConfigurationError, match="another server has the workers"):
+        with pytest.raises(ConfigurationError, match="another server has its programs"):
             TenantDirectory(options, claims=True)
     finally:
         left.kill()
@@ -419,7 +418,7 @@ def test_what_an_account_has_left_is_ended_before_its_worker_and_when_it_is_give
     crew._cleanup = cast("TenantCleanup", notes)
     place = TenantWorker(tenant, "t", cast("Any", FailingSlot(notes)), None, ExitStack())  # type: ignore[arg-type]
     crew._workers["account:alice"] = place
-    assert asyncio.run(crew._run_slot(place)) == 0
+    assert asyncio.run(crew._run_worker(place)) == 0
     assert notes.done == ["clear account:alice", "run", "begin account:alice"]
     assert crew._workers == {}
 
@@ -458,12 +457,12 @@ def test_a_stop_at_once_kills_all(start: Callable[..., TenantServer]) -> None:
 def crew(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> TenantManager:
     """One of this process, whose workers rest from the beginning."""
 
-    async def rest(post: WorkerSlot, listeners: Sequence[Listener], control: str = "") -> int:
-        await post._supervisor.stopping.wait()
+    async def rest(post: Supervisor, listeners: Sequence[Listener], control: str = "") -> int:
+        await post.stopping.wait()
         return 0
 
-    monkeypatch.setattr(WorkerSlot, "run", rest)
-    monkeypatch.setattr(WorkerSlot, "is_resting", True)
+    monkeypatch.setattr(Supervisor, "run", rest)
+    monkeypatch.setattr(Supervisor, "is_resting", True)
     options = ServerOptions(worker_per_principal=True, cache_dir="none")
     crew = TenantManager(options, ())
     crew._tenants = TenantDirectory(options)
@@ -507,12 +506,12 @@ def test_who_is_dismissed_leaves_no_watch_on_a_descriptor_of_others(
     """The host watches the socket of a worker that rests, and the next file has the next number."""
     watched = asyncio.Event()
 
-    async def rest(post: WorkerSlot, listeners: Sequence[Listener], control: str = "") -> int:
+    async def rest(post: Supervisor, listeners: Sequence[Listener], control: str = "") -> int:
         watched.set()
-        await supervisor._wait_for_client(listeners, post._supervisor.stopping)
+        await supervisor._wait_for_client(listeners, post.stopping)
         return 0
 
-    monkeypatch.setattr(WorkerSlot, "run", rest)
+    monkeypatch.setattr(Supervisor, "run", rest)
 
     async def play() -> None:
         crew._worker_for("account:a", "a")
@@ -537,11 +536,11 @@ def test_who_is_dismissed_leaves_no_watch_on_a_descriptor_of_others(
 def test_quarantine_outlasts_a_place(crew: TenantManager) -> None:
     """It is listed and released without one, is there in the next, and goes with its token."""
 
-    def condemned(name: str) -> WorkerSlot:
+    def condemned(name: str) -> Supervisor:
         crew._worker_for(f"account:{name}", name)
-        post = crew._workers[f"account:{name}"].slot
+        post = crew._workers[f"account:{name}"].supervisor
         for epoch in (2, 3):
-            post._supervisor.quarantine.record_deaths([entry()], epoch, "SIGSEGV")
+            post.quarantine.record_deaths([entry()], epoch, "SIGSEGV")
         return post
 
     def whose() -> list[str]:
@@ -558,7 +557,7 @@ def test_quarantine_outlasts_a_place(crew: TenantManager) -> None:
             cast("Any", None), {"event": "accounts", "valid": {"account:a": "a"}}
         )
         assert whose() == ["account:a"]
-        assert len(Quarantine(crew._quarantine_file.parts()[0]).rows()) == 1
+        assert len(crew._quarantine_file.quarantines()[0].rows()) == 1
         assert [row["principal"] for row in crew.release("deadly")] == ["account:a"]
         assert whose() == []
         condemned("a")
@@ -594,16 +593,16 @@ def test_one_report_that_fails_is_missed_in_no_other(
 ) -> None:
     """Whatever makes it fail: the operator sees all the others, and the idle server is not over."""
 
-    async def says(self: WorkerSlot) -> dict[str, Any]:
-        if self is crew._workers["account:a"].slot:
+    async def says(self: Supervisor) -> dict[str, Any]:
+        if self is crew._workers["account:a"].supervisor:
             raise TypeError("unhashable")
         return {"worker": {"calls": 3}, "worker_state": "ready"}
 
     async def play() -> None:
         for name in "ab":
             crew._worker_for(f"account:{name}", name)
-        monkeypatch.setattr(WorkerSlot, "status", says)
-        monkeypatch.setattr(WorkerSlot, "idle_s", says)
+        monkeypatch.setattr(Supervisor, "status", says)
+        monkeypatch.setattr(Supervisor, "idle_s", says)
         monkeypatch.setattr(crew._gateway, "idle_s", partial(asyncio.sleep, 0, 9.0))
         alices, bobs = (await crew.status())["workers"]
         assert (alices["worker_state"], alices["worker"]) == ("unknown", {})

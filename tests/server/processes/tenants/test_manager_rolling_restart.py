@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from jaxd_server.processes.tenants.manager import Restartable, RollingRestart
+from jaxd_server.processes.tenants.manager import RollingRestart
 
 if TYPE_CHECKING:
     import pytest
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DONE = {"epoch": 2, "seconds": 0.5}
 
 
-class FakeWorkerSlot:
+class FakeSupervisor:
     """Says `outcome`, once `may` be."""
 
     def __init__(self, outcome: Any = DONE, may: asyncio.Event | None = None) -> None:
@@ -30,7 +30,7 @@ class FakeWorkerSlot:
         return {**self.outcome, "force": force}
 
 
-def restart(**posts: Restartable) -> dict[str, Any]:
+def restart(**posts: Any) -> dict[str, Any]:
     """What becomes of them."""
     return asyncio.run(RollingRestart().restart(posts, force=True))
 
@@ -42,8 +42,9 @@ def test_one_that_never_makes_way_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 
     async def play() -> None:
         may = asyncio.Event()
-        slow, crew = FakeWorkerSlot(may=may), RollingRestart()
-        outcome = await crew.restart({"slow": slow, "quick": FakeWorkerSlot()}, force=False)
+        crew = RollingRestart()
+        posts = {"slow": FakeSupervisor(may=may), "quick": FakeSupervisor()}
+        outcome = await crew.restart(cast("Any", posts), force=False)
         assert [row["principal"] for row in outcome["workers"]] == ["slow", "quick"]
         assert outcome["workers"][0]["refused"].endswith("finished its calls. See jaxd status")
         assert outcome["refused"].startswith("slow: ")
@@ -59,9 +60,10 @@ def test_none_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one is asked before the first one has made way."""
 
     async def play() -> dict[str, Any]:
-        second = FakeWorkerSlot()
-        first = FakeWorkerSlot(may=second.has_begun)
-        return await RollingRestart().restart({"first": first, "second": second}, force=True)
+        second = FakeSupervisor()
+        first = FakeSupervisor(may=second.has_begun)
+        posts = {"first": first, "second": second}
+        return await RollingRestart().restart(cast("Any", posts), force=True)
 
     rows = asyncio.run(play())["workers"]
     assert [(row["principal"], row["epoch"], row["force"]) for row in rows] == [
@@ -72,7 +74,7 @@ def test_none_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_why_one_is_needed_does_nothing_to_a_terminal() -> None:
     """It says so itself, and whoever is told is root perhaps."""
-    outcome = restart(alice=FakeWorkerSlot({"refused": "\x1b[2J" + "x" * 10_000}))
+    outcome = restart(alice=FakeSupervisor({"refused": "\x1b[2J" + "x" * 10_000}))
     assert outcome["refused"].startswith("alice: ?[2Jxxx")
     assert len(outcome["refused"]) < 1100
     assert len(outcome["workers"][0]["refused"]) == 1000
@@ -80,7 +82,7 @@ def test_why_one_is_needed_does_nothing_to_a_terminal() -> None:
 
 def test_one_that_fails_fails_alone() -> None:
     """The others have been replaced, and that is said."""
-    outcome = restart(alice=FakeWorkerSlot(TypeError("unhashable")), bob=FakeWorkerSlot())
+    outcome = restart(alice=FakeSupervisor(TypeError("unhashable")), bob=FakeSupervisor())
     assert outcome["refused"] == "alice: it failed; see the server's log"
     assert outcome["workers"][1]["epoch"] == 2
 

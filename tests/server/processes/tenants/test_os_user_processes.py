@@ -75,7 +75,7 @@ def test_what_is_left_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with sleeping(HERS) as hers:
         why = end_processes(HERS, ENDER, patience_s=0.1)
     assert f"1 are left, such as {hers.pid}." in why
-    assert "What was to end them did not" in why
+    assert "The process that ends them failed" in why
 
 
 def test_living_processes_are_those_that_can_still_do_something() -> None:

@@ -11,15 +11,15 @@ import pytest
 
 from jaxd_protocol.errors import CannotListen
 from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.supervision.tenant import Tenant
-from jaxd_server.processes.supervision.worker_slot import WorkerSlot
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 
 
 def opened(path: Path) -> TenantWorker:
     """Alice's, at a path."""
     tenant = Tenant("account:alice", "none")
-    return TenantWorker.opened(tenant, "t", str(path), WorkerSlot(ServerOptions(), (), tenant))
+    return TenantWorker.opened(tenant, "t", str(path), Supervisor(ServerOptions(), (), tenant))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_place_is_free_when_nobody_is_there_and_nobody_has_come(
 ) -> None:
     """Before its worker has begun to rest it is not; nor while somebody waits; nor once closed."""
     found = [place.is_vacant]
-    monkeypatch.setattr(WorkerSlot, "is_resting", True)
+    monkeypatch.setattr(Supervisor, "is_resting", True)
     found.append(place.is_vacant)
     with visit(place):
         found.append(place.is_vacant)
@@ -78,13 +78,13 @@ def test_what_cannot_be_said_of_a_place_is_said(
 ) -> None:
     """Whatever makes it fail; it does not count as idle then."""
 
-    async def fail(self: WorkerSlot) -> NoReturn:
+    async def fail(self: Supervisor) -> NoReturn:
         raise TypeError("unhashable")
 
     async def play() -> tuple[dict[str, Any], float]:
         return await place.status(), await place.idle_s()
 
-    monkeypatch.setattr(WorkerSlot, "status", fail)
-    monkeypatch.setattr(WorkerSlot, "idle_s", fail)
+    monkeypatch.setattr(Supervisor, "status", fail)
+    monkeypatch.setattr(Supervisor, "idle_s", fail)
     status, idle_s = asyncio.run(play())
     assert (status["worker_state"], idle_s) == ("unknown", 0.0)

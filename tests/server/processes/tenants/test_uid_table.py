@@ -113,7 +113,7 @@ def test_a_number_that_is_a_users_by_now_is_not_used(
     ender = here.ender
     root = pwd.getpwuid(0)
     monkeypatch.setattr(pwd, "getpwuid", _known(FIRST, root))
-    with pytest.raises(ConfigurationError, match=r"so is root of this machine by now.*users\.json"):
+    with pytest.raises(ConfigurationError, match=r"now belongs to user root as well.*users\.json"):
         here.of("account:a")
     assert name_of_user(FIRST) == "root"
     monkeypatch.setattr(pwd, "getpwuid", _known(ender, root))

@@ -12,7 +12,6 @@ from jaxd_server.execution.admission import Admission
 from jaxd_server.processes.worker import gc_scheduler
 from jaxd_server.processes.worker.gc_scheduler import GcScheduler
 from tests.server.admitted import admitted
-from tests.server.staging import PATIENCE_S
 
 
 @pytest.fixture
@@ -32,14 +31,16 @@ def make_garbage(count: int) -> None:
         cycle.append(cycle)
 
 
-def test_python_no_longer_collects_by_itself(admission: Admission) -> None:
-    """And gives it back at the end."""
-    scheduler = GcScheduler(admission)
-    scheduler.start()
+def test_python_no_longer_collects_by_itself(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of the scheduler does, and the switch interval is short."""
+    started: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
+    GcScheduler(admission).start()
     assert not gc.isenabled()
     assert sys.getswitchinterval() < 1e-4
-    scheduler.close()
-    assert gc.isenabled()
+    assert started == ["jaxd-housekeeper"]
 
 
 def test_garbage_is_collected_when_nobody_waits(admission: Admission) -> None:
@@ -94,11 +95,14 @@ def test_garbage_is_collected_in_the_end(
 def test_chores_are_done_from_time_to_time(
     admission: Admission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the gc scheduler's own thread."""
+    """Less often than polls."""
     monkeypatch.setattr(gc_scheduler, "_POLL_S", 0.001)
-    monkeypatch.setattr(gc_scheduler, "_CHORES", 2)
-    done = threading.Event()
-    scheduler = GcScheduler(admission, done.set)
-    scheduler.start()
-    assert done.wait(PATIENCE_S)
-    scheduler.close()
+    monkeypatch.setattr(gc_scheduler, "_CHORES", 3)
+    polls: list[int] = []
+
+    def chore() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        GcScheduler(admission, chore, lambda: polls.append(1))._work()
+    assert len(polls) == 3

@@ -231,7 +231,7 @@ def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
     (text,) = texts
     assert text == (
         "renewed_never was changed from 1 to 2 where the server runs: the server's worker goes on "
-        "with what was there before, because it holds arrays of clients. It is restarted when "
+        "with the old packages, because it holds arrays of clients. It is restarted when "
         "there are none (`jaxd values` lists them), or by `jaxd stop`."
     )
     values.clear()

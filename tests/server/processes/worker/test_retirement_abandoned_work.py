@@ -66,7 +66,7 @@ def test_a_program_that_does_not_end_costs_the_worker(scenario: Scenario) -> Non
     scenario.poll(4.0)
     assert (scenario.replaced, scenario.admission.draining) == ([], False)
     scenario.poll(6.0)
-    assert scenario.replaced == [["step runs although nobody waits for it"]]
+    assert scenario.replaced == [["step runs although it was cancelled"]]
     assert scenario.admission.draining
     assert "the worker is replaced" in scenario.logged[0]
     scenario.poll(7.0)
@@ -110,7 +110,7 @@ def test_a_trace_that_cannot_be_interrupted_costs_the_worker(scenario: Scenario)
     build = scenario.build()
     build.interruptible._is_closed = False
     scenario.poll(6.0)
-    assert scenario.replaced == [["step is being traced although nobody waits for it"]]
+    assert scenario.replaced == [["step is being traced although it was cancelled"]]
 
 
 def test_a_trace_elsewhere_costs_only_that_process(scenario: Scenario) -> None:

@@ -22,7 +22,6 @@ def test_jobs_are_done_in_turn_for_each_owner() -> None:
     until(lambda: len(order) == 101)
     assert order.index(-1) == 1
     assert [number for number in order if number >= 0] == list(range(100))
-    threads.shutdown()
 
 
 def test_as_many_threads_as_are_needed_and_no_more() -> None:
@@ -37,8 +36,6 @@ def test_as_many_threads_as_are_needed_and_no_more() -> None:
         threads.submit(None, done.set)
         assert done.wait(PATIENCE_S)
     assert threads._threads == 3
-    threads.shutdown()
-    until(lambda: not [t for t in threading.enumerate() if t.name == "test-fair"])
 
 
 def test_a_job_that_waits_can_be_withdrawn() -> None:
@@ -62,9 +59,6 @@ def test_a_job_that_waits_can_be_withdrawn() -> None:
     go.set()
     assert last.wait(PATIENCE_S)
     assert done == []
-    threads.shutdown()
-    with pytest.raises(RuntimeError):
-        threads.submit("a", second)
 
 
 def _ignore(value: object) -> None:
@@ -106,14 +100,6 @@ def test_there_are_never_more_than_the_limit() -> None:
     release.set()
     late.join(PATIENCE_S)
     assert begun.wait(PATIENCE_S)
-
-
-def test_after_the_end_no_job_is_taken() -> None:
-    """Whoever brings one is told."""
-    threads = ThreadPerTask(1, "test-job")
-    threads.shutdown()
-    with pytest.raises(RuntimeError, match="any more"):
-        threads.submit(print)
 
 
 def test_what_is_put_is_sent_in_order_and_nobody_waits() -> None:

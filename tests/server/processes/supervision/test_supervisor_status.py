@@ -9,18 +9,18 @@ from typing import Any, cast
 import pytest
 
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.worker_slot import WorkerSlot
+from jaxd_server.processes.supervision.supervisor import Supervisor
 
 
-def post_with(**worker: Any) -> WorkerSlot:
+def post_with(**worker: Any) -> Supervisor:
     """A post whose worker is like that."""
 
     async def answers(patience_s: float) -> bool:
         return True
 
-    post = WorkerSlot(ServerOptions(), ())
+    post = Supervisor(ServerOptions(), ())
     defaults = {"was_ready": True, "state": "ready", "silent_s": 2.0, "refresh": answers}
-    post._supervisor.worker = cast("Any", SimpleNamespace(**defaults | worker))
+    post.worker = cast("Any", SimpleNamespace(**defaults | worker))
     return post
 
 
@@ -46,7 +46,7 @@ def test_how_long_nobody_has_needed_it(worker: dict[str, Any], idle_s: float) ->
 
 def test_before_the_first_worker_there_is_little_to_be_said() -> None:
     """And nothing fails."""
-    post = WorkerSlot(ServerOptions(), ())
+    post = Supervisor(ServerOptions(), ())
     assert asyncio.run(post.status()) == {"worker": {}, "worker_state": "starting"}
     assert asyncio.run(post.idle_s()) == 0.0
     assert post.describe() == {"epoch": 0, "worker_pid": None, "restarts": 0, "quarantined": 0}
