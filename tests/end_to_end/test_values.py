@@ -508,11 +508,11 @@ def test_a_fetched_array_is_the_callers_own(client: Client) -> None:
     x = numpy_client.put(np.arange(1 << 18, dtype=np.float32))
     part = x[10:20]
     np.testing.assert_array_equal(np.asarray(part), np.arange(10, 20))
-    assert not x.is_fetched
+    assert not x.is_here
     assert float(x[5]) == 5.0
     assert x[1:].shape == ((1 << 18) - 1,)
     assert isinstance(x[1:], RemoteArray)
-    assert not x.is_fetched
+    assert not x.is_here
     np.testing.assert_array_equal(np.asarray(x.fetch()), np.arange(1 << 18))
     np.testing.assert_array_equal(np.asarray(x.fetch(copy=False)), np.arange(1 << 18))
 

@@ -266,7 +266,7 @@ class RemoteArray(ArrayLike):
             self.origin.release_handle(self.number)
 
     def __getitem__(self, index: Any) -> Any:
-        basic = None if self.is_fetched else basic_index(index, self.shape)
+        basic = None if self.is_here else basic_index(index, self.shape)
         if basic is not None:
             self.refuse_deleted()
             part = self.fetcher.part(self, basic)
@@ -306,7 +306,7 @@ class RemoteArray(ArrayLike):
         return instead(self) if instead else (operator.getitem, ([self._materialized()], 0))
 
     @property
-    def is_fetched(self) -> bool:
+    def is_here(self) -> bool:
         """Whether its data was fetched."""
         return self._here is not None or self._data is not None
 

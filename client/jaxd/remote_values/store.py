@@ -281,7 +281,7 @@ class RemoteStore:
         ]
 
     def _is_local(self, array: RemoteArray) -> bool:
-        return array.is_fetched or self._arrived_data(array) is not None
+        return array.is_here or self._arrived_data(array) is not None
 
     def _arrived_data(self, array: RemoteArray) -> memoryview | None:
         """The data of an array that came with the reply of its call."""

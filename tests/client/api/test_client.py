@@ -109,7 +109,7 @@ import pickle, sys
 import jaxd
 
 tree = pickle.loads(bytes.fromhex(sys.argv[1]))
-print(type(tree["x"]).__name__, tree["x"].is_fetched, float(tree["x"].sum()), tree["y"])
+print(type(tree["x"]).__name__, tree["x"].is_here, float(tree["x"].sum()), tree["y"])
 """
 
 
@@ -119,7 +119,7 @@ def test_a_pickle_by_handle_is_read_in_another_process(live: LiveServer, client:
     with jaxd.pickle_by_handle(ttl_s=60):
         pickled = pickle.dumps({"x": array, "y": 3})
     assert len(pickled) < 300
-    assert not array.is_fetched
+    assert not array.is_here
     done = live.run(UNPICKLE, pickled.hex())
     assert (done.stdout, done.stderr) == ("RemoteArray False 499500.0 3\n", "")
 

@@ -64,7 +64,7 @@ def test_several_come_home_with_one_message(client: Client) -> None:
     before = client.caller.session.connection().number()
     client.get(arrays)
     assert client.caller.session.connection().number() - before <= 2
-    assert all(array.is_fetched for array in arrays)
+    assert all(array.is_here for array in arrays)
 
 
 def test_what_is_touched_brings_what_is_small_and_came_with_it(client: Client) -> None:

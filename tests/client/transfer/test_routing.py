@@ -25,6 +25,7 @@ class Connection:
         self.failure: Exception | None = None
         self.shared: list[int] = []
         self.told: list[tuple[str, Any]] = []
+        self.deadline: float | None = None
         self._pool = pool
 
     def request(
@@ -33,7 +34,8 @@ class Connection:
         if self.failure is not None:
             raise self.failure
         if verb == "adopt":
-            return (OK, bytes(int(deadline or 0))), None
+            self.deadline = deadline
+            return (OK, b"\1"), None
         number, _ = args
         self.shared.append(number)
         (block,) = [b for b in self._pool._blocks.values() if b.number == number]
@@ -194,4 +196,5 @@ def test_the_server_is_asked_as_long_as_the_caller_waits(pool: BlockPool, connec
     with pytest.raises(ConnectionLost):
         TransferRouter(pool).prepare(data(LARGE), connection, sent_before, deadline=17.0)
     (ask,) = asked
-    assert ask(b"", b"") == bytes(17)
+    assert ask(b"", b"") == b"\1"
+    assert connection.deadline == 17.0

@@ -68,12 +68,16 @@ def test_what_is_not_as_promised_is_complained_about(
 
 
 def test_a_process_that_fails_is_named_with_its_exit_code(
-    runtime: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message says which run it was; what the process printed stands before it."""
-    monkeypatch.setattr("sys.executable", "false")
-    with pytest.raises(JaxdError, match=r"a run ended with code 1"):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no digits here >&2\nexit 2\n")
+    python.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(JaxdError, match=r"a run ended with code 2"):
         demo.run_script("a run", "persistent", 1)
+    assert "no digits here" in capfd.readouterr().err
 
 
 def test_settings_that_would_spoil_the_comparison_do_not_reach_a_run(

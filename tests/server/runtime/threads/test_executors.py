@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from jaxd_server.runtime.threads.executors import FairThreadPool, SerialExecutor, ThreadPerTask
+from jaxd_server.runtime.threads.executors import (
+    FairThreadPool,
+    SerialExecutor,
+    ThreadPerTask,
+    process_timers,
+)
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
 
 
@@ -208,3 +213,16 @@ def test_who_flushes_waits_for_what_was_put_before() -> None:
     release.set()
     assert line.flush()
     assert done == [1]
+
+
+def test_an_alarm_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """As `alarm_failed`; the thread of the timers goes on."""
+    after = threading.Event()
+
+    def fail() -> None:
+        raise ValueError("broken")
+
+    process_timers.after(0.0, fail)
+    process_timers.after(0.0, after.set)
+    assert after.wait(PATIENCE_S)
+    assert "alarm_failed" in caplog.text
