@@ -154,9 +154,11 @@ class ResultReader:
         """
         layout = self._layouts.get(skeleton)
         if layout is None:
-            layout = parse_skeleton(skeleton, self._find_class, None, self._local_objects)
-            self._layouts[skeleton] = layout
+            layout = self._layouts[skeleton] = self._parsed(skeleton)
         return layout
+
+    def _parsed(self, skeleton: bytes) -> Layout:
+        return parse_skeleton(skeleton, self._find_class, None, self._local_objects)
 
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
         """An exception of the user's own, by its content id; None when none is reached."""
