@@ -58,7 +58,7 @@ def test_it_may_do_nothing_but_its_work(container: Container) -> None:
         assert container.execute("sh", "-c", f"command -v {compiler}", check=False) == ""
     said = container.execute("sh", "-c", "touch /opt/jaxd/x /usr/x", check=False)
     assert said.count("Read-only file system") == 2
-    asks = "from jaxd_server.runtime.memory import machine_bytes; print(machine_bytes())"
+    asks = "from jaxd_server.runtime.system_memory import machine_bytes; print(machine_bytes())"
     assert int(container.execute("python", "-c", asks)) <= 2 << 30
     assert container.inspect("{{.Config.StopSignal}}") in {"SIGTERM", "15"}
     assert container.inspect('{{index .Config.Labels "org.opencontainers.image.title"}}') == "jaxd"

@@ -40,7 +40,7 @@ NOT_NEEDED = (
     "jaxd.transfer.compression",
     "jaxd.transfer.content_cache",
     "jaxd.connection.discovery",
-    "jaxd.remote_values.pipeline",
+    "jaxd.remote_values.call_pipeline",
     "jaxd.request.stacklevel",
     "jaxd.events.output",
     "jaxd.events.progress",

@@ -26,7 +26,7 @@ from jaxd.errors import (
     ValueDeleted,
     ValuesFull,
 )
-from jaxd.remote_values.pipeline import MAX_IN_FLIGHT
+from jaxd.remote_values.call_pipeline import MAX_IN_FLIGHT
 from tests.end_to_end.gates import Gate, in_thread, wait_until
 from tests.server.in_process import InProcessServer
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxd.request.arguments import encode_arguments
-from jaxd_protocol.fingerprint.model import Part
+from jaxd_protocol.fingerprint.data_model import Part
 from jaxd_protocol.jit.options import Options, function_key
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor

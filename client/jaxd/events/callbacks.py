@@ -22,7 +22,7 @@ from jaxd.request.call_request import callback_scope
 from jaxd_protocol.errors import CallbackError, ProtocolError
 from jaxd_protocol.fingerprint.client_object import holds_function
 from jaxd_protocol.fingerprint.code.callbacks import CellOrigin, cell_origin, code_at
-from jaxd_protocol.fingerprint.model import CallbackCandidates, CodePath
+from jaxd_protocol.fingerprint.data_model import CallbackCandidates, CodePath
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.pytree.literals import load_literal
 

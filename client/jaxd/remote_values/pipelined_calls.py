@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jaxd.events.progress import Progress
     from jaxd.events.warnings import WarningQueue
     from jaxd.interop.remote_array import RemoteArray
-    from jaxd.remote_values.pipeline import CallPipeline, PipelinedCall
+    from jaxd.remote_values.call_pipeline import CallPipeline, PipelinedCall
     from jaxd.request.call_request import CallRequest
     from jaxd.results.reader import InlineLeaves
     from jaxd.transfer.dedup import Deduplicator
@@ -138,7 +138,7 @@ class PipelinedCalls:
         self._lazy_pipeline = Lazy(self._make_pipeline)
 
     def _make_pipeline(self) -> CallPipeline:
-        from jaxd.remote_values.pipeline import CallPipeline
+        from jaxd.remote_values.call_pipeline import CallPipeline
 
         values = self._store
         ways = (
@@ -226,7 +226,7 @@ class PipelinedCalls:
         return future
 
     def _launch(self, call: CallRequest, *, may_return: bool, ended: Any = None) -> PipelinedCall:
-        from jaxd.remote_values.pipeline import PipelinedCall, ResultShape
+        from jaxd.remote_values.call_pipeline import PipelinedCall, ResultShape
 
         flight: PipelinedCall | None = None
         form: ResultShape | None = None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
     from jaxd.connection.shared_reader import PendingReply
     from jaxd.interop.remote_array import RemoteArray
-    from jaxd.remote_values.pipeline import PipelinedCall
+    from jaxd.remote_values.call_pipeline import PipelinedCall
     from jaxd.request.arguments import ArgumentEncoder as PutData
     from jaxd.transfer.dedup import Deduplicator
     from jaxd_protocol.network.addresses import Address

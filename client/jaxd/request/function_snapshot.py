@@ -26,8 +26,8 @@ from jaxd_protocol.pytree.references import function_mark
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint import Fingerprint, WalkResult
+    from jaxd_protocol.fingerprint.data_model import CallbackCandidates
     from jaxd_protocol.fingerprint.local_archives import LocalArchives
-    from jaxd_protocol.fingerprint.model import CallbackCandidates
 
 
 WARN_AFTER: Final = 16

@@ -18,7 +18,7 @@ from jaxd_server.jax_compat.placement import index_of, moved
 from jaxd_server.jax_compat.programs import is_out_of_memory
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.memory import resident_bytes
+from jaxd_server.runtime.system_memory import resident_bytes
 
 
 class NotMoved(Exception):

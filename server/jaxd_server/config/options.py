@@ -31,7 +31,7 @@ from jaxd_server.config.argument_types import (
     parse_user,
     parse_users,
 )
-from jaxd_server.runtime.memory import machine_bytes
+from jaxd_server.runtime.system_memory import machine_bytes
 
 GIB = 1 << 30
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import jax
 
 from jaxd_protocol.errors import ConfigurationError
-from jaxd_server.runtime.memory import machine_bytes
+from jaxd_server.runtime.system_memory import machine_bytes
 
 
 class Placed(Protocol):

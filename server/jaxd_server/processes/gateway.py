@@ -33,7 +33,7 @@ from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_startup import die_with_the_parent, exit_process, read_argument
 from jaxd_server.runtime.json_lines import HostChannel
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.memory import allow_files
+from jaxd_server.runtime.system_memory import allow_files
 
 _POLL_S: Final = 0.5
 _ANSWER_TIMEOUT_S: Final = 30.0

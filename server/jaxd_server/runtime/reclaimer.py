@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.memory import (
+from jaxd_server.runtime.system_memory import (
     MapGauge,
     Trimmer,
     host_use,

@@ -41,7 +41,7 @@ import numpy as np
 from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
 from jaxd_protocol.fingerprint.client_object import ClientObject, holds_function
 from jaxd_protocol.fingerprint.code.callbacks import CellOrigin, cell_origin, code_at
-from jaxd_protocol.fingerprint.model import (
+from jaxd_protocol.fingerprint.data_model import (
     CallbackCandidate,
     CallbackCandidates,
     CodePath,

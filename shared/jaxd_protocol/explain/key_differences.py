@@ -9,7 +9,7 @@ from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
 from jaxd_protocol.jit.transforms import describe_transformations
 
 if TYPE_CHECKING:
-    from jaxd_protocol.fingerprint.model import Part
+    from jaxd_protocol.fingerprint.data_model import Part
 
 
 _CODE_KINDS: Final = ("function", "class")

@@ -11,12 +11,12 @@ from typing import Any
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.data_model import Archives
+from jaxd_protocol.fingerprint.data_model import CallbackList as CallbackList
+from jaxd_protocol.fingerprint.data_model import Fingerprint as Fingerprint
+from jaxd_protocol.fingerprint.data_model import ListedCallback as ListedCallback
+from jaxd_protocol.fingerprint.data_model import Part as Part
 from jaxd_protocol.fingerprint.guards import Guards as Guards
-from jaxd_protocol.fingerprint.model import Archives
-from jaxd_protocol.fingerprint.model import CallbackList as CallbackList
-from jaxd_protocol.fingerprint.model import Fingerprint as Fingerprint
-from jaxd_protocol.fingerprint.model import ListedCallback as ListedCallback
-from jaxd_protocol.fingerprint.model import Part as Part
 from jaxd_protocol.fingerprint.process_view import LocalProcess, ProcessView
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.fingerprint.walk import WalkResult as WalkResult

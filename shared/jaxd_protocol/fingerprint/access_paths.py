@@ -16,8 +16,8 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import archive_members
 from jaxd_protocol.fingerprint.canonical import ATOMS, digest
 from jaxd_protocol.fingerprint.code.reads import Read, facts_of
+from jaxd_protocol.fingerprint.data_model import NO_CALLBACKS, Steps
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
-from jaxd_protocol.fingerprint.model import NO_CALLBACKS, Steps
 from jaxd_protocol.fingerprint.unpatched import (
     globals_module,
     is_plain_data,

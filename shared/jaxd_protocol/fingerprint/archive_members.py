@@ -12,8 +12,8 @@ from typing import Any
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical import ATOMS, digest
 from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.data_model import Name, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.fingerprint.model import Name, Steps
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 

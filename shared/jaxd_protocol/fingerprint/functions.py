@@ -12,8 +12,8 @@ from typing import Any, Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import access_paths, archive_members
 from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.import_statements import emit_import
-from jaxd_protocol.fingerprint.model import Steps
 from jaxd_protocol.fingerprint.unpatched import (
     globals_module,
     refuse_patched_function,

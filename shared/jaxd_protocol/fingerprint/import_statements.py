@@ -15,7 +15,7 @@ from typing import Any
 from jaxd_protocol.fingerprint import archive_members
 from jaxd_protocol.fingerprint.access_paths import check_installed
 from jaxd_protocol.fingerprint.code.reads import CodeFacts, Import, facts_of
-from jaxd_protocol.fingerprint.model import Source, Steps
+from jaxd_protocol.fingerprint.data_model import Source, Steps
 from jaxd_protocol.fingerprint.process_view import prefixes_of
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk

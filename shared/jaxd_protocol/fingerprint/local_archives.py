@@ -19,9 +19,9 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical import atom, digest
 from jaxd_protocol.fingerprint.code.callbacks import nested_codes
 from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.data_model import Archive, Name, Source
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.fingerprint.model import Archive, Name, Source
 from jaxd_protocol.fingerprint.process_view import LocalProcess, compiled_source, is_extension
 from jaxd_protocol.fingerprint.unpatched import is_array, is_plain_data
 from jaxd_protocol.packages.distributions import Package, package_of

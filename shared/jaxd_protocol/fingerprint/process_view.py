@@ -11,7 +11,7 @@ from importlib.util import MAGIC_NUMBER, find_spec
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
-from jaxd_protocol.fingerprint.model import Source
+from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.unpatched import is_unpatched
 from jaxd_protocol.packages.distributions import FileStamp, Package, file_stamp, package_of
 from jaxd_protocol.packages.installed import is_local_file, is_local_module

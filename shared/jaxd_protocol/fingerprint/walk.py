@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.fingerprint.canonical import ATOMS, DIGEST_SIZE, atom, digest, tag
-from jaxd_protocol.fingerprint.guards import Guards
-from jaxd_protocol.fingerprint.model import (
+from jaxd_protocol.fingerprint.data_model import (
     Archives,
     CallbackList,
     Fingerprint,
@@ -25,6 +24,7 @@ from jaxd_protocol.fingerprint.model import (
     Steps,
     UnsharedObject,
 )
+from jaxd_protocol.fingerprint.guards import Guards
 from jaxd_protocol.fingerprint.process_view import ProcessView
 from jaxd_protocol.packages.distributions import Package, import_root
 

@@ -12,7 +12,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.fingerprint.model import CallbackList, Fingerprint, ListedCallback, Part, Source
+from jaxd_protocol.fingerprint.data_model import (
+    CallbackList,
+    Fingerprint,
+    ListedCallback,
+    Part,
+    Source,
+)
 from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import parameters_of

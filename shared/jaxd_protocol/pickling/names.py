@@ -21,7 +21,7 @@ def _same(*names: str) -> dict[str, str]:
 
 _MODULES: Final = {
     "jaxd.interop.lazy_array": {"lazy_array": "_restore"},
-    "jaxd_protocol.fingerprint.model": _same("Source"),
+    "jaxd_protocol.fingerprint.data_model": _same("Source"),
     "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment", "ReadFlags"),
     "jaxd_protocol.packages.importable": _same("find_object"),
     "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "make_jit"},

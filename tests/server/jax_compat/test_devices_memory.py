@@ -10,7 +10,7 @@ from jaxd_protocol.pytree import Leaf
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.jax_compat.devices import all_devices_bytes, device_bytes_limit, in_words
 from jaxd_server.processes.worker.status import memory_in_use
-from jaxd_server.runtime.memory import machine_bytes
+from jaxd_server.runtime.system_memory import machine_bytes
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues, Value
 from tests.server.builds import executable

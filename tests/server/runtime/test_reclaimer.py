@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from jaxd_server.runtime import reclaimer as module
-from jaxd_server.runtime.memory import MapGauge, Trimmer
 from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.runtime.system_memory import MapGauge, Trimmer
 
 
 class Pool:

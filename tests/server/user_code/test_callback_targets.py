@@ -16,7 +16,7 @@ from jaxd.events.callbacks import CallbackTable
 from jaxd_protocol.errors import CallbackError
 from jaxd_protocol.fingerprint import CallbackList, walk
 from jaxd_protocol.fingerprint.client_object import ClientObject
-from jaxd_protocol.fingerprint.model import CallbackCandidates
+from jaxd_protocol.fingerprint.data_model import CallbackCandidates
 from jaxd_protocol.pytree import dump_literal
 from jaxd_server.user_code.callback_targets import (
     CallbackTargets,

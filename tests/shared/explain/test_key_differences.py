@@ -14,7 +14,7 @@ from jaxd_protocol.explain.key_differences import (
     similarity,
     summarize,
 )
-from jaxd_protocol.fingerprint.model import Part
+from jaxd_protocol.fingerprint.data_model import Part
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import encode_transformation
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.fingerprint import content_id, current_archives, using_archives
+from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.local_archives import (
     LocalArchives,
     archive_of,
@@ -19,7 +20,6 @@ from jaxd_protocol.fingerprint.local_archives import (
     look_up,
     packages_in_strings,
 )
-from jaxd_protocol.fingerprint.model import Source
 from jaxd_protocol.packages.distributions import Package
 from tests.shared.pickling.processes import write
 

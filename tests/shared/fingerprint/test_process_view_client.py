@@ -6,7 +6,7 @@ import json
 import sys
 from types import ModuleType
 
-from jaxd_protocol.fingerprint.model import Source
+from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.process_view import ClientProcess
 from jaxd_protocol.packages.distributions import Package
 

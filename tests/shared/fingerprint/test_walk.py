@@ -11,8 +11,8 @@ import pytest
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint import walk as package_walk
+from jaxd_protocol.fingerprint.data_model import Part
 from jaxd_protocol.fingerprint.dispatch import HANDLERS
-from jaxd_protocol.fingerprint.model import Part
 from jaxd_protocol.fingerprint.process_view import SALT, ClientProcess, LocalProcess
 from jaxd_protocol.fingerprint.walk import MAX_PARTS, Walk, short_repr
 from tests.shared.fingerprint.defining import define, digest_of, function, part_names, walk_of

@@ -10,7 +10,7 @@ import pytest
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.fingerprint import Part, walk
-from jaxd_protocol.fingerprint.model import ListedCallback, Source
+from jaxd_protocol.fingerprint.data_model import ListedCallback, Source
 from jaxd_protocol.fingerprint.process_view import SALT
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.packages.distributions import Package

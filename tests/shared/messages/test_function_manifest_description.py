@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import ProtocolError
-from jaxd_protocol.fingerprint.model import Part
+from jaxd_protocol.fingerprint.data_model import Part
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor, parameter_names
 

@@ -33,7 +33,7 @@ from jaxd_server.jax_compat.placement import is_bound, move_lowered
 from jaxd_server.jax_compat.programs import compile_flat
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
-from jaxd_server.runtime.memory import resident_bytes
+from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.fairness import FairSemaphore
 from jaxd_server.user_code.interrupt import run_interruptibly
 from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard

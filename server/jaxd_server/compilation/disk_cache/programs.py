@@ -32,7 +32,7 @@ from jaxd_server.jax_compat.placement import are_several, is_known_as_bound, rea
 from jaxd_server.jax_compat.programs import NotSerializable
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.memory import resident_bytes
+from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError, ProtocolError
 from jaxd_protocol.fingerprint import ListedCallback, Part, WalkResult, walk
-from jaxd_protocol.fingerprint.model import CallbackCandidates
+from jaxd_protocol.fingerprint.data_model import CallbackCandidates
 from jaxd_protocol.fingerprint.process_view import ClientProcess
 from jaxd_protocol.jit.options import fingerprint_of
 from jaxd_protocol.messages.function_manifest import FunctionManifest

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from jaxd_protocol.errors import JaxdError
 from jaxd_protocol.explain.argument_shapes import ArgumentShape
-from jaxd_protocol.fingerprint.model import Part
+from jaxd_protocol.fingerprint.data_model import Part
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_protocol.pytree.leaves import itemsize_of
 from jaxd_server.compilation.history.build_history import KeyHistory

@@ -17,7 +17,7 @@ from jaxd_server.processes.supervision.untrusted_report import valid_rows
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
 from jaxd_server.runtime.child_startup import request_stack_dump
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.memory import resident_bytes
+from jaxd_server.runtime.system_memory import resident_bytes
 
 _MIN_READY_S: Final = 60.0
 """A worker that is too large sooner than that is not replaced: the next one would be as well."""

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.output_relay import OutputRelay
-from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.runtime.child_startup import in_a_file
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 

@@ -14,7 +14,7 @@ from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.health_monitor import HealthMonitor, calls_of, process_state
 from jaxd_server.processes.supervision.quarantine import Quarantine
-from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.untrusted_report import is_number
 from jaxd_server.processes.supervision.worker_process import (
     ANSWER_TIMEOUT_S,

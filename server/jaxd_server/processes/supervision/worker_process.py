@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.launch import SuspectRows, launch
-from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.untrusted_report import sanitize_report
 from jaxd_server.runtime.json_lines import (
     MAX_LINE_BYTES,

@@ -17,7 +17,7 @@ from jaxd_protocol.errors import ConfigurationError
 from jaxd_server.cache.directory import cache_root, make_trusted
 from jaxd_server.config.argument_types import SAME_USER
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.tenant import Tenant, User
+from jaxd_server.processes.supervision.tenant_settings import Tenant, User
 from jaxd_server.processes.tenants.os_users import (
     end_processes,
     folders_of,

@@ -21,13 +21,13 @@ from jaxd_server.auth.listeners import Listener, check_length
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineFile
 from jaxd_server.processes.supervision.supervisor import Supervisor
-from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.untrusted_report import LISTS, printable, sanitize_report
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.memory import allow_files
+from jaxd_server.runtime.system_memory import allow_files
 
 _OF_ONE: Final = frozenset({"epoch", "idle_s"})
 """Numbers that cannot be added up."""

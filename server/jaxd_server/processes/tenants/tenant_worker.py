@@ -13,7 +13,7 @@ from typing import Any
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.listeners import Listener, open_listeners
 from jaxd_server.processes.supervision.supervisor import Supervisor
-from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.runtime.logs import log_event
 
 

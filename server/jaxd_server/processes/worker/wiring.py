@@ -50,8 +50,8 @@ from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.runtime.counters import Counters, Counts, Traffic
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 from jaxd_server.runtime.imported_packages import ImportedPackages
-from jaxd_server.runtime.memory import host_spare, machine_bytes
 from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer
+from jaxd_server.runtime.system_memory import host_spare, machine_bytes
 from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
 from jaxd_server.values.store import ContentStore, ValueStore
 

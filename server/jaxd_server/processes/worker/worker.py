@@ -27,7 +27,7 @@ from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 from jaxd_server.runtime.json_lines import HostChannel
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.memory import allow_files
+from jaxd_server.runtime.system_memory import allow_files
 from jaxd_server.runtime.threads.executors import process_timers
 from jaxd_server.user_code.output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code

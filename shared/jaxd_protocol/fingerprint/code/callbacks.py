@@ -20,7 +20,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Final, Literal, NamedTuple
 
-from jaxd_protocol.fingerprint.model import (
+from jaxd_protocol.fingerprint.data_model import (
     NO_CALLBACKS,
     CallbackReferences,
     Origin,

@@ -23,7 +23,7 @@ from jaxd_protocol.fingerprint.code.callbacks import (
     loads_given_to_callbacks,
     nested_codes,
 )
-from jaxd_protocol.fingerprint.model import CallbackReferences, Step, Steps
+from jaxd_protocol.fingerprint.data_model import CallbackReferences, Step, Steps
 
 
 class Read(NamedTuple):

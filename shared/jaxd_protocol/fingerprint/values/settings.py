@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical import atom
-from jaxd_protocol.fingerprint.model import Steps
+from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.walk import Walk
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd_protocol.jit.transforms.flat import STAGES, has_data
+from jaxd_protocol.jit.transforms.flat_functions import STAGES, has_data
 from jaxd_protocol.jit.transforms.literal import (
     ON_INSTANCE,
     Transformation,

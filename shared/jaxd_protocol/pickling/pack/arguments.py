@@ -17,8 +17,8 @@ from typing import Any, Final
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint import content_id, current_archives, walk
+from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
-from jaxd_protocol.fingerprint.model import ReachedObjects
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module

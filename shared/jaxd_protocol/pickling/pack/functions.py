@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import JaxdError, PackingError
 from jaxd_protocol.fingerprint.code.reads import facts_of
-from jaxd_protocol.fingerprint.model import ReachedObjects
+from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.modules import archive_arguments
 from jaxd_protocol.pickling.pack.pickler import PickleBox, Pickler

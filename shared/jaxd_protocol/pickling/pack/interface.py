@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import CellType, ModuleType
 from typing import Any, Protocol
 
-from jaxd_protocol.fingerprint.model import ReachedObjects
+from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.rebuild import Filler
 

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.data_model import Archive
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
-from jaxd_protocol.fingerprint.model import Archive
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.names import find, name_of
 from jaxd_protocol.pickling.pack.interface import Packer

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Final
 
 from jaxd_protocol.fingerprint import content_id
-from jaxd_protocol.fingerprint.model import ReachedObjects
+from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.jax_objects.reducers import reduce_jax
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module

@@ -17,9 +17,9 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.data_model import Archive, Name, Source
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.local_archives import IMPORTLIB, archive_of, archived_id, look_up
-from jaxd_protocol.fingerprint.model import Archive, Name, Source
 from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pickling.unpack.content_table import content_table
 from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PatchedModule, PrivateModules

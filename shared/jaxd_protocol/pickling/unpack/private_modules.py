@@ -18,7 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.model import Source
+from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.packages.installed import is_local_file
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import MissingPackage, NotPermitted
-from jaxd_protocol.fingerprint.model import Source
+from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.pickling.unpack.archives import UnpackedArchive
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules

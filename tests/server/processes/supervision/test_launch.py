@@ -13,7 +13,7 @@ import pytest
 
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.launch import launch, worker_environment
-from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.tenant_settings import Tenant
 from tests.server.staging import until
 
 FRACTION, BEFORE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.worker_process import WorkerFlags, WorkerProcess
 
 PRELUDE = """

@@ -34,7 +34,7 @@ from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision import supervisor
 from jaxd_server.processes.supervision.supervisor import Supervisor
-from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.tenants.directory import TenantCleanup, TenantDirectory
 from jaxd_server.processes.tenants.manager import TenantManager
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker

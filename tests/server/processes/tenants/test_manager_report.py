@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from jaxd_server.processes.supervision.tenant import Tenant, User
+from jaxd_server.processes.supervision.tenant_settings import Tenant, User
 from jaxd_server.processes.tenants.manager import tenants_report
 
 GATEWAY = {"worker": {"running_calls": 0}, "worker_state": "ready", "worker_silent_s": 0.1}

@@ -12,7 +12,7 @@ import pytest
 from jaxd_protocol.errors import CannotListen
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.supervisor import Supervisor
-from jaxd_server.processes.supervision.tenant import Tenant
+from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.tenants.tenant_worker import TenantWorker
 
 

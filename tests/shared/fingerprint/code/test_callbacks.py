@@ -17,7 +17,7 @@ from jaxd_protocol.fingerprint.code.callbacks import (
     loads_given_to_callbacks,
     nested_codes,
 )
-from jaxd_protocol.fingerprint.model import Origin
+from jaxd_protocol.fingerprint.data_model import Origin
 
 seen: list[Any] = []
 

@@ -13,7 +13,7 @@ import pytest
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
-from jaxd_protocol.fingerprint.model import ReachedObjects
+from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol.fingerprint.data_model import ReachedObjects, Source
 from jaxd_protocol.fingerprint.local_archives import archive_of
-from jaxd_protocol.fingerprint.model import ReachedObjects, Source
 from jaxd_protocol.pickling.pack.modules import archive_arguments, reduce_archived
 from jaxd_protocol.pickling.pack.pickler import Pickler
 from jaxd_protocol.pickling.unpack.archives import find_archived

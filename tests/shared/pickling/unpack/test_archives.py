@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.data_model import Archive, Source
 from jaxd_protocol.fingerprint.local_archives import archive_of, archived_id
-from jaxd_protocol.fingerprint.model import Archive, Source
 from jaxd_protocol.pickling.pack.modules import archive_arguments
 from jaxd_protocol.pickling.unpack.archives import (
     UnpackedArchive,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.model import Source
+from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules, patched_module
 from tests.shared.pickling.processes import call_in_subprocess, pack_in_subprocess, run, write
 

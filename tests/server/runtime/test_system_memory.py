@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from jaxd_server.runtime import memory as module
-from jaxd_server.runtime.memory import (
+from jaxd_server.runtime import system_memory as module
+from jaxd_server.runtime.system_memory import (
     MapGauge,
     Trimmer,
     allow_files,

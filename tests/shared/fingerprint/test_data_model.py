@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxd_protocol.fingerprint.model import PartialRead, ReachedObjects
+from jaxd_protocol.fingerprint.data_model import PartialRead, ReachedObjects
 
 
 def test_what_is_read_in_part_has_the_names_that_are_read() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jaxd_server.runtime import reclaimer as module
-from jaxd_server.runtime.memory import host_spare, host_use
 from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer
+from jaxd_server.runtime.system_memory import host_spare, host_use
 
 GIB = 1 << 30
 

@@ -5,7 +5,7 @@ import pytest
 
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.config.options import ServerOptions
-from jaxd_server.processes.supervision.tenant import REST_AFTER_S, Tenant, User
+from jaxd_server.processes.supervision.tenant_settings import REST_AFTER_S, Tenant, User
 
 ALICE = User(70000, 70000, (), "70000", "/kept/alice")
 OPTIONS = ServerOptions(

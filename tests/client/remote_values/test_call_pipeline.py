@@ -11,7 +11,12 @@ import pytest
 from jaxd.connection.shared_reader import PendingReply
 from jaxd.interop.handle_ranges import HandleRange
 from jaxd.interop.remote_array import RemoteArray, ResultBatch
-from jaxd.remote_values.pipeline import _MAX_ATTEMPTS, MAX_IN_FLIGHT, CallPipeline, PipelinedCall
+from jaxd.remote_values.call_pipeline import (
+    _MAX_ATTEMPTS,
+    MAX_IN_FLIGHT,
+    CallPipeline,
+    PipelinedCall,
+)
 from jaxd.request.call_request import CallRequest
 from jaxd.transfer.routing import CallTransfer
 from jaxd_protocol.errors import (
