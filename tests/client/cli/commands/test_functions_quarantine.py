@@ -33,7 +33,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, **reply: Any) -> list[Any]:
     """Has a host that says so; returns what it is asked."""
     asked: list[Any] = []
 
-    def ask(path: str, request: Any, uid: int | None) -> Any:
+    def ask(path: str, request: Any, uid: int | None, **_: Any) -> Any:
         asked.append(request)
         return reply
 
