@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Generator, Iterable
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from jaxd.api.client import Client
@@ -51,28 +51,32 @@ def build_all(
     """
     functions = [RecordedFunction(recipe) for recipe in recipes]
     calls = [(function, call) for function in functions for call in function.recipe.calls]
-    left, results = (
-        SimpleQueue[tuple[RecordedFunction, RecordedCall]](),
-        SimpleQueue[BuildOutcome](),
-    )
-    stopped = threading.Event()
-
-    def run() -> None:
-        with suppress(Empty):
-            while not stopped.is_set():
-                results.put(_build(client.caller, *left.get_nowait(), check=check))
-
-    for each in calls:
-        left.put(each)
+    left, results = deque(calls), SimpleQueue[BuildOutcome]()
+    work = client.caller, left, results, check
     try:
         for _ in calls[:_MAX_CONCURRENT]:  # daemons: Ctrl-C must not wait for them
-            threading.Thread(target=run, name="jaxd-warm", daemon=True).start()
+            threading.Thread(target=_build_each, args=work, name="jaxd-warm", daemon=True).start()
         for _ in calls:
             yield results.get()
     except BaseException:
-        stopped.set()
+        left.clear()
         client.close()  # ends the waiting of those that are under way
         raise
+
+
+def _build_each(
+    caller: Caller,
+    left: deque[tuple[RecordedFunction, RecordedCall]],
+    results: SimpleQueue[BuildOutcome],
+    check: bool,
+) -> None:
+    """Builds one recorded call after the other until none is left."""
+    while True:
+        try:
+            recorded, call = left.popleft()
+        except IndexError:
+            return
+        results.put(_build(caller, recorded, call, check=check))
 
 
 def _build(

@@ -179,11 +179,8 @@ def _warning_category(content: dict[str, Any]) -> type[Warning]:
         and not has_code(found, _CODE_METHODS)
     ):
         return found
-    for base in content["bases"]:
-        known = getattr(builtins, base, None)
-        if isinstance(known, type) and issubclass(known, Warning):
-            return known
-    return UserWarning
+    known = (getattr(builtins, base, None) for base in content["bases"])
+    return next((c for c in known if isinstance(c, type) and issubclass(c, Warning)), UserWarning)
 
 
 _CODE_METHODS: Final = frozenset({"__init__", "__new__", "__del__", "__str__", "__repr__"})
@@ -191,8 +188,6 @@ _CODE_METHODS: Final = frozenset({"__init__", "__new__", "__del__", "__str__", "
 
 def _module_of(file: str) -> ModuleType | None:
     """The module of this process that was loaded from a file."""
-    for name in list(sys.modules):
-        module = sys.modules.get(name)
-        if isinstance(module, ModuleType) and content_of(name).get("__file__") == file:
-            return module
-    return None
+    named = ((name, sys.modules.get(name)) for name in list(sys.modules))
+    modules = ((name, module) for name, module in named if isinstance(module, ModuleType))
+    return next((m for name, m in modules if content_of(name).get("__file__") == file), None)

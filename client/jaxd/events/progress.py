@@ -123,19 +123,17 @@ class Progress:
             self._write()
 
     def _tick(self) -> None:
-        wait = threading.Event().wait
-        while True:
+        wait, ended = threading.Event().wait, False
+        while not ended:
             wait(_TICK_S)
             with self._lock:
                 is_moving = self._show_transfer()
-                if not self._calls and not self._transfers:
+                ended = not self._calls and not self._transfers
+                if ended:
                     self._ticker = None
                 elif self._calls and not is_moving:
                     self._show(min(self._calls.values(), key=lambda call: call.started))
-                ended = self._ticker is None
             self._write()
-            if ended:
-                return
 
     def _show_transfer(self) -> bool:
         """Shows the oldest transfer if it takes long; removes those that are over."""

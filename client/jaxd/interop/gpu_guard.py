@@ -80,14 +80,12 @@ class _JaxImportHook:
     ) -> ModuleSpec | None:
         if name != "jax":
             return None
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    if spec.loader is not None:
-                        _select_cpu_after(spec.loader)
-                    return spec
-        return None
+        others = (each for each in sys.meta_path if each is not self and hasattr(each, "find_spec"))
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
+        if spec is not None and spec.loader is not None:
+            _select_cpu_after(spec.loader)
+        return spec
 
 
 def _select_cpu_after(loader: Loader) -> None:

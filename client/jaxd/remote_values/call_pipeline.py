@@ -181,6 +181,15 @@ class PipelinedCall:
         if unused is not None:
             unused.release()
 
+    def mark_unsent(self, error: BaseException, *, was_sent: bool) -> None:
+        """Handles the failure of an attempt to send it; `was_sent`: it was sent before."""
+        if isinstance(error, ConnectionLost):
+            return
+        if isinstance(error, JaxdError):
+            self.is_sent = was_sent
+        elif was_sent:
+            self.connection = None  # it may not have been sent: it is sent again
+
     def notify(self) -> None:
         """Calls `on_done`, once."""
         with self._lock:
@@ -440,14 +449,8 @@ class CallPipeline:
         flight.pending, was_sent, flight.is_sent = pending, flight.is_sent, True
         try:
             connection.launch("call", message, transfer.buffers, pending, number)
-        except ConnectionLost:
-            raise
-        except JaxdError:
-            flight.is_sent = was_sent
-            raise
-        except BaseException:
-            if was_sent:
-                flight.connection = None  # it may not have been sent: it is sent again
+        except BaseException as error:
+            flight.mark_unsent(error, was_sent=was_sent)
             raise
 
     def _resend_lost(self) -> None:
@@ -457,12 +460,9 @@ class CallPipeline:
                 return
             while self.has_unsent_calls():
                 connection = self._connect_session()
-                try:
-                    for flight in list(self._open.values()):
-                        if self._has_lost_connection(flight):
-                            self._resend(flight, connection)
-                except ConnectionLost:
-                    continue
+                with suppress(ConnectionLost):
+                    for flight in filter(self._has_lost_connection, list(self._open.values())):
+                        self._resend(flight, connection)
         self._release_queue.retry()  # ids may have waited for the calls that make the values
 
     def has_unsent_calls(self) -> bool:
@@ -494,13 +494,7 @@ class CallPipeline:
             return
         if isinstance(pending.error, ConnectionLost) and not flight.done:
             self._on_arrival(connection, flight, False)
-            if self._open.get(flight.number) is not flight:  # it is not sent again
-                self._fail(flight, pending.error)
-                self._notify_finished()
-            elif flight.on_done is not None:
-                threading.Thread(
-                    target=self._resend_in_background, name="jaxd-repeat", daemon=True
-                ).start()
+            self._on_lost_reply(flight, pending.error)
             return
         try:
             _complete_from_reply(flight, pending)
@@ -510,6 +504,15 @@ class CallPipeline:
         self._finished.append(flight)
         self._on_arrival(connection, flight, flight.error is None)
         self._notify_finished()
+
+    def _on_lost_reply(self, flight: PipelinedCall, error: ConnectionLost) -> None:
+        if self._open.get(flight.number) is not flight:  # it is not sent again
+            self._fail(flight, error)
+            self._notify_finished()
+        elif flight.on_done is not None:
+            threading.Thread(
+                target=self._resend_in_background, name="jaxd-repeat", daemon=True
+            ).start()
 
     def _resend_in_background(self) -> None:
         """Resends calls without a waiter, in a thread of its own: the reading thread must go on."""

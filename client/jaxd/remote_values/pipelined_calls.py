@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jaxd.connection.settings import REPLY_GRACE_S
@@ -191,39 +192,37 @@ class PipelinedCalls:
 
     def _abandon(self, flight: PipelinedCall) -> None:
         """Abandons a call: what it leaves on the server is released when it is done."""
+        self._pipeline.abandon(flight, self._discard_result)
 
-        def ended(flight: PipelinedCall) -> None:
-            with suppress(BaseException):
-                self._completed_result(flight)
-
-        self._pipeline.abandon(flight, ended)
+    def _discard_result(self, flight: PipelinedCall) -> None:
+        with suppress(BaseException):
+            self._completed_result(flight)
 
     def submit(self, call: CallRequest) -> Future[Any]:
         """The same as a future, which is done when the call is."""
-        from concurrent.futures import InvalidStateError  # a plain call needs neither
-
-        from jaxd.connection.call_future import CallFuture
+        from jaxd.connection.call_future import CallFuture  # a plain call does not need it
 
         future: CallFuture[Any] = CallFuture()
+        flight = self._launch(call, may_return=False, ended=partial(self._settle, future))
+        future.add_inline_callback(partial(self._cancel_with, flight))
+        return future
 
-        def ended(flight: PipelinedCall) -> None:
+    def _settle(self, future: Future[Any], flight: PipelinedCall) -> None:
+        """Completes the future of a call that is done."""
+        from concurrent.futures import InvalidStateError
+
+        with suppress(InvalidStateError):
             try:
                 result = self._completed_result(flight)
             except BaseException as error:  # noqa: BLE001  the future's owner decides about it
-                with suppress(InvalidStateError):
-                    future.set_exception(error)
+                future.set_exception(error)
             else:
-                with suppress(InvalidStateError):
-                    future.set_result(result)
+                future.set_result(result)
 
-        flight = self._launch(call, may_return=False, ended=ended)
-
-        def done(future: Future[Any]) -> None:
-            if future.cancelled():
-                self._pipeline.cancel(flight)
-
-        future.add_inline_callback(done)
-        return future
+    def _cancel_with(self, flight: PipelinedCall, future: Future[Any]) -> None:
+        """Cancels a call whose future was cancelled."""
+        if future.cancelled():
+            self._pipeline.cancel(flight)
 
     def _launch(self, call: CallRequest, *, may_return: bool, ended: Any = None) -> PipelinedCall:
         from jaxd.remote_values.call_pipeline import PipelinedCall, ResultShape
@@ -244,15 +243,20 @@ class PipelinedCalls:
             sent_skeleton = self._skeletons.encode(call.skeleton)
             flight = PipelinedCall(call, form, donated, ended, is_copied, sent_skeleton)
             self._pipeline.launch(flight)
-        except ValuesLost as error:
+        except BaseException as error:
+            self._launch_failed(call, flight, error)
+            raise
+        return flight
+
+    def _launch_failed(
+        self, call: CallRequest, flight: PipelinedCall | None, error: BaseException
+    ) -> None:
+        if isinstance(error, ValuesLost):
             from jaxd.remote_values.lost import with_call_array_names
 
             raise with_call_array_names(error, call) from None
-        except BaseException:
-            if flight is not None and not flight.done:  # interrupted, and perhaps on its way
-                self._abandon(flight)
-            raise
-        return flight
+        if flight is not None and not flight.done:  # interrupted, and perhaps on its way
+            self._abandon(flight)
 
     def wait_for(self, flight: PipelinedCall, timeout_s: float | None = None) -> None:
         """Returns when a call is done.

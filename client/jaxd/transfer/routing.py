@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -188,15 +189,11 @@ class TransferRouter:
         places = self._place_in_blocks([call.buffers[index] for index in large], copied=copied)
         if places is None:
             return ()
-        known = False
-        try:
-            known = self.announce(connection, places)
-        finally:
-            if not known:
-                for block, _ in places:
-                    block.release()
-        if not known:
-            return ()
+        with ExitStack() as undo:
+            undo.callback(self._pool.release, places)
+            if not self.announce(connection, places):
+                return ()
+            undo.pop_all()
         rows += [
             DataLocation(call.buffer_leaves[index], BLOCK, block.number, offset)
             for index, (block, offset) in zip(large, places, strict=True)
@@ -232,11 +229,10 @@ class TransferRouter:
     def uses_shared_blocks(self, call: CallData) -> bool:
         """Whether some of its data lies in shared memory, which the server would read directly."""
         for owner, data in zip(call.buffer_leaves, call.buffers, strict=False):
-            if owner >= 0 and len(data) >= MIN_SHARED_BYTES:
-                place = self._find(data)
-                if place is not None:
-                    place[0].release()
-                    return True
+            is_large = owner >= 0 and len(data) >= MIN_SHARED_BYTES
+            if is_large and (place := self._find(data)) is not None:
+                place[0].release()
+                return True
         return False
 
     def _place_in_blocks(
@@ -247,8 +243,7 @@ class TransferRouter:
         pairs = zip(buffers, found, strict=True)
         copies = self._pool.copy_in([data for data, place in pairs if place is None])
         if copies is None:
-            for place in filter(None, found):
-                place[0].release()
+            self._pool.release(filter(None, found))
             return None
         rest = iter(copies)
         return [next(rest) if place is None else place for place in found]
@@ -263,10 +258,9 @@ class TransferRouter:
             ConnectionLost: when the connection has ended.
         """
         blocks = self._pool.unannounced(connection, [block for block, _ in places])
-        for block in blocks:
-            if not self._share_block(connection, block):
-                connection.passes_descriptors = False
-                return False
+        if not all(self._share_block(connection, block) for block in blocks):
+            connection.passes_descriptors = False
+            return False
         retired = self._pool.announced(connection, blocks)
         if retired:
             connection.notify("unshare", (tuple(retired),))

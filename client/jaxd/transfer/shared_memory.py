@@ -21,6 +21,7 @@ import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from jaxd_protocol.base import shared_memory
@@ -155,16 +156,19 @@ class BlockPool:
         block = self.lease(total, len(buffers)) if buffers else None
         if block is None:
             return None if buffers else []
-        try:
+        places = [(block, offset) for offset in offsets]
+        with suppress(OSError), ExitStack() as undo:
+            undo.callback(self.release, places)
             for offset, buffer in zip(offsets, buffers, strict=True):
                 block.write(offset, buffer)
-        except BaseException as error:
-            for _ in buffers:
-                block.release()
-            if isinstance(error, OSError):
-                return None
-            raise
-        return [(block, offset) for offset in offsets]
+            undo.pop_all()
+            return places
+        return None
+
+    def release(self, places: Iterable[BlockOffset]) -> None:
+        """Releases the share that each of the places holds."""
+        for block, _ in places:
+            block.release()
 
     def find(self, address: int, nbytes: int) -> BlockOffset | None:
         """Where memory of this process lies, with a share; None when it is in no block."""
@@ -235,11 +239,10 @@ class BlockPool:
 
     def _reuse(self, size: int) -> SharedBlock | None:
         """The block of this size that was used last: it may still be in the processor's cache."""
-        for block in reversed(self._idle):
-            if block.nbytes == size:
-                self._idle.remove(block)
-                return block
-        return None
+        block = next((block for block in reversed(self._idle) if block.nbytes == size), None)
+        if block is not None:
+            self._idle.remove(block)
+        return block
 
     def _allocate(self, size: int) -> SharedBlock | None:
         free = self.limit_bytes - sum(b.nbytes for b in self._blocks.values())

@@ -172,7 +172,7 @@ def _measured(epochs: int) -> list[Run]:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is stopped
     # Beside the local server's directory: the path of a Unix socket has to be short.
     place = make_private_directory(runtime_dir())
-    with TemporaryDirectory(prefix="demo-", dir=place) as directory, _server(directory) as address:
+    with TemporaryDirectory(prefix="demo-", dir=place) as folder, server_in(folder) as address:
         # Untimed, or the first run would pay for the disk.
         imports = [sys.executable, "-P", "-c", "import cloudpickle, jax, rpyc, sklearn.datasets"]
         subprocess.run(imports, check=False)  # noqa: S603  our own program
@@ -189,8 +189,12 @@ def _measured(epochs: int) -> list[Run]:
 
 
 @contextmanager
-def _server(directory: str) -> Iterator[str]:
-    """Runs a server in `directory` and yields its address; the local server is not touched."""
+def server_in(directory: str) -> Iterator[str]:
+    """Runs a server in `directory` and yields its address; the local server is not touched.
+
+    An interrupt waits until the server has started: before that it could not be stopped.
+    """
+    from jaxd.cli.interrupts import deferring_interrupts
     from jaxd.connection.control_client import stop_and_wait
     from jaxd.connection.local_server import SERVER_COMMAND, start_background
     from jaxd_protocol.network.addresses import Address
@@ -199,7 +203,8 @@ def _server(directory: str) -> Iterator[str]:
     files = LocalServerFiles(directory)
     cache = ("--cache-dir", os.path.join(directory, "cache"))
     try:
-        start_background(files, server_command=(*SERVER_COMMAND, *cache))
+        with deferring_interrupts():
+            start_background(files, server_command=(*SERVER_COMMAND, *cache))
         yield str(Address.unix(files.socket))
     finally:
         stop_and_wait(files.control, now=True)

@@ -13,9 +13,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from jaxd.api.client import Client
+from jaxd.cli.interrupts import handling_interrupts
 from jaxd.cli.query import add_query_options, print_json
 from jaxd.cli.terminal import BuildBar, duration
 from jaxd.connection.settings import Settings
@@ -24,12 +25,12 @@ from jaxd_protocol.errors import ConfigurationError, NoServer
 
 if TYPE_CHECKING:
     from jaxd.cli.warm_build import BuildOutcome
+    from jaxd_protocol.messages.recipes import Recipe
 
 
 SUMMARY = "build the programs of a lockfile before they are called; or record a lockfile"
 EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"
 
-_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
 _OUTCOME_WORDS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
 _CHECK_WORDS: Final = {"hit": "ready", "load": "on disk", "compile": "to be compiled"}
 
@@ -108,6 +109,15 @@ def _record(arguments: argparse.Namespace) -> int:
         except Exception as error:  # noqa: BLE001  the program has run: its exit code counts
             _print_error(str(error))
             return code or 1
+    _report_recorded(arguments, recipes, left_out)
+    return code
+
+
+def _report_recorded(
+    arguments: argparse.Namespace,
+    recipes: Sequence[Recipe],
+    left_out: Sequence[Mapping[str, str]],
+) -> None:
     count = sum(len(recipe.calls) for recipe in recipes)
     for each in left_out:
         _print_error(f"{each['name']} is not recorded: {each['reason']}")
@@ -116,7 +126,6 @@ def _record(arguments: argparse.Namespace) -> int:
         print_json({**report, "left_out": left_out})
     else:
         _print_error(f"recorded {count} programs of {len(recipes)} functions in {arguments.file}")
-    return code
 
 
 def run_program(words: Sequence[str], server: str | None) -> int:
@@ -139,7 +148,7 @@ def run_program(words: Sequence[str], server: str | None) -> int:
         if number == signal.SIGTERM and process:
             process[0].send_signal(number)
 
-    with _handled(forward):
+    with handling_interrupts(forward):
         try:
             process.append(subprocess.Popen(words, env=environment))  # noqa: S603  the user's own words behind --
         except OSError as error:
@@ -154,23 +163,9 @@ def run_program(words: Sequence[str], server: str | None) -> int:
 def wait_for_interrupt(ready: Callable[[], None]) -> None:
     """Returns after Ctrl-C or SIGTERM; calls `ready` once their handlers are installed."""
     ended = threading.Event()
-    with _handled(lambda *_: ended.set()):
+    with handling_interrupts(lambda *_: ended.set()):
         ready()
         ended.wait()
-
-
-@contextmanager
-def _handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Installs a handler of both signals; unlike SIG_IGN, it is not inherited by a child process.
-
-    Also where they were ignored, as in the background jobs of a shell script.
-    """
-    before = {number: signal.signal(number, handler) for number in _ENDINGS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
 # building ---------------------------------------------------------------------------------------

@@ -35,8 +35,13 @@ def local_server(context: DoctorContext) -> Check:
         return Check(name, "bad", f"{path} is no socket", f"Run: rm {path}")
     if not is_server_running(path):
         return Check(name, "note", "gone; its socket file is left", "The next start replaces it.")
+    return _local_worker(context, name)
+
+
+def _local_worker(context: DoctorContext, name: str) -> Check:
+    """The state of the local server's worker, as its host reports it."""
     try:
-        status = send_request(f"{path}.control", {"ask": "status"})
+        status = send_request(context.files.control, {"ask": "status"})
     except JaxdError as error:
         return Check(name, "bad", "does not reply", str(error))
     if status is None:

@@ -56,9 +56,10 @@ def _plugins(context: DoctorContext) -> dict[int, str]:
     return {number: version for number, version in versions.items() if version is not None}
 
 
-def _cuda_extra(context: DoctorContext) -> str:
+def _install_advice(context: DoctorContext) -> str:
     major = int(_driver_version(context).partition(".")[0] or 0)
-    return "cuda13" if major >= _MIN_DRIVER[13] else "cuda12"
+    extra = "cuda13" if major >= _MIN_DRIVER[13] else "cuda12"
+    return f"Run: pip install 'jaxd[server,{extra}]'"
 
 
 def driver(context: DoctorContext) -> Check:
@@ -84,14 +85,22 @@ def plugin(context: DoctorContext) -> Check | None:
     if not version or context.version("jax") is None:
         return None
     found = _plugins(context)
-    install = f"Run: pip install 'jaxd[server,{_cuda_extra(context)}]'"
     if not found:
+        install = _install_advice(context)
         return Check("jax for cuda", "bad", "jax is installed for CPU only", install)
-    words = ", ".join(f"CUDA {number} (plugin {v})" for number, v in found.items())
     if len(found) > 1:
+        words = ", ".join(f"CUDA {number} (plugin {v})" for number, v in found.items())
         advice = "Keep one: pip uninstall jax-cuda12-plugin jax-cuda12-pjrt, or the same with 13."
         return Check("jax for cuda", "bad", f"two plugins: {words}", advice)
     ((number, plugin_version),) = found.items()
+    return _plugin_versions(context, version, number, plugin_version)
+
+
+def _plugin_versions(
+    context: DoctorContext, version: str, number: int, plugin_version: str
+) -> Check:
+    """Whether the only plugin fits the driver, which has this version, and jaxlib."""
+    words, install = f"CUDA {number} (plugin {plugin_version})", _install_advice(context)
     if int(version.partition(".")[0]) < _MIN_DRIVER[number]:
         found_words = f"{words} needs driver {_MIN_DRIVER[number]} or later, this is {version}"
         advice = "Update the driver" + (f", or: {install}" if number != 12 else ".")

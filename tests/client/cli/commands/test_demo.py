@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from jaxd.cli.__main__ import main
 from jaxd.cli.commands import demo
+from jaxd.connection import control_client, local_server
 from jaxd_protocol.errors import JaxdError
 
 RUN: dict[str, Any] = {"label": "a run", "accuracy": 0.98, "imports_jax": False}
@@ -78,6 +80,23 @@ def test_a_process_that_fails_is_named_with_its_exit_code(
     with pytest.raises(JaxdError, match=r"a run ended with code 2"):
         demo.run_script("a run", "persistent", 1)
     assert "no digits here" in capfd.readouterr().err
+
+
+def test_an_interrupt_during_the_start_stops_the_server_that_was_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It could not be stopped before it listens, and would run on."""
+    steps: list[str] = []
+
+    def start(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        steps.append("started")
+
+    monkeypatch.setattr(local_server, "start_background", start)
+    monkeypatch.setattr(control_client, "stop_and_wait", lambda *_, **__: steps.append("stopped"))
+    with pytest.raises(KeyboardInterrupt), demo.server_in("folder"):
+        steps.append("used")
+    assert steps == ["started", "stopped"]
 
 
 def test_settings_that_would_spoil_the_comparison_do_not_reach_a_run(
