@@ -86,9 +86,8 @@ def is_plain_data(value: Any) -> bool:
     if kind in (list, tuple, set, frozenset):
         return len(value) <= _MAX_PLAIN_ITEMS and all(map(is_plain_data, value))
     if kind is dict:
-        if len(value) > _MAX_PLAIN_ITEMS:
-            return False
-        return all(map(is_plain_data, value)) and all(map(is_plain_data, value.values()))
+        few = len(value) <= _MAX_PLAIN_ITEMS
+        return few and all(map(is_plain_data, (*value, *value.values())))
     return False
 
 

@@ -281,10 +281,10 @@ class _StackReader:
 
     _on_list_extend = _on_list_append = _on_pop_top
 
-    def _on_list_to_tuple(self, _: dis.Instruction) -> None:
-        """The value on top stays."""
+    def _keep_top(self, _: dis.Instruction) -> None:
+        """The value on top counts as what it was."""
 
-    _on_call_intrinsic_1 = _on_list_to_tuple
+    _on_list_to_tuple = _on_call_intrinsic_1 = _keep_top
 
     # calls ------------------------------------------------------------------------------------
 

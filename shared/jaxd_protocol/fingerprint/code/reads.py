@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dis
 import inspect
-import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.base.process import IdentityMemo
 from jaxd_protocol.fingerprint.canonical import constant, digest
 from jaxd_protocol.fingerprint.code.callbacks import (
     AS_CALLBACK,
@@ -79,25 +79,12 @@ class CodeFacts(NamedTuple):
     callbacks_passed: CallbackReferences
 
 
-_memo: dict[int, tuple[weakref.ref[CodeType], CodeFacts]] = {}
-
-
-def _forget(name: int) -> Callable[[weakref.ref[CodeType]], None]:
-    def forget(gone: weakref.ref[CodeType]) -> None:
-        known = _memo.get(name)
-        if known is not None and known[0] is gone:  # else another one has its id now
-            del _memo[name]
-
-    return forget
+_facts: Final = IdentityMemo[CodeFacts]()
 
 
 def facts_of(code: CodeType) -> CodeFacts:
     """The facts about a code object; found once while it lives."""
-    name = id(code)
-    known = _memo.get(name)
-    if known is None or known[0]() is not code:
-        known = _memo[name] = (weakref.ref(code, _forget(name)), _CodeReader(code).facts())
-    return known[1]
+    return _facts.get(code) or _facts.put(code, _CodeReader(code).facts())
 
 
 _READ_ALL_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
@@ -470,6 +457,10 @@ class Instructions(list[Instruction]):
             return steps[-1][0] != "c" or (len(steps) > 1 and steps[-2][1] in _MUTATORS)
         if steps and steps[-1][0] == "a" and steps[-1][1] in _MUTATORS:
             return True
+        return self._is_item_assigned(at)
+
+    def _is_item_assigned(self, at: int) -> bool:
+        """Whether an item of the value that was loaded before `at` is assigned or deleted."""
         above = 0  # values on the stack above ours
         for each in self[at : at + 200]:
             if each.target or each.op in ("COPY", "SWAP", "UNPACK_SEQUENCE"):
