@@ -1,4 +1,4 @@
-"""State of one process: what is reset or kept at a fork, lazily made objects, the machine's id.
+"""State of one process: its forks, lazily made objects, facts about objects, the machine's id.
 
 The child of a fork drops its parent's connections: both would otherwise read from one socket, and
 the exit of the child would close that of the parent. Shared memory stays mapped in both.
@@ -10,7 +10,8 @@ import hashlib
 import os
 import weakref
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class ForkAware(Protocol):
@@ -80,6 +81,29 @@ class Lazy(Generic[T]):
         if self.made is None:
             self.made = self._first.setdefault(None, self._make())
         return self.made
+
+
+class IdentityMemo(Generic[T]):
+    """Facts about objects that need no hash, each kept while its object lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], T]] = {}
+
+    def get(self, thing: object) -> T | None:
+        """What is kept about this very object; None when nothing is."""
+        known = self._known.get(id(thing))
+        return known[1] if known is not None and known[0]() is thing else None
+
+    def put(self, thing: object, fact: T) -> T:
+        """Keeps a fact, and returns it."""
+        name = id(thing)
+        self._known[name] = weakref.ref(thing, partial(self._forget, name)), fact
+        return fact
+
+    def _forget(self, name: int, gone: weakref.ref[Any]) -> None:
+        known = self._known.get(name)
+        if known is not None and known[0] is gone:  # else another one has its id now
+            del self._known[name]
 
 
 _BOOT = "/proc/sys/kernel/random/boot_id"

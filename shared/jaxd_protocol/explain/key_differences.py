@@ -77,25 +77,29 @@ def part_differences(before: Sequence[Part], after: Sequence[Part]) -> tuple[Dif
 
 def option_differences(before: Options, after: Options) -> tuple[Difference, ...]:
     """Which options, and which settings of jax, differ."""
-    found: list[Difference] = []
-    for name in Options._fields:
-        was, now = getattr(before, name), getattr(after, name)
-        if name == "config":
-            found += _entries(
-                name, {**CONFIG_DEFAULTS, **dict(was)}, {**CONFIG_DEFAULTS, **dict(now)}
-            )
-        elif name == "compiler_options":
-            found += _entries("option", dict(was), dict(now))
-        elif was == now and type(was) is type(now):
-            continue
-        elif name == "transformations":
-            before_text, after_text = describe_transformations(was), describe_transformations(now)
-            if before_text == after_text:  # those that jax adds may differ in nothing that is shown
-                after_text += ", for other arguments"
-            found.append(Difference.of_values("option", name, before_text, after_text))
-        else:
-            found.append(Difference.of_values("option", name, repr(was), repr(now)))
-    return tuple(found)
+    return tuple(
+        difference
+        for name in Options._fields
+        for difference in _option_differences(name, getattr(before, name), getattr(after, name))
+    )
+
+
+def _option_differences(name: str, was: Any, now: Any) -> Iterator[Difference]:
+    if name == "config":
+        yield from _entries(
+            name, {**CONFIG_DEFAULTS, **dict(was)}, {**CONFIG_DEFAULTS, **dict(now)}
+        )
+    elif name == "compiler_options":
+        yield from _entries("option", dict(was), dict(now))
+    elif was == now and type(was) is type(now):
+        return
+    elif name == "transformations":
+        before, after = describe_transformations(was), describe_transformations(now)
+        if before == after:  # those that jax adds may differ in nothing that is shown
+            after += ", for other arguments"
+        yield Difference.of_values("option", name, before, after)
+    else:
+        yield Difference.of_values("option", name, repr(was), repr(now))
 
 
 def similarity(one: Sequence[Part], other: Sequence[Part]) -> float:

@@ -66,9 +66,7 @@ def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
             f"{walk.path()} uses {name} ({walk.where}), which was added to Python's "
             "builtins. The server has only Python's own. Import or define it instead."
         )
-    impure = modules.impurity("builtins", name)
-    if impure is not None:
-        walk.note(impure)
+    walk.note(modules.impurity("builtins", name))
     own = walk.process_view.module(globals_.get("__name__") or "")
     if name in _READ_ALL_GLOBALS and own is not None and walk.is_local(own.__name__):
         modules.emit_module(walk, own)
@@ -374,11 +372,10 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
     if "_jaxd_real" not in vars(module):
         walk.guards.item(vars(module), name, value)
     path = [name, *(str(step) for kind, step in rest if kind == "a")]
-    impure = modules.impurity(module.__name__, ".".join(path)) or modules.impurity(
-        f"{module.__name__}.{name}", ".".join(path[1:])
+    walk.note(
+        modules.impurity(module.__name__, ".".join(path))
+        or modules.impurity(f"{module.__name__}.{name}", ".".join(path[1:]))
     )
-    if impure is not None:
-        walk.note(impure)
     if value is MISSING:
         return
     if callable(value):

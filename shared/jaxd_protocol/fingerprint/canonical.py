@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from hashlib import blake2b
-from types import CodeType, EllipsisType, NotImplementedType
+from types import CodeType, EllipsisType, NoneType, NotImplementedType
 from typing import Any, Final
 
 DIGEST_SIZE: Final = 16
 
 _SMALL_INT: Final = 1 << 62
-
-ATOMS: Final = frozenset(
-    {str, int, float, bool, type(None), bytes, complex, EllipsisType, NotImplementedType}
-)
-"""Types whose instances are nothing but their value; subclasses are more than that."""
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
@@ -27,26 +23,36 @@ def tag(name: str) -> bytes:
     return b"<%s>" % name.encode()
 
 
+def _text(value: str) -> bytes:
+    data = value.encode("utf-8", "surrogatepass")
+    return b"s%d:%s" % (len(data), data)
+
+
+def _integer(value: int) -> bytes:
+    data = b"%d" % value if -_SMALL_INT < value < _SMALL_INT else hex(value).encode()
+    return b"i%d:%s" % (len(data), data)
+
+
+_ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
+    str: _text,
+    int: _integer,
+    float: lambda value: b"f" + struct.pack("<d", value),
+    bool: lambda value: b"b%d" % value,
+    NoneType: lambda _: b"N",
+    bytes: lambda value: b"y%d:%s" % (len(value), value),
+    complex: lambda value: b"c" + struct.pack("<dd", value.real, value.imag),
+    EllipsisType: lambda _: b".",
+    NotImplementedType: lambda _: b"!",
+}
+
+ATOMS: Final = frozenset(_ENCODERS)
+"""Types whose instances are nothing but their value; subclasses are more than that."""
+
+
 def atom(value: Any) -> bytes | None:
     """The bytes of an instance of one of `ATOMS`, None for anything else."""
-    kind = type(value)
-    if kind is str:
-        data = value.encode("utf-8", "surrogatepass")
-        return b"s%d:%s" % (len(data), data)
-    if kind is int:
-        data = b"%d" % value if -_SMALL_INT < value < _SMALL_INT else hex(value).encode()
-        return b"i%d:%s" % (len(data), data)
-    if kind is float:
-        return b"f" + struct.pack("<d", value)
-    if kind is bool:
-        return b"b1" if value else b"b0"
-    if value is None:
-        return b"N"
-    if kind is bytes:
-        return b"y%d:%s" % (len(value), value)
-    if kind is complex:
-        return b"c" + struct.pack("<dd", value.real, value.imag)
-    return {EllipsisType: b".", NotImplementedType: b"!"}.get(kind)
+    encode = _ENCODERS.get(type(value))
+    return None if encode is None else encode(value)
 
 
 def constant(value: Any, code: Any) -> bytes:

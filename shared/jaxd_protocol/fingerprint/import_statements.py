@@ -83,10 +83,8 @@ def absolute_name(name: str, level: int, globals_: Mapping[str, Any]) -> str:
 def _merged_uses(
     statement: Import, facts: CodeFacts, path: tuple[str, ...]
 ) -> Mapping[Steps, int] | None:
-    for variable, bound in statement.bound:
-        if bound == path:
-            return facts.uses.get(variable)
-    return None
+    found = (facts.uses.get(variable) for variable, bound in statement.bound if bound == path)
+    return next(found, None)
 
 
 def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical import atom, digest
 from jaxd_protocol.fingerprint.code.callbacks import nested_codes
-from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.code.reads import Read, facts_of
 from jaxd_protocol.fingerprint.data_model import Archive, Name, Source
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING
@@ -93,12 +93,14 @@ class LocalArchives:
             if (source := source_of(path)) is not None:
                 self._sources[name] = source
         for name in files.keys() & self._sources.keys():
-            source = self._sources[name]
-            for imported in imported_names(name, source):
-                self._add_imported(imported.partition(".")[0])
-            for hint in sorted(packages_in_strings(source.code)):
-                if LocalProcess().is_local(hint):
-                    self._add(hint)
+            self._add_packages_of(name, self._sources[name])
+
+    def _add_packages_of(self, name: str, source: Source) -> None:
+        """The packages that a module imports, and those that its strings may name."""
+        for imported in imported_names(name, source):
+            self._add_imported(imported.partition(".")[0])
+        for hint in filter(LocalProcess().is_local, sorted(packages_in_strings(source.code))):
+            self._add(hint)
 
     def _add_imported(self, top: str) -> None:
         """A package that an archived one imports is archived as well, or named when installed."""
@@ -195,7 +197,12 @@ def imported_names(name: str, source: Source) -> Iterator[str]:
             full = statement.name
         yield full
         yield from (f"{full}.{each}" for each in statement.names)
-    for read in facts.reads:
+    yield from _computed_imports(facts.reads)
+
+
+def _computed_imports(reads: tuple[Read, ...]) -> Iterator[str]:
+    """The modules that calls such as `import_module("a.b")` name."""
+    for read in reads:
         if read.steps and read.steps[-1][0] == "c" and type(read.steps[-1][1]) is str:
             called = (read.name, *(step[1] for step in read.steps[:-1]))[-1]
             if called in _COMPUTING_IMPORTS and read.steps[-1][1].strip("."):

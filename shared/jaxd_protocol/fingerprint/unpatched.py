@@ -50,13 +50,12 @@ def is_unpatched(
         return _is_known_constant(name, value)
     if isinstance(value, ModuleType):
         return True
-    if is_plain_data(value) or is_array(value):
+    is_made_at_run_time = isinstance(value, functools.partial | tuple)
+    if is_made_at_run_time or is_plain_data(value) or is_array(value):
         return False
-    if isinstance(value, functools.partial | tuple):
-        return False  # made at run time
-    for layer in _unwrapped(value):
-        if isinstance(layer, FunctionType) and is_local(layer.__globals__.get("__name__") or ""):
-            return False
+    functions = (layer for layer in _unwrapped(value) if isinstance(layer, FunctionType))
+    if any(is_local(layer.__globals__.get("__name__") or "") for layer in functions):
+        return False
     own = getattr(value, "__name__", None)
     home = getattr(value, "__module__", None)
     if isinstance(own, str) and isinstance(home, str):
@@ -87,9 +86,8 @@ def is_plain_data(value: Any) -> bool:
     if kind in (list, tuple, set, frozenset):
         return len(value) <= _MAX_PLAIN_ITEMS and all(map(is_plain_data, value))
     if kind is dict:
-        if len(value) > _MAX_PLAIN_ITEMS:
-            return False
-        return all(map(is_plain_data, value)) and all(map(is_plain_data, value.values()))
+        few = len(value) <= _MAX_PLAIN_ITEMS
+        return few and all(map(is_plain_data, (*value, *value.values())))
     return False
 
 

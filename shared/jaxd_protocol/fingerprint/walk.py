@@ -463,9 +463,9 @@ class Walk:
         self.reach.unpicklable[id(value)] = UnsharedObject(self.path(), name, reason)
         self.reach.objects.append(value)  # keeps its id from being used again
 
-    def note(self, what: str) -> None:
-        """Notes that code reads something which no key can hold."""
-        if self.quiet:
+    def note(self, what: str | None) -> None:
+        """Notes that code reads something which no key can hold; None: nothing of the kind."""
+        if what is None or self.quiet:
             return
         where = f"{self.where.rpartition(':')[0]}:{self.line}" if self.line else self.where
         self._notes[ImpureRead(" → ".join(self._trail), what, where)] = None

@@ -59,9 +59,9 @@ def _find_device(platform: str, index: int) -> Any:
         devices = jax.devices(platform)
     except RuntimeError:
         devices = []
-    for device in devices:
-        if device.id == index:
-            return device
+    found = next((device for device in devices if device.id == index), None)
+    if found is not None:
+        return found
     raise PackingError(
         f"the function names the device {platform}:{index}, and the server has only "
         f"{', '.join(f'{device.platform}:{device.id}' for device in jax.devices())}: "

@@ -248,11 +248,8 @@ def _register_with_equinox(cls: type, has_dataclass_init: bool, is_abstract: boo
 
 
 def _flax_hook(cls: type) -> Any:
-    for base in cls.__mro__[1:]:
-        name = FLAX_HOOKS.get(base.__module__)
-        if name is not None and base.__name__ == name:
-            return vars(base).get("__init_subclass__")
-    return None
+    bases = (base for base in cls.__mro__[1:] if FLAX_HOOKS.get(base.__module__) == base.__name__)
+    return next((vars(base).get("__init_subclass__") for base in bases), None)
 
 
 def _register_with_flax(cls: type, is_pytree: bool | None) -> None:

@@ -107,15 +107,20 @@ def changed_since_first_seen() -> list[tuple[Package, Package | None]]:
         if root != found.root or _unchanged(found):
             continue
         new = _find_package(root)
-        with _lock:
-            for name in [name for name, one in _found.items() if one.root == root]:
-                del _found[name]
-            if new is not None:
-                _found[root] = new
+        _replace(root, new)
         package = None if new is None else new.package
         if package != found.package:
             changes[found.package] = package
     return list(changes.items())
+
+
+def _replace(root: str, new: _FoundPackage | None) -> None:
+    """Forgets what was found for the modules of a package, and keeps what is there now."""
+    with _lock:
+        for name in [name for name, one in _found.items() if one.root == root]:
+            del _found[name]
+        if new is not None:
+            _found[root] = new
 
 
 def describe_change(old: Package, new: Package | None) -> str:

@@ -54,10 +54,8 @@ def is_local_file(path: str) -> bool:
 def site_folder(path: str) -> str | None:
     """The `site-packages` folder that a path is in; None when it is in none."""
     parts = path.split(os.sep)
-    for end in range(len(parts) - 1, 0, -1):
-        if parts[end - 1] in _SITE_FOLDERS:
-            return os.sep.join(parts[:end])
-    return None
+    ends = (end for end in range(len(parts) - 1, 0, -1) if parts[end - 1] in _SITE_FOLDERS)
+    return next((os.sep.join(parts[:end]) for end in ends), None)
 
 
 def content_of(module: str) -> dict[str, Any]:

@@ -8,7 +8,12 @@ import threading
 
 import pytest
 
-from jaxd_protocol.base.process import Lazy, notify_before_forks, reset_after_fork
+from jaxd_protocol.base.process import (
+    IdentityMemo,
+    Lazy,
+    notify_before_forks,
+    reset_after_fork,
+)
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
@@ -96,3 +101,24 @@ def test_threads_that_ask_together_get_the_same() -> None:
     for thread in threads:
         thread.join()
     assert found[0] is found[1] is later.made
+
+
+def test_a_fact_belongs_to_one_object_and_is_dropped_with_it() -> None:
+    """Also one that has no hash and equals another."""
+    memo = IdentityMemo[str]()
+    one, other = {1}, {1}
+    assert memo.put(one, "first") == "first"
+    assert (memo.get(one), memo.get(other)) == ("first", None)
+    del one
+    assert not memo._known
+
+
+def test_an_old_object_that_goes_keeps_the_fact_of_a_new_one_with_its_id() -> None:
+    """Its weak reference may be called late."""
+    memo = IdentityMemo[str]()
+    thing = {1}
+    memo.put(thing, "old")
+    gone = memo._known[id(thing)][0]
+    memo.put(thing, "new")
+    memo._forget(id(thing), gone)
+    assert memo.get(thing) == "new"

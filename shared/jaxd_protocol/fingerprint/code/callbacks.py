@@ -71,10 +71,7 @@ _CALLBACK_PATHS: Final = frozenset(
     {("debug", "callback"), ("experimental", "io_callback"), ("jax", "io_callback")}
 )
 _PARTIAL_PATHS: Final = frozenset({("partial",), ("functools", "partial")})
-_VARIABLES: Final = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF"})
-_STORES: Final = frozenset({"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"})
 _NO_EFFECT: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME", "KW_NAMES"})
-_KEEP_TOP: Final = frozenset({"LIST_TO_TUPLE", "CALL_INTRINSIC_1"})
 _EXITS: Final = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
 )
@@ -136,15 +133,7 @@ class _StackReader:
             self._keywords = self._code.co_consts[each.arg or 0]
         if each.opname in _NO_EFFECT:
             return
-        known = getattr(self, f"_on_{each.opname.lower()}", None)
-        if each.opname in _VARIABLES:
-            self._push(_value("variable", each.argval, each.offset))
-        elif each.opname in _STORES:
-            self._bind(each.argval)
-        elif known is not None:
-            known(each)
-        elif each.opname not in _KEEP_TOP:
-            self._other(each)
+        getattr(self, f"_on_{each.opname.lower()}", self._other)(each)
         if each.opname != "LOAD_CONST":
             self._constants.clear()
         if each.opname in _EXITS:
@@ -209,9 +198,19 @@ class _StackReader:
     def _on_load_name(self, each: dis.Instruction) -> None:
         self._push(_value("global", each.argval, each.offset))
 
+    def _on_load_fast(self, each: dis.Instruction) -> None:
+        self._push(_value("variable", each.argval, each.offset))
+
+    _on_load_fast_check = _on_load_deref = _on_load_classderef = _on_load_fast
+
     def _on_load_fast_load_fast(self, each: dis.Instruction) -> None:
         first, second = each.argval
         self._push(_value("variable", first, each.offset), _value("variable", second))
+
+    def _on_store_fast(self, each: dis.Instruction) -> None:
+        self._bind(each.argval)
+
+    _on_store_deref = _on_store_name = _on_store_global = _on_store_fast
 
     def _on_store_fast_load_fast(self, each: dis.Instruction) -> None:
         stored, loaded = each.argval
@@ -281,6 +280,11 @@ class _StackReader:
     _on_build_tuple = _on_build_list
 
     _on_list_extend = _on_list_append = _on_pop_top
+
+    def _keep_top(self, _: dis.Instruction) -> None:
+        """The value on top counts as what it was."""
+
+    _on_list_to_tuple = _on_call_intrinsic_1 = _keep_top
 
     # calls ------------------------------------------------------------------------------------
 

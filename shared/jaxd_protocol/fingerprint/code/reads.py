@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dis
 import inspect
-import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from jaxd_protocol.base.process import IdentityMemo
 from jaxd_protocol.fingerprint.canonical import constant, digest
 from jaxd_protocol.fingerprint.code.callbacks import (
     AS_CALLBACK,
@@ -79,37 +79,14 @@ class CodeFacts(NamedTuple):
     callbacks_passed: CallbackReferences
 
 
-_memo: dict[int, tuple[weakref.ref[CodeType], CodeFacts]] = {}
-
-
-def _forget(name: int) -> Callable[[weakref.ref[CodeType]], None]:
-    def forget(gone: weakref.ref[CodeType]) -> None:
-        known = _memo.get(name)
-        if known is not None and known[0] is gone:  # else another one has its id now
-            del _memo[name]
-
-    return forget
+_facts: Final = IdentityMemo[CodeFacts]()
 
 
 def facts_of(code: CodeType) -> CodeFacts:
     """The facts about a code object; found once while it lives."""
-    name = id(code)
-    known = _memo.get(name)
-    if known is None or known[0]() is not code:
-        known = _memo[name] = (weakref.ref(code, _forget(name)), _CodeReader(code).facts())
-    return known[1]
+    return _facts.get(code) or _facts.put(code, _CodeReader(code).facts())
 
 
-_GLOBAL_READS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_GLOBAL_WRITES: Final = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
-_CELL_READS: Final = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
-_LOCAL_READS: Final = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK"})
-_LOCAL_WRITES: Final = frozenset(
-    {"STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "STORE_DEREF", "DELETE_DEREF"}
-)
-_PAIRED_READS: Final = frozenset(
-    {"LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
-)
 _READ_ALL_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
@@ -143,7 +120,9 @@ class _CodeReader:
     def facts(self) -> CodeFacts:
         content = self._digest()
         for at, each in enumerate(self.instructions):
-            self._read_instruction(at, each)
+            read = _READERS.get(each.op)
+            if read is not None:
+                read(self, at, each)
         later: list[tuple[CodeFacts, CodeType]] = []
         for inner, nested in zip(self.inner, nested_codes(self.code), strict=True):
             if self._may_be_callback(nested.co_name):
@@ -194,26 +173,7 @@ class _CodeReader:
 
     # what is loaded ---------------------------------------------------------------------------
 
-    def _read_instruction(self, at: int, each: Instruction) -> None:
-        op = each.op
-        if op in _GLOBAL_READS:
-            self._global(at, each)
-        elif op in _GLOBAL_WRITES:
-            self.names[each.value] = None
-            self._read(each.value, (), True, each.line)
-        elif op in _CELL_READS:
-            self._variable(each.value, at)
-        elif op in _LOCAL_READS:
-            if each.value not in self.cells:  # else the cell itself, for a closure
-                self._variable(each.value, at)
-        elif op in _LOCAL_WRITES:
-            self._store(each.value)
-        elif op == "IMPORT_NAME":
-            self._import(at, each)
-        elif op in _PAIRED_READS:
-            self._pair(at, each)
-
-    def _pair(self, at: int, each: Instruction) -> None:
+    def on_pair(self, at: int, each: Instruction) -> None:
         """Two instructions in one, as Python 3.13 has them."""
         first, second = each.value
         if each.op == "LOAD_FAST_LOAD_FAST" and each.offset in self.given:
@@ -231,9 +191,16 @@ class _CodeReader:
     def _store(self, name: str) -> None:
         self.stored[name] = self.stored.get(name, 0) + 1
 
-    def _variable(self, name: str, at: int) -> None:
+    def on_variable_write(self, _: int, each: Instruction) -> None:
+        self._store(each.value)
+
+    def on_cell_read(self, at: int, each: Instruction) -> None:
         steps, _ = self._access_steps(at)
-        self.uses.add(name, steps, self.instructions[at].line)
+        self.uses.add(each.value, steps, each.line)
+
+    def on_local_read(self, at: int, each: Instruction) -> None:
+        if each.value not in self.cells:  # else the cell itself, for a closure
+            self.on_cell_read(at, each)
 
     def _access_steps(self, at: int) -> tuple[Steps, int]:
         """The steps from what is loaded there, and where they end."""
@@ -241,7 +208,11 @@ class _CodeReader:
             return AS_CALLBACK, at + 1
         return self.instructions.chain(at + 1)
 
-    def _global(self, at: int, each: Instruction) -> None:
+    def on_global_write(self, _: int, each: Instruction) -> None:
+        self.names[each.value] = None
+        self._read(each.value, (), True, each.line)
+
+    def on_global_read(self, at: int, each: Instruction) -> None:
         self.names[each.value] = None
         steps, end = self._access_steps(at)
         self._read(each.value, steps, self.instructions.is_written(steps, end), each.line)
@@ -256,7 +227,7 @@ class _CodeReader:
 
     # imports ----------------------------------------------------------------------------------
 
-    def _import(self, at: int, each: Instruction) -> None:
+    def on_import(self, at: int, each: Instruction) -> None:
         level, names = self.instructions[at - 2].value, self.instructions[at - 1].value
         names = tuple(names or ())
         found = self.instructions
@@ -314,6 +285,29 @@ class _CodeReader:
             if name not in self.uses.whole
         }
 
+
+_READERS: Final[dict[str, Callable[[_CodeReader, int, Instruction], None]]] = {
+    "LOAD_GLOBAL": _CodeReader.on_global_read,
+    "LOAD_NAME": _CodeReader.on_global_read,
+    "LOAD_FROM_DICT_OR_GLOBALS": _CodeReader.on_global_read,
+    "STORE_GLOBAL": _CodeReader.on_global_write,
+    "DELETE_GLOBAL": _CodeReader.on_global_write,
+    "LOAD_DEREF": _CodeReader.on_cell_read,
+    "LOAD_CLASSDEREF": _CodeReader.on_cell_read,
+    "LOAD_FROM_DICT_OR_DEREF": _CodeReader.on_cell_read,
+    "LOAD_FAST": _CodeReader.on_local_read,
+    "LOAD_FAST_CHECK": _CodeReader.on_local_read,
+    "STORE_FAST": _CodeReader.on_variable_write,
+    "DELETE_FAST": _CodeReader.on_variable_write,
+    "LOAD_FAST_AND_CLEAR": _CodeReader.on_variable_write,
+    "STORE_DEREF": _CodeReader.on_variable_write,
+    "DELETE_DEREF": _CodeReader.on_variable_write,
+    "IMPORT_NAME": _CodeReader.on_import,
+    "LOAD_FAST_LOAD_FAST": _CodeReader.on_pair,
+    "STORE_FAST_LOAD_FAST": _CodeReader.on_pair,
+    "STORE_FAST_STORE_FAST": _CodeReader.on_pair,
+}
+"""What reads an instruction, by its name."""
 
 _LOCATION_CONSTANTS: Final = frozenset({"__firstlineno__", "__doc__"})
 """Names that a class body assigns and that do not change what the class does."""
@@ -463,6 +457,10 @@ class Instructions(list[Instruction]):
             return steps[-1][0] != "c" or (len(steps) > 1 and steps[-2][1] in _MUTATORS)
         if steps and steps[-1][0] == "a" and steps[-1][1] in _MUTATORS:
             return True
+        return self._is_item_assigned(at)
+
+    def _is_item_assigned(self, at: int) -> bool:
+        """Whether an item of the value that was loaded before `at` is assigned or deleted."""
         above = 0  # values on the stack above ours
         for each in self[at : at + 200]:
             if each.target or each.op in ("COPY", "SWAP", "UNPACK_SEQUENCE"):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from jaxd_protocol.base.process import IdentityMemo
 from jaxd_protocol.fingerprint.canonical import digest
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.jax_objects.parts import array_content
 from jaxd_protocol.packages.importable import name_within
 
-_jax_contents: dict[int, tuple[weakref.ref[Any], bytes]] = {}
-"""Digests of jax arrays by `id`: they never change, so each is hashed once."""
+_jax_contents: Final = IdentityMemo[bytes]()
+"""Digests of jax arrays: they never change, so each is hashed once."""
 
 
 def emit_array(walk: Walk, value: Any) -> bool:
@@ -96,27 +95,15 @@ def _summary(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _forget(name: int) -> Callable[[weakref.ref[Any]], None]:
-    def forget(gone: weakref.ref[Any]) -> None:
-        known = _jax_contents.get(name)
-        if known is not None and known[0] is gone:  # else another one has its id now
-            del _jax_contents[name]
-
-    return forget
-
-
 def _jax_array(walk: Walk, numpy: Any, value: Any) -> bool:
-    known = _jax_contents.get(id(value))
-    if known is not None and known[0]() is value:
-        data = known[1]
-    else:
+    data = _jax_contents.get(value)
+    if data is None:
         found = array_content(value)
         if found is None:
             return False
         dtype, shape, weak, impl, array = found
         head = repr((dtype, tuple(shape), weak, impl)).encode()
-        data = head + _content(numpy, array)
-        _jax_contents[id(value)] = (weakref.ref(value, _forget(id(value))), data)
+        data = _jax_contents.put(value, head + _content(numpy, array))
     walk.tag("jax array")
     walk.text(len(data))
     walk.write(data)

@@ -79,15 +79,20 @@ def _emit_instance(walk: Walk, value: Any) -> None:
         walk.tag("stream")  # which notebooks, tests and servers have of other types
         walk.text(stream)
     elif name in _WITHOUT_CONTENT:
-        walk.tag("opaque")
-        walk.text(name)
-        if isinstance(getattr(value, "name", None), str):
-            walk.text(value.name)
-        if isinstance(value, threading.Event):
-            walk.text(int(value.is_set()))
-            walk.guards.answer(value.is_set, value.is_set())
+        _without_content(walk, name, value)
     else:
         walk.numbered(value, _instance)
+
+
+def _without_content(walk: Walk, kind: str, value: Any) -> None:
+    """By its type and its name; of an event also whether it is set."""
+    walk.tag("opaque")
+    walk.text(kind)
+    if isinstance(getattr(value, "name", None), str):
+        walk.text(value.name)
+    if isinstance(value, threading.Event):
+        walk.text(int(value.is_set()))
+        walk.guards.answer(value.is_set, value.is_set())
 
 
 def _context_variable(walk: Walk, value: ContextVar[Any]) -> None:
@@ -118,10 +123,12 @@ def _thread_local(walk: Walk, value: threading.local) -> None:
 
 def _stream_name(value: Any) -> str | None:
     """Which of the standard streams it is."""
-    for name in ("stdout", "stderr", "stdin"):
-        if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
-            return name
-    return None
+    found = (
+        name
+        for name in ("stdout", "stderr", "stdin")
+        if value is getattr(sys, name) or value is getattr(sys, f"__{name}__")
+    )
+    return next(found, None)
 
 
 def _field(walk: Walk, value: Field[Any]) -> None:

@@ -35,9 +35,7 @@ def emit_reference(walk: Walk, module: str, name: str) -> None:
     walk.text(module)
     walk.text(name)
     walk.package(module)
-    impure = impurity(module, name)
-    if impure is not None:
-        walk.note(impure)
+    walk.note(impurity(module, name))
 
 
 def emit_module(walk: Walk, module: ModuleType) -> None:
