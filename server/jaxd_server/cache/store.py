@@ -110,9 +110,15 @@ class Store:
             return waiting if payload else Record(waiting.content, b"")
         if self._writer.hides(kind, name):
             return None
+        record = self._read_file(kind, name, payload)
+        if payload and record is not None:
+            self.touch(kind, name)
+        return record
+
+    def _read_file(self, kind: Kind, name: bytes, payload: bool) -> Record | None:
         path = self._directory.file(kind, name)
         try:
-            record = read_file(path, kind, name, self._directory.target, payload=payload)
+            return read_file(path, kind, name, self._directory.target, payload=payload)
         except InvalidRecord as error:
             self._troubles.warn("cache_broken", path=path, reason=str(error))
             self._unlink(kind, name)
@@ -121,9 +127,6 @@ class Store:
             if error.errno not in _ABSENT:
                 self._troubles.warn("cache_unreadable", str(error.errno), reason=str(error))
             return None
-        if payload:
-            self.touch(kind, name)
-        return record
 
     def has(self, kind: Kind, name: bytes) -> bool:
         """Whether there is such a record; it may still turn out to be broken."""

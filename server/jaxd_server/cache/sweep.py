@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 from jaxd_server.cache.directory import KINDS, VERSION, Kind
@@ -101,11 +102,10 @@ class _Sweep:
 
     def remove_temporaries(self) -> None:
         """Removes what was being written when its process ended, in every target."""
-        for name in targets(self._root):
-            for kind in ("", *KINDS):
-                for file, status in files_in(f"{self._root}/{VERSION}/{name}/{kind}"):
-                    if _is_left_over(file.name, self._now - status.st_mtime):
-                        self._unlink(file.path, room(status.st_size))
+        for name, kind in product(targets(self._root), ("", *KINDS)):
+            for file, status in files_in(f"{self._root}/{VERSION}/{name}/{kind}"):
+                if _is_left_over(file.name, self._now - status.st_mtime):
+                    self._unlink(file.path, room(status.st_size))
 
     def remove_over_principal_limit(self, limit: int) -> None:
         """Of each principal that has more than `limit` its own calls, with what only they need."""
@@ -172,18 +172,13 @@ class _Sweep:
 
     def _remove_units(self, units: list[_Unit], limit: int) -> None:
         """Removes units, those of least worth first, until at most `limit` is taken."""
-
-        def age(unit: _Unit) -> float:
-            return (self._now - unit.entry.used) / max(unit.cost_s, _LEAST_COST_S)
-
-        for unit in sorted(units, key=age, reverse=True):
+        for unit in sorted(units, key=lambda unit: unit.age(self._now), reverse=True):
             if self.taken <= limit:
                 return
             if self._remove(unit.entry.path):
                 self._naming.subtract(unit.needs)
-                for path in unit.needs:
-                    if not self._naming[path]:
-                        self._remove(path)
+                for path in [path for path in unit.needs if not self._naming[path]]:
+                    self._remove(path)
 
     def _remove(self, path: str) -> bool:
         """Removes a file; False: it was removed before."""
@@ -211,6 +206,10 @@ class _Unit(NamedTuple):
     cost_s: float = 0.0
     needs: tuple[str, ...] = ()
     principal: str = ""
+
+    def age(self, now: float) -> float:
+        """Since its last use, divided by what it costs to make."""
+        return (now - self.entry.used) / max(self.cost_s, _LEAST_COST_S)
 
 
 def _unit(entry: Entry) -> _Unit:

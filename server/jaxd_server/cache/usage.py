@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Final, NamedTuple
 
 from jaxd_server.cache.directory import KINDS, TARGET_FILE, VERSION, Kind
@@ -52,13 +53,12 @@ class Entry(NamedTuple):
 
 def entries(root: str, target: str | None = None) -> Iterator[Entry]:
     """All records below a cache folder, or those of one target."""
-    for name in [target] if target else targets(root):
+    for name, kind in product([target] if target else targets(root), KINDS):
         folder = f"{root}/{VERSION}/{name}"
-        for kind in KINDS:
-            for file, status in files_in(f"{folder}/{kind}"):
-                if not file.name.startswith("."):
-                    size = room(status.st_size)
-                    yield Entry(folder, kind, file.path, size, status.st_mtime)
+        for file, status in files_in(f"{folder}/{kind}"):
+            if not file.name.startswith("."):
+                size = room(status.st_size)
+                yield Entry(folder, kind, file.path, size, status.st_mtime)
 
 
 def usage(root: str, target: str | None = None) -> Usage:

@@ -113,13 +113,10 @@ def _victims_for_limit(units: list[_Unit], limit: int, share: float, now: float)
 
     A unit above the limit alone is evicted first; while it is in use, others make no room for it.
     """
+    total = sum(unit.size for unit in units if unit.is_idle or unit.size <= limit)
     held: Counter[str] = Counter()
-    total = 0
     for unit in units:
-        if unit.is_idle or unit.size <= limit:
-            total += unit.size
-        for principal in unit.principals:
-            held[principal] += unit.size
+        held.update(dict.fromkeys(unit.principals, unit.size))
     if total <= limit:
         return []
     allowed = limit * min(share, 1 / len(held))

@@ -97,20 +97,23 @@ def _refuse(operations: Sequence[tuple[str, NativeCall | None]], unchecked: froz
                 f"the exported program uses {name}, which this server does not run. Leave out "
                 "callbacks, prints and kernels of your own, or use a server that takes code."
             )
-        if call is None or call.target in unchecked or written_by_jax(call):
-            continue
-        if call.target in CONTRACTS:
-            raise NotPermitted(
-                f"the exported program calls {call}, which is not how jax {jax.__version__} calls "
-                "it, and its shapes, layouts and attributes would not be checked by anybody else. "
-                "Export it with the jax of the server, and use jax.numpy.linalg."
-            )
-        raise NotPermitted(
-            f"the exported program calls {call.target}, which this server does not run. Leave out "
-            "callbacks, prints and kernels of your own; or have whoever runs the server start it "
-            f"with --allow-target {call.target}, if that native code does no harm whatever the "
-            "shapes and attributes that it is called with: nobody checks these."
+        if call is not None and call.target not in unchecked and not written_by_jax(call):
+            raise _call_refused(call)
+
+
+def _call_refused(call: NativeCall) -> NotPermitted:
+    if call.target in CONTRACTS:
+        return NotPermitted(
+            f"the exported program calls {call}, which is not how jax {jax.__version__} calls "
+            "it, and its shapes, layouts and attributes would not be checked by anybody else. "
+            "Export it with the jax of the server, and use jax.numpy.linalg."
         )
+    return NotPermitted(
+        f"the exported program calls {call.target}, which this server does not run. Leave out "
+        "callbacks, prints and kernels of your own; or have whoever runs the server start it "
+        f"with --allow-target {call.target}, if that native code does no harm whatever the "
+        "shapes and attributes that it is called with: nobody checks these."
+    )
 
 
 def _operations(exported: export.Exported) -> list[tuple[str, NativeCall | None]]:

@@ -137,14 +137,15 @@ def _out_avals(lowered: Any) -> list[Any]:
 def _obstacle(lowered: Any) -> Obstacle | None:
     facts = lowered._lowering.compile_args
     types = _in_types(facts) + facts["global_out_avals"]
-    if facts["host_callbacks"] or facts["keepalive"]:
-        return "callbacks"
-    if facts["mut"]:
-        return "references"
-    if facts["ordered_effects"] or facts["unordered_effects"]:
-        return "effects"
-    if lowered._lowering.const_args:
-        return "constants"
+    by_kind: dict[Obstacle, Any] = {
+        "callbacks": facts["host_callbacks"] or facts["keepalive"],
+        "references": facts["mut"],
+        "effects": facts["ordered_effects"] or facts["unordered_effects"],
+        "constants": lowered._lowering.const_args,
+    }
+    for kind, found in by_kind.items():
+        if found:
+            return kind
     if not all(_is_ordinary(aval) for aval in types):
         return "types"
     if not _is_ours_to_load(lowered._lowering):

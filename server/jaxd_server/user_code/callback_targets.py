@@ -32,6 +32,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from itertools import chain
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -132,15 +133,9 @@ class CallbackTargets:
         return self._entry(function) is not None
 
     def _at(self, function: Any, arrays: list[Any]) -> CallbackTarget:
-        number = self._entry(function)
-        if number is not None:
-            return "listed", number
-        for number, target in enumerate(self._targets.objects):
-            if _is_at(target, function):
-                return "given", number
-        for number, origin in enumerate(self._targets.parameters):
-            if _is_same(_attribute(self._argument(origin.name), origin.names), function):
-                return "argument", number
+        target = self._known_target(function)
+        if target is not None:
+            return target
         if isinstance(function, functools.partial):
             args = tuple(self._data(each, arrays) for each in function.args)
             named = tuple((k, self._data(each, arrays)) for k, each in function.keywords.items())
@@ -150,6 +145,23 @@ class CallbackTargets:
                 if _is_made_by(owner, path, function):
                     return "made", number, *_Describer(self, owner, arrays).contents(path, function)
         raise self._refused(function)
+
+    def _known_target(self, function: Any) -> CallbackTarget | None:
+        """The target of a function that the client has already, and need not make."""
+        number = self._entry(function)
+        if number is not None:
+            return "listed", number
+        given = (
+            ("given", number)
+            for number, target in enumerate(self._targets.objects)
+            if _is_at(target, function)
+        )
+        passed = (
+            ("argument", number)
+            for number, origin in enumerate(self._targets.parameters)
+            if _is_same(_attribute(self._argument(origin.name), origin.names), function)
+        )
+        return next(chain(given, passed), None)
 
     def _refused(self, function: Any) -> CallbackError:
         name = getattr(function, "__qualname__", None) or type(function).__qualname__

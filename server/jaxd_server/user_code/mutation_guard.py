@@ -91,23 +91,29 @@ class MutationGuard:
 
     def restore(self) -> None:
         """Makes all of it what it was."""
-        for place in self._places:
-            if not _is_same(place.now, place.before):
-                place.undo()
-        for holder, content in self._held:
-            if not _are_same(_content(holder), content):
-                _refill(holder, content)
+        for place in self._changed_places():
+            place.undo()
+        for holder, content in self._changed_holders():
+            _refill(holder, content)
 
     def _changed(self) -> str | None:
-        for place in self._places:
-            if not _is_same(place.now, place.before):
-                kind = "the global" if isinstance(place.holder, dict) else "the variable"
-                return f"{kind} {place.name!r}"
-        for holder, content in self._held:
-            if not _are_same(_content(holder), content):
-                name = self._names.get(id(holder))
-                return f"a {type(holder).__name__}" + ("" if name is None else f", {name!r},")
-        return None
+        """What has changed first, in words; None when nothing has."""
+        place = next(self._changed_places(), None)
+        if place is not None:
+            kind = "the global" if isinstance(place.holder, dict) else "the variable"
+            return f"{kind} {place.name!r}"
+        holder, _ = next(self._changed_holders(), (None, None))
+        if holder is None:
+            return None
+        name = self._names.get(id(holder))
+        return f"a {type(holder).__name__}" + ("" if name is None else f", {name!r},")
+
+    def _changed_places(self) -> Iterator[_AssignableSlot]:
+        return (place for place in self._places if not _is_same(place.now, place.before))
+
+    def _changed_holders(self) -> Iterator[tuple[Any, list[Any]]]:
+        """What was changed within itself, each with what it held before."""
+        return (held for held in self._held if not _are_same(_content(held[0]), held[1]))
 
 
 NO_GUARD: Final = MutationGuard()
@@ -165,9 +171,8 @@ def _refill(value: Any, content: list[Any]) -> None:
         value = vars(value)
         for name in set(value) - set(content[::2]):
             del value[name]
-        value.update(zip(content[::2], content[1::2], strict=True))
-        return
-    value.clear()
+    else:
+        value.clear()
     if isinstance(value, dict):
         value.update(zip(content[::2], content[1::2], strict=True))
     elif isinstance(value, set):

@@ -217,12 +217,10 @@ class Builds(Generic[K, V]):
                     self._start(key, build, make)
                 result: V = self._await(build, *place)
                 return result
-            except _Abandoned:
-                continue
-            except (ConnectionLost, ProtocolError):
-                if mine:
+            except (_Abandoned, ConnectionLost, ProtocolError) as error:
+                # the client of another call may have failed where this one's does not
+                if mine and not isinstance(error, _Abandoned):
                     raise
-                continue  # the client of the call that started it failed; ours may not
             finally:
                 self._stop_waiting(key, build, place)
 
@@ -241,10 +239,8 @@ class Builds(Generic[K, V]):
         try:
             with as_current_build(build), may_interrupt(build.interruptible):
                 outcome = make()
-        except Interrupted:
-            error = _Abandoned()
         except BaseException as raised:  # noqa: BLE001  raised again in each waiting call
-            error = raised
+            error = _Abandoned() if isinstance(raised, Interrupted) else raised
         with self._lock:
             self._forget(key, build)
         if error is None:

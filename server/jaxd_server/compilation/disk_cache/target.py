@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module, metadata
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -120,10 +121,9 @@ def _plugins() -> Iterator[tuple[str, str]]:
     for entry in metadata.entry_points(group="jax_plugins"):
         version = entry.dist.version if entry.dist is not None else ""
         yield f"plugin {entry.name}", f"{entry.value} {version}"
-    for folder in sys.path:
-        for name, version in _distributions(folder):
-            if name.startswith(_NATIVE):
-                yield f"distribution {name}", version
+    for name, version in chain.from_iterable(map(_distributions, sys.path)):
+        if name.startswith(_NATIVE):
+            yield f"distribution {name}", version
 
 
 def _distributions(folder: str) -> Iterator[tuple[str, str]]:

@@ -62,12 +62,7 @@ def receive_function(
         Exception: whatever unpacking raises, such as ImportError.
     """
     if manifest is None:
-        if fingerprint_of(data) != fingerprint:
-            raise ProtocolError(
-                "the client sent other code than the fingerprint stands for. "
-                "Install the same jaxd on both sides."
-            )
-        return UnpackedFunction(unpack(data))
+        return _receive_by_bytes(fingerprint, data)
     with content_table.unpacking():  # until then, other functions do not share its classes
         arrived = unpack_function(data)
         there = manifest.there({**arrived.patched_modules, **arrived.modules}, arrived.sources)
@@ -88,18 +83,28 @@ def receive_function(
     found = walked.fingerprint
     _refuse_settings(name, manifest.parts, found.parts)
     doubt = None
-    if found.digest != manifest.fingerprint:
+    objects = tuple(walked.reach.numbered)
+    if found.digest == manifest.fingerprint:
+        object_numbers.add(manifest.fingerprint, objects)
+    else:  # the numbers may not be those of the client
         doubt = (
             f"{name} is not shared with other processes: on the server it has another "
             f"fingerprint than here ({_differing(manifest.parts, found.parts)}). Was it changed "
             "while it was sent? Else set extra_key= and report this."
         )
-    objects = tuple(walked.reach.numbered)
-    if doubt is None:  # else the numbers may not be those of the client
-        object_numbers.add(manifest.fingerprint, objects)
     captured = MutationGuard(objects, manifest.ignored)
     targets = walked.reach.targets
     return UnpackedFunction(arrived.function, doubt, objects, targets, manifest.callbacks, captured)
+
+
+def _receive_by_bytes(fingerprint: bytes, data: bytes | memoryview) -> UnpackedFunction:
+    """Unpacks a function whose fingerprint is that of its bytes."""
+    if fingerprint_of(data) != fingerprint:
+        raise ProtocolError(
+            "the client sent other code than the fingerprint stands for. "
+            "Install the same jaxd on both sides."
+        )
+    return UnpackedFunction(unpack(data))
 
 
 def _is_right(name: ClassId, cls: type, there: ClientProcess, archives: Any) -> bool:

@@ -57,11 +57,8 @@ def advice_for(record: KeyHistory, versions: Sequence[KeyHistory]) -> list[Advic
 def _many_values(described: FunctionDescriptor, versions: Sequence[KeyHistory]) -> Iterator[Advice]:
     """For a number that is all that differs between many keys."""
     values: dict[str, set[str]] = {}
-    for version in versions:
-        differences = key_differences(version.description, described)
-        if len(differences) != 1:
-            continue
-        (one,) = differences
+    differences = (key_differences(version.description, described) for version in versions)
+    for one in (found[0] for found in differences if len(found) == 1):
         if one.kind == "value" and _NUMBER.fullmatch(one.before) and _NUMBER.fullmatch(one.after):
             values.setdefault(one.name, {one.after}).add(one.before)
     for name, seen in values.items():
@@ -131,11 +128,15 @@ def _declared(described: FunctionDescriptor) -> set[str]:
 def _forms_by_path(record: KeyHistory, kind: str) -> dict[str, dict[ArgumentShape, None]]:
     """For each place in the arguments, what stood there, in order of appearance."""
     found: dict[str, dict[ArgumentShape, None]] = {}
-    for built in record.built:
-        for name, argument in built.arguments.items():
-            for path, leaf in argument.form.leaves():
-                if leaf.kind == kind:
-                    found.setdefault(name + path, {})[leaf] = None
+    leaves = (
+        (name + path, leaf)
+        for built in record.built
+        for name, argument in built.arguments.items()
+        for path, leaf in argument.form.leaves()
+        if leaf.kind == kind
+    )
+    for path, leaf in leaves:
+        found.setdefault(path, {})[leaf] = None
     return found
 
 

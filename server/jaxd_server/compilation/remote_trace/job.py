@@ -9,7 +9,7 @@ from jaxd_protocol.messages.failures import ForwardedFailure
 from jaxd_server.codec.arguments import structure_of
 from jaxd_server.codec.results import ResultLayout, rebind_form
 from jaxd_server.compilation.compiling.build_request import BuildRequest
-from jaxd_server.compilation.compiling.builds import current_build
+from jaxd_server.compilation.compiling.builds import check_not_abandoned, current_build
 from jaxd_server.compilation.compiling.compiler import LoweredFunction
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.functions.table import FunctionSource
@@ -60,15 +60,14 @@ class RemoteTrace(NamedTuple):
         self.emit.begin_trace()
         reply = trace_with(self.tracer, self.order, self.emit)
         build = current_build()
-        if build is not None:
-            if build.is_abandoned and isinstance(reply, Lowered | Failed | Refused):
-                self.tracers.apply_side_effects(reply.side)
-            build.check()
+        is_abandoned = build is not None and build.is_abandoned
+        if is_abandoned and isinstance(reply, Lowered | Failed | Refused):
+            self.tracers.apply_side_effects(reply.side)
+        check_not_abandoned()
         if isinstance(reply, Ended) and reply.orders:  # another one may be the cause
             self.emit.begin_trace()
             again = self.tracers.alone(self.with_code().order, self.emit)
-            if build is not None:
-                build.check()
+            check_not_abandoned()
             if not isinstance(again, Ended) or again.orders:  # else it is as suspect as before
                 reply = again
         if isinstance(reply, Ended) and reply.orders:

@@ -67,9 +67,8 @@ class TracePolicy:
         if not self._is_wanted() or function.key in tracers.refused:
             return None
         name = call_name(function, request.arguments)
-        if name is None:
-            return None  # it may differ in another process
-        order = trace_request_of(request, name)
+        # a call without a name may differ in another process
+        order = None if name is None else trace_request_of(request, name)
         if order is None:
             return None
         tracer = self._ready(patiently=function.key in tracers.deadly)
