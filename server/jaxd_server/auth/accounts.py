@@ -124,19 +124,21 @@ class Accounts:
         if self._file is not None:
             state = _state(self._file)
             yield self._file, self._in_file(self._file, None, state, anew=anew)
-        if self._folder is None:
-            return
+        if self._folder is not None:
+            yield from self._in_folder(self._folder, anew=anew)
+
+    def _in_folder(self, folder: str, *, anew: bool) -> Iterator[tuple[str, _Found]]:
         try:
-            files = self._files(self._folder)
+            files = self._files(folder)
         except ConfigurationError as error:
-            yield self._folder, str(error)
+            yield folder, str(error)
             return
         for path in self._read.keys() - {file.path for file in files} - {self._file}:
             del self._read[path]
         for file in files[:MAX_ACCOUNTS]:
             yield file.path, self._in_file(file.path, file.name, file.state, anew=anew)
         if len(files) > MAX_ACCOUNTS:
-            yield self._folder, f"it has more than {MAX_ACCOUNTS} files; the last are left out"
+            yield folder, f"it has more than {MAX_ACCOUNTS} files; the last are left out"
 
     def _files(self, folder: str) -> list[TokenFile]:
         """The token files of the folder; if it cannot be listed, known ones that still exist."""

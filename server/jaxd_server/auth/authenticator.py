@@ -223,13 +223,11 @@ class Authenticator:
 
     def _peek(self, sock: ByteStream) -> bytes:
         first = b""
-        while len(first) < len(MAGIC):
+        while len(first) < len(MAGIC) and MAGIC.startswith(first):
             more = sock.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL)
             if len(more) <= len(first):
                 raise EOFError("the peer disconnected before it identified itself")
             first = more
-            if not MAGIC.startswith(first):
-                break
         return first
 
 

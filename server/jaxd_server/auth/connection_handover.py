@@ -11,6 +11,8 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from jaxd_protocol.errors import ProtocolError
@@ -33,7 +35,7 @@ def hand_over(path: str, admitted: AuthenticatedPeer) -> socket.socket:
     data = json.dumps(_message(admitted)).encode()
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.settimeout(GREETING_S)  # the worker may not answer
-    try:
+    with _closed_on_error(line):
         line.connect(path)
         parts = [_LENGTH.pack(len(data)), data]
         if isinstance(admitted.stream, socket.socket):
@@ -41,9 +43,6 @@ def hand_over(path: str, admitted: AuthenticatedPeer) -> socket.socket:
             line.sendall(parts[1])
         else:
             line.sendall(b"".join(parts))
-    except BaseException:
-        line.close()
-        raise
     return line
 
 
@@ -68,11 +67,8 @@ class HandoverReceiver:
             raise ProtocolError("only the server's own gateway hands over clients.")
         sock.settimeout(GREETING_S)
         line, message = _receive(sock)
-        try:
+        with _closed_on_error(line):
             return self._checked(line, message)
-        except BaseException:
-            line.close()
-            raise
 
     def _checked(self, line: socket.socket, message: dict[str, Any]) -> AuthenticatedPeer:
         admitted = _admitted(line, message)
@@ -110,14 +106,20 @@ def _receive(sock: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
     """The client's socket and its description; reads no further bytes."""
     head, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, 1)
     line = socket.socket(fileno=descriptors[0]) if descriptors else sock
-    try:
+    with _closed_on_error(line):
         message = _message_on(sock, head)
-    except BaseException:
-        line.close()
-        raise
     if line is not sock:
         sock.close()  # the descriptor replaces it
     return line, message
+
+
+@contextmanager
+def _closed_on_error(line: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        line.close()
+        raise
 
 
 def _message_on(sock: socket.socket, head: bytes) -> dict[str, Any]:

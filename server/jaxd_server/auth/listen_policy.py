@@ -39,12 +39,7 @@ def check_trust(options: ServerOptions) -> None:
         return
     is_guarded = has_token(options)
     for address in open_to_more:
-        if address.kind == "tls":
-            _check_tls(address, has_token=is_guarded)
-        elif address.is_loopback:
-            _check_loopback(address, options, has_token=is_guarded)
-        else:
-            _check_beyond_loopback(address, options, has_token=is_guarded)
+        _check_address(address, options, has_token=is_guarded)
 
 
 def _check_separation(options: ServerOptions) -> None:
@@ -59,7 +54,10 @@ def _check_separation(options: ServerOptions) -> None:
             "with --allow-unauthenticated-loopback clients are not identified, so there can be no "
             "worker for each. Leave it out, or leave out --worker-per-principal."
         )
-    is_root = os.geteuid() == 0
+    _check_worker_uids(options, is_root=os.geteuid() == 0)
+
+
+def _check_worker_uids(options: ServerOptions, *, is_root: bool) -> None:
     if options.worker_uids not in (None, SAME_USER) and not is_root:
         raise ConfigurationError(
             "only root can start workers of other users. Leave out --worker-uids, or start the "
@@ -82,6 +80,15 @@ def _check_separation(options: ServerOptions) -> None:
             "clients with a token would run code as root. Name unused uids for the workers "
             "(--worker-uids 70000-70999), or let them run as root (--worker-uids none)."
         )
+
+
+def _check_address(address: Address, options: ServerOptions, *, has_token: bool) -> None:
+    if address.kind == "tls":
+        _check_tls(address, has_token=has_token)
+    elif address.is_loopback:
+        _check_loopback(address, options, has_token=has_token)
+    else:
+        _check_beyond_loopback(address, options, has_token=has_token)
 
 
 def _check_tls(address: Address, *, has_token: bool) -> None:

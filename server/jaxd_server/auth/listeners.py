@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from jaxd_protocol.errors import CannotListen, ConfigurationError
@@ -76,21 +76,14 @@ def _listener(address: Address, for_others: bool, beside_others: bool) -> Iterat
 @contextmanager
 def _unix_socket(address: Address, mode: int) -> Iterator[Listener]:
     path = address.path
-    try:
+    with _explaining_errors(address):
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError as error:
-        raise _cannot_listen(address, error) from error
     with listening:
-        try:
-            with _directory_lock(os.path.dirname(path)):
-                _remove_stale_socket(path)
-                listening.bind(path)
-                os.chmod(path, mode)
-                listening.listen(socket.SOMAXCONN)
-        except CannotListen:
-            raise
-        except OSError as error:
-            raise _cannot_listen(address, error) from error
+        with _explaining_errors(address), _directory_lock(os.path.dirname(path)):
+            _remove_stale_socket(path)
+            listening.bind(path)
+            os.chmod(path, mode)
+            listening.listen(socket.SOMAXCONN)
         ours = os.stat(path).st_ino
         try:
             yield Listener(address, listening)
@@ -194,19 +187,15 @@ def _remove_stale_socket(path: str) -> None:
 
 def _remove(path: str, inode: int) -> None:
     """Removes the socket file, unless it was replaced by another one."""
-    try:
+    with suppress(OSError):  # it is removed already
         if os.lstat(path).st_ino == inode:
             os.unlink(path)
-    except OSError:
-        pass  # it is removed already
 
 
 @contextmanager
 def _tcp_socket(address: Address) -> Iterator[Listener]:
-    try:
+    with _explaining_errors(address):
         listening = _bound_tcp(address)
-    except OSError as error:
-        raise _cannot_listen(address, error) from error
     with listening:
         port = listening.getsockname()[1]
         yield Listener(address._replace(port=port), listening)
@@ -218,6 +207,16 @@ def _bound_tcp(address: Address) -> socket.socket:
     family, _, _, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     return socket.create_server(place, family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both)
+
+
+@contextmanager
+def _explaining_errors(address: Address) -> Iterator[None]:
+    try:
+        yield
+    except CannotListen:
+        raise
+    except OSError as error:
+        raise _cannot_listen(address, error) from error
 
 
 def _cannot_listen(address: Address, error: OSError) -> CannotListen:

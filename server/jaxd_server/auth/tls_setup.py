@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from jaxd_protocol.errors import ConfigurationError
@@ -95,11 +96,7 @@ def _key_and_certificate(folder: str) -> bytes:
             f"openssl cannot make a certificate: {' '.join(output)}. "
             "Give one with --tls-cert and --tls-key."
         ) from error
-    found = b""
-    for name in (key, certificate):
-        with open(name, "rb") as file:
-            found += file.read()
-    return found
+    return Path(key).read_bytes() + Path(certificate).read_bytes()
 
 
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound to

@@ -507,11 +507,10 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,  # ServerOptions holds the defaults
         allow_abbrev=False,
     )
-    groups: dict[str, argparse._ArgumentGroup] = {}
+    names = dict.fromkeys(words_of(option).group for option in fields(ServerOptions))
+    groups = {name: parser.add_argument_group(name) for name in names}
     for option in fields(ServerOptions):
         words = words_of(option)
-        if words.group not in groups:
-            groups[words.group] = parser.add_argument_group(words.group)
         text = f"{words.help} (default: {words.shown})" if words.shown else words.help
         groups[words.group].add_argument(words.flag, dest=option.name, help=text, **words.argument)
     return parser

@@ -8,7 +8,8 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from socket import socket
 from typing import Any
 
@@ -35,15 +36,12 @@ def reap_orphans(own: Collection[int]) -> list[int]:
     it finds such a child, it leaves the rest to the next call, after that child was collected.
     """
     reaped: list[int] = []
-    while True:
-        try:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return reaped
-        if ended is None or ended.si_pid in own:
-            return reaped
-        os.waitpid(ended.si_pid, os.WNOHANG)
-        reaped.append(ended.si_pid)
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with suppress(ChildProcessError):  # there is no child left
+        while (ended := os.waitid(os.P_ALL, 0, flags)) and ended.si_pid not in own:
+            os.waitpid(ended.si_pid, os.WNOHANG)
+            reaped.append(ended.si_pid)
+    return reaped
 
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.processes.worker.worker")
@@ -186,11 +184,11 @@ class Host:
 
 _MAX_REQUEST_BYTES = 1 << 16
 
+_Reply = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
 
 @asynccontextmanager
-async def serving_control_socket(
-    listening: socket, reply: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
-) -> AsyncIterator[None]:
+async def serving_control_socket(listening: socket, reply: _Reply) -> AsyncIterator[None]:
     """Answers on the socket `listening` until the block ends.
 
     One JSON object a line each way: `{"ask": "status"}`, `{"ask": "stop"}`,
@@ -198,21 +196,25 @@ async def serving_control_socket(
     `{"ask": "release", "what": NAME}`. A connection stays open until its client closes it or the
     host ends, so that a client that requested a stop can wait for the end.
     """
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async for request in messages(reader):
-                writer.write(encode_line(await reply(request)))
-                await writer.drain()
-        except ValueError as error:
-            writer.write(encode_line({"error": f"the request is not a JSON line: {error}"}))
-        except (ConnectionError, asyncio.CancelledError):
-            pass  # the client has disconnected, or the host ends
-        finally:
-            writer.close()
-
-    server = await asyncio.start_unix_server(answer, sock=listening, limit=_MAX_REQUEST_BYTES)
+    server = await asyncio.start_unix_server(
+        partial(_answer_requests, reply), sock=listening, limit=_MAX_REQUEST_BYTES
+    )
     try:
         yield
     finally:
         server.close()
+
+
+async def _answer_requests(
+    reply: _Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    try:
+        async for request in messages(reader):
+            writer.write(encode_line(await reply(request)))
+            await writer.drain()
+    except ValueError as error:
+        writer.write(encode_line({"error": f"the request is not a JSON line: {error}"}))
+    except (ConnectionError, asyncio.CancelledError):
+        pass  # the client has disconnected, or the host ends
+    finally:
+        writer.close()

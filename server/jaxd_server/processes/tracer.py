@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -105,15 +105,13 @@ class Tracer:
         """Works until the worker closes its end."""
         self._send(Ready(*self._sample))
         threads = ThreadPerTask(_THREADS, "jaxd-trace")
-        try:
+        with suppress(EOFError, OSError):
             while True:
                 message = self._connection.recv()
                 if isinstance(message, CancelTrace):
                     self._interrupt_again(message.number)
                 else:
                     threads.submit(self._answer, message)
-        except (EOFError, OSError):
-            return
 
     def _send(self, message: Any) -> None:
         with self._sending:

@@ -49,12 +49,10 @@ class ImportedPackages:
             return  # modules are added here, and not replaced by others
         with self._lock:
             loaded = set(sys.modules)
-            for name in loaded - self._seen:
-                if _is_alias(name):
-                    continue  # another process could not import it by that name
-                root = import_root(name)
-                if root in self._roots or root in OWN_PACKAGES:
-                    continue  # the host runs jaxd as well: a new worker alone would not match it
+            # another process could not import an alias by that name
+            roots = {import_root(name) for name in loaded - self._seen if not _is_alias(name)}
+            # the host runs jaxd as well: a new worker alone would not match it
+            for root in roots - self._roots - OWN_PACKAGES:
                 self._roots.add(root)
                 package = package_of(root)
                 if package is not None and not _is_shared(package):

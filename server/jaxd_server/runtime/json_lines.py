@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 MAX_LINE_BYTES = 16 << 20
@@ -72,20 +73,14 @@ class HostChannel:
     def notify(self, message: Mapping[str, Any]) -> None:
         """Sends one object; the thread that reads notices when the host has ended."""
         line = encode_line(message)
-        try:
-            with self._lock:
-                self._sock.sendall(line)
-        except OSError:
-            return
+        with suppress(OSError), self._lock:
+            self._sock.sendall(line)
 
     def _listen(self) -> None:
-        with self._sock.makefile("rb") as lines:
-            try:
-                for line in lines:
-                    self._answer(json.loads(line))
-            except (OSError, ValueError):  # without a valid host the worker ends as well
-                pass
-        self._on_lost()
+        with self._sock.makefile("rb") as lines, suppress(OSError, ValueError):
+            for line in lines:
+                self._answer(json.loads(line))
+        self._on_lost()  # without a valid host the worker ends as well
 
     def _answer(self, message: Mapping[str, Any]) -> None:
         if message.get("ask") == "status":

@@ -8,6 +8,7 @@ import select
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any, Final
 
 _STDERR = 2
@@ -108,8 +109,6 @@ class _EndedPipe(io.FileIO):
 
 
 def _write_all(data: bytes) -> None:
-    try:
+    with suppress(OSError):  # a full disk or a closed terminal must not block the worker
         while data:
             data = data[os.write(_STDERR, data) :]
-    except OSError:
-        pass  # a full disk or a closed terminal must not block the worker

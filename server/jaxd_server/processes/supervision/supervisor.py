@@ -91,8 +91,11 @@ class Supervisor:
         self.stopping.set()
         if now:
             self._forced = True
-            for one in self.processes():
-                one.kill()
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        for one in self.processes():
+            one.kill()
 
     def quarantined(self) -> list[dict[str, Any]]:
         """The functions in quarantine, because they have ended workers."""
@@ -133,8 +136,7 @@ class Supervisor:
             return int(self._forced)
         finally:
             watch.cancel()
-            for one in self.processes():
-                one.kill()
+            self._kill_all()
 
     async def _run_worker(self, epoch: int) -> float:
         """Runs one worker until it ends or the server stops; the seconds until the next one."""
@@ -153,11 +155,14 @@ class Supervisor:
                 self._draining_workers.retire(worker)
                 return 0.0
             await self._draining_workers.until_drained(worker, worker.kill)
-        if not worker.exited.is_set():
-            return 0.0
+        return await self._after_exit(worker) if worker.exited.is_set() else 0.0
+
+    async def _after_exit(self, worker: WorkerProcess) -> float:
+        """Records how a worker ended; the seconds until the next one."""
         await worker.read_remaining()
         worker.close()
-        if any(event.is_set() for event in (*on_purpose, worker.flags.stale)):  # which is no crash
+        on_purpose = (*worker.flags.draining, worker.flags.stale)
+        if any(event.is_set() for event in on_purpose):  # which is no crash
             log_exit(worker, restart_in_s=0.0)
             return 0.0
         self.quarantine.record_deaths(worker.recorder.entries(), worker.epoch, worker.how)
@@ -247,16 +252,22 @@ class Supervisor:
         except OSError as error:
             return f"no process could be started: {error}."
         self._successor = successor
-        await wait_first(successor.flags.prepared, successor.exited, worker.exited, self.stopping)
-        if worker.exited.is_set() or self.stopping.is_set():
-            return ""  # the successor is needed at once, or not at all
-        refusal = "the next worker ended before it was ready; see the server's log."
-        if successor.flags.prepared.is_set():
-            refusal = await worker.yield_to_successor(force=force, is_followed=True)
+        refusal = await self._yield_to(successor, worker, force=force)
         if refusal and self._successor is successor:
             self._successor = None
             self._draining_workers.dismiss(successor)
         return refusal
+
+    async def _yield_to(
+        self, successor: WorkerProcess, worker: WorkerProcess, *, force: bool
+    ) -> str:
+        """Lets a worker yield as soon as its successor is prepared; the reason when it refuses."""
+        await wait_first(successor.flags.prepared, successor.exited, worker.exited, self.stopping)
+        if worker.exited.is_set() or self.stopping.is_set():
+            return ""  # the successor is needed at once, or not at all
+        if not successor.flags.prepared.is_set():
+            return "the next worker ended before it was ready; see the server's log."
+        return await worker.yield_to_successor(force=force, is_followed=True)
 
     async def _is_ready(self, epoch: int) -> None:
         while not self.stopping.is_set():

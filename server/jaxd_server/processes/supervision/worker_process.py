@@ -322,10 +322,13 @@ class WorkerProcess:
                 self.snapshot = status if self.principal is None else _sanitized(status)
                 self._status.answered()
             case _:
-                try:
-                    self.on_message(self, message)
-                except Exception:  # noqa: BLE001  the next message is handled as well
-                    log_event("not_done", level=logging.ERROR, pid=self.pid)
+                self._pass_on(message)
+
+    def _pass_on(self, message: Mapping[str, Any]) -> None:
+        try:
+            self.on_message(self, message)
+        except Exception:  # noqa: BLE001  the next message is handled as well
+            log_event("not_done", level=logging.ERROR, pid=self.pid)
 
 
 def _sanitized(status: Mapping[str, Any]) -> dict[str, Any]:

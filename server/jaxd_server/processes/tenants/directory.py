@@ -162,11 +162,7 @@ class TenantDirectory:
         folder = f"{real}/{_FOLDER}"
         try:
             for path in (real, folder):
-                if not os.path.lexists(path):
-                    os.mkdir(path, 0o700)
-                if self._is_root:
-                    mode = os.lstat(path).st_mode & 0o7777
-                    os.chmod(path, mode | 0o011)  # noqa: S103  others may enter it, and not list it
+                self._make_folder(path)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot make the folder {folder}: {error.strerror}. Choose another --cache-dir."
@@ -174,6 +170,14 @@ class TenantDirectory:
         if self._is_root:
             _check_enterable(folder)
         return make_trusted(folder)
+
+    def _make_folder(self, path: str) -> None:
+        """Makes a folder if it is missing; the users that workers run as may enter it."""
+        if not os.path.lexists(path):
+            os.mkdir(path, 0o700)
+        if self._is_root:
+            mode = os.lstat(path).st_mode & 0o7777
+            os.chmod(path, mode | 0o011)  # noqa: S103  others may enter it, and not list it
 
 
 def tenants_root(options: ServerOptions, *, is_root: bool | None = None) -> str | None:
@@ -310,9 +314,9 @@ class TenantCleanup:
         task.add_done_callback(self._tasks.discard)
 
     async def _forget_gone(self, valid: Collection[str], here: Collection[str]) -> None:
-        for principal in await asyncio.to_thread(self._tenants.with_processes_or_folders):
-            if principal not in valid and principal not in here:
-                self.forget(principal)
+        found = await asyncio.to_thread(self._tenants.with_processes_or_folders)
+        for principal in found.difference(valid, here):
+            self.forget(principal)
 
     async def _clear(self, principal: str, earlier: asyncio.Task[None] | None) -> None:
         try:

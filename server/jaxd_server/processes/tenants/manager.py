@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
@@ -55,10 +56,9 @@ def tenants_report(
         for tenant, worker in zip(tenants, workers, strict=True)
     ]
     sums: dict[str, Any] = {}
-    for row in rows:
-        for name, value in row["worker"].items():
-            if name not in _OF_ONE:
-                sums[name] = sums[name] + value if name in sums else value
+    for name, value in chain.from_iterable(row["worker"].items() for row in rows):
+        if name not in _OF_ONE:
+            sums[name] = sums[name] + value if name in sums else value
     return {**gateway, "worker": sums, "workers": rows}
 
 
@@ -226,13 +226,17 @@ class TenantManager:
             case {"event": "wanted", "id": int(number), "principal": str(who), "token": token}:
                 gateway.notify({"ask": "come", "id": number, **self._worker_for(who, token)})
             case {"event": "accounts", "valid": dict(valid)}:
-                for worker in list(self._workers.values()):
-                    if worker.token not in (None, valid.get(worker.tenant.principal)):
-                        self._revoke(worker)
-                for one in self._away():
-                    if one.principal not in valid and not one.principal.startswith("uid:"):
-                        self._quarantine_file.forget(one.principal)  # its token was revoked
-                self._cleanup.begin_except(valid, self._workers)
+                self._revoke_except(valid)
+
+    def _revoke_except(self, valid: Mapping[str, Any]) -> None:
+        """Ends and forgets what belongs to accounts other than these, given with their tokens."""
+        for worker in list(self._workers.values()):
+            if worker.token not in (None, valid.get(worker.tenant.principal)):
+                self._revoke(worker)
+        for one in self._away():
+            if one.principal not in valid and not one.principal.startswith("uid:"):
+                self._quarantine_file.forget(one.principal)  # its token was revoked
+        self._cleanup.begin_except(valid, self._workers)
 
     def _worker_for(self, principal: str, token: str | None) -> dict[str, Any]:
         """The path of a principal's worker, or why there is none."""
@@ -241,10 +245,7 @@ class TenantManager:
         failed_at, why = self._failed.get(principal, (-_FAILURE_BACKOFF_S, ""))
         if time.monotonic() - failed_at < _FAILURE_BACKOFF_S:
             return {"refused": why}
-        worker = self._workers.get(principal)
-        if worker is not None and worker.token != token:
-            self._revoke(worker)
-            worker = None
+        worker = self._worker_with(principal, token)
         try:
             if worker is None or worker.is_vacant:
                 self._check_room()
@@ -256,6 +257,14 @@ class TenantManager:
             log_event("worker_refused", level=logging.WARNING, principal=principal, why=str(error))
             return {"refused": str(error)}
         return {"path": worker.listener.address.path}
+
+    def _worker_with(self, principal: str, token: str | None) -> TenantWorker | None:
+        """The worker of a principal; ends one that was started with another token."""
+        worker = self._workers.get(principal)
+        if worker is None or worker.token == token:
+            return worker
+        self._revoke(worker)
+        return None
 
     def _check_room(self) -> None:
         """Raises `Busy` when the limit of workers is reached."""

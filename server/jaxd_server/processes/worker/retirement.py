@@ -196,18 +196,20 @@ class AbandonedWork:
         """Handles overdue work; from one thread, several times a second."""
         builds, calls = self._left_builds(), self._admission.abandoned()
         self._reported &= {*(one for one, _ in builds), *calls}
-        if not self._grace_s:
-            return
         for build, age in builds:
-            if age > self._grace_s and build not in self._reported:
-                self._reported.add(build)
+            if self._report_overdue(build, age):
                 self._handle_overdue(build, age)
         for call in calls:
-            token = call.cancel_token
-            age, is_running = token.cancelled_s, token.phase == "running"
-            if age > self._grace_s and is_running and call not in self._reported:
-                self._reported.add(call)
+            age = call.cancel_token.cancelled_s
+            if call.cancel_token.phase == "running" and self._report_overdue(call, age):
                 self._stuck(call.name, "runs", age)
+
+    def _report_overdue(self, work: Build | Operation, age: float) -> bool:
+        """Whether work is overdue; True only once."""
+        is_new = 0 < self._grace_s < age and work not in self._reported
+        if is_new:
+            self._reported.add(work)
+        return is_new
 
     def _handle_overdue(self, build: Build, age: float) -> None:
         force = build.end_by_force

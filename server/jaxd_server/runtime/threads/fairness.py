@@ -42,14 +42,14 @@ class FairQueue(Generic[T]):
     def remove(self, owner: Hashable, item: T) -> bool:
         """Removes an item, wherever it is; returns whether it was there."""
         items = self._waiting.get(owner, deque())
-        for index, one in enumerate(items):
-            if one is item:
-                del items[index]
-                self._count -= 1
-                if not items:
-                    del self._waiting[owner]
-                return True
-        return False
+        index = next((index for index, one in enumerate(items) if one is item), None)
+        if index is None:
+            return False
+        del items[index]
+        self._count -= 1
+        if not items:
+            del self._waiting[owner]
+        return True
 
 
 CancelHook = Callable[[Callable[[], None]], AbstractContextManager[None]]

@@ -42,10 +42,8 @@ class SingleFlight(Generic[K, V]):
             found = find()
             if found is not None:
                 return found
-            flight = self._flights.get(key)
-            mine = flight is None
-            if flight is None:
-                flight = self._flights[key] = Future()
+            mine = key not in self._flights
+            flight = self._flights.setdefault(key, Future())
         if mine:
             self._fly(key, flight, make)
             return flight.result()
