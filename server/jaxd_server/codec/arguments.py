@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import jax
@@ -189,10 +190,7 @@ def jax_arrays(arguments: Arguments, statics: StaticArgs) -> Arguments:
 
     numpy would divide by zero and go on, and Python would raise an error of its own.
     """
-
-    def converted(value: Any) -> Any:
-        return jax.tree.map(jax.numpy.asarray, value)
-
+    converted = partial(jax.tree.map, jax.numpy.asarray)
     return map_arguments(arguments, statics, converted, lambda value: value)
 
 

@@ -77,11 +77,8 @@ class ResultEncoder(TreeEncoder):
 
     def other(self, value: Any) -> None:
         """Appends a leaf, a node of a class, or a reference to what is no data."""
-        if type(value) is LeafSlot and value.dtype == jax.dtypes.float0:
-            self._skeleton.append(spec_bytes("Z", "float0", tuple(value.shape)))
-        elif type(value) is LeafSlot:
-            self.order.append(value.index)
-            self._skeleton.append(_leaf_spec(self._leaves[value.index]))
+        if type(value) is LeafSlot:
+            self._slot(value)
         elif value is _LEAF_PLACEHOLDER:
             self.static(0)
         elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
@@ -94,6 +91,13 @@ class ResultEncoder(TreeEncoder):
             self._object(value)
         else:
             self._static_object(value)
+
+    def _slot(self, slot: LeafSlot) -> None:
+        if slot.dtype == jax.dtypes.float0:
+            self._skeleton.append(spec_bytes("Z", "float0", tuple(slot.shape)))
+        else:
+            self.order.append(slot.index)
+            self._skeleton.append(_leaf_spec(self._leaves[slot.index]))
 
     def non_literal_keys(self, value: dict[Any, Any]) -> None:
         """Appends a token for a dict that holds no data, else keys that the client finds."""

@@ -178,16 +178,14 @@ def wait_for(arrays: Iterable[Any]) -> bool:
     """
     for array in arrays:
         try:
-            if array.is_deleted():  # cheaper than the exception, and a loop takes most of them
-                continue
-            array.block_until_ready()
+            if not array.is_deleted():  # cheaper than the exception: a loop takes most of them
+                array.block_until_ready()
+                return True
         except AttributeError:
             continue  # what stands for no derivative
         except RuntimeError:
             if not array.is_deleted():
                 raise
-        else:
-            return True
     return False
 
 
@@ -299,22 +297,12 @@ def _token_of(reference: Reference) -> bytes:
 def _find(reference: Reference) -> Any:
     """The object here; LookupError, ImportError or AttributeError when there is none."""
     kind, detail = reference.kind, reference.detail
-    if kind == "i":
-        return _imported(*detail)
     if kind in "ke" and not detail[2]:
         cls = _imported(*detail[:2])
         return cls[detail[3]] if kind == "e" else cls
-    if kind == "d":
-        return dtype_of(detail[0])
-    if kind == "s":
-        return {"set": set, "frozenset": frozenset}[detail[0]](detail[1])
-    if kind == "m":
-        return getattr(_find(load_reference(detail[0])), detail[1])
-    if kind == "p":
-        return parameter_default(_imported(*detail[:2]), detail[2], None)
-    if kind == "n":
-        return object_numbers.at(detail[0])
-    raise LookupError(f"a {reference.about} that only the process had that made it")
+    if kind not in _FINDERS:
+        raise LookupError(f"a {reference.about} that only the process had that made it")
+    return _FINDERS[kind](*detail)
 
 
 def _imported(module: str, name: str) -> Any:
@@ -322,3 +310,14 @@ def _imported(module: str, name: str) -> Any:
     for part in filter(None, name.split(".")):
         found = getattr(found, part)
     return found
+
+
+_FINDERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "i": _imported,
+    "d": dtype_of,
+    "s": lambda name, items: {"set": set, "frozenset": frozenset}[name](items),
+    "m": lambda owner, name: getattr(_find(load_reference(owner)), name),
+    "p": lambda module, name, field: parameter_default(_imported(module, name), field, None),
+    "n": object_numbers.at,
+}
+"""By the kind of a reference, what finds its object from the items of its detail."""

@@ -136,14 +136,19 @@ def _nodes(structure: Any) -> Iterator[bytes]:
         yield b"V" + dump_literal(node[1].content)
     else:
         cls, aux = node
-        name = class_name(cls)
-        if name is None:
-            raise ValueError(f"the class {cls.__qualname__} is known only to one process")
-        if cls is dict:
-            aux = tuple(aux)
-        elif aux is None:
-            aux = getattr(cls, "_fields", None)  # of a named tuple
-        # A class that came with a client is its content; equal ones come under either's name.
-        yield dump_literal((name[2] or name, len(children))) + content_of(aux)
+        yield _class_node(cls, aux, len(children))
     for child in children:
         yield from _nodes(child)
+
+
+def _class_node(cls: type, aux: Any, count: int) -> bytes:
+    """A node of a class, without its `count` children."""
+    name = class_name(cls)
+    if name is None:
+        raise ValueError(f"the class {cls.__qualname__} is known only to one process")
+    if cls is dict:
+        aux = tuple(aux)
+    elif aux is None:
+        aux = getattr(cls, "_fields", None)  # of a named tuple
+    # A class that came with a client is its content; equal ones come under either's name.
+    return dump_literal((name[2] or name, count)) + content_of(aux)

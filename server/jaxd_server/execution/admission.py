@@ -115,13 +115,10 @@ class Admission:
         """Returns when no exclusive call keeps this one waiting. The lock is held."""
         while not self._draining and not call.inside and (self._exclusive or self._paused):
             now = time.monotonic()
-            if self._paused:
-                self._wait_for_change(now + self._max_wait_s, call)
-            elif now >= self._bar_until:
+            if not self._paused and now >= self._bar_until:
                 self._end_bar()
                 return
-            else:
-                self._wait_for_change(self._bar_until, call)
+            self._wait_for_change(now + self._max_wait_s if self._paused else self._bar_until, call)
         if self._draining:
             self._refuse()
 
@@ -206,14 +203,10 @@ class Admission:
             if self._draining:
                 self._refuse()
             now = time.monotonic()
-            if self._paused or self._exclusive[0] is not call:
-                self._wait_for_change(now + self._max_wait_s, call)
-            elif not self._running:
-                return True
-            elif now >= self._bar_until:
-                return False
-            else:
-                self._wait_for_change(self._bar_until, call)
+            is_next = not self._paused and self._exclusive[0] is call
+            if is_next and (not self._running or now >= self._bar_until):
+                return not self._running
+            self._wait_for_change(self._bar_until if is_next else now + self._max_wait_s, call)
 
     def _end_exclusive(self, call: Operation) -> None:
         """An exclusive call ended, or was refused. The lock is held."""

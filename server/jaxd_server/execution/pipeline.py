@@ -118,9 +118,7 @@ class Pipeline:
                 if plan is not None and plan.executable is not None:
                     return self._warm(call, plan, plan.executable)
                 return self._cold(call)
-            except PlacementMismatch:
-                return self._cold(call)
-            except BrokenProgram:
+            except (PlacementMismatch, BrokenProgram):
                 return self._cold(call)  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             reply = self._failed(call, error)

@@ -185,6 +185,11 @@ class Run:
             return (*content, pack_ids(self.call.not_kept)), buffers
         return value, buffers
 
+    def repeat(self) -> Reply:
+        """Dispatches it once more; the reply, as `deliver`."""
+        self.dispatch()
+        return self.deliver()
+
     def _delivered(self) -> Reply:
         kept, stay = self._retained, self.call.stay
         if kept is None or stay is None:
@@ -332,12 +337,7 @@ class Executor:
             return run.deliver()
         except Exception as error:  # noqa: BLE001  as above
             failure = self._out_of_memory(run, error)
-
-        def once_more() -> Reply:
-            run.dispatch()
-            return run.deliver()
-
-        return self._oom_handler.retry(once_more, failure)
+        return self._oom_handler.retry(run.repeat, failure)
 
     def _out_of_memory(self, run: Run, error: Exception) -> str:
         """jax's message when there is no room and making some may help; else raises the error."""

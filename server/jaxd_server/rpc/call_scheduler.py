@@ -106,8 +106,7 @@ class CallScheduler:
             make = Call if is_quick else InflightCall  # a quick one is not worth being cancelled
             call = make(key, skeleton, blob, frame.buffers, client, seq, partial(client.emit, seq))
             call.nbytes = nbytes
-            if timeout_s is not None:
-                call.deadline = time.monotonic() + timeout_s
+            call.deadline = None if timeout_s is None else time.monotonic() + timeout_s
             call.strict = bool(flags & STRICT)
             call.warm_only = bool(flags & WARM)
             call.call_back = partial(client.call_back, seq)
@@ -115,12 +114,10 @@ class CallScheduler:
             call.lost = 2 if flags & LOST_AGAIN else flags & LOST_ONCE and 1
             call.session = session
             call.referenced_data = self._session_state.referenced_data
-            if stay:
-                call.stay = ResultPolicy.from_bytes(stay)
+            call.stay = ResultPolicy.from_bytes(stay) if stay else None
             if drops:
                 self._session_state.drop(drops)
-            if elsewhere:
-                call.elsewhere, call.inflated = elsewhere, inflated
+            call.elsewhere, call.inflated = elsewhere, inflated
             if flags & ~_RESULT_ONLY:
                 plan = None
             if elsewhere and flags & ON_VALUES:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from jaxd_protocol.errors import ConnectionLost, JaxdError, ProtocolError
@@ -94,20 +95,22 @@ class ClientProxy:
         asked, buffers = pack_callback(callback_target, held, args, kwargs)
         question = (number, *asked, int(wants_result))
         seq = next(self._connection.numbers)
-
-        def send() -> None:  # behind the output of the call
-            try:
-                self._connection.send_request(seq, "callback", question, buffers)
-            except EOFError:
-                return  # then the question fails as well
-            except JaxdError as error:
-                self.questions.answer(seq, str(error), True, Frame())
-
+        send = partial(self._send_callback, seq, question, buffers)  # behind the call's output
         with self.waiting():
             value, frame = self.questions.ask(
                 seq, lambda: self._send_queue.put(send), patiently=True
             )
         return read_callback(value, frame.buffers) if wants_result else None
+
+    def _send_callback(
+        self, seq: int, question: tuple[Value, ...], buffers: Sequence[memoryview]
+    ) -> None:
+        try:
+            self._connection.send_request(seq, "callback", question, buffers)
+        except EOFError:
+            return  # then the question fails as well
+        except JaxdError as error:
+            self.questions.answer(seq, str(error), True, Frame())
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

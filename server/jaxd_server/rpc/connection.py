@@ -123,6 +123,14 @@ class ServerConnection(BulkConnection):
             "unshare": self._session_state.forget_blocks,
             "bye": self._session_state.end_session,
         }
+        state, report = self._session_state, worker_context.report
+        self._answers: dict[str, Callable[..., Value]] = {
+            "share": lambda frame, *args: state.share_block(frame.descriptors, *args),
+            "adopt": lambda _, *args: state.referenced_data.adopt(*args),
+            "statistics": lambda *_: json.dumps(report("statistics", session.principal)),
+            "info": lambda *_: json.dumps(report("info", session.principal)),
+            "devices": lambda *_: json.dumps(worker_context.devices(session)),
+        }
         self._ended = threading.Event()
         self._patience = AdaptiveWait(stream.readiness())
         self._reader_handoff = ReaderHandoff(self._read_one, self._on_end)
@@ -174,35 +182,36 @@ class ServerConnection(BulkConnection):
         if verb in self._notices:
             self._notices[verb](*args)
             return None
-        if verb == "share":
-            return self.send_reply(seq, self._session_state.share_block(frame.descriptors, *args))
-        if verb == "adopt":
-            return self.send_reply(seq, self._session_state.referenced_data.adopt(*args))
-        if verb in ("statistics", "info"):
-            report = self._worker_context.report(verb, self._session.principal)
-            return self.send_reply(seq, json.dumps(report))
-        if verb == "devices":
-            return self.send_reply(seq, json.dumps(self._worker_context.devices(self._session)))
-        raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
+        if verb not in self._answers:
+            raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
+        return self.send_reply(seq, self._answers[verb](frame, *args))
 
     def _submit(
         self, seq: int, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
     ) -> None:
         """Has a service answer in a thread; counts as a call, so that a drain waits for it."""
         nbytes = self._share.begin()
-
-        def work() -> None:
-            try:
-                reply = self._serve(verb, args, buffers)
-            except BaseException as error:  # noqa: BLE001  sent to the client, as that of a call
-                reply = (FAILED, encode_failure(error)), ()
-            self._send_queue.later(seq, reply, nbytes)
-
         try:
-            self._worker_context.builders.submit(work)
+            self._worker_context.builders.submit(
+                self._serve_and_reply, seq, verb, args, buffers, nbytes
+            )
         except BaseException:
             self._share.end_call(nbytes)
             raise
+
+    def _serve_and_reply(
+        self,
+        seq: int,
+        verb: str,
+        args: tuple[Value, ...],
+        buffers: Sequence[memoryview],
+        nbytes: int,
+    ) -> None:
+        try:
+            reply = self._serve(verb, args, buffers)
+        except BaseException as error:  # noqa: BLE001  sent to the client, as that of a call
+            reply = (FAILED, encode_failure(error)), ()
+        self._send_queue.later(seq, reply, nbytes)
 
     def _serve(self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]) -> Reply:
         check_arguments(verb, args)

@@ -107,17 +107,11 @@ class ConnectionShare:
                 f"{budget.limit:,}. Send them without compression (JAXD_COMPRESS=0), fewer at "
                 "once, or start the server with a larger --budget-bytes."
             )
-
-        def fits() -> bool:
-            if self._idle():  # there is nothing of its own that it could wait for
-                return self._closed or budget.used + nbytes <= budget.limit
-            return budget.has_room(self._principal, nbytes)
-
         with budget.changed:
-            budget.changed.wait_for(lambda: self._idle() or fits())
+            budget.changed.wait_for(lambda: self._idle() or self._fits(nbytes))
             if not self._parked:  # else the answer to a parked call would wait as well
-                budget.changed.wait_for(fits, _MAX_WAIT_S)
-            if not fits():
+                budget.changed.wait_for(lambda: self._fits(nbytes), _MAX_WAIT_S)
+            if not self._fits(nbytes):
                 raise Busy(
                     f"there is no room for compressed arrays of {nbytes:,} bytes now: others hold "
                     "the server's --budget-bytes. Call again."
@@ -195,6 +189,12 @@ class ConnectionShare:
 
     def _idle(self) -> bool:
         return self._closed or self._calls == self._parked
+
+    def _fits(self, nbytes: int) -> bool:
+        """Whether so many bytes are within the budget. The lock is held."""
+        if self._idle():  # there is nothing of its own that it could wait for
+            return self._closed or self._budget.used + nbytes <= self._budget.limit
+        return self._budget.has_room(self._principal, nbytes)
 
     def _may_begin(self) -> bool:
         active = self._calls - self._parked

@@ -84,7 +84,7 @@ class ReplyCache:
         One that lost its client before it could run is forgotten, or started again for the next
         request.
         """
-        again: Rerun | None = None
+        again: Rerun = _nothing
         with self._lock:
             asked = self._open.pop(number, [])
             if _never_ran(reply):
@@ -97,8 +97,7 @@ class ReplyCache:
                 self._make_room(number)
         for send, _ in asked:
             send(reply)
-        if again is not None:
-            again()
+        again()
 
     def _make_room(self, newest: int) -> None:
         """Limits the replies that a client has not acknowledged. The lock is held."""

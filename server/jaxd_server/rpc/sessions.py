@@ -25,7 +25,7 @@ from jaxd_protocol.messages.data_locations import (
 )
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.wire.stream import Descriptors
-from jaxd_server.execution.call import Client, Reply
+from jaxd_server.execution.call import Client
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.rpc.inflight_calls import InflightCall
 from jaxd_server.rpc.ordered_calls import OrderedCallQueue, ReplyCache, Send, Start
@@ -50,9 +50,6 @@ class InterruptedCalls:
     def __init__(self) -> None:
         self._calls: WeakKeyDictionary[InflightCall, float] = WeakKeyDictionary()
         self._lock = threading.Lock()  # guards it
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
 
     def add(self, calls: Iterable[InflightCall], now: float) -> None:
         """Their connection has just ended."""
@@ -200,10 +197,9 @@ class Sessions:
             for session in over:
                 del self._sessions[session.id]
             before = now - _REPEAT_WINDOW_S
-            back = [s for s in self._sessions.values() if s.unanswered and s.connections]
+            back = [s for s in self._sessions.values() if s.connections and s.resumed_at < before]
         for session in back:
-            if session.resumed_at < before:
-                session.unanswered.cancel_unrepeated(before)
+            session.unanswered.cancel_unrepeated(before)
         for session in over:  # outside the lock: what a call queue does may take a while
             session.unanswered.cancel()
             session.call_queue.then(partial(self._values.end, session.values))
@@ -278,10 +274,7 @@ class SessionState:
             that continues it; another thread may read the next messages while that runs.
         """
         session = self._session
-
-        def settle(reply: Reply) -> None:
-            session.reply_cache.answer(stay.number, reply)
-
+        settle = partial(session.reply_cache.answer, stay.number)
         again = partial(session.call_queue.put, start, settle, is_short=is_short)
         known = session.reply_cache.find_or_register(stay.number, stay.acked, send, again)
         if known is not None:

@@ -32,11 +32,11 @@ def holder_rows(
         now: seconds, as the names count them.
     """
     seen: set[int] = set()
-    rows = []
-    for (who, name), named in names.items():
-        if who == principal:
-            left = None if named.until is None else round(named.until - now, 3)
-            rows.append(_row(who, f"named {name!r}", _fresh(named.values, seen), name, left))
+    rows = [
+        _row(who, f"named {name!r}", _fresh(named.values, seen), name, _seconds_left(named, now))
+        for (who, name), named in names.items()
+        if who == principal
+    ]
     for owner in sessions:
         if owner.principal == principal:
             by_maker: dict[str, list[Value]] = {}
@@ -45,6 +45,10 @@ def holder_rows(
             rows += [_row(principal, maker, values) for maker, values in by_maker.items()]
     rows += [_others(who, nbytes) for who, nbytes in used.items() if who != principal]
     return sorted(rows, key=lambda row: -row["bytes"])
+
+
+def _seconds_left(named: NamedValues, now: float) -> float | None:
+    return None if named.until is None else round(named.until - now, 3)
 
 
 def _fresh(values: Iterable[Value], seen: set[int]) -> list[Value]:

@@ -89,11 +89,7 @@ class ReferencedData:
                 view = self._blocks.view(a, b, leaf.nbytes)
                 leaves[number] = read_leaf(leaf, _IN_BUFFER, b"", [view])
             elif kind != COMPRESSED:  # that was inflated as it was read
-                if kind == CACHED_BY_CONTENT:
-                    _check_content((a, b), leaf, leaves[number])
-                value = Value(
-                    exact_array(leaves[number]), leaf, leaf.nbytes, _SENT_BY_CLIENT, copied=True
-                )
+                value = _sent_value(row, leaf, leaves[number])
                 leaves[number] = copy_of(value.array) if number in donated else value.array
                 if kind == CACHED_AS_VALUE:
                     kept[a] = value
@@ -165,15 +161,13 @@ class ReferencedData:
             return
         lent = {leaf: id_ for row in rows if row.kind == VALUE for leaf, id_ in _value_ids(row)}
         times = Counter(lent.values())
-        for leaf, id_ in lent.items():
-            if leaf in donated and times[id_] > 1:
-                if self.own.get(id_).copied:
-                    continue  # the call is given a copy of it
-                raise ArgumentError(
-                    "an array on the server is given to a call twice, and donated at least once. "
-                    "Give a copy to the argument that is donated, such as jaxd.put(x.fetch()), or "
-                    "take the other one out of the call."
-                )
+        shared = [id_ for leaf, id_ in lent.items() if leaf in donated and times[id_] > 1]
+        if not all(self.own.get(id_).copied for id_ in shared):  # else the call is given copies
+            raise ArgumentError(
+                "an array on the server is given to a call twice, and donated at least once. "
+                "Give a copy to the argument that is donated, such as jaxd.put(x.fetch()), or "
+                "take the other one out of the call."
+            )
 
     def _fill_values(
         self, row: DataLocation, layout: Layout, leaves: list[Any], donated: Collection[int]
@@ -184,20 +178,24 @@ class ReferencedData:
         if [value.leaf for value in values] != list(layout.leaves[first:stop]):
             raise ProtocolError("a value on the server is not what the call says that it is.")
         leaves[first:stop] = [value.array for value in values]
-        given = {}
-        for number, id_ in _value_ids(row) if donated else ():
-            value = values[number - first]
-            if number in donated:
-                if value.copied or value.holders > 1:
-                    leaves[number] = copy_of(value.array)
-                if not value.copied:
-                    given[number] = id_
-        return given
+        ids = dict(_value_ids(row) if donated else ())
+        taken = {number: values[number - first] for number in ids if number in donated}
+        for number, value in taken.items():
+            if value.copied or value.holders > 1:
+                leaves[number] = copy_of(value.array)
+        return {number: ids[number] for number, value in taken.items() if not value.copied}
 
 
 def _value_ids(row: DataLocation) -> Iterator[tuple[int, int]]:
     """Leaf and id of each value of which a row speaks."""
     return zip(row.leaves, itertools.count(row.a), strict=False)
+
+
+def _sent_value(row: DataLocation, leaf: Leaf, array: Any) -> Value:
+    """The value of an array that a call brings to be kept."""
+    if row.kind == CACHED_BY_CONTENT:
+        _check_content((row.a, row.b), leaf, array)
+    return Value(exact_array(array), leaf, leaf.nbytes, _SENT_BY_CLIENT, copied=True)
 
 
 def _check_content(content: ContentId, leaf: Leaf, array: Any) -> None:

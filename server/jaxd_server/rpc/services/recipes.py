@@ -83,15 +83,16 @@ class Recorder:
             if sees(key):
                 names[key] = name
                 calls.setdefault(key, []).append(call)
-        recipes: list[Recipe] = []
-        left_out: list[SkippedFunction] = []
-        for key, recorded in calls.items():
-            recipe = _recipe(program_cache, key, tuple(dict.fromkeys(recorded)))
-            if recipe is None:
-                left_out.append(SkippedFunction(names[key], key.hex(), self._reason(key)))
-            else:
-                recipes.append(recipe)
-        return recipes, left_out
+        recipes = {
+            key: _recipe(program_cache, key, tuple(dict.fromkeys(recorded)))
+            for key, recorded in calls.items()
+        }
+        left_out = [
+            SkippedFunction(names[key], key.hex(), self._reason(key))
+            for key, recipe in recipes.items()
+            if recipe is None
+        ]
+        return [recipe for recipe in recipes.values() if recipe is not None], left_out
 
     def _require_cache(self) -> ProgramCache:
         if self._program_cache is None:
