@@ -32,7 +32,7 @@ from tests.house import (
 JAX_AT_IMPORT = (
     "server/jaxd_server/codec/",
     "server/jaxd_server/compilation/compiling/compiler.py",
-    "server/jaxd_server/compilation/disk_cache/target.py",
+    "server/jaxd_server/compilation/disk_cache/compile_target.py",
     "server/jaxd_server/compilation/executables.py",
     "server/jaxd_server/compilation/program_source.py",
     "server/jaxd_server/jax_compat/",

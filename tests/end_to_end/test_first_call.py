@@ -49,7 +49,7 @@ NOT_NEEDED = (
     "jaxd.interop.lazy_array",
     "jaxd.interop.handle_ranges",
     "jaxd.dispatch.retry",
-    "jaxd.remote_values.lost",
+    "jaxd.remote_values.lost_value_errors",
     "jaxd.connection.server_requests",
     "jaxd.results.exceptions",
     "jaxd.transfer.dedup",

@@ -9,9 +9,9 @@ import numpy as np
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.compilation.compiling.builds import current_build
 from jaxd_server.compilation.functions.table import Functions
-from jaxd_server.compilation.remote_trace.job import RemoteTrace
 from jaxd_server.compilation.remote_trace.messages import Refused, Reply, SideEffects, TraceRequest
 from jaxd_server.compilation.remote_trace.policy import TraceIn, TracePolicy
+from jaxd_server.compilation.remote_trace.trace_job import RemoteTrace
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import ImportedPackages

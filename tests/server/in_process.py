@@ -50,7 +50,7 @@ from jaxd_server.rpc.endpoint import Endpoint
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import OutputOnce
 from jaxd_server.runtime.imported_packages import ImportedPackages
-from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.runtime.memory_reclaimer import Reclaimer
 from tests.shared.wire.by_hand import DispatchingConnection
 
 PLAIN = Options()

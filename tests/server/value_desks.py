@@ -25,7 +25,7 @@ from jaxd_server.execution.call import Call
 from jaxd_server.execution.memory_room import OutOfMemoryHandler
 from jaxd_server.rpc.services.requests import check_arguments
 from jaxd_server.rpc.services.values import ValueService
-from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.runtime.memory_reclaimer import Reclaimer
 from jaxd_server.values.client_memory import ClientMemory
 from jaxd_server.values.references import ReferencedData
 from jaxd_server.values.store import ValueStore

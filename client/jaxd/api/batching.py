@@ -63,7 +63,7 @@ class BatchedFunction:
         in_axes: Any,
         options: CallOptions,
     ) -> None:
-        from jaxd_protocol.jit.transforms.apply import Batched
+        from jaxd_protocol.jit.transforms.transformed_function import Batched
 
         self.__wrapped__ = function
         self.__name__ = getattr(function, "__name__", type(function).__name__)

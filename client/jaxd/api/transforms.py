@@ -160,7 +160,7 @@ def derive(
         ConfigurationError: when an option has no place in a key.
     """
     from jaxd_protocol.jit.transforms import apply_transformations, untransformed
-    from jaxd_protocol.jit.transforms.literal import with_bound_method
+    from jaxd_protocol.jit.transforms.transform_literals import with_bound_method
     from jaxd_protocol.messages.function_manifest import parameter_names
 
     statics = infer_static_args(function, options)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.connection.shared_reader import PendingReply
-from jaxd.remote_values.lost import values_lost_error, with_call_array_names
+from jaxd.remote_values.lost_value_errors import values_lost_error, with_call_array_names
 from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import InlineLeaves
 from jaxd_protocol.errors import ConnectionLost, JaxdError, ResultError, WorkerReplaced

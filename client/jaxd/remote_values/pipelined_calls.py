@@ -252,7 +252,7 @@ class PipelinedCalls:
         self, call: CallRequest, flight: PipelinedCall | None, error: BaseException
     ) -> None:
         if isinstance(error, ValuesLost):
-            from jaxd.remote_values.lost import with_call_array_names
+            from jaxd.remote_values.lost_value_errors import with_call_array_names
 
             raise with_call_array_names(error, call) from None
         if flight is not None and not flight.done:  # interrupted, and perhaps on its way

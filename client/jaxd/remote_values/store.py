@@ -127,7 +127,7 @@ class RemoteStore:
             raise self.loss_error
         connection, values = self._uplink.current()
         if values is not self and self.loss_error is None:
-            from jaxd.remote_values.lost import values_lost_error
+            from jaxd.remote_values.lost_value_errors import values_lost_error
 
             self.invalidate(values_lost_error(with_worker=connection.worker != self.worker))
         if self.loss_error is not None:
@@ -182,7 +182,7 @@ class RemoteStore:
         try:
             return self._fetch_one(array)
         except ValuesLost as error:
-            from jaxd.remote_values.lost import with_array_names
+            from jaxd.remote_values.lost_value_errors import with_array_names
 
             raise with_array_names(error, [array]) from None
 
@@ -255,7 +255,7 @@ class RemoteStore:
                 for array, data in zip(part, self._fetch(part), strict=True):
                     array.receive(data)
         except ValuesLost as error:
-            from jaxd.remote_values.lost import with_array_names
+            from jaxd.remote_values.lost_value_errors import with_array_names
 
             raise with_array_names(error, arrays) from None
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_server.cache.directory import TARGET_FILE, VERSION, Directory
+from jaxd_server.cache.disk_usage import Entry, entries
 from jaxd_server.cache.record_file import InvalidRecord, read_header
-from jaxd_server.cache.usage import Entry, entries
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from itertools import product
 from typing import Any, Final, NamedTuple
 
 from jaxd_server.cache.directory import KINDS, VERSION, Kind
+from jaxd_server.cache.disk_usage import Entry, entries, files_in, foreign_targets, room, targets
 from jaxd_server.cache.record_file import InvalidRecord, read_header
-from jaxd_server.cache.usage import Entry, entries, files_in, foreign_targets, room, targets
 
 _MINUTE_S: Final = 60.0
 _HOUR_S: Final = 3600.0

@@ -33,7 +33,7 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.eviction import EvictionCosts, Limits, are_within, victims
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.jax_compat.placement import ArrayPlaces, are_several, places_of
-from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.runtime.memory_reclaimer import Reclaimer
 from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
 

@@ -20,7 +20,7 @@ from jaxd_server.codec.results import wait_for
 from jaxd_server.jax_compat.devices import in_words
 from jaxd_server.jax_compat.programs import is_out_of_memory
 from jaxd_server.runtime.logs import log_event
-from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.runtime.memory_reclaimer import Reclaimer
 
 T = TypeVar("T")
 

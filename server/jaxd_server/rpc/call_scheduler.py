@@ -30,11 +30,11 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.executables import Plan
 from jaxd_server.execution.call import Call, Finish, Reply
 from jaxd_server.rpc.client_proxy import ClientProxy
-from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.inflight_calls import InflightCall, InflightCalls, discard_reply
 from jaxd_server.rpc.send_queue import SendQueue
 from jaxd_server.rpc.sessions import Session, SessionState
+from jaxd_server.rpc.worker_context import WorkerContext
 from jaxd_server.runtime.threads.cancellation import CallPhase
 
 _RESULT_ONLY: Final = MAY_REPEAT | ON_VALUES | FROM_CALLBACK

@@ -14,10 +14,10 @@ from jaxd_server.auth.acceptor import Acceptor, Authenticates
 from jaxd_server.auth.accounts import ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer
 from jaxd_server.rpc.connection import ServerConnection
-from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.rpc.stock_client import serve_stock
+from jaxd_server.rpc.worker_context import WorkerContext
 
 
 class Endpoint(Acceptor):

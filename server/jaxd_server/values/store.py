@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxd_protocol.errors import ValueDeleted
-from jaxd_server.values.accounting import ValueAccounting, holder_rows
+from jaxd_server.values.byte_accounting import ValueAccounting, holder_rows
 from jaxd_server.values.value import NamedValues, SessionValues, Value
 
 ContentId = tuple[int, int]

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import archive_members
-from jaxd_protocol.fingerprint.canonical import ATOMS, digest
+from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, digest
 from jaxd_protocol.fingerprint.code.reads import Read, facts_of
 from jaxd_protocol.fingerprint.data_model import NO_CALLBACKS, Steps
 from jaxd_protocol.fingerprint.guards import MISSING, Guards

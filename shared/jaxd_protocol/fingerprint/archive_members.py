@@ -10,7 +10,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.canonical import ATOMS, digest
+from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, digest
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.data_model import Name, Steps
 from jaxd_protocol.fingerprint.guards import MISSING

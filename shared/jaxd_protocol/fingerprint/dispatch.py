@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint import access_paths, archive_members, functions
-from jaxd_protocol.fingerprint.canonical import constant
+from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
 from jaxd_protocol.fingerprint.values import classes, modules

@@ -16,7 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.canonical import atom, digest
+from jaxd_protocol.fingerprint.canonical_bytes import atom, digest
 from jaxd_protocol.fingerprint.code.callbacks import nested_codes
 from jaxd_protocol.fingerprint.code.reads import Read, facts_of
 from jaxd_protocol.fingerprint.data_model import Archive, Name, Source

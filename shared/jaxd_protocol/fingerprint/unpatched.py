@@ -17,7 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.canonical import ATOMS
+from jaxd_protocol.fingerprint.canonical_bytes import ATOMS
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_file
 

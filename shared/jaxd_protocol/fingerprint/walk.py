@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.fingerprint.canonical import ATOMS, DIGEST_SIZE, atom, digest, tag
+from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, DIGEST_SIZE, atom, digest, tag
 from jaxd_protocol.fingerprint.data_model import (
     Archives,
     CallbackList,

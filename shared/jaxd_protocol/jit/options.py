@@ -52,7 +52,7 @@ class Options(NamedTuple):
         config: name and value of each jax setting that is not the default, sorted.
         extra_key: anything that distinguishes two functions with the same code.
         transformations: what the function is transformed by, in this order; see
-            `jit.transforms.literal`. The options above are those of the transformed function.
+            `jit.transforms.transform_literals`. The options above are those of the result.
         device: the index of the server's device that calls run on; None: that of their session.
     """
 

@@ -72,7 +72,7 @@ def make_scalar(dtype: Any, data: bytes) -> Any:
 
 
 def _jax_array(numpy: Any, value: Any) -> Any:
-    from jaxd_protocol.jax_objects.parts import array_content
+    from jaxd_protocol.jax_objects.decomposition import array_content
 
     found = array_content(value)
     if found is None:

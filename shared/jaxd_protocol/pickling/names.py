@@ -67,7 +67,7 @@ _MODULES: Final = {
         "interned": "intern_callable",
         "interned_class": "intern_class",
     },
-    "jaxd_protocol.jit.transforms.apply": {
+    "jaxd_protocol.jit.transforms.transformed_function": {
         "Transformed": "TransformedFunction",
         **_same("Batched"),
     },

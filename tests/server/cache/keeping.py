@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxd_server.cache.directory import Kind
+from jaxd_server.cache.disk_usage import Usage, usage
 from jaxd_server.cache.store import Store, open_store
-from jaxd_server.cache.usage import Usage, usage
 
 OpenStore = Callable[..., Store]
 

@@ -15,7 +15,7 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.runtime.memory_reclaimer import Reclaimer
 from tests.server.builds import executable as shell
 from tests.server.builds import live_executables
 from tests.server.in_process import PipelineHarness, Source, encode, function_of

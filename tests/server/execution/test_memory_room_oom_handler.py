@@ -9,8 +9,8 @@ import pytest
 
 from jaxd_protocol.errors import OutOfMemory
 from jaxd_server.execution.memory_room import OutOfMemoryHandler, wanted_bytes
-from jaxd_server.runtime.reclaimer import Reclaimer
-from tests.server.runtime.test_reclaimer import Pool
+from jaxd_server.runtime.memory_reclaimer import Reclaimer
+from tests.server.runtime.test_memory_reclaimer import Pool
 
 FULL = "RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes."
 

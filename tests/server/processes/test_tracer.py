@@ -31,7 +31,6 @@ from jaxd_server.codec.arguments import (
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.table import Functions
-from jaxd_server.compilation.remote_trace.job import trace_request_of
 from jaxd_server.compilation.remote_trace.messages import (
     Ended,
     Failed,
@@ -41,7 +40,8 @@ from jaxd_server.compilation.remote_trace.messages import (
     Reply,
     TraceRequest,
 )
-from jaxd_server.compilation.remote_trace.process import TracerProcess
+from jaxd_server.compilation.remote_trace.trace_job import trace_request_of
+from jaxd_server.compilation.remote_trace.tracer_process import TracerProcess
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.lowered import out_leaves

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jaxd_server.rpc import context as module
+from jaxd_server.rpc import worker_context as module
 from jaxd_server.rpc.connection import ReaderHandoff
-from jaxd_server.rpc.context import STALL_S, StallWatchdog
+from jaxd_server.rpc.worker_context import STALL_S, StallWatchdog
 from tests.server import staging
 from tests.server.staging import join, start, until
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jaxd_server.runtime import reclaimer as module
-from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer
+from jaxd_server.runtime import memory_reclaimer as module
+from jaxd_server.runtime.memory_reclaimer import MemoryPressure, Reclaimer
 from jaxd_server.runtime.system_memory import host_spare, host_use
 
 GIB = 1 << 30

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxd_protocol.jax_objects.parts import array_content, decompose
+from jaxd_protocol.jax_objects.decomposition import array_content, decompose
 from jaxd_protocol.packages.importable import importable_name
 
 

@@ -6,7 +6,7 @@ from tests.shared.jax_objects.by_value import run
 
 WITHOUT_JAX = """
 import json, sys
-from jaxd_protocol.jax_objects.parts import array_content, decompose
+from jaxd_protocol.jax_objects.decomposition import array_content, decompose
 from jaxd_protocol.jax_objects.reducers import reduce_jax
 from jaxd_protocol.jax_objects.registrations import class_registration
 class Own: pass

@@ -30,7 +30,7 @@ from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.client_object import ClientObject
 from jaxd_protocol.jit.nnx_updates import Updating
 from jaxd_protocol.jit.transforms import apply_transformations, encode_transformation
-from jaxd_protocol.jit.transforms.apply import Batched
+from jaxd_protocol.jit.transforms.transformed_function import Batched
 from jaxd_protocol.pickling import names
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import pack_function

@@ -12,8 +12,8 @@ from typing import Literal
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import call_name
-from jaxd_server.compilation.remote_trace.job import RemoteTrace, trace_request_of
-from jaxd_server.compilation.remote_trace.process import TracerPool, TracerProcess
+from jaxd_server.compilation.remote_trace.trace_job import RemoteTrace, trace_request_of
+from jaxd_server.compilation.remote_trace.tracer_process import TracerPool, TracerProcess
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.imported_packages import ImportedPackages
 

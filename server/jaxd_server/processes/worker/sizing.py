@@ -10,8 +10,8 @@ import jax
 
 from jaxd_protocol.pickling.unpack.unpickler import unpickling_gate
 from jaxd_server.cache.store import open_store
+from jaxd_server.compilation.disk_cache.compile_target import target
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.compilation.disk_cache.target import target
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.functions.receive import receive_function
 from jaxd_server.compilation.functions.table import PermissionCheck, Receive, permit_all

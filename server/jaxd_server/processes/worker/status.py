@@ -6,14 +6,14 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from jaxd_server.cache.usage import DiskUsage
+from jaxd_server.cache.disk_usage import DiskUsage
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.devices import arrays_in_use, in_words, whole_device
 from jaxd_server.processes.worker.retirement import AbandonedWork
-from jaxd_server.rpc.context import WorkerContext
 from jaxd_server.rpc.sessions import Sessions
+from jaxd_server.rpc.worker_context import WorkerContext
 from jaxd_server.runtime.counters import Counts
 from jaxd_server.values.store import ValueStore
 

@@ -15,7 +15,7 @@ from jaxd_server.auth.acceptor import Authenticates
 from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import authenticator_factory
 from jaxd_server.auth.connection_handover import HandoverReceiver
-from jaxd_server.cache.usage import DiskUsage
+from jaxd_server.cache.disk_usage import DiskUsage
 from jaxd_server.compilation.builder import BuildQuota, ExecutableBuilder
 from jaxd_server.compilation.compiling.builds import Build, Builds
 from jaxd_server.compilation.compiling.compiler import Compiler
@@ -25,7 +25,7 @@ from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.history.build_history import KnownFunctions, belongs_to
 from jaxd_server.compilation.remote_trace.policy import TracePolicy
-from jaxd_server.compilation.remote_trace.process import TracerProcess
+from jaxd_server.compilation.remote_trace.tracer_process import TracerProcess
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.admission import Admission
 from jaxd_server.execution.call import Call
@@ -40,17 +40,17 @@ from jaxd_server.processes.worker import sizing
 from jaxd_server.processes.worker.gc_scheduler import GcScheduler
 from jaxd_server.processes.worker.retirement import AbandonedWork, IdleShutdown, PackageMonitor
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
-from jaxd_server.rpc.context import StallWatchdog, WorkerContext
 from jaxd_server.rpc.endpoint import Endpoint
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
 from jaxd_server.rpc.services.admin import AdminService
 from jaxd_server.rpc.services.stages import Stages
 from jaxd_server.rpc.sessions import Sessions
+from jaxd_server.rpc.worker_context import StallWatchdog, WorkerContext
 from jaxd_server.runtime.counters import Counters, Counts, Traffic
 from jaxd_server.runtime.flight_recorder import FlightRecorder
 from jaxd_server.runtime.imported_packages import ImportedPackages
-from jaxd_server.runtime.reclaimer import MemoryPressure, Reclaimer
+from jaxd_server.runtime.memory_reclaimer import MemoryPressure, Reclaimer
 from jaxd_server.runtime.system_memory import host_spare, machine_bytes
 from jaxd_server.runtime.threads.executors import FairThreadPool, ThreadPerTask
 from jaxd_server.values.store import ContentStore, ValueStore

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.explain.argument_shapes import argument_shapes
-from jaxd_server.cache.usage import Entry, entries
+from jaxd_server.cache.disk_usage import Entry, entries
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import CallRecord

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.process import IdentityMemo
-from jaxd_protocol.fingerprint.canonical import constant, digest
+from jaxd_protocol.fingerprint.canonical_bytes import constant, digest
 from jaxd_protocol.fingerprint.code.callbacks import (
     AS_CALLBACK,
     callback_references,

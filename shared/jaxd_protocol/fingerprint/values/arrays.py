@@ -6,10 +6,10 @@ import sys
 from typing import Any, Final
 
 from jaxd_protocol.base.process import IdentityMemo
-from jaxd_protocol.fingerprint.canonical import digest
+from jaxd_protocol.fingerprint.canonical_bytes import digest
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
-from jaxd_protocol.jax_objects.parts import array_content
+from jaxd_protocol.jax_objects.decomposition import array_content
 from jaxd_protocol.packages.importable import name_within
 
 _jax_contents: Final = IdentityMemo[bytes]()

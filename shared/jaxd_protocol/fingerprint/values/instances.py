@@ -11,14 +11,14 @@ from dataclasses import Field
 from functools import partial
 from typing import Any, Final
 
-from jaxd_protocol.fingerprint.canonical import constant
+from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values import modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
+from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
 from jaxd_protocol.jax_objects.names import name_of_jax_object
-from jaxd_protocol.jax_objects.parts import ObjectParts, decompose
 
 _WITHOUT_CONTENT: Final = frozenset(
     [

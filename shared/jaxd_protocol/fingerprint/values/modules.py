@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from jaxd_protocol.fingerprint.canonical import digest
+from jaxd_protocol.fingerprint.canonical_bytes import digest
 from jaxd_protocol.fingerprint.process_view import is_extension
 from jaxd_protocol.fingerprint.walk import Walk
 

@@ -10,7 +10,7 @@ from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.canonical import atom
+from jaxd_protocol.fingerprint.canonical_bytes import atom
 from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.walk import Walk
 

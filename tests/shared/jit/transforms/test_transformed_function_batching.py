@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.jit.transforms.apply import Batched
+from jaxd_protocol.jit.transforms.transformed_function import Batched
 
 X = np.arange(12.0, dtype=np.float32).reshape(6, 2)
 W = np.array([1.0, 2.0], np.float32)

@@ -23,7 +23,11 @@ from jaxd_server.compilation.remote_trace.messages import (
     TraceRequest,
     sent_data,
 )
-from jaxd_server.compilation.remote_trace.process import TracerPool, TracerProcess, trace_with
+from jaxd_server.compilation.remote_trace.tracer_process import (
+    TracerPool,
+    TracerProcess,
+    trace_with,
+)
 from jaxd_server.runtime.events import OutputOnce
 from jaxd_server.runtime.logs import log_event
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxd_protocol.jax_objects.parts import jaxpr_parts
+from jaxd_protocol.jax_objects.decomposition import jaxpr_parts
 from tests.shared.jax_objects.shown import digest
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from jaxd_protocol.jax_objects.parts import ObjectParts, decompose
+from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
 from tests.shared.jax_objects.by_value import run
 from tests.shared.jax_objects.samples_jax import product, samples
 from tests.shared.jax_objects.shown import digest

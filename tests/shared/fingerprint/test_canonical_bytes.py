@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.fingerprint.canonical import ATOMS, DIGEST_SIZE, atom, constant, digest, tag
+from jaxd_protocol.fingerprint.canonical_bytes import (
+    ATOMS,
+    DIGEST_SIZE,
+    atom,
+    constant,
+    digest,
+    tag,
+)
 from tests.ids import stable_id
 
 VALUES = [

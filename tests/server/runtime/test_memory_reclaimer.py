@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from jaxd_server.runtime import reclaimer as module
-from jaxd_server.runtime.reclaimer import Reclaimer
+from jaxd_server.runtime import memory_reclaimer as module
+from jaxd_server.runtime.memory_reclaimer import Reclaimer
 from jaxd_server.runtime.system_memory import MapGauge, Trimmer
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 from jaxd_protocol.pytree import Leaf
-from jaxd_server.values.accounting import holder_rows, largest
+from jaxd_server.values.byte_accounting import holder_rows, largest
 from jaxd_server.values.value import NamedValues, SessionValues, Value
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from jaxd_protocol.jit.transforms import (
     display_name,
     encode_transformation,
 )
-from jaxd_protocol.jit.transforms.literal import ON_INSTANCE, with_bound_method
+from jaxd_protocol.jit.transforms.transform_literals import ON_INSTANCE, with_bound_method
 from jaxd_protocol.pytree import dump_literal
 from tests.ids import stable_id
 

@@ -14,7 +14,7 @@ import pytest
 from jaxd_protocol.jit.options import Options
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.remote_trace.messages import Ended, Outdated, Reply, TraceRequest
-from jaxd_server.compilation.remote_trace.process import TracerProcess
+from jaxd_server.compilation.remote_trace.tracer_process import TracerProcess
 from jaxd_server.runtime.events import SILENT
 
 FAKE = """
@@ -157,7 +157,7 @@ def test_one_that_does_not_speak_any_more_is_ended(
     name: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process does not stay behind."""
-    monkeypatch.setattr("jaxd_server.compilation.remote_trace.process._MAX_WAIT_S", 0.1)
+    monkeypatch.setattr("jaxd_server.compilation.remote_trace.tracer_process._MAX_WAIT_S", 0.1)
     tracer = start()
     assert tracer.wait()
     assert isinstance(tracer.ask(order(name), SILENT), Ended)
@@ -170,7 +170,7 @@ def test_one_that_does_not_come_up_in_time_has_ended(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without ever having been ready, which counts against it; its process does not stay."""
-    monkeypatch.setattr("jaxd_server.compilation.remote_trace.process._START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("jaxd_server.compilation.remote_trace.tracer_process._START_TIMEOUT_S", 0.1)
     tracer = start("threading.Event().wait()")
     assert not tracer.wait()
     assert not tracer.was_ready

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxd.remote_values.lost import values_lost_error, with_array_names
+from jaxd.remote_values.lost_value_errors import values_lost_error, with_array_names
 from jaxd_protocol.errors import ConnectionLost, ValuesDied, ValuesLost, WorkerLost
 
 

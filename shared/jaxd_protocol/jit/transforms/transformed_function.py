@@ -8,7 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.jit.transforms.flat_functions import STAGES, has_data
-from jaxd_protocol.jit.transforms.literal import (
+from jaxd_protocol.jit.transforms.transform_literals import (
     ON_INSTANCE,
     Transformation,
     decode_transformation,

@@ -13,12 +13,12 @@ import jax
 import pytest
 
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, CONFIG_FIXED
-from jaxd_server.compilation.disk_cache import target as module
-from jaxd_server.compilation.disk_cache.target import target
+from jaxd_server.compilation.disk_cache import compile_target as module
+from jaxd_server.compilation.disk_cache.compile_target import target
 
 PROGRAM = """
 import json
-from jaxd_server.compilation.disk_cache.target import target
+from jaxd_server.compilation.disk_cache.compile_target import target
 found = target()
 print(json.dumps([found.digest, found.facts]))
 """
@@ -272,7 +272,7 @@ def test_a_setting_that_is_really_changed_counts(others: Any) -> None:
 
 KEEP_FILES = """
 from jaxd_server.jax_compat.compilation_cache import install
-from jaxd_server.compilation.disk_cache.target import target
+from jaxd_server.compilation.disk_cache.compile_target import target
 before = target()
 assert install(None, "/nowhere")
 print(target() == before)

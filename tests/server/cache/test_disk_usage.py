@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_server.cache import usage as module
-from jaxd_server.cache.store import Store
-from jaxd_server.cache.usage import (
+from jaxd_server.cache import disk_usage as module
+from jaxd_server.cache.disk_usage import (
     DiskUsage,
     FolderUsage,
     Usage,
@@ -17,6 +16,7 @@ from jaxd_server.cache.usage import (
     targets,
     usage,
 )
+from jaxd_server.cache.store import Store
 from tests.server.cache.keeping import OTHER, TARGET, OpenStore, file_of, keep_call, unused_for
 from tests.server.in_process import program_cache_in
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxd_server.values.accounting import ValueAccounting
+from jaxd_server.values.byte_accounting import ValueAccounting
 
 
 def test_there_is_room_up_to_the_limit_and_to_ones_share() -> None:

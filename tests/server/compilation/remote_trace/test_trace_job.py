@@ -11,7 +11,7 @@ from jaxd_protocol.packages.distributions import package_of
 from jaxd_server.codec.arguments import structure_of
 from jaxd_server.compilation.compiling.builds import Build, as_current_build
 from jaxd_server.compilation.compiling.compiler import Compiler
-from jaxd_server.compilation.remote_trace import job as module
+from jaxd_server.compilation.remote_trace import trace_job as module
 from jaxd_server.compilation.remote_trace.messages import (
     Ended,
     Failed,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import PackingError, TracerError
-from jaxd_protocol.jax_objects.parts import array_content
+from jaxd_protocol.jax_objects.decomposition import array_content
 
 
 def test_an_array_is_its_type_shape_and_elements() -> None:
