@@ -35,7 +35,7 @@ NOT_NEEDED = (
     "jaxd.api.batching",
     "jaxd.transfer.shared_arrays",
     "jaxd.transfer.shared_memory",
-    "jaxd.events.callbacks",
+    "jaxd.events.jax_callbacks",
     "jaxd.api.client",
     "jaxd.transfer.compression",
     "jaxd.transfer.content_cache",

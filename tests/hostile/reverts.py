@@ -68,9 +68,9 @@ class _Finder:
 
 def _callback_targets() -> None:
     """A callback may be aimed at anything that the function reaches, and at methods of data."""
-    from jaxd.events import callbacks
+    from jaxd.events import jax_callbacks
 
-    before: Any = callbacks._resolve
+    before: Any = jax_callbacks._resolve
 
     def aimed(snapshot: Any, given: Any, skeleton: bytes, blob: bytes, buffers: Any) -> Any:
         with snapshot.pickling_context():
@@ -81,7 +81,7 @@ def _callback_targets() -> None:
             return before(snapshot, given, skeleton, blob, buffers)
         return _Finder(snapshot).at(callback_target), args, kwargs
 
-    changed: Any = callbacks
+    changed: Any = jax_callbacks
     changed._resolve = aimed
 
 

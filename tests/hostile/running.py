@@ -71,8 +71,8 @@ def vulnerability_of(find: Violation) -> str:
     Empty for those that need no name of their own: a tracebacks' files, hangs and ends.
     """
     text = "\n".join(find.stack)
-    if find.event == "secret" or "jaxd/events/callbacks.py" in text.partition("_called_back")[0]:
-        return "C1" if "trees/" in text else "C2"
+    if find.event == "secret" or "jaxd/events/jax_callbacks.py" in text:
+        return "C1" if "jaxd_protocol/pytree/" in text else "C2"
     if "jaxd/events/output.py" in text:
         return "W"
     if find.event in ("hang", "end", "canary") or "linecache.py" in text:

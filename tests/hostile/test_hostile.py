@@ -165,7 +165,7 @@ def test_finds_of_one_place_are_one_kind() -> None:
     """Whatever the library below did."""
     stack = (
         "numpy/a.py:3 f",
-        "client/jaxd/events/callbacks.py:76 _call",
+        "client/jaxd/events/jax_callbacks.py:76 _call",
         "client/jaxd/connection/server_requests.py:1 x",
     )
     finds = [Violation("open", args, stack, None, 0) for args in ("a", "b")]

@@ -125,7 +125,7 @@ def _of_packing(args: tuple[Any, ...], frame: FrameType) -> bool:
 def _is_callback_target(args: tuple[Any, ...], frame: FrameType) -> bool:
     """A function is called back that another one makes: of code of the client's own."""
     is_maker = frame.f_code.co_name == "function"  # and not what runs the callback
-    return is_maker and _stands(frame, "jaxd/events/callbacks.py")
+    return is_maker and _stands(frame, "jaxd/events/jax_callbacks.py")
 
 
 def _of_own_code(args: tuple[Any, ...], frame: FrameType) -> bool:
@@ -139,7 +139,7 @@ def _of_own_code(args: tuple[Any, ...], frame: FrameType) -> bool:
         files.append(at.f_code.co_filename)
         at = at.f_back
     is_own = own.__file__ in files
-    return is_own and not any(name.endswith("jaxd/events/callbacks.py") for name in files)
+    return is_own and not any(name.endswith("jaxd/events/jax_callbacks.py") for name in files)
 
 
 def _any_of(rules: tuple[Rule, ...], args: tuple[Any, ...], frame: FrameType) -> bool:

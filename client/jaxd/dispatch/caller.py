@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jaxd.connection.server_requests import RequestSource
     from jaxd.connection.shared_reader import PendingReply
     from jaxd.dispatch.retry import BusyBackoff, RetryLimits
-    from jaxd.events.callbacks import CallbackOrigin
+    from jaxd.events.jax_callbacks import CallbackOrigin
     from jaxd.events.output import EmittedOutput
     from jaxd.remote_values.store import OpenSession
     from jaxd.request.function_snapshot import FunctionSpec
@@ -155,7 +155,7 @@ class Caller:
             raise CallbackError(
                 "the call that wants a function called back was given up. Nothing is called."
             )
-        from jaxd.events.callbacks import run_callback
+        from jaxd.events.jax_callbacks import run_callback
 
         return run_callback(about, question, buffers)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxd.events.callbacks import CallbackTable
+from jaxd.events.jax_callbacks import CallbackTable
 from jaxd_protocol.errors import Busy
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.jit.options import Options

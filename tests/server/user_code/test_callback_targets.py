@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd.events.callbacks import CallbackTable
+from jaxd.events.jax_callbacks import CallbackTable
 from jaxd_protocol.errors import CallbackError
 from jaxd_protocol.fingerprint import CallbackList, walk
 from jaxd_protocol.fingerprint.client_object import ClientObject

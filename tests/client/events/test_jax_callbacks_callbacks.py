@@ -12,7 +12,7 @@ from jaxd.connection.server_requests import NoCallbackExpected
 from jaxd.connection.settings import Settings
 from jaxd.dispatch.caller import OpenCall
 from jaxd.dispatch.session import Session
-from jaxd.events.callbacks import run_callback
+from jaxd.events.jax_callbacks import run_callback
 from jaxd_protocol.errors import CalledBack, ConnectionLost, ProtocolError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.messages.failures import encode_failure

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxd.events.callbacks import CallbackTable, check_no_functions
+from jaxd.events.jax_callbacks import CallbackTable, check_no_functions
 from jaxd_protocol.errors import CallbackError, ProtocolError
 from jaxd_protocol.fingerprint import walk
 
