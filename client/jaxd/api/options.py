@@ -84,9 +84,9 @@ def names_of(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
     if isinstance(value, str):
         return (value,)
     names = tuple(value) if isinstance(value, Sequence) else tuple(sorted(value))
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"argument is not a string: {name}. Give names of parameters.")
+    others = [name for name in names if not isinstance(name, str)]
+    if others:
+        raise TypeError(f"argument is not a string: {others[0]}. Give names of parameters.")
     return names
 
 
@@ -203,12 +203,7 @@ def check_option_values(options: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: when one is not; its message has the possible ones.
     """
-    for name, (problem, choices) in _CHOICES.items():
-        value = options.get(name, choices[0])
-        if not isinstance(value, str) or value not in choices:
-            raise ConfigurationError(
-                f"{name}={value!r} is {problem}. Use one of: {', '.join(map(repr, choices))}."
-            )
+    _check_choices(options)
     strict = options.get("strict", False)
     if not isinstance(strict, bool):
         raise ConfigurationError(f"strict={strict!r} is neither yes nor no. Use True or False.")
@@ -221,6 +216,15 @@ def check_option_values(options: Mapping[str, Any]) -> None:
             f"client= is given together with {given[0]}=, but a client has its server already. "
             f"Leave out {given[0]}=, or client=."
         )
+
+
+def _check_choices(options: Mapping[str, Any]) -> None:
+    for name, (problem, choices) in _CHOICES.items():
+        value = options.get(name, choices[0])
+        if not isinstance(value, str) or value not in choices:
+            raise ConfigurationError(
+                f"{name}={value!r} is {problem}. Use one of: {', '.join(map(repr, choices))}."
+            )
 
 
 def _check_client(client: object) -> None:
@@ -251,14 +255,17 @@ def _check_config(config: object) -> None:
     normal_config(config)  # refuses a name that does not travel
     for name, value in config.items():
         default = CONFIG_DEFAULTS[name]
-        if isinstance(default, bool):
-            fits, example = isinstance(value, bool), "True or False"
-        elif default is None:
-            fits, example = value is None or isinstance(value, str), "text or None"
-        else:
-            fits, example = isinstance(value, str), f"text, such as {default!r}"
-        if not fits:
+        text = str, f"text, such as {default!r}"
+        accepted, example = _CONFIG_VALUES.get(type(default), text)
+        if not isinstance(value, accepted):
             raise ConfigurationError(f"{name} cannot be {value!r} in config. Use {example}.")
+
+
+_CONFIG_VALUES: Final[Mapping[type, tuple[Any, str]]] = {
+    bool: (bool, "True or False"),
+    type(None): (str | None, "text or None"),
+}
+"""By the type of the default: the accepted types, and an example."""
 
 
 def _check_compiler_options(options: object) -> None:

@@ -207,8 +207,6 @@ def check_owner(sock: socket.socket, address: Address) -> None:
 
 
 def _with_tls(sock: socket.socket, address: Address, settings: Settings) -> TlsSocket:
-    import ssl
-
     from jaxd_protocol.network.certificates import check_pin, client_context
     from jaxd_protocol.wire.tls_socket import TlsSocket
 
@@ -216,6 +214,15 @@ def _with_tls(sock: socket.socket, address: Address, settings: Settings) -> TlsS
     context = client_context(pinned=bool(address.pin), ca_file=ca_file)
     line = TlsSocket(sock, context, server_name=address.host)
     line.settimeout(CONNECT_TIMEOUT_S)
+    _shake_hands_over_tls(line, address)
+    if address.pin:
+        check_pin(line.peer_certificate(), address.pin, str(address._replace(pin="")))
+    return line
+
+
+def _shake_hands_over_tls(line: TlsSocket, address: Address) -> None:
+    import ssl
+
     try:
         line.do_handshake()
     except ssl.SSLCertVerificationError as error:
@@ -237,6 +244,3 @@ def _with_tls(sock: socket.socket, address: Address, settings: Settings) -> TlsS
             f"what listens at {address} does not speak TLS 1.3 ({error}). Use tcp:// if the server "
             f"was started so, else check the address with: jaxd doctor --server {address}"
         ) from error
-    if address.pin:
-        check_pin(line.peer_certificate(), address.pin, str(address._replace(pin="")))
-    return line

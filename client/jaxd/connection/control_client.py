@@ -97,10 +97,9 @@ def _exchange(
         return None  # it ended meanwhile
     if not line:
         return None
-    try:
+    reply = None
+    with suppress(ValueError):
         reply = json.loads(line)
-    except ValueError:
-        reply = None
     if not isinstance(reply, dict):
         raise ProtocolError(
             f"what holds {path} does not reply as jaxd does. Find its process with `lsof {path}`."

@@ -17,7 +17,9 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from importlib import resources
+from itertools import islice
 from typing import IO, Final
 
 from jaxd.connection.ssh_relay import CONNECTED, REFUSED
@@ -42,21 +44,16 @@ def dial_over_ssh(address: Address) -> socket.socket:
         ConfigurationError: when there is no ssh here.
     """
     ours, theirs = socket.socketpair()
-    try:
+    with ExitStack() as on_error:
+        on_error.callback(ours.close)
         with theirs, tempfile.TemporaryFile() as stderr:
             process = _start(ssh_command(address), theirs.fileno(), stderr)
             theirs.close()  # so that its end is ours
             ours.settimeout(_CONNECT_TIMEOUT_S)
             greeting = _read_greeting(ours)
-            problem = ""
             if greeting != CONNECTED:
-                problem = _connect_error(address, greeting, process, stderr)
-    except BaseException:
-        ours.close()
-        raise
-    if problem:
-        ours.close()
-        raise NoServer(problem)
+                raise NoServer(_connect_error(address, greeting, process, stderr))
+        on_error.pop_all()
     return ours
 
 
@@ -109,20 +106,14 @@ def _start(command: Sequence[str], line: int, stderr: IO[bytes]) -> subprocess.P
 def _read_greeting(line: socket.socket) -> str:
     """The first line of the relay; what a login prints comes before it. Empty when it ended."""
     greeting = b""
-    for _ in range(_MAX_GREETING_BYTES):
-        try:
-            byte = line.recv(1)
-        except OSError:
-            return ""
-        if not byte:
-            return ""
-        if byte != b"\n":
+    with suppress(OSError):
+        for byte in islice(iter(lambda: line.recv(1), b""), _MAX_GREETING_BYTES):
             greeting += byte
-            continue
-        text = greeting.decode(errors="replace").strip()
-        if text == CONNECTED or text.startswith(REFUSED):
-            return text
-        greeting = b""
+            if byte == b"\n":
+                text = greeting.decode(errors="replace").strip()
+                if text == CONNECTED or text.startswith(REFUSED):
+                    return text
+                greeting = b""
     return ""
 
 

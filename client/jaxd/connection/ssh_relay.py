@@ -43,23 +43,18 @@ def relay_stdio(path: str = "", uid: str = "") -> int:
     _write((CONNECTED + "\n").encode())
     threading.Thread(target=_forward_stdin, args=(sock,), daemon=True).start()
     try:
-        while True:
-            data = sock.recv(_CHUNK_BYTES)
-            if not data:
-                return 0
+        for data in iter(lambda: sock.recv(_CHUNK_BYTES), b""):
             _write(data)
     except OSError:  # one of both is gone
-        return 0
+        pass
+    return 0
 
 
 def _forward_stdin(sock: socket.socket) -> None:
     try:
-        while True:
-            data = os.read(0, _CHUNK_BYTES)
-            if not data:
-                sock.shutdown(socket.SHUT_WR)
-                return
+        for data in iter(lambda: os.read(0, _CHUNK_BYTES), b""):
             sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
     except OSError:  # the server is gone, and with it what this process is for
         os._exit(0)
 

@@ -352,10 +352,9 @@ class OpenCall:
 
     def is_repeated_output(self, kind: str, content: Mapping[str, Any]) -> bool:
         """Whether an earlier attempt emitted this output; counts it."""
-        if self._output is None:
-            from jaxd.events.output import EmittedOutput
+        from jaxd.events.output import EmittedOutput  # most processes have none
 
-            self._output = EmittedOutput()
+        self._output = self._output or EmittedOutput()
         return self._output.is_repeat((kind, content.get("text")))
 
     # what follows a failed attempt -------------------------------------------------------------
@@ -374,10 +373,9 @@ class OpenCall:
                 "back functions of this process. It is not repeated by itself, because their "
                 "effects would happen twice. Call it again if that does no harm."
             ) from error
-        if self._retry_limits is None:
-            from jaxd.dispatch.retry import RetryLimits  # most processes have none
+        from jaxd.dispatch.retry import RetryLimits  # most processes have none
 
-            self._retry_limits = RetryLimits(name)
+        self._retry_limits = self._retry_limits or RetryLimits(name)
         self._replaced_workers = 0
         self._retry_limits.record(error, self.opened.connection.worker if self.is_sent else None)
 
@@ -398,10 +396,9 @@ class OpenCall:
         if not is_failure(failure, Busy):
             return None
         self._replaced_workers = 0
-        if self._busy_backoff is None:
-            from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
+        from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
 
-            self._busy_backoff = BusyBackoff(self.deadline)
+        self._busy_backoff = self._busy_backoff or BusyBackoff(self.deadline)
         return self._busy_backoff.pause_s(float(failure[4]))
 
     # the result --------------------------------------------------------------------------------

@@ -145,6 +145,9 @@ class Session:
             found.connection.check()
         if found is not None and found.connection.alive:
             return found
+        return self._open_when_free(deadline)
+
+    def _open_when_free(self, deadline: float | None) -> OpenSession:
         busy_backoff: BusyBackoff | None = None
         while True:
             try:
@@ -216,14 +219,7 @@ class Session:
         progress = self.progress
         connection.on_transfer = lambda sender: progress().transfer(sender)
         if self.store is None or self.id != welcome["session"]:
-            if self.store is not None:
-                self.store.release_queue.stop()
-            self.id = welcome["session"]
-            compress = self.settings.compress
-            self.store = RemoteStore(self, self.address, connection.worker, compress=compress)
-            if not self._notifies_exit:
-                self._notifies_exit = True
-                atexit.register(_notify_exit, weakref.ref(self))
+            self.store = self._replace_store(welcome["session"], self.address, connection)
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.accepts = welcome.get("accept", "code")
         self.platform = welcome.get("platform", "cpu")
@@ -235,6 +231,18 @@ class Session:
             if in_the_way is not None:
                 self.warning_queue.add_device_warning(in_the_way)
         return OpenSession(connection, self.store)
+
+    def _replace_store(
+        self, session: str, address: Address, connection: ClientConnection
+    ) -> RemoteStore:
+        """The store of a new session; that of the session before it is stopped."""
+        if self.store is not None:
+            self.store.release_queue.stop()
+        self.id = session
+        if not self._notifies_exit:
+            self._notifies_exit = True
+            atexit.register(_notify_exit, weakref.ref(self))
+        return RemoteStore(self, address, connection.worker, compress=self.settings.compress)
 
     def ask(self, verb: str, *args: Any) -> dict[str, Any]:
         """The server's answer to a question about itself, such as `statistics`, `info` or `why`.

@@ -128,10 +128,8 @@ class ArgumentEncoder(TreeEncoder):
         if isinstance(value, str | bytes):  # of a class of its own, such as numpy's
             self._object(value)
         elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
-            if type(value) is numpy.ndarray:
-                self.types[numpy.ndarray] = ArgumentEncoder.ndarray  # found at once from now on
-            else:
-                check_not_masked(value)
+            self.types[numpy.ndarray] = ArgumentEncoder.ndarray  # found at once from now on
+            check_not_masked(value)
             self.ndarray(numpy.asarray(value))
         elif lazy is not None and isinstance(value, lazy.ArrayLike):
             self._own_array(value)

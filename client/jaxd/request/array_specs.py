@@ -194,10 +194,8 @@ class _ZeroArrays:
         kind: Any = type(value)
         if kind is dict or kind is OrderedDict:
             return kind((key, self.of(child)) for key, child in value.items())
-        if kind is list or kind is tuple:
-            return kind(map(self.of, value))
-        if isinstance(value, tuple) and hasattr(kind, "_make"):
-            return kind._make(map(self.of, value))
+        if kind is list or kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_make")):
+            return getattr(kind, "_make", kind)(map(self.of, value))
         jax = loaded_jax()
         if jax is None or jax.tree_util.all_leaves((value,)):
             return value

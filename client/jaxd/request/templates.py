@@ -63,13 +63,10 @@ def flatten_object(value: Any) -> tuple[PytreeTemplate, list[Any]] | None:
     """An object's template and its leaves, in jax's order.
 
     None when jax takes it for a leaf, when it cannot take it apart, when its template cannot travel
-    (as part of a pickle it fails with a better message), and where jax is not imported.
+    (as part of a pickle it fails with a better message). jax is imported.
     """
-    jax = loaded_jax()
-    if jax is None:
-        return None
     try:
-        leaves, structure = jax.tree.flatten(value)
+        leaves, structure = loaded_jax().tree.flatten(value)
         if len(leaves) == 1 and leaves[0] is value:
             return None
         return _template_of(value, structure), leaves
@@ -149,16 +146,12 @@ def _static_key(value: Any, kept: list[Any]) -> Any:
         return kind, dump_literal(value)  # 0.0 and -0.0 differ
     if kind is tuple or kind is list or _is_named_tuple(value):
         return (kind, *[_static_key(item, kept) for item in value])
-    if kind is dict:
-        return (kind, *[_static_key(item, kept) for item in chain.from_iterable(value.items())])
     if kind is types.MethodType or issubclass(kind, BoundWrapper):  # a new one at each access
         kept += (value.__func__, value.__self__)
         return kind, id(value.__func__), id(value.__self__)
-    if _is_plain_dataclass(kind):
-        return (
-            kind,
-            *[_static_key(item, kept) for item in chain.from_iterable(vars(value).items())],
-        )
+    if kind is dict or _is_plain_dataclass(kind):
+        pairs = (value if kind is dict else vars(value)).items()
+        return (kind, *[_static_key(item, kept) for item in chain.from_iterable(pairs)])
     kept.append(value)
     return id(value)
 

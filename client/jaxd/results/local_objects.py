@@ -120,24 +120,23 @@ class LocalObjects:
         self._named_in_code: dict[tuple[str, str], Any] | None = None
         self._held_by_arguments: dict[tuple[str, str], Any] = {}
         self._names: frozenset[str] | None = None
-        for found in (*objects, *others):
-            if isinstance(found, type):
-                self._learn_class(found)
+        self._learn_classes((*objects, *others))
         if mark:
             _live_instances[mark] = self
 
     def learn(self, known_objects: KnownObjects) -> bool:
         """Adds what was met when a call was packed; True when a class was not known before."""
-        news = False
         for name, found in known_objects.items():
-            if isinstance(found, type):
-                news = self._learn_class(found) or news
             if type(name) is tuple:
                 if name[0] != "builtins" or _is_data_type(found):
                     self._held_by_arguments[name] = found
             elif self._contents.get(name) is not found:
                 self._contents[name] = found
-        return news
+        return self._learn_classes(known_objects.values())
+
+    def _learn_classes(self, objects: Iterable[Any]) -> bool:
+        """Adds the classes among these; True when one was not known before."""
+        return True in [self._learn_class(each) for each in objects if isinstance(each, type)]
 
     def _learn_class(self, cls: type) -> bool:
         same = self._classes.get(cls.__qualname__, ())
@@ -188,19 +187,19 @@ class LocalObjects:
         """An installed class whose instances a server may fill."""
         from jaxd.interop.jax_registry import MAPPINGS
 
-        for cls in MAPPINGS:
-            if (cls.__module__, cls.__qualname__) == (module, name):
-                return cls
+        same = (cls for cls in MAPPINGS if (cls.__module__, cls.__qualname__) == (module, name))
+        mapping = next(same, None)
+        if mapping is not None:
+            return mapping
         held = self._held_by_arguments.get((module, name))
         named = self._installed_object(module, name)
         found = named if isinstance(named, type) else self._in_package(module, name)
         if found is None or any("__del__" in vars(base) for base in found.__mro__):
             return None
-        if held is found:
-            return found
-        if not _is_node(found) or (named is not found and self._has_custom_state(found)):
-            return None
-        return found
+        is_fillable = held is found or (
+            _is_node(found) and (named is found or not self._has_custom_state(found))
+        )
+        return found if is_fillable else None
 
     def _in_package(self, module: str, name: str) -> type | None:
         """A class by its name in a package that the function deals with."""
@@ -256,18 +255,21 @@ class LocalObjects:
         if reference.kind == "p" and holders:
             found = _attribute_default(reference, holders[-1], field)
         if found is _missing:
-            if not reference.token:
-                raise ResultError(
-                    f"the result of {self._function} holds something that this process does not "
-                    f"have: {reference.about}. Return dicts, lists and tuples from the function."
-                )
-            found = RemoteObject(reference.token, reference.about, self._function)
+            found = self._remote_object(reference)
         elif reference.kind == "c":  # the latest of several with equal content
             (content,) = reference.detail
             return lambda: self._contents.get(content, found)
         elif reference.kind == "s":
             return lambda: set(found) if type(found) is set else found
         return lambda: found
+
+    def _remote_object(self, reference: Reference) -> RemoteObject:
+        if not reference.token:
+            raise ResultError(
+                f"the result of {self._function} holds something that this process does not "
+                f"have: {reference.about}. Return dicts, lists and tuples from the function."
+            )
+        return RemoteObject(reference.token, reference.about, self._function)
 
     def _held_or_data_type(self, found: Any) -> Any:
         """A function that an argument of this function held, or a type of plain data."""
@@ -307,9 +309,10 @@ class LocalObjects:
 
     def _by_numbers(self, places: tuple[Any, ...]) -> Any:
         """The object with one of these numbers: in this function, or in another that shares it."""
-        for place in places:
-            if type(place) is not tuple or tuple(map(type, place)) != (bytes, int):
-                raise ProtocolError("a result names an object by something that is no number.")
+        if any(
+            type(place) is not tuple or tuple(map(type, place)) != (bytes, int) for place in places
+        ):
+            raise ProtocolError("a result names an object by something that is no number.")
         marked = dict(places)
         if self._mark in marked:
             return self.by_number(marked[self._mark])
@@ -352,16 +355,14 @@ class LocalObjects:
         found = self._resolve(load_reference(owner))
         if found is _missing or name not in self._names:
             return _missing
-        for base in (found if isinstance(found, type) else type(found)).__mro__:
-            raw = base.__dict__.get(name)
-            if isinstance(raw, classmethod):
-                raw = raw.__func__
-                found = found if isinstance(found, type) else type(found)
-                return MethodType(raw, found) if isinstance(raw, FunctionType) else _missing
-            if raw is not None:
-                is_method = isinstance(raw, FunctionType) and not isinstance(found, type)
-                return MethodType(raw, found) if is_method else _missing
-        return _missing
+        cls = found if isinstance(found, type) else type(found)
+        attributes = (vars(base).get(name) for base in cls.__mro__)
+        raw = next((each for each in attributes if each is not None), None)
+        if isinstance(raw, classmethod):
+            raw, found = raw.__func__, cls
+        elif found is cls:  # a plain function of a class is no method
+            return _missing
+        return MethodType(raw, found) if isinstance(raw, FunctionType) else _missing
 
     def _member(self, module: str, name: str, content: bytes, member: str) -> Any:
         """A member of an enum: of the function's own, or of a package that it deals with."""
