@@ -32,6 +32,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import selectors
 import socket
 import struct
 import sys
@@ -115,6 +116,9 @@ class ChannelBinding(NamedTuple):
 
         Args:
             received: the description that the other end has sent.
+
+        Raises:
+            EOFError: when it has closed the connection, so that its owner cannot be known.
         """
         theirs = received if isinstance(received, dict) else {}
         if theirs.get("kind") != self.kind:
@@ -138,6 +142,8 @@ class ChannelBinding(NamedTuple):
             return None
         if self.insecure and theirs.get("insecure") is True:
             return None
+        if owner is None and _is_closed(sock):
+            raise EOFError("the peer closed the connection during the handshake")
         found = "cannot be known here" if owner is None else f"is user {owner}"
         return (
             f"who owns the other end of this TCP connection {found}, and the peer says that it is "
@@ -145,6 +151,16 @@ class ChannelBinding(NamedTuple):
             "tls:// or ssh://. For a tunnel or network that you trust, both ends can accept it: "
             "tcp://…?insecure=1 in the client's address, --insecure-plaintext at the server."
         )
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Whether the peer has closed the connection, and there is nothing left to read."""
+    with selectors.DefaultSelector() as selector:  # a socket with a timeout would wait
+        selector.register(sock, selectors.EVENT_READ)
+        try:
+            return bool(selector.select(0)) and not sock.recv(1, socket.MSG_PEEK)
+        except ConnectionError:
+            return True
 
 
 UNIX: Final = ChannelBinding("unix")

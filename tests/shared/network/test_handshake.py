@@ -552,6 +552,21 @@ def test_garbage_is_refused_in_our_own_words(data: bytes) -> None:
             handshake_with_client(server, UNIX, (), "uid:7")
 
 
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_server_that_dies_during_the_handshake_is_no_impostor(is_reset: bool) -> None:
+    """The kernel knows no owner of a socket that is closed: the connection was lost, no more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), 10)
+        server = listener.accept()[0]
+        if is_reset:  # as when it had not read everything
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        hello = ChannelBinding("tcp", sock=server).to_message()
+        with client:
+            server.close()
+            with pytest.raises(EOFError):
+                ChannelBinding("tcp", sock=client).mismatch(hello)
+
+
 def test_a_message_that_is_too_long_is_not_read(pair: Pair) -> None:
     """4 KiB are enough for what there is to say."""
     client, server = pair
