@@ -54,7 +54,9 @@ class Why:
         """The same for JSON."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         fields["differences"] = [each.to_dict() for each in self.differences]
-        return fields | {"advice": list(self.advice), "programs": list(self.programs)}
+        fields["nearest"] = None if self.nearest is None else dict(self.nearest)
+        programs = [dict(program) for program in self.programs]
+        return fields | {"advice": list(self.advice), "programs": programs}
 
     def __str__(self) -> str:
         lines = [f"{self.function}: {self.verdict}"]
