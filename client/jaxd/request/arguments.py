@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from jaxd.interop.jax_runtime import PRNGKeys, encode_jax, loaded_jax
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
+from jaxd_protocol.jax_objects.structures import is_registered
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.data_locations import DataLocation
 from jaxd_protocol.pytree import TreeEncoder, dump_literal, is_literal
@@ -127,7 +128,11 @@ class ArgumentEncoder(TreeEncoder):
         lazy: Any = sys.modules.get("jaxd.interop.lazy_array")
         if isinstance(value, str | bytes):  # of a class of its own, such as numpy's
             self._object(value)
-        elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        elif (
+            numpy is not None
+            and isinstance(value, (numpy.ndarray, numpy.generic))
+            and not is_registered(type(value))
+        ):
             self.types[numpy.ndarray] = ArgumentEncoder.ndarray  # found at once from now on
             check_not_masked(value)
             self.ndarray(numpy.asarray(value))
@@ -144,6 +149,7 @@ class ArgumentEncoder(TreeEncoder):
             isinstance(value, tuple)
             and hasattr(type(value), "_fields")
             and _is_importable(type(value))
+            and not is_registered(type(value))
         ):
             self._named_tuple(value)
         elif not self._flattened_object(value):

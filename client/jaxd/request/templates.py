@@ -22,6 +22,7 @@ from jaxd.request.packing_cache import guard_content, is_implemented_in_c
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint import Guards, current_archives
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
+from jaxd_protocol.jax_objects.structures import structure_nodes
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
 from jaxd_protocol.pytree import dump_literal, is_literal
@@ -90,7 +91,7 @@ def _template_of(value: Any, structure: Any) -> PytreeTemplate:
             if worth_it := known.guards is not None:
                 with suppress(ValueError):  # another thread was faster
                     alike.remove(known)
-    packed = pack(_structure_nodes(structure), f"an argument of type {type(value).__name__}")
+    packed = pack(structure_nodes(structure), f"an argument of type {type(value).__name__}")
     # of what is static, the same in every process; None where a change would not be noticed
     guarded = None
     if worth_it:
@@ -106,12 +107,6 @@ def _template_of(value: Any, structure: Any) -> PytreeTemplate:
     return made
 
 
-def _structure_nodes(structure: Any) -> Any:
-    """Nodes as tuples of class, aux data and children, which the server makes it of again."""
-    node = structure.node_data()
-    return None if node is None else (*node, tuple(map(_structure_nodes, structure.children())))
-
-
 # has anything changed? ---------------------------------------------------------------------------
 
 _VALUE_TYPES: Final = frozenset({str, bytes, int, bool, type(None), type(...)})
@@ -125,17 +120,21 @@ def _structure_key(structure: Any) -> tuple[Any, list[Any]]:
     With the objects in it that count by identity.
     """
     kept: list[Any] = []
+    archives = current_archives()
+    content = b"" if archives is None else archives.archive.content
+    return (content, _node_keys(structure, kept)), kept
+
+
+def _node_keys(structure: Any, kept: list[Any]) -> list[Any]:
     nodes = structure.__getstate__()[1]
     keys = [node[2] for node in nodes if type(node[2]) is list]
     are_names = _STRING_TYPES.issuperset(map(type, chain.from_iterable(keys)))
-    marks = [
+    return [
         node
         if node[2] is None or (are_names and type(node[2]) is list)
         else (node[0], node[1], node[3], _static_key(node[2], kept))
         for node in nodes
     ]
-    archives = current_archives()
-    return (b"" if archives is None else archives.archive.content, marks), kept
 
 
 def _static_key(value: Any, kept: list[Any]) -> Any:
@@ -149,6 +148,8 @@ def _static_key(value: Any, kept: list[Any]) -> Any:
     if kind is types.MethodType or issubclass(kind, BoundWrapper):  # a new one at each access
         kept += (value.__func__, value.__self__)
         return kind, id(value.__func__), id(value.__self__)
+    if kind is loaded_jax().tree_util.PyTreeDef:  # a new one each time that a tree is taken apart
+        return (kind, *_node_keys(value, kept))
     if kind is dict or _is_plain_dataclass(kind):
         pairs = (value if kind is dict else vars(value)).items()
         return (kind, *[_static_key(item, kept) for item in chain.from_iterable(pairs)])

@@ -10,7 +10,8 @@ from typing import Any, Final, cast
 import jax
 import numpy as np
 
-from jaxd_protocol.errors import ArgumentError, ProtocolError
+from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jax_objects.structures import make_structure
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
@@ -72,26 +73,7 @@ def _named_tuple_class(module: str, name: str, names: tuple[str, ...] | None) ->
 
 def _unflatten(template: bytes) -> Callable[[list[Any]], Any]:
     """What makes an object of its leaves."""
-    return cast("Callable[[list[Any]], Any]", _structure(unpack(template)).unflatten)
-
-
-def _structure(node: Any) -> Any:
-    """jax's structure of a tree from the data of its nodes: class, aux data, children."""
-    if node is None:
-        return _LEAF
-    cls, aux, children = node
-    make = jax.tree_util.PyTreeDef.from_node_data_and_children
-    below = [_structure(child) for child in children]
-    try:
-        return make(jax.tree_util.default_registry, (cls, aux), below)
-    except (RuntimeError, ValueError) as error:
-        raise ArgumentError(
-            f"an argument holds a {cls.__module__}.{cls.__qualname__}, which is registered with "
-            "jax on the client and not on the server. Register it in the module that defines it."
-        ) from error
-
-
-_LEAF: Final = jax.tree.structure(0)
+    return cast("Callable[[list[Any]], Any]", make_structure(unpack(template)).unflatten)
 
 
 def read_leaves(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:

@@ -24,7 +24,7 @@ from jaxd_protocol.fingerprint.unpatched import (
     refuse_patched_class,
     refuse_patched_function,
 )
-from jaxd_protocol.fingerprint.values import classes, modules, settings
+from jaxd_protocol.fingerprint.values import classes, modules, settings, struct_sequences
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 _CONSTANTS: Final = frozenset({"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"})
@@ -255,6 +255,9 @@ def _is_readable(value: Any) -> bool:
 def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) -> Followed | None:
     """One step from an object; None when the object counts whole."""
     cls = type(value)
+    if isinstance(value, tuple) and struct_sequences.is_struct_sequence(value):
+        part = struct_sequences.part_of(value, kind, name)
+        return None if part is MISSING else _result_of_step(walk, part, f".{name}", rest)
     if kind not in "aw" or not _is_readable(value):
         return None
     if name != "__call__" and name.startswith("__") and name.endswith("__"):

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.jax_objects.jit_objects import jit_extras, jit_options, make_jit
 from jaxd_protocol.jax_objects.names import JAX_TYPES, NAMED_KINDS, kind_of, name_of_jax_object
+from jaxd_protocol.jax_objects.structures import make_structure, structure_nodes
 from jaxd_protocol.packages.importable import find_object
 
 
@@ -125,6 +126,7 @@ _REDUCERS: dict[str, Callable[[Any], Any]] = {
     "ufunc": _reduce_in_two_steps,
     "primitive": _primitive,
     "cache": lambda cache: (_make_cache, (cache.__wrapped__,)),
+    "tree structure": lambda structure: (make_structure, (structure_nodes(structure),)),
     "device": lambda device: (_find_device, (device.platform, device.id)),
     "exported": _exported,
     "literal array": _literal_array,

@@ -6,6 +6,14 @@ import pickle
 import sys
 from typing import Any
 
+from jaxd_protocol.fingerprint.values.reductions import (
+    is_own_array,
+    is_own_scalar,
+    numpy_base,
+    own_state,
+    set_own_state,
+)
+
 
 def reduce_array(value: Any) -> Any:
     """A reduce tuple for an array or scalar of numpy or jax; `NotImplemented` for others.
@@ -19,11 +27,21 @@ def reduce_array(value: Any) -> Any:
         return NotImplemented
     if type(value) in (numpy.ndarray, numpy.memmap):
         return _numpy_array(numpy, value)
+    if is_own_array(numpy, value):
+        make, arguments, content = value.__reduce__()
+        return make, arguments, (content, own_state(value)), None, None, fill_array
     if isinstance(value, numpy.generic):
-        if type(value).__module__ == "numpy" and not value.dtype.hasobject:
-            return make_scalar, (value.dtype, value.tobytes())
-        return NotImplemented
+        return _scalar(value)
     return _jax_array(numpy, value)
+
+
+def _scalar(value: Any) -> Any:
+    if is_own_scalar(value):
+        plain = value.dtype.type(value)
+        return make_own_scalar, (type(value), plain), own_state(value), None, None, set_own_state
+    if type(value).__module__ == "numpy" and not value.dtype.hasobject:
+        return make_scalar, (value.dtype, value.tobytes())
+    return NotImplemented
 
 
 def _numpy_array(numpy: Any, array: Any) -> Any:
@@ -69,6 +87,18 @@ def make_scalar(dtype: Any, data: bytes) -> Any:
     import numpy
 
     return numpy.frombuffer(data, dtype)[0]
+
+
+def fill_array(array: Any, state: tuple[Any, Any]) -> None:
+    """Completes an array of a class of its own, with the attributes that it had."""
+    content, own = state
+    numpy_base(type(array)).__setstate__(array, content)
+    set_own_state(array, own)
+
+
+def make_own_scalar(cls: Any, plain: Any) -> Any:
+    """A number of a subclass of numpy's, without its attributes."""
+    return type(plain).__new__(cls, plain)
 
 
 def _jax_array(numpy: Any, value: Any) -> Any:

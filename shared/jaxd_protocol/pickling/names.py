@@ -22,7 +22,11 @@ def _same(*names: str) -> dict[str, str]:
 _MODULES: Final = {
     "jaxd.interop.lazy_array": {"lazy_array": "_restore"},
     "jaxd_protocol.fingerprint.data_model": _same("Source"),
+    "jaxd_protocol.fingerprint.values.reductions": _same(
+        "new_object", "set_own_state", "set_state"
+    ),
     "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment", "ReadFlags"),
+    "jaxd_protocol.fingerprint.values.struct_sequences": _same("make_struct_sequence"),
     "jaxd_protocol.packages.importable": _same("find_object"),
     "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "make_jit"},
     "jaxd_protocol.jit.nnx_updates": _same("Updating"),
@@ -38,6 +42,7 @@ _MODULES: Final = {
         "make_part": "build_class",
         **_same("Registration"),
     },
+    "jaxd_protocol.jax_objects.structures": _same("make_structure"),
     "jaxd_protocol.pickling.unpack.object_tokens": {"kept_object": "find_kept_object"},
     "jaxd_protocol.fingerprint.client_object": {"Live": "ClientObject"},
     "jaxd_protocol.jit.nested": _same("nested"),
@@ -45,6 +50,7 @@ _MODULES: Final = {
     "jaxd_protocol.pickling.arrays": {
         "fill_object_array": "_fill_objects",
         **_same("make_array", "make_jax_array", "make_object_array", "make_scalar"),
+        **_same("fill_array", "make_own_scalar"),
     },
     "jaxd_protocol.pickling.unpack.private_modules": {
         "blob": "PrivateModules",

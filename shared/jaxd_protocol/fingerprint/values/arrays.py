@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from jaxd_protocol.base.process import IdentityMemo
 from jaxd_protocol.fingerprint.canonical_bytes import digest
+from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values import modules
+from jaxd_protocol.fingerprint.values.classes import slot_names
+from jaxd_protocol.fingerprint.values.reductions import (
+    is_own_array,
+    is_own_scalar,
+    own_attributes,
+    slot_content,
+)
 from jaxd_protocol.fingerprint.walk import Walk
 from jaxd_protocol.jax_objects.decomposition import array_content
 from jaxd_protocol.packages.importable import name_within
@@ -23,8 +32,10 @@ def emit_array(walk: Walk, value: Any) -> bool:
         return False
     if type(value) in (numpy.ndarray, numpy.memmap):
         _numpy_array(walk, numpy, value)
-    elif type(value) is getattr(sys.modules.get("numpy.ma"), "MaskedArray", None):
-        _masked(walk, numpy, value)
+    elif is_own_array(numpy, value):
+        walk.numbered(value, _own_array)
+    elif isinstance(value, numpy.generic) and is_own_scalar(value):
+        walk.nested(value, _own_scalar)
     elif isinstance(value, numpy.generic):
         walk.tag("scalar")
         walk.text(_dtype(value.dtype))
@@ -67,12 +78,53 @@ def _numpy_array(walk: Walk, numpy: Any, array: Any) -> None:
         walk.guards.array(array)
 
 
-def _masked(walk: Walk, numpy: Any, array: Any) -> None:
-    """A masked array: pickle gives back another form of its fill value."""
-    walk.tag("masked array")
+def _own_array(walk: Walk, array: Any) -> None:
+    """An array of a subclass, with the attributes that it has by itself."""
+    numpy = sys.modules["numpy"]
+    walk.tag("own array")
+    walk.emit_labelled("", type(array))
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if masked is None or not isinstance(array, masked):
+        _numpy_array(walk, numpy, array.view(numpy.ndarray))
+        if not array.dtype.hasobject:
+            walk.guards.array(array)
+        _own_attributes(walk, array)
+        return
     walk.guards.array(array)
     for name in ("_data", "_mask", "fill_value"):
         walk.emit_child(f".{name}", numpy.asarray(getattr(array, name)))
+    _own_attributes(walk, array, _MASKED_ATTRIBUTES)
+
+
+_MASKED_ATTRIBUTES: Final = frozenset(
+    {"_baseclass", "_basedict", "_fill_value", "_isfield", "_mask", "_optinfo", "_sharedmask"}
+)
+"""Attributes of a masked array that follow from its content, or change when it is read."""
+
+
+def _own_scalar(walk: Walk, value: Any) -> None:
+    """A number of a subclass of numpy's."""
+    walk.tag("own scalar")
+    walk.emit_labelled("", type(value))
+    walk.emit(value.dtype.type(value))
+    _own_attributes(walk, value)
+
+
+def _own_attributes(walk: Walk, value: Any, known: AbstractSet[str] = frozenset()) -> None:
+    walk.guards.instance(value)
+    attributes = own_attributes(value)
+    if attributes is not None:
+        walk.guards.mapping(attributes)
+        walk.guards.answer(lambda: own_attributes(value) is attributes, True)
+    slots = [name for name in slot_names(type(value)) if slot_content(value, name) is not MISSING]
+    for name in slots:
+        walk.guards.attribute(value, name, slot_content(value, name))
+    found = {**(attributes or {}), **{name: slot_content(value, name) for name in slots}}
+    counted = {name: content for name, content in found.items() if name not in known}
+    walk.text(len(counted))
+    for name, content in counted.items():
+        walk.text(name)
+        walk.emit_child(f".{name}", content)
 
 
 def _universal_function(walk: Walk, numpy: Any, value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
@@ -12,10 +11,21 @@ from functools import partial
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import constant
-from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.guards import MISSING, Guards
 from jaxd_protocol.fingerprint.values import modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
 from jaxd_protocol.fingerprint.values.classes import slot_names
+from jaxd_protocol.fingerprint.values.reductions import (
+    forwards,
+    own_attributes,
+    reduce_by_content,
+    reduce_object,
+    slot_content,
+)
+from jaxd_protocol.fingerprint.values.struct_sequences import (
+    emit_struct_sequence,
+    is_struct_sequence,
+)
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
 from jaxd_protocol.jax_objects.names import name_of_jax_object
@@ -55,8 +65,11 @@ _FIELD_ATTRIBUTES: Final = [
 
 
 def emit_other(walk: Walk, value: Any) -> None:
-    """Appends an object by what it is made of."""
-    if not (_emit_jax(walk, value) or emit_array(walk, value)):
+    """Appends an object by what it is made of: all of it, also where code reads only a part."""
+    walk.reach.whole.add(id(value))
+    if is_struct_sequence(value):
+        walk.nested(value, emit_struct_sequence)
+    elif not (_emit_jax(walk, value) or emit_array(walk, value)):
         _emit_instance(walk, value)
 
 
@@ -67,7 +80,6 @@ def _emit_instance(walk: Walk, value: Any) -> None:
         settings.refuse_whole_environment(walk)
     if settings.is_flags(value):
         settings.refuse_all_flags(walk)
-    walk.reach.whole.add(id(value))
     name = f"{kind.__module__}.{kind.__qualname__}"
     if type(value) is Field:
         walk.numbered(value, _field)
@@ -148,9 +160,8 @@ def _instance(walk: Walk, value: Any) -> None:
         walk.emit_child(".__fingerprint__()", hook(value))
         walk.guards.answer(lambda: hook(value), hook(value))
         return
-    reduce = copyreg.dispatch_table.get(kind)
     try:
-        reduced = reduce(value) if reduce else value.__reduce_ex__(4)
+        reduced = reduce_object(value)
     except Exception as error:  # noqa: BLE001  a user's `__reduce__` may raise anything
         walk.unshared(value, str(error) or type(error).__name__)
         return
@@ -162,11 +173,6 @@ def _instance(walk: Walk, value: Any) -> None:
         modules.emit_reference(walk, kind.__module__, reduced)
         return
     _reduced(walk, kind, reduced)
-
-
-def reduce_by_content(value: Any) -> tuple[Any, ...]:
-    """How pickle would write an object whose own `__reduce__` only gives its name."""
-    return copyreg.__newobj__, (type(value),), object.__getstate__(value)  # type: ignore[attr-defined]
 
 
 def _reduced(walk: Walk, kind: type, reduced: tuple[Any, ...]) -> None:
@@ -214,12 +220,30 @@ def _guard_content(walk: Walk, value: Any) -> None:
         guards.sequence(value)
     elif isinstance(value, bytearray):
         guards.answer(lambda: bytes(value), bytes(value))
+    if forwards(type(value)):
+        _guard_own_content(guards, value)
+        return
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is dict:
         guards.mapping(attributes)
         guards.attribute(value, "__dict__", attributes)
     for name in slot_names(type(value)):
         guards.attribute(value, name, getattr(value, name, MISSING))
+
+
+def _guard_own_content(guards: Guards, value: Any) -> None:
+    """As above, without asking an object that may answer for another one."""
+    attributes = own_attributes(value)
+    if type(attributes) is dict:
+        guards.mapping(attributes)
+        guards.answer(lambda: own_attributes(value) is attributes, True)
+    for name in slot_names(type(value)):
+        content = slot_content(value, name)
+        guards.answer(partial(_holds, value, name, content), True)
+
+
+def _holds(value: Any, name: str, content: Any) -> bool:
+    return slot_content(value, name) is content
 
 
 def _emit_jax(walk: Walk, value: Any) -> bool:

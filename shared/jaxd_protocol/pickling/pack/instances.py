@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Mapping
-from types import BuiltinFunctionType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from jaxd_protocol.fingerprint.values.instances import reduce_by_content
+from jaxd_protocol.fingerprint.values.reductions import (
+    forwards,
+    is_made_of_python,
+    new_object,
+    reduce_by_content,
+    reduce_object,
+    set_state,
+)
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.unpack import rebuild
@@ -35,26 +43,32 @@ def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any])
 
 
 def is_plain(cls: type) -> bool:
-    """Whether an object can be made without attributes: nothing of it is held by C code."""
-    if cls is SimpleNamespace:
-        return True
-    return not any(
-        isinstance(vars(base).get("__new__"), BuiltinFunctionType)
-        for base in cls.__mro__
-        if base is not object
-    )
+    """Whether an object can be made without attributes, which are set afterwards."""
+    return cls is SimpleNamespace or is_made_of_python(cls)
 
 
-def reduce_singleton(value: Any) -> Any:
-    """A reduce tuple, by content, for an object of the user's own that pickle would write by name.
+def reduce_own(value: Any) -> Any:
+    """A reduce tuple where pickle's own way would not do; `NotImplemented` for any other object.
 
-    The server lacks its module. `NotImplemented` for any other object.
+    By content, for an object of the user's own that pickle would write by name: the server lacks
+    its module. With its own state, for one that passes attributes on to another object.
     """
     cls = type(value)
+    if forwards(cls):
+        return _reduce_forwarding(value)
     reduce: Any = cls.__reduce__
     if reduce is object.__reduce__ or not is_local_module(cls.__module__):
         return NotImplemented
     return reduce_by_content(value) if type(value.__reduce__()) is str else NotImplemented
+
+
+def _reduce_forwarding(value: Any) -> Any:
+    reduced = reduce_object(value)
+    if type(reduced) is not str:
+        make, *parts = (*reduced, None, None, None)[:5]
+        make = new_object if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]
+        return reduced if len(reduced) == 6 else (make, *parts, set_state)
+    return reduce_by_content(value) if is_local_module(type(value).__module__) else reduced
 
 
 def constant_name(value: Any) -> tuple[str, str] | None:

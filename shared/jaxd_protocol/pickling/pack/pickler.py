@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 
 from jaxd_protocol.fingerprint import content_id
 from jaxd_protocol.fingerprint.data_model import ReachedObjects
+from jaxd_protocol.fingerprint.values.struct_sequences import reduce_struct_sequence
 from jaxd_protocol.jax_objects.reducers import reduce_jax
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
@@ -26,8 +27,8 @@ from jaxd_protocol.pickling.pack.function_parts import reduce_function
 from jaxd_protocol.pickling.pack.instances import (
     constant_name,
     is_plain,
+    reduce_own,
     reduce_partial,
-    reduce_singleton,
 )
 from jaxd_protocol.pickling.pack.modules import (
     UnnamedNamespace,
@@ -147,13 +148,13 @@ class Pickler(pickle.Pickler):
 
     def _reduce_other(self, value: Any) -> Any:
         refuse_compiled_object(value)
-        for reduce in (reduce_array, reduce_jax, reduce_stream):
+        for reduce in (reduce_array, reduce_jax, reduce_stream, reduce_struct_sequence):
             reduced = reduce(value)
             if reduced is not NotImplemented:
                 return reduced
         name = constant_name(value) or _name_of_callable(value)
         if name is None:
-            return reduce_singleton(value)
+            return reduce_own(value)
         return find_object, name
 
     # the interface for reducers (`Packer`) -----------------------------------------------------

@@ -1,0 +1,157 @@
+"""What pickle would write of an object: how it is made, and its state.
+
+pickle looks for methods of its own on the object. One that passes what it does not have on to
+another object (`__getattr__`, `__getattribute__`) answers with that object's, or with anything. So
+of these the class is asked, and their state is what they hold themselves.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.values.classes import slot_names
+
+
+def reduce_object(value: Any) -> str | tuple[Any, ...]:
+    """What `__reduce_ex__` of an object returns, or the function that is registered for its class.
+
+    Raises:
+        Exception: whatever its class raises when it cannot be pickled.
+    """
+    cls = type(value)
+    registered = copyreg.dispatch_table.get(cls)
+    if registered is not None:
+        return registered(value)
+    if not forwards(cls):
+        reduced: str | tuple[Any, ...] = value.__reduce_ex__(4)
+        return reduced
+    if cls.__reduce_ex__ is not object.__reduce_ex__:
+        return cls.__reduce_ex__(value, 4)
+    if cls.__reduce__ is not object.__reduce__:
+        return cls.__reduce__(value)
+    return _reduce_forwarding(value)
+
+
+def _reduce_forwarding(value: Any) -> tuple[Any, ...]:
+    cls: Any = type(value)
+    own = cls.__getstate__ is object.__getstate__
+    state = own_state(value) if own else cls.__getstate__(value)
+    if is_made_of_python(cls) and not hasattr(cls, "__getnewargs_ex__"):
+        arguments = cls.__getnewargs__(value) if hasattr(cls, "__getnewargs__") else ()
+        return copyreg.__newobj__, (cls, *arguments), state  # type: ignore[attr-defined]
+    make, arguments, _, *rest = object.__reduce_ex__(value, 4)
+    return (make, arguments, state, *rest)
+
+
+def reduce_by_content(value: Any) -> tuple[Any, ...]:
+    """How pickle would write an object whose own `__reduce__` only gives its name."""
+    return copyreg.__newobj__, (type(value),), own_state(value)  # type: ignore[attr-defined]
+
+
+def forwards(cls: type) -> bool:
+    """Whether reading an attribute of an instance may run code of its class.
+
+    Not that of a property or another descriptor, which knows what it is asked for.
+    """
+    return any(
+        "__getattr__" in vars(base) or type(vars(base).get("__getattribute__")) is FunctionType
+        for base in cls.__mro__
+    )
+
+
+def is_made_of_python(cls: type) -> bool:
+    """Whether an object can be made without attributes: nothing of it is held by C code."""
+    return not any(
+        isinstance(vars(base).get("__new__"), BuiltinFunctionType)
+        for base in cls.__mro__
+        if base is not object
+    )
+
+
+def own_state(value: Any) -> Any:
+    """The attributes that an object holds itself, as pickle writes them: a dict, slots beside it.
+
+    None when it cannot have any.
+    """
+    attributes = own_attributes(value)
+    slots = {name: slot_content(value, name) for name in slot_names(type(value))}
+    slots = {name: content for name, content in slots.items() if content is not MISSING}
+    return (attributes, slots) if slots else attributes
+
+
+def own_attributes(value: Any) -> dict[str, Any] | None:
+    """The `__dict__` of an object, whatever its class makes of that name; None without one."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def slot_content(value: Any, name: str) -> Any:
+    """What a slot holds, without asking the object; `MISSING` when it is empty."""
+    for base in type(value).__mro__:
+        if name in vars(base):
+            try:
+                return vars(base)[name].__get__(value)
+            except AttributeError:
+                break
+    return MISSING
+
+
+def new_object(cls: Any, *arguments: Any) -> Any:
+    """As `copyreg.__newobj__`, for which pickle asks an object what its class is."""
+    return cls.__new__(cls, *arguments)
+
+
+def set_state(value: Any, state: Any) -> None:
+    """Sets the state of an object without asking it how: it may ask another object in turn."""
+    method = _find_method(type(value), "__setstate__")
+    if method is None:
+        set_own_state(value, state)
+    else:
+        method(value, state)
+
+
+def set_own_state(value: Any, state: Any) -> None:
+    """Sets what `own_state` has given."""
+    attributes, slots = state if type(state) is tuple else (state, {})
+    if attributes:
+        object.__getattribute__(value, "__dict__").update(attributes)
+    for name, content in slots.items():
+        object.__setattr__(value, name, content)
+
+
+def _find_method(cls: type, name: str) -> Any:
+    """A method as the class has it, without asking its metaclass; None when there is none."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def is_own_array(numpy: Any, value: Any) -> bool:
+    """Whether an array is of a subclass that leaves it to numpy how it is pickled.
+
+    numpy leaves out the attributes of the subclass.
+    """
+    is_plain = type(value) in (numpy.ndarray, numpy.memmap)
+    return isinstance(value, numpy.ndarray) and not is_plain and _reduces_as_numpy(type(value))
+
+
+def is_own_scalar(value: Any) -> bool:
+    """Whether a number is of a subclass that leaves it to numpy, which leaves out the subclass."""
+    return type(value) is not value.dtype.type and _reduces_as_numpy(type(value))
+
+
+def numpy_base(cls: type) -> Any:
+    """The first class of numpy's own among a class and its bases."""
+    return next(base for base in cls.__mro__ if base.__module__.partition(".")[0] == "numpy")
+
+
+def _reduces_as_numpy(cls: Any) -> bool:
+    base = numpy_base(cls)
+    return all(
+        getattr(cls, name, None) is getattr(base, name, None)
+        for name in ("__reduce_ex__", "__reduce__", "__setstate__", "__getstate__")
+    )
