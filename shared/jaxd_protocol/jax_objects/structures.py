@@ -66,4 +66,5 @@ def _of_registered_tuple(cls: type, aux: Any, below: list[Any]) -> Any:
 def _kind_of_registered() -> Any:
     import jax
 
-    return jax.tree.structure(jax.tree_util.Partial(len)).__getstate__()[1][-1][0]
+    one: Any = jax.tree.structure(jax.tree_util.Partial(len))
+    return one.__getstate__()[1][-1][0]

@@ -21,18 +21,19 @@ def reduce_object(value: Any) -> str | tuple[Any, ...]:
     Raises:
         Exception: whatever its class raises when it cannot be pickled.
     """
-    cls = type(value)
+    cls: Any = type(value)
     registered = copyreg.dispatch_table.get(cls)
     if registered is not None:
         return registered(value)
     if not forwards(cls):
         reduced: str | tuple[Any, ...] = value.__reduce_ex__(4)
-        return reduced
-    if cls.__reduce_ex__ is not object.__reduce_ex__:
-        return cls.__reduce_ex__(value, 4)
-    if cls.__reduce__ is not object.__reduce__:
-        return cls.__reduce__(value)
-    return _reduce_forwarding(value)
+    elif cls.__reduce_ex__ is not object.__reduce_ex__:
+        reduced = cls.__reduce_ex__(value, 4)
+    elif cls.__reduce__ is not object.__reduce__:
+        reduced = cls.__reduce__(value)
+    else:
+        reduced = _reduce_forwarding(value)
+    return reduced
 
 
 def _reduce_forwarding(value: Any) -> tuple[Any, ...]:
@@ -42,7 +43,8 @@ def _reduce_forwarding(value: Any) -> tuple[Any, ...]:
     if is_made_of_python(cls) and not hasattr(cls, "__getnewargs_ex__"):
         arguments = cls.__getnewargs__(value) if hasattr(cls, "__getnewargs__") else ()
         return copyreg.__newobj__, (cls, *arguments), state  # type: ignore[attr-defined]
-    make, arguments, _, *rest = object.__reduce_ex__(value, 4)
+    reduced: Any = object.__reduce_ex__(value, 4)
+    make, arguments, _, *rest = reduced
     return (make, arguments, state, *rest)
 
 
