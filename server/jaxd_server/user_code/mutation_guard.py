@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import CellType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import LostUpdateError
@@ -57,10 +57,10 @@ class MutationGuard:
 
     def __init__(self, objects: Iterable[Any] = (), ignored: Iterable[str] = ()) -> None:
         objects = list(objects)
+        self._functions = [each for each in objects if isinstance(each, FunctionType)]
         self._places = [
             place
-            for each in objects
-            if isinstance(each, FunctionType)
+            for each in self._functions
             for place in _slots_of(each)
             if place.name not in ignored
         ]
@@ -98,7 +98,8 @@ class MutationGuard:
 
     def _changed(self) -> str | None:
         """What has changed first, in words; None when nothing has."""
-        place = next(self._changed_places(), None)
+        places = (place for place in self._changed_places() if not self._is_kept_by_module(place))
+        place = next(places, None)
         if place is not None:
             kind = "the global" if isinstance(place.holder, dict) else "the variable"
             return f"{kind} {place.name!r}"
@@ -109,7 +110,22 @@ class MutationGuard:
         return f"a {type(holder).__name__}" + ("" if name is None else f", {name!r},")
 
     def _changed_places(self) -> Iterator[_AssignableSlot]:
-        return (place for place in self._places if not _is_same(place.now, place.before))
+        return (
+            place
+            for place in self._places
+            if not _is_same(place.now, place.before) and not _is_import(place)
+        )
+
+    def _is_kept_by_module(self, place: _AssignableSlot) -> bool:
+        """Whether the `__getattr__` of a module has put a name there that it made.
+
+        As `cached_property` does: it makes the same again where the name is not there.
+        """
+        holder = place.holder
+        if place.before is not _MISSING or not isinstance(holder, dict):
+            return False
+        codes = (each.__code__ for each in self._functions if each.__globals__ is holder)
+        return "__getattr__" in holder and not any(_assigns(code, place.name) for code in codes)
 
     def _changed_holders(self) -> Iterator[tuple[Any, list[Any]]]:
         """What was changed within itself, each with what it held before."""
@@ -128,6 +144,23 @@ def _slots_of(function: FunctionType) -> Iterator[_AssignableSlot]:
         pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in pairs:
             yield _AssignableSlot(name, cell, _contents(cell))
+
+
+def _is_import(place: _AssignableSlot) -> bool:
+    """Whether the first import of a submodule has put it into its package."""
+    now, holder = place.now, place.holder
+    if place.before is not _MISSING or not isinstance(now, ModuleType):
+        return False
+    return isinstance(holder, dict) and now.__name__ == f"{holder.get('__name__')}.{place.name}"
+
+
+def _assigns(code: CodeType, name: str) -> bool:
+    """Whether code, or a function in it, has a `global` statement for a name that it assigns."""
+    import dis  # where something has changed
+
+    mine = (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL")
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return name in mine or any(_assigns(each, name) for each in inner)
 
 
 def _contents(cell: CellType) -> Any:

@@ -18,6 +18,11 @@ from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, digest
 from jaxd_protocol.fingerprint.code.reads import Read, facts_of
 from jaxd_protocol.fingerprint.data_model import NO_CALLBACKS, Steps
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
+from jaxd_protocol.fingerprint.local_imports import (
+    emit_made_up,
+    has_submodule,
+    lazy_submodule,
+)
 from jaxd_protocol.fingerprint.unpatched import (
     globals_module,
     is_plain_data,
@@ -166,10 +171,21 @@ def _module_attribute(
         walk.reach.partial_read_of(module)
         return MISSING, ()
     if value is MISSING and "__getattr__" in content:
-        return None
+        return _made_when_read(walk, module, name, rest)
     walk.guards.item(content, name, value)
     walk.reach.partial_read_of(module).names.add(name)
     return _result_of_step(walk, value, f".{name}", rest)
+
+
+def _made_when_read(walk: Walk, module: ModuleType, name: str, rest: Steps) -> Followed:
+    """A name that a module makes when it is read: a submodule that it imports, or anything."""
+    if not has_submodule(walk, module, name):
+        emit_made_up(walk, module, name)
+        return MISSING, ()
+    loaded = lazy_submodule(walk, module, name)
+    if loaded is not MISSING:
+        walk.label += f".{name}"
+    return loaded, rest
 
 
 def _dict_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> Followed | None:
@@ -464,4 +480,13 @@ def check_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None
         if walk.is_local(value.__name__):
             walk.follow(value, rest)
             return
+        if value.__name__ == f"{module.__name__}.{name}":
+            _installed_submodule(walk, module, value)
         module, steps = value, rest
+
+
+def _installed_submodule(walk: Walk, package: ModuleType, module: ModuleType) -> None:
+    """The server imports it; that of a namespace is of a distribution of its own."""
+    walk.reach.submodules.add(module.__name__)
+    if getattr(package, "__file__", None) is None and hasattr(package, "__path__"):
+        walk.package(module.__name__)

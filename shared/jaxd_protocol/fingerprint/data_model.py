@@ -365,7 +365,9 @@ class ReachedObjects:
             read.
         whole: `id` of those that can be read as a whole, whatever `partial_reads` has.
         imports: local modules that import statements in reached code name, and their parents.
-        sources: those of them that are not imported yet.
+        submodules: installed modules that are read as attributes of their packages.
+        lazy_submodules: names of submodules that local packages import when they are read.
+        sources: those of `imports` that are not imported yet.
         carried: for installed modules by name, values of attributes that the server's own copy of
             the module need not have: a patched function, a constant, the environment's variables.
         replacements: `id` of what has another form on a server (the environment, absl's flags),
@@ -385,6 +387,8 @@ class ReachedObjects:
         self.partial_reads: dict[int, PartialRead] = {}
         self.whole: set[int] = set()
         self.imports: dict[str, ModuleType] = {}
+        self.submodules: set[str] = set()
+        self.lazy_submodules: dict[str, set[str]] = {}
         self.sources: dict[str, Source] = {}
         self.carried: dict[str, dict[str, Any]] = {}
         self.replacements: dict[int, Any] = {}
@@ -402,6 +406,9 @@ class ReachedObjects:
             self.partial_reads.setdefault(name, PartialRead(found.value)).names.update(found.names)
         self.whole |= part.whole
         self.imports.update(part.imports)
+        self.submodules |= part.submodules
+        for package, names in part.lazy_submodules.items():
+            self.lazy_submodules.setdefault(package, set()).update(names)
         self.sources.update(part.sources)
         for module, values in part.carried.items():
             self.carried.setdefault(module, {}).update(values)

@@ -8,14 +8,19 @@ turn.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import resolve_name
 from types import ModuleType
 from typing import Any
 
 from jaxd_protocol.fingerprint import archive_members
 from jaxd_protocol.fingerprint.access_paths import check_installed
-from jaxd_protocol.fingerprint.code.reads import CodeFacts, Import, facts_of
-from jaxd_protocol.fingerprint.data_model import Source, Steps
+from jaxd_protocol.fingerprint.code.reads import CodeFacts, Import
+from jaxd_protocol.fingerprint.data_model import Steps
+from jaxd_protocol.fingerprint.local_imports import (
+    absolute_name,
+    emit_made_up,
+    has_submodule,
+    local_import,
+)
 from jaxd_protocol.fingerprint.process_view import prefixes_of
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
@@ -32,13 +37,13 @@ def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import, facts: 
     if archive_members.emit_import(walk, name, statement.names):
         return
     for parent in prefixes_of(name):
-        _local_import(walk, parent)
+        local_import(walk, parent)
     module = walk.process_view.module(name)
     for each in statement.names:
         if module is not None:
             _from_import(walk, module, each, _merged_uses(statement, facts, (each,)))
         elif walk.process_view.source(f"{name}.{each}") is not None:
-            _local_import(walk, f"{name}.{each}")
+            local_import(walk, f"{name}.{each}")
     if module is not None and not statement.names:
         _plain_import(walk, name, module, statement, facts)
 
@@ -66,18 +71,6 @@ def _by_attributes(walk: Walk, name: str) -> Any:
         walk.guards.item(content, part, content[part])
         found = content[part]
     return found
-
-
-def absolute_name(name: str, level: int, globals_: Mapping[str, Any]) -> str:
-    """The full name of a module in an import statement of a function with these globals."""
-    if not level:
-        return name
-    parent = getattr(globals_.get("__spec__"), "parent", None)
-    package = globals_.get("__package__") or parent or ""
-    try:
-        return resolve_name("." * level + name, package)
-    except ImportError:
-        return "." * level + name
 
 
 def _merged_uses(
@@ -109,32 +102,6 @@ def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts
             check_installed(walk, bound, steps)
 
 
-def _local_import(walk: Walk, name: str) -> None:
-    """A local module that reached code imports: by value when this process has it.
-
-    Else by its source, which the server runs when the statement runs.
-    """
-    walk.text(name)
-    module = walk.process_view.module(name)
-    if module is not None:
-        walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
-        walk.reach.imports[name] = module
-        walk.reach.partial_read_of(module)
-        parent, _, last = name.rpartition(".")
-        if parent in walk.reach.imports:
-            walk.reach.partial_read_of(walk.reach.imports[parent]).names.add(last)
-        return
-    source = walk.process_view.source(name)
-    if source is None:
-        walk.tag("absent")
-        process_view = walk.process_view
-        walk.guards.answer(
-            lambda: process_view.module(name) is None and process_view.source(name) is None, True
-        )
-        return
-    _emit_source(walk, name, source)
-
-
 def _from_import(
     walk: Walk, module: ModuleType, name: str, uses: Mapping[Steps, int] | None
 ) -> None:
@@ -146,51 +113,13 @@ def _from_import(
             walk.label = before
         return
     full = f"{module.__name__}.{name}"
-    if walk.process_view.module(full) is None and walk.process_view.source(full) is None:
+    if not has_submodule(walk, module, name):
         if "__getattr__" in vars(module):
-            modules.emit_module(walk, module)
+            emit_made_up(walk, module, name)
             return
         walk.tag("missing")
         return
-    _local_import(walk, full)
+    local_import(walk, full)
     loaded = walk.process_view.module(full)
     if loaded is not None:
         walk.emit_uses(f"global {full}", loaded, uses)
-
-
-def _emit_source(walk: Walk, name: str, source: Source) -> None:
-    """Appends the content of a module, and of those that it imports."""
-    if name in walk.reach.sources:
-        return
-    walk.reach.sources[name] = source
-    facts = facts_of(source.code)
-    walk.tag("source")
-    walk.write(facts.digest)
-    walk.part("module", f"module {name}", facts.digest)
-    walk.guards.answer(lambda: walk.process_view.module(name) is None, True)
-    walk.guards.answer(lambda: walk.process_view.source(name) is source, True)
-    package = name if source.is_package else name.rpartition(".")[0]
-    for statement in facts.imports:
-        _imported_by_source(walk, package, statement)
-
-
-def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
-    name = absolute_name(statement.name, statement.level, {"__package__": package})
-    for full in (name, *(f"{name}.{each}" for each in statement.names)):
-        if walk.is_local(full.partition(".")[0]):
-            _local_by_source(walk, full)
-        else:
-            walk.text(name)
-            walk.package(name)
-
-
-def _local_by_source(walk: Walk, full: str) -> None:
-    for name in prefixes_of(full):
-        walk.text(name)
-        module = walk.process_view.module(name)
-        if module is not None:
-            walk.reach.imports[name] = module
-            if name == full:
-                modules.emit_module(walk, module)
-        elif (source := walk.process_view.source(name)) is not None:
-            _emit_source(walk, name, source)

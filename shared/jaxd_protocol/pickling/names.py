@@ -55,6 +55,7 @@ _MODULES: Final = {
     "jaxd_protocol.pickling.unpack.private_modules": {
         "blob": "PrivateModules",
         **_same("add_sources", "installed_module", "patched_module"),
+        **_same("import_submodules", "make_lazy_submodules"),
     },
     "jaxd_protocol.pickling.unpack.rebuild": {
         "fill_part": "set_attributes",

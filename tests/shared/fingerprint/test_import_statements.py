@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_protocol.fingerprint.import_statements import absolute_name
+from jaxd_protocol.fingerprint.local_imports import absolute_name
 from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
 FILES = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import digest
 from jaxd_protocol.fingerprint.process_view import is_extension
@@ -27,6 +28,49 @@ IGNORED_ATTRIBUTES: Final = frozenset(
     ]
 )
 """Names in a module that describe its place and not what it does."""
+
+
+class LazySubmodules:
+    """On a server, the `__getattr__` of a package that has submodules which are imported when read.
+
+    Attributes:
+        load: imports the module of a full name.
+        package: name of the package.
+        names: of these submodules.
+        getter: the package's own `__getattr__`, where it is read; else None.
+    """
+
+    __slots__ = ("getter", "load", "names", "package")
+
+    def __init__(
+        self,
+        load: Callable[[str], ModuleType],
+        package: str,
+        names: Collection[str],
+        getter: Any = None,
+    ) -> None:
+        self.load = load
+        self.package = package
+        self.names = frozenset(names)
+        self.getter = getter
+
+    def __call__(self, name: str) -> Any:
+        """The attribute of that name.
+
+        Raises:
+            AttributeError: when the package has none.
+        """
+        if name in self.names:
+            return self.load(f"{self.package}.{name}")
+        if self.getter is not None:
+            return self.getter(name)
+        raise AttributeError(f"module {self.package!r} has no attribute {name!r}")
+
+
+def getter_of(module: ModuleType) -> Any:
+    """The `__getattr__` of a module, as its own process has it."""
+    found = vars(module)["__getattr__"]
+    return found.getter if isinstance(found, LazySubmodules) else found
 
 
 def emit_reference(walk: Walk, module: str, name: str) -> None:
@@ -64,7 +108,8 @@ def _local_module(walk: Walk, module: ModuleType) -> None:
     walk.guards.mapping(content)
     for name in names:
         walk.text(name)
-        walk.emit_labelled(f"global {name}", content[name])
+        found = getter_of(module) if name == "__getattr__" else content[name]
+        walk.emit_labelled(f"global {name}", found)
 
 
 def _is_content(name: str) -> bool:

@@ -17,7 +17,7 @@ from jaxd_protocol.pickling.pack.function_parts import is_local_function
 from jaxd_protocol.pickling.pack.modules import archive_arguments
 from jaxd_protocol.pickling.pack.pickler import PickleBox, Pickler
 from jaxd_protocol.pickling.unpack.archives import add_archive
-from jaxd_protocol.pickling.unpack.private_modules import add_sources
+from jaxd_protocol.pickling.unpack.private_modules import add_sources, import_submodules
 
 _MIN_DEEP_CHAIN: Final = 20
 
@@ -73,6 +73,9 @@ def _body(pickler: Pickler, function: Any, reach: ReachedObjects) -> Iterator[An
     if reach.sources:
         sources = dict(sorted(reach.sources.items()))
         yield PickleBox(reach, lambda: (add_sources, (pickler.blob, sources)))
+    if reach.submodules:
+        names = tuple(sorted(reach.submodules))
+        yield PickleBox(reach, lambda: (import_submodules, (names,)))
     modules = [reach.imports[name] for name in sorted(reach.imports)]
     for value in (*_deepest_first(reach), *_carrying_modules(reach), function, *modules):
         yield value

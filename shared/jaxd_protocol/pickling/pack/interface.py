@@ -39,6 +39,9 @@ class Packer(Protocol):
     def cell(self, cell: CellType) -> Any:
         """A cell of a function's closure."""
 
+    def boxed(self, owner: Any, reduced: tuple[Any, ...]) -> Any:
+        """What is written by this reduce tuple; `owner` keeps it alive."""
+
     def namespace(self, namespace: dict[str, Any]) -> Any:
         """The globals of a function: those of its module, where there is one."""
 

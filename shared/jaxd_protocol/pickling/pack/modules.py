@@ -65,20 +65,28 @@ def _content(packer: Packer, module: ModuleType) -> dict[str, Any]:
     if names is None:
         names = set(vars(module)) - _MODULE_ATTRIBUTES
         names = {name for name in names if not name.startswith("@py")}
-        return {name: packer.value_or_placeholder(vars(module)[name]) for name in sorted(names)}
+        found = {name: packer.value_or_placeholder(vars(module)[name]) for name in sorted(names)}
+        return found | _lazy(packer, module, vars(module).get("__getattr__"))
     found = {name: _attribute(module, name) for name in sorted(names)}
     kept = {name: value for name, value in found.items() if value is not _missing}
+    kept |= _lazy(packer, module, kept.get("__getattr__"))
     return kept | packer.replacements_of(module)
+
+
+def _lazy(packer: Packer, module: ModuleType, getter: Any) -> dict[str, Any]:
+    """What imports the submodules of a package that it imports when they are read."""
+    names = packer.reach.lazy_submodules.get(module.__name__)
+    if names is None:
+        return {}
+    made = private_modules.make_lazy_submodules
+    arguments = (packer.blob, module.__name__, tuple(sorted(names)), getter)
+    return {"__getattr__": packer.boxed(module, (made, arguments))}
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
     value = vars(module).get(name, _missing)
-    if value is _missing and "__getattr__" in vars(module):
-        try:
-            return getattr(module, name)
-        except AttributeError:
-            return _missing
-    return value
+    is_lazy = value is _missing and "__getattr__" in vars(module)
+    return sys.modules.get(f"{module.__name__}.{name}", _missing) if is_lazy else value
 
 
 def _installed(packer: Packer, module: ModuleType) -> Any:

@@ -225,6 +225,10 @@ class Pickler(pickle.Pickler):
         """A cell of a function's closure."""
         return self._box(cell, lambda it: PickleBox(it, lambda: (rebuild.make_cell, ())))
 
+    def boxed(self, owner: Any, reduced: tuple[Any, ...]) -> PickleBox:
+        """What is written by this reduce tuple; `owner` keeps it alive."""
+        return PickleBox(owner, lambda: reduced)
+
     def namespace(self, namespace: dict[str, Any]) -> PickleBox:
         """The globals of a function: those of its module, where there is one."""
         module: Any = self._modules.get(id(namespace))

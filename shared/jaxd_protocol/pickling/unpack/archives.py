@@ -75,7 +75,7 @@ class UnpackedArchive(PrivateModules):
             real = importlib.import_module(IMPORTLIB)
             found = self._import_module if inner else self.special(real)
         else:
-            found = self._load(module)
+            found = self.load(module)
             found = look_up(found, inner) if inner else found
         if found is MISSING:
             raise PackingError(
@@ -89,7 +89,7 @@ class UnpackedArchive(PrivateModules):
         """Replaces `importlib.import_module` in the code of the archive."""
         full = resolve_name(name, package)
         if self.has(full):
-            return self._load(full)
+            return self.load(full)
         try:
             return self.special(importlib.import_module(full))
         except ModuleNotFoundError as error:

@@ -17,8 +17,9 @@ from importlib.util import resolve_name
 from types import CodeType, ModuleType
 from typing import Any
 
-from jaxd_protocol.errors import PackingError
+from jaxd_protocol.errors import MissingPackage, PackingError
 from jaxd_protocol.fingerprint.data_model import Source
+from jaxd_protocol.fingerprint.values.modules import LazySubmodules
 from jaxd_protocol.packages.installed import is_local_file
 
 
@@ -79,15 +80,15 @@ class PrivateModules:
                 return archive._import(full, globals, locals, fromlist)
             module = self.special(builtins.__import__(full, globals, locals, fromlist or (), 0))
             return module if archive is None else archive.special(module)
-        module = self._load(full)
+        module = self.load(full)
         wanted = fromlist or ()
         if "*" in wanted:
             wanted = vars(module).get("__all__", ())
         for item in wanted:  # a submodule, perhaps
             inner = f"{full}.{item}"
             if not hasattr(module, item) and (inner in self.modules or inner in self.sources):
-                vars(module).setdefault(item, self._load(inner))
-        return module if fromlist else self._load(full.partition(".")[0])
+                vars(module).setdefault(item, self.load(inner))
+        return module if fromlist else self.load(full.partition(".")[0])
 
     def special(self, module: ModuleType) -> ModuleType:
         """A module of the server's own, or the patched one that replaces it."""
@@ -101,7 +102,12 @@ class PrivateModules:
             return False  # other distributions may hold parts of it
         return any(known.partition(".")[0] == top for known in (*self.modules, *self.sources))
 
-    def _load(self, name: str) -> ModuleType:
+    def load(self, name: str) -> ModuleType:
+        """The private module of that name, whose source runs if it has not yet.
+
+        Raises:
+            NotShipped: when it did not come with the function.
+        """
         found = self.modules.get(name)
         if found is None:
             with self._lock:  # another thread may be running its source
@@ -109,7 +115,7 @@ class PrivateModules:
         if found is not None:
             return found
         parent, _, last = name.rpartition(".")
-        package = self._load(parent) if parent else None
+        package = self.load(parent) if parent else None
         if name in self.sources:
             module = self._execute(name)
         elif any(known.startswith(f"{name}.") for known in (*self.modules, *self.sources)):
@@ -207,6 +213,29 @@ def installed_module(name: str) -> ModuleType:
     """A module of the server's own."""
     importlib.import_module(name)
     return sys.modules[name]
+
+
+def import_submodules(names: Sequence[str]) -> None:
+    """Imports modules of the server's own that code reads as attributes of their packages.
+
+    Raises:
+        MissingPackage: when one is not there.
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise MissingPackage(
+                f"a function uses {name}, and {error.name} is not installed on the server. Install "
+                "it where the server runs."
+            ) from error
+
+
+def make_lazy_submodules(
+    blob: PrivateModules, package: str, names: Sequence[str], getter: Any
+) -> LazySubmodules:
+    """The `__getattr__` of a package that has submodules which are imported when they are read."""
+    return LazySubmodules(blob.load, package, names, getter)
 
 
 def patched_module(blob: PrivateModules, name: str, attributes: Mapping[str, Any]) -> ModuleType:

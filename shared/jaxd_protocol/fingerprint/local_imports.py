@@ -1,0 +1,137 @@
+"""Local modules that code imports, or gets from a package that imports them when they are read.
+
+One that this process has imported counts by value, another one by its source, which the server
+runs when the code gets there. Nothing is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import resolve_name
+from types import FunctionType, ModuleType
+from typing import Any
+
+from jaxd_protocol.fingerprint.code.reads import Import, facts_of
+from jaxd_protocol.fingerprint.data_model import Source
+from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.process_view import prefixes_of
+from jaxd_protocol.fingerprint.values import modules
+from jaxd_protocol.fingerprint.walk import Walk
+
+
+def absolute_name(name: str, level: int, globals_: Mapping[str, Any]) -> str:
+    """The full name of a module in an import statement of a function with these globals."""
+    if not level:
+        return name
+    parent = getattr(globals_.get("__spec__"), "parent", None)
+    package = globals_.get("__package__") or parent or ""
+    try:
+        return resolve_name("." * level + name, package)
+    except ImportError:
+        return "." * level + name
+
+
+def local_import(walk: Walk, name: str) -> None:
+    """A local module that reached code imports: by value when this process has it.
+
+    Else by its source, which the server runs when the statement runs.
+    """
+    walk.text(name)
+    module = walk.process_view.module(name)
+    if module is not None:
+        walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
+        walk.reach.imports[name] = module
+        walk.reach.partial_read_of(module)
+        parent, _, last = name.rpartition(".")
+        if parent in walk.reach.imports:
+            walk.reach.partial_read_of(walk.reach.imports[parent]).names.add(last)
+        return
+    source = walk.process_view.source(name)
+    if source is None:
+        walk.tag("absent")
+        process_view = walk.process_view
+        walk.guards.answer(
+            lambda: process_view.module(name) is None and process_view.source(name) is None, True
+        )
+        return
+    _emit_source(walk, name, source)
+
+
+def _emit_source(walk: Walk, name: str, source: Source) -> None:
+    """Appends the content of a module, and of those that it imports."""
+    if name in walk.reach.sources:
+        return
+    walk.reach.sources[name] = source
+    facts = facts_of(source.code)
+    walk.tag("source")
+    walk.write(facts.digest)
+    walk.part("module", f"module {name}", facts.digest)
+    walk.guards.answer(lambda: walk.process_view.module(name) is None, True)
+    walk.guards.answer(lambda: walk.process_view.source(name) is source, True)
+    package = name if source.is_package else name.rpartition(".")[0]
+    for statement in facts.imports:
+        _imported_by_source(walk, package, statement)
+
+
+def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
+    name = absolute_name(statement.name, statement.level, {"__package__": package})
+    for full in (name, *(f"{name}.{each}" for each in statement.names)):
+        if walk.is_local(full.partition(".")[0]):
+            _local_by_source(walk, full)
+        else:
+            walk.text(name)
+            walk.package(name)
+
+
+def _local_by_source(walk: Walk, full: str) -> None:
+    for name in prefixes_of(full):
+        walk.text(name)
+        module = walk.process_view.module(name)
+        if module is not None:
+            walk.reach.imports[name] = module
+            if name == full:
+                modules.emit_module(walk, module)
+        elif (source := walk.process_view.source(name)) is not None:
+            _emit_source(walk, name, source)
+
+
+# names that a package makes when they are read ----------------------------------------------------
+
+
+def has_submodule(walk: Walk, module: ModuleType, name: str) -> bool:
+    """Whether a name that a module does not have yet leads to a submodule of it.
+
+    Its `__getattr__` may import something from a module of the same name.
+    """
+    getter = vars(module).get("__getattr__")
+    if isinstance(getter, modules.LazySubmodules):
+        return name in getter.names
+    full = f"{module.__name__}.{name}"
+    if walk.process_view.module(full) is None and walk.process_view.source(full) is None:
+        return False
+    taken = facts_of(getter.__code__).imports if isinstance(getter, FunctionType) else ()
+    return not any(name in each.names and each.name not in ("", module.__name__) for each in taken)
+
+
+def lazy_submodule(walk: Walk, module: ModuleType, name: str) -> Any:
+    """Appends the submodule that a package imports when the name is read.
+
+    Returns:
+        The module; `MISSING` when this process has not imported it, and its source counts.
+    """
+    full = f"{module.__name__}.{name}"
+    walk.guards.item(vars(module), name)
+    walk.reach.partial_read_of(module)
+    walk.reach.lazy_submodules.setdefault(module.__name__, set()).add(name)
+    for parent in prefixes_of(full):
+        local_import(walk, parent)
+    loaded = walk.process_view.module(full)
+    return MISSING if loaded is None else loaded
+
+
+def emit_made_up(walk: Walk, module: ModuleType, name: str) -> None:
+    """Appends what makes a name of a module: its `__getattr__`, with all that this reads."""
+    walk.tag("made up")
+    walk.guards.item(vars(module), name)
+    walk.reach.partial_read_of(module).names.add("__getattr__")
+    walk.emit_labelled(f"global {module.__name__}.__getattr__", modules.getter_of(module))
