@@ -98,6 +98,42 @@ def step(x, y=0):
     return x
 def other(x): return -x
 """
+UNDOCUMENTED = """
+# top
+def step(x): return x + 1
+def other(x):
+    # other
+    if x > 2: return [x, "text", 2.5]
+class Model:
+    # model
+    def __call__(self, x):
+        # call
+        return x * 7
+    def nothing(self): pass
+def method(x): return Model()(x), Model().nothing()
+def inside(x):
+    class Local:
+        # local
+        rate = RATE
+        try: width = 8
+        except ValueError: width = 9
+    def inner(y: int) -> int:
+        # inner
+        return y - 3
+    return inner(x) * Local.rate * Local.width
+def lazy(x):
+    from unloaded import value
+    return value(x)
+def evaluates(x: int): return eval("x")
+RATE = 3
+--- unloaded.py
+# unloaded
+LIMITS = (1, 2)
+def value(x):
+    # value
+    return x * LIMITS[1]
+"""
+KINDS_OF_CODE = "step other method inside lazy evaluates"
 LAMBDAS = "step, other = (lambda x: x + 1), (lambda x: x + 2)\n"
 
 ROWS = [
@@ -150,6 +186,23 @@ ROWS = [
     edit("a parameter that cannot be named", CODE, "x, y=0", "x, /, y=0", "step", "other"),
     edit("many arguments", CODE, "x, y=0", "x, y=0, *z", "step", "other"),
     edit("a generator in place of a function", CODE, "return -x", "yield -x", "other", "step"),
+    edit("a docstring for one line", UNDOCUMENTED, "def step(x): return x + 1", "def step(x):\n    'Adds.'\n    return x + 1", "", KINDS_OF_CODE),
+    edit("that line itself", UNDOCUMENTED, "def step(x): return x + 1", "def step(x):\n    'Adds.'\n    return x + 2", "step", "other method"),
+    edit("a docstring among constants", UNDOCUMENTED, "# other", "'Something.'", "", KINDS_OF_CODE),
+    edit("a docstring that is a constant, too", UNDOCUMENTED, "# other", "'text'", "", KINDS_OF_CODE),
+    edit("such a constant", UNDOCUMENTED, '# other\n    if x > 2: return [x, "text"', "'text'\n    if x > 2: return [x, 'test'", "other", "step method inside"),
+    edit("docstrings of a class", UNDOCUMENTED, "# model", "'A model.'", "", KINDS_OF_CODE),
+    edit("a docstring of a method", UNDOCUMENTED, "# call", "'Calls it.'", "", KINDS_OF_CODE),
+    edit("a number in that method", UNDOCUMENTED, "# call\n        return x * 7", "'Calls it.'\n        return x * 9", "method", "step inside"),
+    edit("a docstring in place of a body", UNDOCUMENTED, "nothing(self): pass", "nothing(self): 'Nothing.'", "", KINDS_OF_CODE),
+    edit("a docstring of a class inside", UNDOCUMENTED, "# local", "'A class.'", "", KINDS_OF_CODE),
+    edit("a number in that class", UNDOCUMENTED, "width = 8", "width = 10", "inside", "step method"),
+    edit("what that class catches", UNDOCUMENTED, "ValueError: width", "TypeError: width", "inside", "step method"),
+    edit("a docstring of a function inside", UNDOCUMENTED, "# inner", "'Inner.'", "", KINDS_OF_CODE),
+    edit("docstrings of a module that is not loaded", UNDOCUMENTED, "# unloaded", "'A module.'", "", KINDS_OF_CODE),
+    edit("docstrings of a function there", UNDOCUMENTED, "# value", "'A value.'", "", KINDS_OF_CODE),
+    edit("a constant there", UNDOCUMENTED, "# unloaded\nLIMITS = (1, 2)", "'A module.'\nLIMITS = (1, 3)", "lazy", "step inside"),
+    edit("annotations as text", UNDOCUMENTED.replace("y: int) -> int", "y)"), "# top", "from __future__ import annotations", "evaluates", "step other method inside lazy"),
     edit("one of two lambdas on a line", LAMBDAS, "x + 1", "x + 3", "step", "other"),
 ]  # fmt: skip
 

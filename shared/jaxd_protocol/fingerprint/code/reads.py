@@ -1,28 +1,25 @@
 """What is read from a code object: its own content, and what it reads from outside.
 
-The content leaves out what cannot change a result: file, lines, the docstring. What is read is
-found by following each name that is loaded: ``cfg.model.width`` is one read of `cfg` with two
-steps. A value that goes anywhere else (into a call, a variable, a result) ends the chain there and
-counts whole.
+What is read is found by following each name that is loaded: ``cfg.model.width`` is one read of
+`cfg` with two steps. A value that goes anywhere else (into a call, a variable, a result) ends the
+chain there and counts whole.
 """
 
 from __future__ import annotations
 
 import dis
-import inspect
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.process import IdentityMemo
-from jaxd_protocol.fingerprint.canonical_bytes import constant, digest
 from jaxd_protocol.fingerprint.code.callbacks import (
     AS_CALLBACK,
     callback_references,
     loads_given_to_callbacks,
     nested_codes,
 )
+from jaxd_protocol.fingerprint.code.content import digest_of
 from jaxd_protocol.fingerprint.data_model import CallbackReferences, Step, Steps
 
 
@@ -90,6 +87,11 @@ def facts_of(code: CodeType) -> CodeFacts:
 _READ_ALL_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
+_TYPEGUARD_READS: Final = {"globals": 1, "locals": 3}
+"""What the first line that typeguard adds to a function calls, so many instructions after the
+class that it gives them to, to look up types by name: ``TypeCheckMemo(globals(), locals())``."""
+
+
 class _VariableReads:
     """Reads of variables; a variable that escapes or is bound twice counts whole."""
 
@@ -107,18 +109,19 @@ class _VariableReads:
 class _CodeReader:
     def __init__(self, code: CodeType) -> None:
         self.code = code
-        self.instructions = Instructions(code)
+        self.listing = list(dis.get_instructions(code))
+        self.instructions = Instructions(code, self.listing)
         self.reads: dict[tuple[str, Steps], Read] = {}
         self.names: dict[str, None] = {}
         self.imports: list[Import] = []
         self.uses = _VariableReads()
         self.stored: dict[str, int] = {}
         self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
-        self.inner: list[CodeFacts] = []
+        self.inner = [facts_of(each) for each in nested_codes(code)]
         self.given, self.made = loads_given_to_callbacks(code)
 
     def facts(self) -> CodeFacts:
-        content = self._digest()
+        content = digest_of(self.code, self.listing, lambda nested: facts_of(nested).digest)
         for at, each in enumerate(self.instructions):
             read = _READERS.get(each.op)
             if read is not None:
@@ -139,37 +142,6 @@ class _CodeReader:
             tuple(dict.fromkeys(self.imports)),
             callback_references(self.code, [each.callbacks_passed for each in self.inner]),
         )
-
-    # content ----------------------------------------------------------------------------------
-
-    def _digest(self) -> bytes:
-        code = self.code
-        parts: list[Any] = [
-            code.co_argcount,
-            code.co_posonlyargcount,
-            code.co_kwonlyargcount,
-            code.co_nlocals,
-            code.co_flags & ~0x10,  # CO_NESTED is about its place, not its effect
-            code.co_name,
-            code.co_code,
-            code.co_exceptiontable,
-            code.co_names,
-            code.co_varnames,
-            code.co_freevars,
-            code.co_cellvars,
-        ]
-        constants = list(code.co_consts)
-        if constants and isinstance(constants[0], str) and not self.instructions.loads_constant(0):
-            constants[0] = NotImplemented  # a docstring
-        if not code.co_flags & inspect.CO_OPTIMIZED:  # a class body, or a module
-            for index in self.instructions.assigned_constants(_LOCATION_CONSTANTS):
-                constants[index] = NotImplemented
-        return digest(constant((*parts, tuple(constants)), self._inner_digest))
-
-    def _inner_digest(self, code: CodeType) -> bytes:
-        facts = facts_of(code)
-        self.inner.append(facts)
-        return facts.digest
 
     # what is loaded ---------------------------------------------------------------------------
 
@@ -213,9 +185,18 @@ class _CodeReader:
         self._read(each.value, (), True, each.line)
 
     def on_global_read(self, at: int, each: Instruction) -> None:
+        if each.value in _TYPEGUARD_READS and self._is_by_typeguard(
+            at - _TYPEGUARD_READS[each.value]
+        ):
+            return
         self.names[each.value] = None
         steps, end = self._access_steps(at)
         self._read(each.value, steps, self.instructions.is_written(steps, end), each.line)
+
+    def _is_by_typeguard(self, at: int) -> bool:
+        """Whether `TypeCheckMemo` is loaded there in code that typeguard has instrumented."""
+        is_known = at >= 0 and self.instructions[at].value == "TypeCheckMemo"
+        return is_known and "typeguard._functions" in self.code.co_names
 
     def _read(self, name: str, steps: Steps, written: bool, line: int) -> None:
         key = (name, steps)
@@ -309,10 +290,6 @@ _READERS: Final[dict[str, Callable[[_CodeReader, int, Instruction], None]]] = {
 }
 """What reads an instruction, by its name."""
 
-_LOCATION_CONSTANTS: Final = frozenset({"__firstlineno__", "__doc__"})
-"""Names that a class body assigns and that do not change what the class does."""
-
-
 BoundName = tuple[str, "tuple[str, ...] | None"]
 """A variable that an import statement binds, and the attribute path from the module that the
 statement names; None for its top-level package, which `import a.b` binds."""
@@ -366,10 +343,10 @@ class Instruction(NamedTuple):
 class Instructions(list[Instruction]):
     """Those of a code object that do something, in order."""
 
-    def __init__(self, code: CodeType) -> None:
+    def __init__(self, code: CodeType, listing: Iterable[dis.Instruction] | None = None) -> None:
         super().__init__()
         line, target = code.co_firstlineno, False
-        for each in dis.get_instructions(code):
+        for each in listing or dis.get_instructions(code):
             if each.starts_line and each.positions is not None:
                 line = each.positions.lineno or line
             target = target or each.is_jump_target
@@ -379,19 +356,6 @@ class Instructions(list[Instruction]):
                 Instruction(each.opname, each.argval, each.arg or 0, line, target, each.offset)
             )
             target = False
-
-    def loads_constant(self, index: int) -> bool:
-        """Whether any of them loads this constant."""
-        return any(each.arg == index for each in self if dis.opmap[each.op] in dis.hasconst)
-
-    def assigned_constants(self, names: frozenset[str]) -> set[int]:
-        """Constants that are loaded only to be assigned to one of these names."""
-        found, others = set[int](), set[int]()
-        for each, after in pairwise(self):
-            if dis.opmap[each.op] in dis.hasconst:
-                is_assigned = after.op == "STORE_NAME" and after.value in names
-                (found if is_assigned else others).add(each.arg)
-        return found - others
 
     def _at(self, at: int, *ops: str) -> Instruction | None:
         """The instruction there, if it is one of these and nothing jumps to it."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
-from jaxd_protocol.fingerprint.values import modules, settings
+from jaxd_protocol.fingerprint.values import generated, modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.reductions import (
@@ -83,6 +83,8 @@ def _emit_instance(walk: Walk, value: Any) -> None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if type(value) is Field:
         walk.numbered(value, _field)
+    elif name == "attr._make.Attribute":
+        walk.numbered(value, generated.emit_field)
     elif isinstance(value, ContextVar):
         walk.numbered(value, _context_variable)
     elif isinstance(value, threading.local):
@@ -172,19 +174,20 @@ def _instance(walk: Walk, value: Any) -> None:
     if isinstance(reduced, str):
         modules.emit_reference(walk, kind.__module__, reduced)
         return
-    _reduced(walk, kind, reduced)
+    _reduced(walk, value, reduced)
 
 
-def _reduced(walk: Walk, kind: type, reduced: tuple[Any, ...]) -> None:
+def _reduced(walk: Walk, value: Any, reduced: tuple[Any, ...]) -> None:
     """Appends what pickle would write: constructor, arguments, state, items, pairs."""
     walk.tag("object")
+    kind = type(value)
     make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     if isinstance(make, type) and make is not kind and (state, items, pairs) == (None,) * 3:
         walk.emit(make(*arguments))  # it arrives as something else, and counts as that
         return
     walk.emit_labelled("", make)
     walk.emit_labelled(walk.label, arguments)
-    _state(walk, state)
+    _state(walk, value, state)
     walk.tag("items")
     for index, item in enumerate(items or ()):
         walk.emit_child(f"[{index}]", item)
@@ -194,7 +197,7 @@ def _reduced(walk: Walk, kind: type, reduced: tuple[Any, ...]) -> None:
         walk.emit_child(f"[{short_repr(key)}]", item)
 
 
-def _state(walk: Walk, state: Any) -> None:
+def _state(walk: Walk, value: Any, state: Any) -> None:
     if type(state) is dict and not state:
         state = None  # an object without attributes has a dict only after it was read
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
@@ -206,8 +209,18 @@ def _state(walk: Walk, state: Any) -> None:
         walk.tag("state")  # written here: pickle may make the dict anew each time
         walk.text(len(part))
         for name, content in part.items():
+            if name == "_hash" and _is_own_hash(walk, value, content):
+                continue
+            if name == "cls_ref" and type(value).__module__ == "pydantic._internal._decorators":
+                continue  # an address
             walk.emit_labelled("", name)
             walk.emit_child(f".{name}", content)
+
+
+def _is_own_hash(walk: Walk, value: Any, content: Any) -> bool:
+    """Whether an object of an installed class keeps its own hash: each process has another."""
+    is_installed = not walk.is_local(type(value).__module__)
+    return is_installed and type(content) is int and content == hash(value)
 
 
 def _guard_content(walk: Walk, value: Any) -> None:

@@ -28,20 +28,6 @@ def test_each_instruction_has_its_line() -> None:
     assert [each.line for each in found if each.op == "LOAD_GLOBAL"] == [2]
 
 
-def test_constants_that_are_only_assigned_to_a_name_are_found() -> None:
-    """In a class body; not those that are used in another way as well."""
-    body = compile("class C:\n    note = 'a'\n    text = 'b'\n    other = 'a'", "c", "exec")
-    (inner,) = [each for each in body.co_consts if hasattr(each, "co_code")]
-    found = Instructions(inner)
-
-    def constants(*names: str) -> set[str]:
-        return {inner.co_consts[at] for at in found.assigned_constants(frozenset(names))}
-
-    assert constants("text") == {"b"}
-    assert constants("note") == set()
-    assert constants("note", "other") == {"a"}
-
-
 def test_a_chain_may_begin_anywhere() -> None:
     """It is given with the place where it ends."""
     found = Instructions(code_of("return x.a['b'].c + 1"))

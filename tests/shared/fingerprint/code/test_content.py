@@ -1,0 +1,83 @@
+"""The content of a code object: what it does, however it is written."""
+
+from __future__ import annotations
+
+import dis
+
+import pytest
+
+from jaxd_protocol.fingerprint.code.content import NAME_FLAGS
+from jaxd_protocol.fingerprint.code.reads import facts_of
+
+PLAIN_NAME_OPS = {
+    *("STORE_NAME", "DELETE_NAME", "STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"),
+    *("LOAD_NAME", "LOAD_METHOD", "IMPORT_NAME", "IMPORT_FROM", "LOAD_FROM_DICT_OR_GLOBALS"),
+}
+PSEUDO_OPS = {"LOAD_SUPER_METHOD", "LOAD_ZERO_SUPER_METHOD", "LOAD_ZERO_SUPER_ATTR"}
+"""What only the compiler has."""
+
+
+def _digest(source: str) -> bytes:
+    names: dict[str, object] = {}
+    exec(source, names)
+    return facts_of(names["step"].__code__).digest  # type: ignore[attr-defined]
+
+
+def test_every_instruction_with_a_name_is_known() -> None:
+    """A new one may keep flags in its argument, which would not count."""
+    known = PLAIN_NAME_OPS | PSEUDO_OPS | NAME_FLAGS.keys()
+    assert {dis.opname[each] for each in dis.hasname} <= known
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("return x * y + 2", "return (\n        x\n        * y\n        + 2\n    )"),
+        ("a = x; b = a; return b", "a = x\n    b = a\n    return b"),
+        ("return x", "'Documented.'\n    return x"),
+        ("return x", "pass\n    return x"),
+    ],
+)
+def test_what_does_the_same_has_one_digest(one: str, other: str) -> None:
+    """Wherever lines break."""
+    head = "def step(x, y):\n    "
+    assert _digest(head + one) == _digest(head + other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("return x + 1", "return x + 2"),
+        ("return x - y", "return y - x"),
+        ("return x.shape", "return x.size"),
+        ("return x.max()", "return x.max"),
+        ("return abs(x)", "return abs, x"),
+        ("return [1, 2, x]", "return [2, 1, x]"),
+        ("return (x, 1), 2", "return (x, 2), 1"),
+        ("return f(a=x, b=1)", "return f(b=x, a=1)"),
+        ("for x in y: break\n    else: return 1", "for x in y: continue\n    else: return 1"),
+        ("while x: x = y(x)", "while y: x = y(x)"),
+        ("try: x()\n    finally: y()", "try: y()\n    finally: x()"),
+        ("try: x()\n    except ValueError: y()", "x()\n    try: pass\n    except ValueError: y()"),
+        (
+            "try: x(); y()\n    except ValueError: pass",
+            "x()\n    try: y()\n    except ValueError: pass",
+        ),
+        ("with x: y()", "with y: x()"),
+        ("return x if y else 1", "return 1 if y else x"),
+    ],
+)
+def test_what_does_something_else_has_another(one: str, other: str) -> None:
+    """Also where the same names and constants are used."""
+    head = "def step(x, y):\n    "
+    assert _digest(head + one) != _digest(head + other)
+
+
+def test_more_constants_than_a_byte_can_number() -> None:
+    """A docstring moves the last one to where its number takes two bytes."""
+    many = "[x + " + ", x + ".join(str(n / 4) for n in range(255)) + "]"
+    plain, documented = (
+        f"def step(x): return {many}",
+        f"def step(x):\n    'Doc.'\n    return {many}",
+    )
+    assert _digest(plain) == _digest(documented) != _digest(plain.replace("63.5", "63.75"))
