@@ -48,6 +48,7 @@ JAX_AT_IMPORT = (
 # client's side finds it in sys.modules, where it is only when the user has imported it.
 JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/cli/commands/demo.py",  # what a user would write
+    "client/jaxd/interop/jax_settings.py",  # made where jax is loaded
     "client/jaxd/tracing/export.py",  # for a server that takes no code, it is traced here
     "client/jaxd/tracing/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
     "client/jaxd/tracing/primitive.py",  # where a tracer of jax has arrived
@@ -61,7 +62,8 @@ JAX_INSIDE_FUNCTIONS = (
 NAMES_PRIVATE_PARTS_OF_JAX = {
     "client/jaxd/interop/jax_registry.py": "handles become arguments of jax's own functions",
     "client/jaxd/interop/jax_runtime.py": "whether a backend was made already",
-    "server/jaxd_server/jax_compat/arrays.py": "arrays with weak types, settings of a thread, keys",
+    "client/jaxd/interop/jax_settings.py": "the settings and contexts of a thread",
+    "server/jaxd_server/jax_compat/arrays.py": "arrays with weak types, keys",
     "server/jaxd_server/jax_compat/compilation_cache.py": "jax's own cache on disk",
     "server/jaxd_server/jax_compat/lowered.py": "what a lowered program consists of",
     "server/jaxd_server/jax_compat/lowered_transfer.py": "a lowered program, from the tracer",
@@ -72,6 +74,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "shared/jaxd_protocol/jax_objects/names.py": "the types of jax's objects",
     "shared/jaxd_protocol/jax_objects/reducers.py": "a cached function that is made again",
     "shared/jaxd_protocol/jax_objects/registrations.py": "pytrees, and modules of equinox",
+    "shared/jaxd_protocol/jit/settings.py": "settings and meshes of a thread",
     "shared/jaxd_protocol/jit/source_locations.py": "how many frames a location has",
 }
 

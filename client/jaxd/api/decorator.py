@@ -133,7 +133,7 @@ def persistent_call(
     ignored, callbacks = names_of(options.get("ignore")) or (), options.get("callbacks") or ()
     ship = options.get("ship", "value")
     settings = CallSettings(
-        dict(options.get("config") or {}),
+        tuple(sorted((options.get("config") or {}).items())),
         options.get("results", "auto"),
         options.get("timeout_s"),
         options.get("strict", False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, SupportsIndex, TypeVar
 
 from jaxd.api.method import PersistentMethod
@@ -17,7 +17,7 @@ from jaxd.request.function_snapshot import SnapshotCache
 from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import ArgumentError, TracerError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
-from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.options import Config, Options, overridden
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -60,15 +60,19 @@ class FunctionBinding(NamedTuple):
         snapshots = self.snapshots.of(base, options)
         return self._replace(function=function, options=options, snapshots=snapshots)
 
-    def config(self) -> Mapping[str, Any]:
-        """The configuration of this moment and thread, with the settings of the function."""
-        config = current_config()
-        return {**config, **self.settings.config} if self.settings.config else config
+    def config(self) -> Config:
+        """The configuration of this moment and thread, with the settings of the function.
+
+        Raises:
+            PackingError: when jax has a setting or a context here that cannot travel.
+        """
+        config, own = current_config(), self.settings.config
+        return overridden(config, own) if own else config
 
     def encode(
         self,
         caller: Caller,
-        config: Mapping[str, Any],
+        config: Config,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         results: ResultsAs | None = None,
@@ -114,9 +118,7 @@ class FunctionBinding(NamedTuple):
         spec.snapshot.is_fresh = False
         return spec
 
-    def with_pinned_spec(
-        self, caller: Caller, call: CallRequest, config: Mapping[str, Any]
-    ) -> CallRequest:
+    def with_pinned_spec(self, caller: Caller, call: CallRequest, config: Config) -> CallRequest:
         """The call, of the function as calls with such arguments mean it."""
         settled = self.snapshots.pinned_spec(call.spec, call.skeleton, config)
         if settled is call.spec:
@@ -480,7 +482,7 @@ class PersistentFunction(
     def _traced(
         self,
         caller: Caller,
-        config: Mapping[str, Any],
+        config: Config,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:

@@ -263,7 +263,9 @@ def _check_config(config: object) -> None:
 
 _CONFIG_VALUES: Final[Mapping[type, tuple[Any, str]]] = {
     bool: (bool, "True or False"),
-    type(None): (str | None, "text or None"),
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    type(None): (str | bool | None, "text or None"),
 }
 """By the type of the default: the accepted types, and an example."""
 

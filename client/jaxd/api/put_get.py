@@ -13,7 +13,6 @@ from jaxd.remote_values.store import RemoteStore
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import ArgumentError, ValuesLost, WorkerReplaced
-from jaxd_protocol.jit.options import normal_config
 from jaxd_protocol.messages.data_locations import first_value_id, new_call_number, pack_ids
 from jaxd_protocol.pytree import TreeEncoder
 
@@ -93,8 +92,7 @@ def _send_leaves(values: RemoteStore, leaves: list[Any]) -> list[RemoteArray]:
             f"a {type(odd).__name__} cannot be put on the server: only arrays and numbers can, in "
             "dicts, lists and tuples, or, where jax is imported, in any pytree."
         )
-    config = normal_config(current_config())
-    return values.put(encoder.skeleton, encoder.blob, config, encoder)
+    return values.put(encoder.skeleton, encoder.blob, current_config(), encoder)
 
 
 def _is_not_one_array(leaf: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxd.connection.settings import REPLY_GRACE_S, Settings
 from jaxd.dispatch.session import MAX_WORKERS, Session
+from jaxd.interop.jax_runtime import runs_here
 from jaxd.request.arguments import encode_arguments
 from jaxd.request.call_request import CallRequest, result_policy_for
 from jaxd.results.reader import (
@@ -477,6 +478,8 @@ class CallerLookup:
 
     def __call__(self) -> Caller | None:
         """What makes the calls; None where they run in this process."""
+        if runs_here():
+            return None
         if not self._found:
             settings = Settings.resolve(*self._address)
             self._found.append(None if settings.inline else default_caller(settings))

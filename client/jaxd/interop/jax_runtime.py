@@ -7,13 +7,16 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Final, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from jaxd_protocol.errors import ConfigurationError, JaxdError, TracerError
-from jaxd_protocol.jit.options import CONFIG_DEFAULTS, CONFIG_FIXED
+from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Config, normal_config
 from jaxd_protocol.pytree import Leaf, TreeEncoder
 from jaxd_protocol.pytree.leaves import dtype_of
+
+if TYPE_CHECKING:
+    from jaxd.interop.jax_settings import SettingsReader
 
 _TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})  # as jax reads its variables
 
@@ -69,39 +72,37 @@ def prefer_cpu() -> None:
         config.update("jax_platforms", "cpu")
 
 
-def current_config() -> dict[str, Any]:
+def current_config() -> Config:
     """The settings that are sent with a function, as they are in this thread now.
 
     Without jax, those that it would take from the environment: JAX_ENABLE_X64 and the like.
+
+    Raises:
+        PackingError: when jax has a setting or a context here that cannot travel.
+    """
+    return _config_of_environment() if loaded_jax() is None else _settings_reader()()
+
+
+@cache
+def _settings_reader() -> SettingsReader:
+    from jaxd.interop.jax_settings import SettingsReader
+
+    return SettingsReader()
+
+
+def runs_here() -> bool:
+    """Whether jax's settings in this thread are that functions run in this process.
+
+    As under `jax.disable_jit()`, where a function runs step by step, for whoever looks at it.
     """
     jax = loaded_jax()
-    if jax is None:
-        return _config_of_environment()
-    return {name: getattr(jax.config, name) for name in CONFIG_DEFAULTS}
+    return jax is not None and (jax.config.jax_disable_jit or jax.config.jax_no_execution)
 
 
 def logs_compiles() -> bool:
     """Whether jax logs compilations in this thread now."""
     jax = loaded_jax()
     return jax is not None and bool(jax.config.jax_log_compiles)
-
-
-def check_untransferred_settings() -> None:
-    """Returns when all settings that are not sent are equal to the server's.
-
-    Raises:
-        ConfigurationError: when one is not: results of the server would differ from jax's here.
-    """
-    jax = loaded_jax()
-    if jax is None:
-        return
-    for name, value in CONFIG_FIXED.items():
-        mine = getattr(jax.config, name, value)
-        if mine != value:
-            raise ConfigurationError(
-                f"{name} is {mine!r} in this process, and always {value!r} on a server. Set it "
-                "back, or run the function here with JAXD_INLINE=1."
-            )
 
 
 def check_shardings(option: str, value: Any) -> None:
@@ -125,14 +126,29 @@ def _kinds_of_sharding(jax: Any) -> tuple[type, ...]:
     return jax.sharding.Sharding, jax.sharding.PartitionSpec, layout.Format
 
 
-@lru_cache(maxsize=1)
-def _config_of_environment() -> dict[str, Any]:
+@cache
+def _config_of_environment() -> Config:
     texts = {name: os.environ.get(name.upper(), "") for name in CONFIG_DEFAULTS}
-    return {
-        name: text.lower() in _TRUE if isinstance(CONFIG_DEFAULTS[name], bool) else text
-        for name, text in texts.items()
-        if text
-    }
+    return normal_config({name: _read_as_jax(name, text) for name, text in texts.items() if text})
+
+
+def _read_as_jax(name: str, text: str) -> Any:
+    """The value of a setting that a variable of the environment gives.
+
+    Raises:
+        ConfigurationError: when it is to be a number and is none.
+    """
+    default = CONFIG_DEFAULTS[name]
+    if isinstance(default, bool):
+        return text.lower() in _TRUE
+    if not isinstance(default, int | float):
+        return text
+    try:
+        return type(default)(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{name.upper()}={text!r} in the environment is no number. Set it to one, or unset it."
+        ) from error
 
 
 def encode_jax(encoder: TreeEncoder, value: Any) -> bool:

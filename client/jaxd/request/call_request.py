@@ -58,13 +58,13 @@ class CallSettings(NamedTuple):
     """How the calls of a function are made, beside what is part of its key.
 
     Attributes:
-        config: jax settings that win over those of the process.
+        config: names and values of jax settings that win over those of the process.
         results: the form of results.
         timeout_s: seconds until a caller gives up, or None.
         strict: whether packages that differ on the server are an error.
     """
 
-    config: Mapping[str, Any] = {}
+    config: tuple[tuple[str, Any], ...] = ()
     results: ResultsAs = "auto"
     timeout_s: float | None = None
     strict: bool = False

@@ -8,18 +8,17 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from jaxd.interop.jax_runtime import check_untransferred_settings
 from jaxd.results.local_objects import LocalObjects
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import CompileAdvice, SkewWarning, TracedReadWarning, UnsharedWarning
-from jaxd_protocol.jit.options import Options, Ship, function_key, normal_config
+from jaxd_protocol.jit.options import Config, Options, Ship, function_key
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 from jaxd_protocol.packages.distributions import Package, changed_since_first_seen, describe_change
 from jaxd_protocol.pytree.references import function_mark
@@ -359,12 +358,11 @@ class SnapshotCache:
         """Those of another function, of which the same is ignored, sent and called back."""
         return SnapshotCache(function, options, *self._rules)
 
-    def spec(self, config: Mapping[str, Any]) -> FunctionSpec:
+    def spec(self, config: Config) -> FunctionSpec:
         """The function as it is now, under a configuration.
 
         Raises:
             PackingError: when it reaches something that can be neither in a key nor carried.
-            ConfigurationError: when jax has a setting here that no server has.
         """
         if monotonic() >= package_changes.next_poll_s:
             package_changes.poll()
@@ -372,13 +370,10 @@ class SnapshotCache:
         installed = package_changes.count
         if current is None or current.installed != installed or not current.guards.hold():
             current = self._refresh(installed)
-        name = tuple(config.values())
-        found = current.specs.get(name)
-        return found if found is not None else self._make_spec(current, name, config)
+        found = current.specs.get(config)
+        return found if found is not None else self._make_spec(current, config)
 
-    def pinned_spec(
-        self, spec: FunctionSpec, skeleton: bytes, config: Mapping[str, Any]
-    ) -> FunctionSpec:
+    def pinned_spec(self, spec: FunctionSpec, skeleton: bytes, config: Config) -> FunctionSpec:
         """The function as a call with these argument bytes means it: as it was at the first one.
 
         Args:
@@ -391,8 +386,7 @@ class SnapshotCache:
         snapshot = spec.snapshot.pinned.get(skeleton)
         if snapshot is None:
             snapshot = self._pin(spec.snapshot, skeleton)
-        name = tuple(config.values())
-        return snapshot.specs.get(name) or self._make_spec(snapshot, name, config)
+        return snapshot.specs.get(config) or self._make_spec(snapshot, config)
 
     def _refresh(self, installed: int) -> FunctionSnapshot:
         with self._lock:
@@ -421,12 +415,9 @@ class SnapshotCache:
             snapshot.is_fresh = False
             return snapshot.pinned.setdefault(skeleton, found)
 
-    def _make_spec(
-        self, snapshot: FunctionSnapshot, name: Any, config: Mapping[str, Any]
-    ) -> FunctionSpec:
-        check_untransferred_settings()
-        options = self._options._replace(config=normal_config(config))
-        spec = snapshot.specs.setdefault(name, FunctionSpec(snapshot, options))
+    def _make_spec(self, snapshot: FunctionSnapshot, config: Config) -> FunctionSpec:
+        options = self._options._replace(config=config)
+        spec = snapshot.specs.setdefault(config, FunctionSpec(snapshot, options))
         if not self._is_counted:
             self._is_counted = True
             redecorations.record(self._function, spec.key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -17,7 +17,7 @@ from jaxd.results.reader import ResultReader
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import NotPermitted
 from jaxd_protocol.fingerprint import Part
-from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
+from jaxd_protocol.jit.options import EXPORTED_CONFIG, Options, fingerprint_of, function_key
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pytree import Layout, parse_leaves
@@ -88,7 +88,7 @@ def exported_call(
     caller: Caller,
     spec: FunctionSpec,
     function: Callable[..., Any],
-    config: Mapping[str, Any],
+    config: tuple[tuple[str, Any], ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[FunctionSpec, tuple[Any, ...]]:
@@ -98,7 +98,7 @@ def exported_call(
         caller: of the server.
         spec: the function as it is now.
         function: the function.
-        config: jax settings for it.
+        config: names and values of jax settings for it.
         args: of the call.
         kwargs: of the call.
 
@@ -131,7 +131,7 @@ def _export(
     spec: FunctionSpec,
     function: Callable[..., Any],
     options: Options,
-    config: Mapping[str, Any],
+    config: tuple[tuple[str, Any], ...],
     leaves: list[Any],
     tree: Any,
 ) -> ExportedFunction:
@@ -170,7 +170,7 @@ def _export(
     of_program = Options(
         donate_argnums=_donated_leaves(options, tree) or None,
         compiler_options=options.compiler_options,
-        config=options.config,
+        config=tuple(pair for pair in options.config if pair[0] in EXPORTED_CONFIG),
         static="jax",
         extra_key=options.extra_key,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,13 +42,13 @@ class InlineFunction:
         self,
         function: Callable[..., Any],
         options: Options,
-        config: Mapping[str, Any] | None = None,
+        config: tuple[tuple[str, Any], ...] = (),
         results: ResultsAs = "auto",
     ) -> None:
         self._statics = statics = infer_static_args(function, options)
         opened = function if statics.strict else _opening_wrapper(function, statics)
         self._jitted = _import_jax().jit(opened, **options.jit_arguments())
-        self._config = config or {}
+        self._config = config
         self._device = options.device
         self._results = results
 
@@ -132,15 +132,19 @@ _cached_opening = lru_cache(maxsize=1024)(unwrapping_arguments)
 
 
 @contextmanager
-def local_jax_settings(config: Mapping[str, Any], device: int | None = None) -> Iterator[None]:
+def local_jax_settings(
+    config: tuple[tuple[str, Any], ...], device: int | None = None
+) -> Iterator[None]:
     """Within it, jax of this process has these settings, and puts arrays on that device."""
     import jax
+
+    from jaxd_protocol.jit.settings import context_of
 
     with ExitStack() as settings:
         if device is not None:
             settings.enter_context(jax.default_device(_device(device)))
-        for name, value in config.items():
-            settings.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
+        for name, value in config:
+            settings.enter_context(context_of(name, value))
         yield
 
 

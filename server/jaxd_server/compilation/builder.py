@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from jaxd_protocol.errors import JaxdError, LimitExceeded
+from jaxd_protocol.jit.settings import when_run
 from jaxd_server.codec.arguments import dynamic, structure_of
 from jaxd_server.codec.results import ResultLayout, rebind_form
 from jaxd_server.compilation.compiling.build_request import BuildRequest
@@ -278,7 +279,7 @@ def _executable(
         request.function.key,
         program,
         form,
-        request.function.options.config,
+        when_run(request.function.options.config),
         costs,
         request.recorded,
         structure,

@@ -5,14 +5,11 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_arrays.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax._src.array import ArrayImpl
-from jax._src.config import config_states
 from jax._src.random import prng
 
 
@@ -69,9 +66,3 @@ def weak_array(data: Any) -> Any:
     with jax.enable_x64(True):
         strong = jax.device_put(data)
     return ArrayImpl(strong.aval.update(weak_type=True), strong.sharding, [strong], committed=False)
-
-
-def setting(name: str) -> Callable[[Any], AbstractContextManager[Any]]:
-    """The context manager that sets one of jax's settings in one thread."""
-    context: Callable[[Any], AbstractContextManager[Any]] = config_states[name]
-    return context

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Final
 
 import jax
 
-from jaxd_protocol.jit.options import CONFIG_DEFAULTS, CONFIG_FIXED
-from jaxd_server.jax_compat.arrays import setting
+from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Config
+from jaxd_protocol.jit.settings import LOCAL, context_of, plain
 
-Config = tuple[tuple[str, Any], ...]
-
-CONTEXTS: Final[Mapping[str, Callable[[Any], AbstractContextManager[Any]]]] = {
-    "jax_enable_x64": jax.enable_x64,
-    "jax_default_matmul_precision": jax.default_matmul_precision,
-    "jax_default_prng_impl": jax.default_prng_impl,
-    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
-    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
-    "jax_threefry_partitionable": jax.threefry_partitionable,
-    "jax_debug_nans": jax.debug_nans,
-    "jax_debug_infs": jax.debug_infs,
+DEFAULTS: Final[dict[str, Any]] = {
+    name: value
+    for name, value in {**CONFIG_DEFAULTS, **dict.fromkeys(LOCAL, False)}.items()
+    if name in jax.config.values
 }
-"""jax's own context managers for the settings in `jaxd_protocol.jit.options.CONFIG_DEFAULTS`."""
+"""What jax of this process has where a client sets nothing; not every jax has every setting."""
 
 
 def set_default_settings() -> None:
@@ -32,8 +24,7 @@ def set_default_settings() -> None:
     A server that was started in the background has the variables of the process that started it,
     and JAX_ENABLE_X64 of one client must not change the results of another.
     """
-    for name, value in {**CONFIG_FIXED, **CONFIG_DEFAULTS}.items():
-        jax.config.update(name, value)
+    restore_defaults()
     # Each client filters tracebacks by itself.
     jax.config.update("jax_traceback_filtering", "off")
 
@@ -43,10 +34,10 @@ def restore_defaults() -> list[str]:
 
     To be called where no setting of a call is in force (outside of `configured`).
     """
-    expected = {**CONFIG_FIXED, **CONFIG_DEFAULTS}
-    changed = [name for name, value in expected.items() if getattr(jax.config, name) != value]
+    values = jax.config.values
+    changed = [name for name, value in DEFAULTS.items() if plain(values[name]) != value]
     for name in changed:
-        jax.config.update(name, expected[name])
+        jax.config.update(name, DEFAULTS[name])
     return changed
 
 
@@ -57,13 +48,14 @@ def configured(config: Config) -> AbstractContextManager[Any]:
     """A context in which jax has these settings, in this thread.
 
     Raises:
+        ConfigurationError: when this jax does not have a setting, or there are too few devices.
         ValueError: when jax does not take a value; no setting stays behind then.
     """
     if not config:
         return _NOTHING
     with ExitStack() as stack:
         for name, value in config:
-            stack.enter_context(CONTEXTS[name](value))
+            stack.enter_context(context_of(name, value))
         return stack.pop_all()
 
 
@@ -74,11 +66,6 @@ def pinned(config: Config) -> AbstractContextManager[Any]:
     undone and refused later, others are traced beside it.
 
     Raises:
-        ValueError: when jax does not take a value; no setting stays behind then.
+        ConfigurationError, ValueError: as `configured`.
     """
-    with ExitStack() as stack:
-        for name, value in CONFIG_FIXED.items():
-            stack.enter_context(setting(name)(value))
-        for name, value in {**CONFIG_DEFAULTS, **dict(config)}.items():
-            stack.enter_context(CONTEXTS[name](value))
-        return stack.pop_all()
+    return configured(tuple({**DEFAULTS, **dict(config)}.items()))

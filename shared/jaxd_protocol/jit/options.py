@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from typing import Literal as OneOf
 
@@ -17,6 +18,9 @@ StaticRule = OneOf["auto", "jax"]
 Ship = OneOf["value", "source"]
 """How the user's own code is sent: as the values that are reached, or as files of packages."""
 
+Config = tuple[tuple[str, "Literal"], ...]
+"""Names and values of the settings of jax that are not at their defaults, sorted by name."""
+
 CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_enable_x64": False,
     "jax_default_matmul_precision": None,
@@ -26,17 +30,72 @@ CONFIG_DEFAULTS: Final[Mapping[str, Literal]] = {
     "jax_threefry_partitionable": True,
     "jax_debug_nans": False,
     "jax_debug_infs": False,
-}
-"""The jax settings that are sent with a call, and the values that are left out."""
-
-CONFIG_FIXED: Final[Mapping[str, Literal]] = {
-    "jax_random_seed_offset": 0,
+    "check_vma": False,
+    "eager_constant_folding": False,
+    "jax_allow_f16_reductions": True,
+    "jax_auto_pcast": True,
+    "jax_bcoo_cusparse_lowering": False,
+    "jax_check_static_indices": False,
+    "jax_check_tracer_leaks": False,
+    "jax_compiler_enable_remat_pass": True,
+    "jax_custom_jvp3": False,
+    "jax_custom_vjp3": False,
+    "jax_debug_key_reuse": False,
+    "jax_disable_bwd_checks": False,
+    "jax_disable_vmap_shmap_error": False,
+    "jax_disallow_mesh_context_manager": False,
+    "jax_embedded_constants_max_bytes": 32,
+    "jax_enable_checks": False,
     "jax_enable_custom_prng": False,
+    "jax_error_checking_behavior_divide": "ignore",
+    "jax_error_checking_behavior_nan": "ignore",
+    "jax_error_checking_behavior_oob": "ignore",
+    "jax_exec_time_optimization_effort": 0.0,
+    "jax_experimental_unsafe_xla_runtime_errors": False,
+    "jax_explicit_x64_dtypes": "warn",
+    "jax_high_dynamic_range_gumbel": False,
     "jax_legacy_prng_key": "allow",
+    "jax_memory_fitting_effort": 0.0,
+    "jax_memory_fitting_level": "O2",
+    "jax_mosaic_allow_hlo": False,
+    "jax_mutable_array_checks": True,
+    "jax_optimization_level": "UNKNOWN",
+    "jax_pallas_auto_assign_collective_ids": "no",
+    "jax_pallas_auto_assign_collective_ids_limit": 25,
+    "jax_pallas_enable_debug_checks": False,
+    "jax_pallas_poison_buffers": False,
+    "jax_pallas_use_mosaic_gpu": True,
+    "jax_ragged_dot_use_gpu_pallas_triton_lowering": False,
+    "jax_ragged_dot_use_ragged_dot_instruction": True,
+    "jax_raise_on_ppermute_sort_diff": True,
+    "jax_random_seed_offset": 0,
+    "jax_refs_to_pins": False,
+    "jax_remat3": False,
+    "jax_remat_barrier_no_cotangents": False,
+    "jax_remove_size_one_mesh_axis_from_type": False,
+    "jax_scan3": False,
     "jax_softmax_custom_jvp": False,
-    "jax_disable_jit": False,
+    "jax_threefry_gpu_kernel_lowering": False,
+    "jax_use_direct_linearize": True,
+    "jax_use_emit_pipeline_primitive": False,
+    "jax_use_hlo_logistic_lowering": None,
+    "jax_use_magma": "auto",
+    "jax_use_rgv3": True,
+    "jax_use_shardy_partitioner": True,
+    "jax_use_simplified_jaxpr_constants": False,
+    "jax_xla_profile_version": 0,
 }
-"""Settings that affect results as well, but are not sent: a server has these values."""
+"""The settings of jax that travel with a call, and jax's defaults, which are left out.
+
+What becomes of all others stands in `jit.settings`.
+"""
+
+EXPORTED_CONFIG: Final = (
+    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"),
+    *("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_threefry_partitionable"),
+    *("jax_debug_nans", "jax_debug_infs"),
+)
+"""Those that travel with an exported program; the others have done their work when it is traced."""
 
 
 class Options(NamedTuple):
@@ -129,7 +188,7 @@ def _inline(name: str) -> Any:
         ) from error
 
 
-def normal_config(config: Mapping[str, Literal]) -> tuple[tuple[str, Literal], ...]:
+def normal_config(config: Mapping[str, Literal]) -> Config:
     """The settings that differ from jax's defaults, sorted by name.
 
     Raises:
@@ -139,10 +198,21 @@ def normal_config(config: Mapping[str, Literal]) -> tuple[tuple[str, Literal], .
         if name not in CONFIG_DEFAULTS:
             raise ConfigurationError(
                 f"{name!r} is not a jax setting that travels with a call. Those that do: "
-                f"{', '.join(CONFIG_DEFAULTS)}. Others are set where the server is started."
+                f"{', '.join(CONFIG_DEFAULTS)}. docs/settings.md says what becomes of others."
             )
     changed = {name: value for name, value in config.items() if value != CONFIG_DEFAULTS[name]}
     return tuple(sorted(changed.items()))
+
+
+@lru_cache(maxsize=256)
+def overridden(config: Config, own: tuple[tuple[str, Literal], ...]) -> Config:
+    """A configuration in which some settings have values of their own, defaults among them."""
+    travelling = dict(config) | dict(own)
+    return tuple(
+        (name, travelling[name])
+        for name in sorted(travelling)
+        if name not in CONFIG_DEFAULTS or travelling[name] != CONFIG_DEFAULTS[name]
+    )
 
 
 def fingerprint_of(code: bytes | memoryview) -> bytes:

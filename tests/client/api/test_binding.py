@@ -25,13 +25,15 @@ def triple(x: Any) -> Any:
 def bound(**config: Any) -> FunctionBinding:
     """`double`, with these settings."""
     snapshots = SnapshotCache(double, Options(), ("IGNORED",))
-    return FunctionBinding(double, Options(), CallerLookup(), CallSettings(config), snapshots)
+    return FunctionBinding(
+        double, Options(), CallerLookup(), CallSettings(tuple(config.items())), snapshots
+    )
 
 
 def test_settings_of_the_function_win_over_those_of_the_process() -> None:
     """The others are the process's, and without any of its own all are."""
     assert bound().config() == current_config()
-    assert bound(jax_enable_x64=True).config() == {**current_config(), "jax_enable_x64": True}
+    assert bound(jax_enable_x64=True).config() == (("jax_enable_x64", True),)
 
 
 def test_another_function_is_called_in_the_same_way() -> None:

@@ -17,8 +17,8 @@ from jaxd_protocol.jit.options import Options
 from tests.server.staging import at_once
 from tests.shared.fingerprint.defining import function
 
-X64 = {"jax_enable_x64": True}
-X32 = {"jax_enable_x64": False}
+X64 = (("jax_enable_x64", True),)
+X32 = ()
 
 
 def snapshots(made: Any, *ignored: str) -> SnapshotCache:

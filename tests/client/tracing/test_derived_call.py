@@ -49,7 +49,7 @@ def outline_of(caller: FakeCaller, name: Any = "one", results: Any = "auto") -> 
     return CallOutline(
         cast("Caller", caller),
         spec,
-        CallSettings({}, results, 9.0, True),
+        CallSettings((), results, 9.0, True),
         structure,
         (None, "text", None),
         ("rbg", None, ""),

@@ -29,7 +29,7 @@ def spec_of(function: Callable[..., Any], **options: Any) -> FunctionSpec:
 
 def calling(spec: FunctionSpec, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What is called instead, and with what."""
-    return exported_call(CALLER, spec, function, {}, args, kwargs)
+    return exported_call(CALLER, spec, function, (), args, kwargs)
 
 
 def scaled(x: Any, n: int = 1, *, mode: str = "up") -> Any:

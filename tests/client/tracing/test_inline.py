@@ -68,7 +68,7 @@ def test_what_was_warmed_is_not_traced_again() -> None:
     class Spec:
         shape, dtype = (3,), "float64"
 
-    options, config = Options(static_argnames=("n",)), {"jax_enable_x64": True}
+    options, config = Options(static_argnames=("n",)), (("jax_enable_x64", True),)
     warmed = InlineFunction(traced, options, config).warm((Spec(), 2), {})
     assert (warmed.verdict, warmed.seconds > 0, seen) == ("compile", True, [((3,), "float64")])
     called = InlineFunction(traced, options, config)(np.ones(3), 2)
@@ -113,11 +113,11 @@ def test_settings_and_form_of_results_are_as_on_a_server() -> None:
         seen.append({name: getattr(jax.config, name) for name in config})
         return x * 2, jax.random.key(0)
 
-    array, keys = InlineFunction(traced, Options(), config, "numpy")(np.ones(2))
+    array, keys = InlineFunction(traced, Options(), tuple(config.items()), "numpy")(np.ones(2))
     assert seen == [config]
     assert (type(array), array.dtype, array.flags.writeable) == (np.ndarray, np.float64, True)
     assert (type(keys), keys.impl) == (PRNGKeys, "rbg")
-    assert isinstance(InlineFunction(lambda x: x, Options(), config)(1.0), jax.Array)
+    assert isinstance(InlineFunction(lambda x: x, Options(), tuple(config.items()))(1.0), jax.Array)
     assert all(getattr(jax.config, name) == CONFIG_DEFAULTS[name] for name in config)
 
 
@@ -125,7 +125,7 @@ def test_settings_and_form_of_results_are_as_on_a_server() -> None:
 def test_each_setting_that_travels_can_be_applied(name: str) -> None:
     """jax has a context manager for it."""
     value = CONFIG_DEFAULTS[name]
-    assert float(InlineFunction(lambda x: x, Options(), {name: value})(1.0)) == 1.0
+    assert float(InlineFunction(lambda x: x, Options(), ((name, value),))(1.0)) == 1.0
 
 
 def test_a_function_takes_its_settings_along(

@@ -10,53 +10,82 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.jit.options import CONFIG_DEFAULTS, CONFIG_FIXED
-from jaxd_server.jax_compat.config import CONTEXTS, configured, pinned, restore_defaults
+from jaxd_protocol.errors import ConfigurationError
+from jaxd_protocol.jit.settings import LOCAL, plain
+from jaxd_server.jax_compat.config import DEFAULTS, configured, pinned, restore_defaults
 from tests.server.staging import join, start
 
-OTHERS: dict[str, Any] = {
-    "jax_enable_x64": True,
+_CHOSEN: dict[str, Any] = {
     "jax_default_matmul_precision": "highest",
     "jax_default_prng_impl": "rbg",
     "jax_numpy_dtype_promotion": "strict",
     "jax_numpy_rank_promotion": "raise",
-    "jax_threefry_partitionable": False,
-    "jax_debug_nans": True,
-    "jax_debug_infs": True,
+    "jax_error_checking_behavior_divide": "raise",
+    "jax_error_checking_behavior_nan": "raise",
+    "jax_error_checking_behavior_oob": "raise",
+    "jax_explicit_x64_dtypes": "error",
+    "jax_legacy_prng_key": "error",
+    "jax_memory_fitting_level": "O1",
+    "jax_optimization_level": "O1",
+    "jax_pallas_auto_assign_collective_ids": "yes",
+    "jax_use_hlo_logistic_lowering": True,
+    "jax_use_magma": "off",
 }
+
+
+def _other(name: str, default: Any) -> Any:
+    if name in _CHOSEN:
+        return _CHOSEN[name]
+    return not default if isinstance(default, bool) else default + 1
+
+
+OTHERS: dict[str, Any] = {
+    name: _other(name, value) for name, value in DEFAULTS.items() if name not in LOCAL
+}
+"""Another value for each setting that travels, and that jax of this process has."""
 
 
 def now() -> dict[str, Any]:
     """The settings as they are in this thread."""
-    return {name: getattr(jax.config, name) for name in CONFIG_DEFAULTS}
+    return {name: plain(getattr(jax.config, name)) for name in OTHERS}
 
 
-def test_every_setting_that_travels_has_a_context() -> None:
-    """And there are no others, and each is tried below."""
-    assert set(CONTEXTS) == set(CONFIG_DEFAULTS) == set(OTHERS)
+DEFAULT: dict[str, Any] = {name: DEFAULTS[name] for name in OTHERS}
 
 
 def test_the_defaults_are_jaxs_own() -> None:
     """A setting that need not be said must be what jax does by itself, on this version."""
-    assert now() == dict(CONFIG_DEFAULTS)
+    assert now() == DEFAULT
 
 
-@pytest.mark.parametrize("name", CONTEXTS)
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_setting_is_in_force_inside_and_in_this_thread_only(name: str) -> None:
     """And is as it was afterwards."""
     elsewhere: list[dict[str, Any]] = []
     with configured(((name, OTHERS[name]),)):
-        assert now() == {**CONFIG_DEFAULTS, name: OTHERS[name]}
+        assert now() == {**DEFAULT, name: OTHERS[name]}
         join([start(lambda: elsewhere.append(now()))])
-    assert elsewhere == [dict(CONFIG_DEFAULTS)]
-    assert now() == dict(CONFIG_DEFAULTS)
+    assert elsewhere == [DEFAULT]
+    assert now() == DEFAULT
+
+
+def test_a_setting_that_this_jax_does_not_have_is_an_error_that_names_it() -> None:
+    """The client's jax is another one, and what it has set would be without effect."""
+    with pytest.raises(ConfigurationError, match=r"jax_quantum is 'on'.*same jax on both ends"):
+        configured((("jax_quantum", "on"),))
+
+
+def test_a_setting_of_a_newer_jax_that_is_off_does_not_matter() -> None:
+    """What is new and off is as if it were not there."""
+    with configured((("jax_quantum", False),)):
+        assert now() == DEFAULT
 
 
 def test_all_of_them_can_be_set_together() -> None:
     """In the order in which they travel."""
     with configured(tuple(sorted(OTHERS.items()))):
         assert now() == OTHERS
-    assert now() == dict(CONFIG_DEFAULTS)
+    assert now() == DEFAULT
 
 
 def test_settings_decide_what_jax_computes() -> None:
@@ -70,21 +99,21 @@ def test_a_function_that_raises_leaves_no_setting_behind() -> None:
     """The thread serves other clients next."""
     with pytest.raises(ZeroDivisionError), configured((("jax_enable_x64", True),)):
         _ = 1 / 0
-    assert now() == dict(CONFIG_DEFAULTS)
+    assert now() == DEFAULT
 
 
 def test_a_value_that_jax_refuses_leaves_no_setting_behind() -> None:
     """Neither the refused one nor those that were set before it."""
     with pytest.raises(ValueError, match="bogus"):
         configured((("jax_enable_x64", True), ("jax_numpy_rank_promotion", "bogus")))
-    assert now() == dict(CONFIG_DEFAULTS)
+    assert now() == DEFAULT
 
 
 def test_nothing_to_set_costs_nothing() -> None:
     """The usual call has no settings of its own."""
     assert configured(()) is configured(())
     with configured(()), configured(()):
-        assert now() == dict(CONFIG_DEFAULTS)
+        assert now() == DEFAULT
 
 
 def test_what_is_fixed_is_jaxs_own_default() -> None:
@@ -105,26 +134,14 @@ print(restore_defaults())
     assert done.stdout == "[]\n"
 
 
-FIXED_OTHERS: dict[str, Any] = {
-    "jax_random_seed_offset": 3,
-    "jax_enable_custom_prng": True,
-    "jax_legacy_prng_key": "error",
-    "jax_softmax_custom_jvp": True,
-    "jax_disable_jit": True,
-}
-
-
-@pytest.mark.parametrize("name", [*OTHERS, *FIXED_OTHERS])
+@pytest.mark.parametrize("name", [*OTHERS, *sorted(LOCAL)])
 def test_what_another_function_sets_for_the_process_is_not_seen_while_tracing(name: str) -> None:
     """Whether the setting travels or not; the one that travels counts."""
-    assert set(FIXED_OTHERS) == set(CONFIG_FIXED)
-    value = {**OTHERS, **FIXED_OTHERS}[name]
     mine = (("jax_default_matmul_precision", "float32"),)
-    expected = {**CONFIG_FIXED, **CONFIG_DEFAULTS, **dict(mine)}
+    expected = {**DEFAULTS, **dict(mine)}
     try:
         with pinned(mine):
-            jax.config.update(name, value)
-            seen = {each: getattr(jax.config, each) for each in expected}
-            assert seen == expected
+            jax.config.update(name, OTHERS.get(name, True))
+            assert {each: plain(getattr(jax.config, each)) for each in expected} == expected
     finally:
         assert restore_defaults() == [name]

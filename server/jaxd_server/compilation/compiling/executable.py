@@ -8,10 +8,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from jaxd_protocol.jit.options import Config
 from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_server.codec.results import ResultLayout, RetainedLeaves
 from jaxd_server.compilation.compiling.program import Program
-from jaxd_server.jax_compat.config import Config, configured
+from jaxd_server.jax_compat.config import configured
 
 QUICK_S: Final = 0.002
 """A call that takes no longer is run by the thread that read it."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from jaxd_protocol.errors import NotPermitted, ProtocolError
-from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options, fingerprint_of
+from jaxd_protocol.jit.options import EXPORTED_CONFIG, Options, fingerprint_of
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.functions.receive import UnpackedFunction
@@ -109,10 +109,10 @@ def _refused(options: Options) -> str | None:
                 f"{', '.join(XLA_OPTIONS)}."
             )
     for name, _ in options.config:
-        if name not in CONFIG_DEFAULTS:
+        if name not in EXPORTED_CONFIG:
             return (
                 f"config={{{name!r}: …}}, which is not for clients to set. Leave it out; these "
-                f"travel with a call: {', '.join(CONFIG_DEFAULTS)}."
+                f"travel with a program: {', '.join(EXPORTED_CONFIG)}."
             )
     for name, value in options.of_jit():
         if name not in _OF_PROGRAMS:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ArgumentError, LimitExceeded, ProtocolError, ValueDeleted
+from jaxd_protocol.jit.settings import when_run
 from jaxd_protocol.messages.calls import OK
 from jaxd_protocol.messages.data_locations import (
     NOT_IN_MESSAGE,
@@ -104,7 +105,7 @@ class ValueService:
             self._referenced_data.fill(rows, layout, leaves, ())
         size = sum(leaf.nbytes for leaf in layout.leaves if leaf.tag in "AK")
         with self._values.room(self._own, size):
-            with configured(config), placed(self._device):
+            with configured(when_run(config)), placed(self._device):
                 # Each has memory of its own: what was received may be shared with the client.
                 arrays = self._oom_handler.retried_on_oom(
                     lambda: jax.block_until_ready(list(map(copy_of, leaves)))

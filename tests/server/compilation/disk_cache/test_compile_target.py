@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import pytest
 
-from jaxd_protocol.jit.options import CONFIG_DEFAULTS, CONFIG_FIXED
 from jaxd_server.compilation.disk_cache import compile_target as module
 from jaxd_server.compilation.disk_cache.compile_target import target
+from jaxd_server.jax_compat.config import DEFAULTS
 
 PROGRAM = """
 import json
@@ -257,7 +257,7 @@ def test_a_setting_of_a_newer_jax_counts(others: Any, monkeypatch: pytest.Monkey
 
 def test_the_settings_of_calls_are_among_those_that_count() -> None:
     """A server in which one of them is not at its default is another target."""
-    assert {*CONFIG_DEFAULTS, *CONFIG_FIXED} <= set(EFFECTIVE)
+    assert set(DEFAULTS) <= set(EFFECTIVE)
 
 
 def test_a_setting_that_is_really_changed_counts(others: Any) -> None:

@@ -1,0 +1,192 @@
+"""jax's settings and contexts as they are in the thread that calls.
+
+Uses the private names behind `jax.config`, because only these tell all that decides about a trace:
+`trace_context` gives it as one tuple, which is compared with those of the calls before. Verified on
+jax 0.10.2 and 0.11.2 by tests/client/interop/test_jax_settings.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any, Final
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Config
+from jaxd_protocol.jit.settings import (
+    ABSTRACT_MESH,
+    CLIENTS,
+    COMPUTE_ON,
+    CONTEXTS,
+    LOCAL,
+    MESHES,
+    REFUSED,
+    SERVERS,
+    SET_MESH,
+    XLA_METADATA,
+    plain,
+)
+from jaxd_protocol.pytree import is_literal
+
+_value: Final = attrgetter("value")
+_MOST_REMEMBERED: Final = 8
+_STAY: Final = CLIENTS | SERVERS | LOCAL
+_NO_MESH: Final = "device_context"
+
+
+class SettingsReader:
+    """Reads what the thread that calls has set. Thread-safe; made where jax is loaded.
+
+    As long as a thread's settings are among the last few that were seen, one tuple is made and
+    compared, which takes two microseconds.
+    """
+
+    def __init__(self) -> None:
+        from jax._src import config, mesh
+
+        self._trace_context: Callable[[], tuple[Any, ...]] = config.trace_context
+        self._names: Callable[[], tuple[str, ...]] = config.trace_context_names
+        holders = sys.modules["jax"].config._value_holders
+        seen = set(self._names())
+        outside = [
+            name for name in (*CONFIG_DEFAULTS, *REFUSED) if name in holders and name not in seen
+        ]
+        self._outside = (*outside, _NO_MESH)
+        self._holders = (*(holders[name] for name in outside), _device_context(config, mesh))
+        self._unset = _of_a_fresh_thread(self._contexts)
+        self._recent: tuple[tuple[Any, Config], ...] = ()
+
+    def __call__(self) -> Config:
+        """Names and values of what is not at its default and travels, sorted by name.
+
+        Raises:
+            PackingError: when something is set that cannot travel.
+        """
+        token = self._trace_context(), *map(_value, self._holders)
+        for known, config in self._recent:
+            if known == token:
+                return config
+        config = tuple(sorted(self._travelling()))
+        self._recent = ((token, config), *self._recent[: _MOST_REMEMBERED - 1])
+        return config
+
+    def _all(self) -> Iterator[tuple[str, Any]]:
+        yield from zip(self._names(), self._trace_context(), strict=True)
+        yield from zip(self._outside, map(_value, self._holders), strict=True)
+
+    def _contexts(self) -> dict[str, Any]:
+        """What is no setting."""
+        return {name: value for name, value in self._all() if name not in _settings()}
+
+    def _travelling(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self._all():
+            if name in CONTEXTS or name in _STAY:
+                continue
+            if name in CONFIG_DEFAULTS:
+                if plain(value) != CONFIG_DEFAULTS[name]:
+                    yield name, plain(value)
+            elif name in REFUSED:
+                _check_refused(name, value)
+            elif name in _settings():
+                yield name, _literal(name, plain(value))  # of a jax that we do not know
+            elif value != self._unset.get(name):
+                raise _cannot_travel(name, value)
+        yield from _described(self._contexts())
+
+
+def _device_context(config: Any, mesh: Any) -> Any:
+    """What `jax.set_mesh` sets: jax 0.11 has it in another module."""
+    return config.device_context if hasattr(config, "device_context") else mesh.device_context
+
+
+def _settings() -> Mapping[str, Any]:
+    holders: Mapping[str, Any] = sys.modules["jax"].config._value_holders
+    return holders
+
+
+def _of_a_fresh_thread(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is there where nobody has set anything."""
+    found: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: found.append(read()), name="jaxd-settings")
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _check_refused(name: str, value: Any) -> None:
+    if value != REFUSED[name]:
+        raise PackingError(
+            f"{name} is {value!r} in this process, and always {REFUSED[name]!r} on a server. Set "
+            "it back, or run the function here with JAXD_INLINE=1"
+        )
+
+
+def _cannot_travel(name: str, value: Any) -> PackingError:
+    return PackingError(
+        f"the call is made inside of a context of jax ({name}: {value!r:.60}) that does not travel "
+        "to a server. Enter it inside of the function, or run the function here with JAXD_INLINE=1"
+    )
+
+
+def _literal(name: str, value: Any) -> Any:
+    if not is_literal(value):
+        raise _cannot_travel(name, value)
+    return value
+
+
+# contexts as plain data --------------------------------------------------------------------------
+
+
+def _described(contexts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Those that are in force and travel, as `jaxd_protocol.jit.settings` takes them."""
+    mesh = contexts.get("device_context")
+    if _is_set(mesh):
+        yield SET_MESH, _concrete(mesh)
+    abstract = contexts.get("abstract_mesh_context_manager")
+    if _is_set(abstract) and not _is_implied(abstract, mesh):
+        yield ABSTRACT_MESH, _abstract(abstract)
+    meshes = contexts.get("mesh_context_manager")
+    if meshes:
+        yield MESHES, tuple(map(_concrete, meshes))
+    kind = contexts.get("compute_on_context_manager")
+    if kind:
+        yield COMPUTE_ON, kind
+    metadata = contexts.get("xla_metadata_context_manager")
+    if metadata is not None and metadata.val:
+        items = tuple(sorted(metadata.val.items()))
+        yield XLA_METADATA, _literal("xla_metadata_context_manager", items)
+
+
+def _is_set(mesh: Any) -> bool:
+    return mesh is not None and not mesh.empty
+
+
+def _is_implied(abstract: Any, mesh: Any) -> bool:
+    """Whether it need not be said: that of the mesh, or of the body of a `shard_map`.
+
+    There a call is one of a single shard.
+    """
+    is_manual = any(kind.name == "Manual" for kind in abstract.axis_types)
+    return is_manual or (_is_set(mesh) and mesh.abstract_mesh == abstract)
+
+
+def _axes(mesh: Any) -> tuple[Any, ...]:
+    names = _literal("axis names", tuple(mesh.axis_names))
+    return names, tuple(mesh.axis_sizes), tuple(kind.name for kind in mesh.axis_types)
+
+
+def _concrete(mesh: Any) -> tuple[Any, ...]:
+    numbers = {device: number for number, device in enumerate(sys.modules["jax"].devices())}
+    found = tuple(numbers.get(device) for device in mesh.devices.flat)
+    if None in found:
+        raise _cannot_travel("mesh", mesh)
+    return *_axes(mesh), found
+
+
+def _abstract(mesh: Any) -> tuple[Any, ...]:
+    device = mesh.abstract_device
+    if device is None or device.platform == sys.modules["jax"].default_backend():
+        return *_axes(mesh), None  # whatever the server computes on
+    return *_axes(mesh), (device.device_kind, device.num_cores, device.platform)
