@@ -22,8 +22,10 @@ from jaxd_protocol.jit.options import Options
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    import jax
+
     from jaxd.api.nnx import NnxCall, NnxCalls
-    from jaxd.api.stages import Lowered
+    from jaxd.api.staging import Staging
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
     from jaxd.request.function_snapshot import FunctionSpec
@@ -347,22 +349,37 @@ class PersistentFunction(
 
         return warm.warm(caller, binding.encode_specs(caller, args, kwargs))
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """The program for such arguments, to look at, as that of `jax.jit(f).lower(...)`.
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for such arguments, as that of `jax.jit(f).lower(...)`.
 
-        Specs stand for arrays as in `warm`. With `JAXD_INLINE=1` it is jax's own.
+        Specs stand for arrays as in `warm`. In a process that has imported jax it is jax's own:
+        traced and lowered here, compiled and called on the server. In one without it has what can
+        be had without jax's objects; see `jaxd.api.stages`.
 
         Raises:
             BaseException, JaxdError: as `warm`.
         """
         check_class_known(self, args)
-        caller = self._binding.find_caller()
-        if caller is None:
-            return self._inlined().lower(*args, **kwargs)  # type: ignore[no-any-return]
-        from jaxd.api.stages import Lowered, ask_stage
+        return self._staging().lower(args, kwargs)  # type: ignore[no-any-return]
 
-        call = self._binding.encode_specs(caller, args, kwargs)
-        return Lowered(call.spec.snapshot.name, functools.partial(ask_stage, caller, call))
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The function traced in this process for such arguments, as by `jax.jit(f).trace(...)`.
+
+        Raises:
+            NoServer: when this process has no jax.
+            BaseException, JaxdError: as `warm`.
+        """
+        check_class_known(self, args)
+        return self._staging().trace(args, kwargs)  # type: ignore[no-any-return]
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns, with a spec for each array, as `jax.jit(f).eval_shape(...)`.
+
+        Raises:
+            BaseException, JaxdError: as `warm`.
+        """
+        check_class_known(self, args)
+        return self._staging().eval_shape(args, kwargs)
 
     def jaxpr(self, *args: Any, **kwargs: Any) -> str:
         """The text of what jax traces for such arguments, as `jax.make_jaxpr` prints it.
@@ -371,13 +388,23 @@ class PersistentFunction(
             BaseException, JaxdError: as `warm`.
         """
         check_class_known(self, args)
-        caller = self._binding.find_caller()
-        if caller is None:
-            return str(self._inlined().trace(*args, **kwargs).jaxpr)
-        from jaxd.api.stages import ask_stage
+        return self._staging().jaxpr(args, kwargs)
 
-        call = self._binding.encode_specs(caller, args, kwargs)
-        return str(ask_stage(caller, call, "jaxpr")["text"])
+    def clear_cache(self) -> None:
+        """As `clear`; with `JAXD_INLINE=1` what jax has in this process."""
+        if self._binding.find_caller() is None:
+            self._inlined().clear_cache()
+        else:
+            self.clear()
+
+    def _cache_size(self) -> int:
+        """How many programs of the function there are, for whatever arguments; as jax's."""
+        return self._staging().program_count()
+
+    def _staging(self, bound: int = 0) -> Staging:
+        from jaxd.api.staging import Staging
+
+        return Staging(self._binding, self._inlined, bound)
 
     def clear(self) -> int:
         """Has the server forget what it built of the function; returns how many programs.

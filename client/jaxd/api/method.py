@@ -13,7 +13,9 @@ from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from jaxd.api.stages import Lowered
+    import jax
+
+    from jaxd.api.staging import Staging
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
 
@@ -23,8 +25,6 @@ class Unbound(Protocol):
 
     __wrapped__: Callable[..., Any]
     call_async: Callable[..., Awaitable[Any]]
-    jaxpr: Callable[..., str]
-    lower: Callable[..., Lowered]
     map: Callable[..., Iterator[Any]]
     on: Callable[..., Callable[..., Any]]
     remote: Callable[..., Any]
@@ -32,6 +32,7 @@ class Unbound(Protocol):
     transformed: Callable[..., Callable[..., Any]]
     warm: Callable[..., Warmed]
     why: Callable[..., Why]
+    _staging: Callable[[int], Staging]
 
 
 class PersistentMethod(BoundWrapper, TransformMethods["PersistentMethod"]):
@@ -95,13 +96,24 @@ class PersistentMethod(BoundWrapper, TransformMethods["PersistentMethod"]):
         """As `PersistentFunction.warm`."""
         return self.unbound().warm(*self.args, *args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `PersistentFunction.lower`."""
-        return self.unbound().lower(*self.args, *args, **kwargs)
+        return self._staging().lower((*self.args, *args), kwargs)  # type: ignore[no-any-return]
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """As `PersistentFunction.trace`."""
+        return self._staging().trace((*self.args, *args), kwargs)  # type: ignore[no-any-return]
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `PersistentFunction.eval_shape`."""
+        return self._staging().eval_shape((*self.args, *args), kwargs)
 
     def jaxpr(self, *args: Any, **kwargs: Any) -> str:
         """As `PersistentFunction.jaxpr`."""
-        return self.unbound().jaxpr(*self.args, *args, **kwargs)
+        return self._staging().jaxpr((*self.args, *args), kwargs)
+
+    def _staging(self) -> Staging:
+        return self.unbound()._staging(1)  # noqa: SLF001  a method is what it forwards to
 
     def transformed(self, name: str, **given: Any) -> PersistentMethod:
         """The same behind one more transformation, of this name and with these options."""

@@ -287,6 +287,7 @@ def test_a_copy_is_that_of_a_method(shared: Client) -> None:
 SELFLESS = {
     "fingerprint": "of the function, whatever the instance",
     "clear": "forgets what is built for all instances",
+    "clear_cache": "as clear",
     "donates": "of its options",
     "is_derived": "of its options",
     "jit_options": "of its options",
