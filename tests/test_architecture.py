@@ -30,6 +30,7 @@ from tests.house import (
 
 # What may import jax or jaxlib when it is imported itself.
 JAX_AT_IMPORT = (
+    "client/jaxd/tracing/jax_stages.py",  # subclasses of jax's own; imported only where jax is
     "server/jaxd_server/codec/",
     "server/jaxd_server/compilation/compiling/compiler.py",
     "server/jaxd_server/compilation/disk_cache/compile_target.py",
@@ -50,6 +51,7 @@ JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/cli/commands/demo.py",  # what a user would write
     "client/jaxd/interop/jax_settings.py",  # made where jax is loaded
     "client/jaxd/tracing/export.py",  # for a server that takes no code, it is traced here
+    "client/jaxd/tracing/jax_stages.py",  # whose objects are jax's own
     "client/jaxd/tracing/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
     "client/jaxd/tracing/primitive.py",  # where a tracer of jax has arrived
     "shared/jaxd_protocol/pickling/arrays.py",  # the same

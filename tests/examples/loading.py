@@ -92,15 +92,14 @@ class Plain:
     def jaxpr(self, *args: Any) -> str:
         return str(jax.make_jaxpr(self.__wrapped__)(*args))
 
-    def jvp(self) -> Plain:
-        return self._derived(lambda *pair: jax.jvp(self.__wrapped__, *pair))
+    def jvp(self, *pair: Any) -> Any:
+        return self._derived(lambda *pair: jax.jvp(self.__wrapped__, *pair))(*pair)
 
-    def vjp(self) -> Plain:
-        def both(primals: Any, cotangents: Any) -> Any:
-            value, pull_back = jax.vjp(self.__wrapped__, *primals)
-            return value, pull_back(cotangents)
+    def vjp(self, *primals: Any) -> Any:
+        def pulled_back(primals: Any, cotangents: Any) -> Any:
+            return jax.vjp(self.__wrapped__, *primals)[1](cotangents)
 
-        return self._derived(both)
+        return self(*primals), partial(self._derived(pulled_back), primals)
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("grad", "value_and_grad", "vmap", "jacfwd", "jacrev", "hessian"):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, assert_type
 
+import jax
+
 import jaxd
 from jaxd import Client, persistent_call
 from jaxd.dispatch.warm import Verdict, Warmed
@@ -50,6 +52,53 @@ def warming_takes_specs_in_place_of_arrays(spec: object) -> None:
     assert_type(bare.warm(spec, 3), Warmed)
     assert_type(with_options.warm({"w": spec}, mode="a").verdict, Verdict)
     assert_type(bare.clear(), int)
+
+
+class Model:
+    """Whose methods run on a server."""
+
+    @persistent_call
+    def predict(self, x: float, y: int = 1) -> list[float]:
+        """A method."""
+        return [x] * y
+
+    @persistent_call
+    @staticmethod
+    def plain(x: float) -> bytes:
+        """A static method."""
+        return bytes([int(x)])
+
+
+def methods_have_the_types_without_the_instance(model: Model) -> None:
+    """In all that can be asked of them."""
+    assert_type(model.predict(1.0, y=2), list[float])
+    assert_type(model.predict.submit(1.0), Future[list[float]])
+    assert_type(model.predict.remote(1.0, 2), list[float])
+    assert_type(model.predict.map([1.0]), Iterator[list[float]])
+    assert_type(model.predict.on(1)(1.0), list[float])
+    assert_type(Model.predict(model, 1.0), list[float])
+    model.predict("text")  # type: ignore[arg-type]
+    model.predict(model, 1.0)  # type: ignore[arg-type]
+    model.predict.submit()  # type: ignore[call-arg]
+
+
+def transformed_ones_have_the_functions_parameters(model: Model) -> None:
+    """And what is known of their results; of a gradient that depends on its options."""
+    assert_type(bare.vmap()(1.0, 2), list[float])
+    assert_type(bare.value_and_grad()(1.0), tuple[list[float], Any])
+    assert_type(bare.grad().submit(1.0), Future[Any])
+    assert_type(bare.grad().vmap().value_and_grad()(1.0, y=2), tuple[Any, Any])
+    assert_type(model.predict.vmap()(1.0), list[float])
+    bare.grad()("text")  # type: ignore[arg-type]
+    bare.hessian().vmap()(1.0, z=2)  # type: ignore[call-arg]
+    model.predict.grad()(model, 1.0)  # type: ignore[arg-type]
+
+
+def stages_are_those_of_jax(model: Model) -> None:
+    """Also of a method."""
+    assert_type(bare.trace(1.0), jax.stages.Traced)
+    assert_type(bare.lower(1.0).compile(), jax.stages.Compiled)
+    assert_type(model.predict.lower(1.0), jax.stages.Lowered)
 
 
 async def coroutines_have_it_as_well() -> None:

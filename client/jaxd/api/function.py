@@ -5,25 +5,38 @@ from __future__ import annotations
 import functools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, SupportsIndex, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
 
-from jaxd.api.method import PersistentMethod
+from jaxd.api.method import PersistentMethod, check_class_known
 from jaxd.api.transforms import TransformMethods
 from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.interop.jax_runtime import current_config
 from jaxd.request.call_request import CallRequest, CallSettings
 from jaxd.request.function_snapshot import SnapshotCache
 from jaxd.results.reader import ResultsAs
-from jaxd_protocol.errors import ArgumentError, TracerError
+from jaxd_protocol.errors import TracerError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config, Options, overridden
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    import jax
+
     from jaxd.api.nnx import NnxCall, NnxCalls
-    from jaxd.api.stages import Lowered
+    from jaxd.api.staging import Staging
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
     from jaxd.request.function_snapshot import FunctionSpec
@@ -128,6 +141,7 @@ class FunctionBinding(NamedTuple):
 
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
 _MAX_DERIVED: Final = 64
@@ -140,7 +154,13 @@ _MAP_REFILL = _MAP_WINDOW // 2
 
 
 class PersistentFunction(
-    TransformMethods["PersistentFunction[..., Any]"], FunctionWrapper, Generic[P, R]
+    TransformMethods[
+        "PersistentFunction[P, Any]",
+        "PersistentFunction[P, tuple[R, Any]]",
+        "PersistentFunction[P, R]",
+    ],
+    FunctionWrapper,
+    Generic[P, R],
 ):
     """A function that runs on a server which keeps it compiled. Made by `persistent_call`.
 
@@ -148,17 +168,25 @@ class PersistentFunction(
     """
 
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
-    __slots__ = ("_binding", "_derived", "_inline", "_nnx", "jit_options")
+    __slots__ = ("_binding", "_derived", "_inline", "_jit_options", "_nnx")
 
     def __init__(self, binding: FunctionBinding) -> None:
         functools.update_wrapper(self, binding.function)
         self.__wrapped__ = binding.function
-        self.jit_options = binding.options.of_jit()
+        self._jit_options = binding.options.of_jit()
         self._binding = binding
         self._derived: dict[bytes, PersistentFunction[..., Any]] = {}
         self._nnx: NnxCalls[PersistentFunction[..., Any]] | None = None
         self._inline: InlineFunction | None = None
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> PersistentFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: PersistentFunction[Concatenate[Any, Q], R],
+        instance: object,
+        owner: type | None = None,
+    ) -> PersistentMethod[Q, R]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Found on an instance, the instance is the first argument of all that it does."""
         return self if instance is None else PersistentMethod(self, instance)
@@ -175,7 +203,7 @@ class PersistentFunction(
         """On the way to a server it is the function itself."""
         from jaxd_protocol.jit.nested import nested  # few functions hold another persistent one
 
-        return nested, (self.__wrapped__, self.jit_options)
+        return nested, (self.__wrapped__, self._jit_options)
 
     def __repr__(self) -> str:
         return f"<persistent {self.__wrapped__!r}>"
@@ -231,7 +259,7 @@ class PersistentFunction(
             # it ends at a time of its own, so one that changes something is an error
             nnx = self._nnx_call(args, kwargs, refuses=True)
             if nnx is not None:
-                return nnx.function.submit(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
+                return nnx.function.submit(*nnx.sent_args, **nnx.sent_kwargs)
         binding = self._binding
         caller = binding.find_caller()
         if caller is None:
@@ -312,7 +340,7 @@ class PersistentFunction(
             JaxdError: when such a call could not be made; see `jaxd.errors`.
         """
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
-            return nnx.function.why(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
+            return nnx.function.why(*nnx.sent_args, **nnx.sent_kwargs)
         from jaxd.api.why import Why, is_valid_call, running_server
         from jaxd.dispatch.warm import ask_why
         from jaxd_protocol.messages.function_manifest import parameter_names
@@ -340,7 +368,7 @@ class PersistentFunction(
         """
         check_class_known(self, args)
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
-            return nnx.function.warm(*nnx.sent_args, **nnx.sent_kwargs)  # type: ignore[no-any-return]
+            return nnx.function.warm(*nnx.sent_args, **nnx.sent_kwargs)
         binding = self._binding
         caller = binding.find_caller()
         if caller is None:
@@ -349,22 +377,37 @@ class PersistentFunction(
 
         return warm.warm(caller, binding.encode_specs(caller, args, kwargs))
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """The program for such arguments, to look at, as that of `jax.jit(f).lower(...)`.
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for such arguments, as that of `jax.jit(f).lower(...)`.
 
-        Specs stand for arrays as in `warm`. With `JAXD_INLINE=1` it is jax's own.
+        Specs stand for arrays as in `warm`. In a process that has imported jax it is jax's own:
+        traced and lowered here, compiled and called on the server. In one without it has what can
+        be had without jax's objects; see `jaxd.api.stages`.
 
         Raises:
             BaseException, JaxdError: as `warm`.
         """
         check_class_known(self, args)
-        caller = self._binding.find_caller()
-        if caller is None:
-            return self._inlined().lower(*args, **kwargs)  # type: ignore[no-any-return]
-        from jaxd.api.stages import Lowered, ask_stage
+        return self._staging().lower(args, kwargs)  # type: ignore[no-any-return]
 
-        call = self._binding.encode_specs(caller, args, kwargs)
-        return Lowered(call.spec.snapshot.name, functools.partial(ask_stage, caller, call))
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The function traced in this process for such arguments, as by `jax.jit(f).trace(...)`.
+
+        Raises:
+            NoServer: when this process has no jax.
+            BaseException, JaxdError: as `warm`.
+        """
+        check_class_known(self, args)
+        return self._staging().trace(args, kwargs)  # type: ignore[no-any-return]
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns, with a spec for each array, as `jax.jit(f).eval_shape(...)`.
+
+        Raises:
+            BaseException, JaxdError: as `warm`.
+        """
+        check_class_known(self, args)
+        return self._staging().eval_shape(args, kwargs)
 
     def jaxpr(self, *args: Any, **kwargs: Any) -> str:
         """The text of what jax traces for such arguments, as `jax.make_jaxpr` prints it.
@@ -373,13 +416,23 @@ class PersistentFunction(
             BaseException, JaxdError: as `warm`.
         """
         check_class_known(self, args)
-        caller = self._binding.find_caller()
-        if caller is None:
-            return str(self._inlined().trace(*args, **kwargs).jaxpr)
-        from jaxd.api.stages import ask_stage
+        return self._staging().jaxpr(args, kwargs)
 
-        call = self._binding.encode_specs(caller, args, kwargs)
-        return str(ask_stage(caller, call, "jaxpr")["text"])
+    def clear_cache(self) -> None:
+        """As `clear`; with `JAXD_INLINE=1` what jax has in this process."""
+        if self._binding.find_caller() is None:
+            self._inlined().clear_cache()
+        else:
+            self.clear()
+
+    def _cache_size(self) -> int:
+        """How many programs of the function there are, for whatever arguments; as jax's."""
+        return self._staging().program_count()
+
+    def _staging(self, bound: int = 0) -> Staging:
+        from jaxd.api.staging import Staging
+
+        return Staging(self._binding, self._inlined, bound)
 
     def clear(self) -> int:
         """Has the server forget what it built of the function; returns how many programs.
@@ -415,7 +468,7 @@ class PersistentFunction(
         kin: Any = self._derive(self.__wrapped__, options, untransformed(self.__wrapped__))
         return kin  # type: ignore[no-any-return]
 
-    def transformed(
+    def _transformed(
         self, name: str, *, on_instance: bool = False, **given: Any
     ) -> PersistentFunction[..., Any]:
         """The function behind one more transformation.
@@ -435,18 +488,32 @@ class PersistentFunction(
             *derive(self.__wrapped__, options, name, given, on_instance=on_instance)
         )
 
-    def remade(self, function: Callable[..., Any]) -> PersistentFunction[..., Any]:
+    def _value_at(self, primals: tuple[Any, ...], kwargs: Mapping[str, Any], *instance: Any) -> Any:
+        """The value at primals, on an instance where one is given; no argument is donated."""
+        from jaxd.api.transforms import arguments_at
+        from jaxd_protocol.jit.transforms import untransformed
+
+        function, options = self.__wrapped__, self._binding.options
+        on_instance = bool(instance)
+        args, named = arguments_at(function, options, primals, kwargs, on_instance=on_instance)
+        kin: PersistentFunction[..., Any] = self
+        if self._donates:
+            options = options._replace(donate_argnums=None, donate_argnames=None)
+            kin = self._derive(function, options, untransformed(function))
+        return kin(*instance, *args, **named)
+
+    def _remade(self, function: Callable[..., Any]) -> PersistentFunction[..., Any]:
         """Another function with the options of this one, on its server."""
         binding = self._binding
         return PersistentFunction(binding.with_function(function, binding.options, function))
 
     @property
-    def is_derived(self) -> bool:
+    def _is_derived(self) -> bool:
         """Whether it is another function behind transformations."""
         return bool(self._binding.options.transformations)
 
     @property
-    def donates(self) -> bool:
+    def _donates(self) -> bool:
         """Whether arguments are given up to calls."""
         options = self._binding.options
         return bool(options.donate_argnums or options.donate_argnames)
@@ -503,46 +570,12 @@ class PersistentFunction(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, refuses: bool = False
     ) -> NnxCall[PersistentFunction[..., Any]] | None:
         """The call that is made where flax nnx objects are passed; None when there are none."""
-        if self.is_derived:
+        if self._is_derived:
             return None  # its changes are part of its result
         if self._nnx is None:
             from jaxd.api.nnx import NnxCalls
 
             self._nnx = NnxCalls(
-                self.__wrapped__, gives_up=self.donates
+                self.__wrapped__, gives_up=self._donates
             )  # by two threads: once in vain
-        return self._nnx.prepared(self.remade, args, kwargs, refuses=refuses)
-
-
-_CLASS_IS_LOST: Final = sys.version_info >= (3, 13)
-
-
-def check_class_known(function: Any, args: tuple[Any, ...]) -> None:
-    """Returns when a method of a persistent function has its class, if it is a class method.
-
-    Args:
-        function: a persistent function.
-        args: the arguments of that method.
-
-    Raises:
-        ArgumentError: when the class is missing.
-    """
-    if not _CLASS_IS_LOST:
-        return
-    if not (args and isinstance(args[0], type)) and _is_class_method(function):
-        name = function.__qualname__
-        raise ArgumentError(
-            f"{name} is a class method, and from Python 3.13 on nothing but a call of it says on "
-            "which class it was found. Put what you ask for into a static method that takes what "
-            f"it needs, or bind it yourself: vars({name.rpartition('.')[0]})["
-            f"{name.rpartition('.')[2]!r}].__func__.__get__(cls)"
-        )
-
-
-def _is_class_method(function: Any) -> bool:
-    """Whether its class has it as one; False for classes that are local to a function."""
-    *path, name = str(getattr(function, "__qualname__", "?")).split(".")
-    found: Any = sys.modules.get(str(getattr(function, "__module__", "?")))
-    for part in (*path, name):
-        found = getattr(found, "__dict__", {}).get(part)
-    return isinstance(found, classmethod) and found.__func__ is function
+        return self._nnx.prepared(self._remade, args, kwargs, refuses=refuses)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, SupportsIndex, TypeVar
 
 from jaxd.api.transforms import TransformMethods
+from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from jaxd.api.stages import Lowered
+    import jax
+
+    from jaxd.api.staging import Staging
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
 
@@ -23,18 +27,28 @@ class Unbound(Protocol):
 
     __wrapped__: Callable[..., Any]
     call_async: Callable[..., Awaitable[Any]]
-    jaxpr: Callable[..., str]
-    lower: Callable[..., Lowered]
     map: Callable[..., Iterator[Any]]
     on: Callable[..., Callable[..., Any]]
     remote: Callable[..., Any]
     submit: Callable[..., Future[Any]]
-    transformed: Callable[..., Callable[..., Any]]
+    _transformed: Callable[..., Callable[..., Any]]
+    _value_at: Callable[..., Any]
     warm: Callable[..., Warmed]
     why: Callable[..., Why]
+    _staging: Callable[[int], Staging]
 
 
-class PersistentMethod(BoundWrapper, TransformMethods["PersistentMethod"]):
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PersistentMethod(
+    BoundWrapper,
+    TransformMethods[
+        "PersistentMethod[P, Any]", "PersistentMethod[P, tuple[R, Any]]", "PersistentMethod[P, R]"
+    ],
+    Generic[P, R],
+):
     """What is found under the name of a persistent function on an instance.
 
     Or, of a class method, on a class.
@@ -46,14 +60,14 @@ class PersistentMethod(BoundWrapper, TransformMethods["PersistentMethod"]):
 
     __slots__ = ()
 
-    def unbound(self) -> Unbound:
+    def _unbound(self) -> Unbound:
         """The function, as found on the class."""
         return self.func  # type: ignore[return-value]
 
     @property
     def __wrapped__(self) -> MethodType:
         """The method that runs here, without a server."""
-        return MethodType(self.unbound().__wrapped__, self.args[0])
+        return MethodType(self._unbound().__wrapped__, self.args[0])
 
     def __getattr__(self, name: str) -> Any:
         """As with any method: what is known of the function."""
@@ -62,48 +76,101 @@ class PersistentMethod(BoundWrapper, TransformMethods["PersistentMethod"]):
     def __repr__(self) -> str:
         return f"<persistent {self.__wrapped__!r}>"
 
-    def on(self, device: SupportsIndex | None) -> PersistentMethod:
+    def on(self, device: SupportsIndex | None) -> PersistentMethod[P, R]:
         """As `PersistentFunction.on`."""
-        return PersistentMethod(self.unbound().on(device), self.args[0])
+        return PersistentMethod(self._unbound().on(device), self.args[0])
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    if TYPE_CHECKING:  # the call itself is that of `partial`, in C
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Runs the method on the server and returns its result."""
+
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As `PersistentFunction.remote`."""
-        return self.unbound().remote(*self.args, *args, **kwargs)
+        return self._unbound().remote(*self.args, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """As `PersistentFunction.submit`."""
-        return self.unbound().submit(*self.args, *args, **kwargs)
+        return self._unbound().submit(*self.args, *args, **kwargs)
 
-    async def call_async(self, *args: Any, **kwargs: Any) -> Any:
+    async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As `PersistentFunction.call_async`."""
-        return await self.unbound().call_async(*self.args, *args, **kwargs)
+        return await self._unbound().call_async(*self.args, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def map(self, *iterables: Iterable[Any]) -> Iterator[Any]:
+    def map(self, *iterables: Iterable[Any]) -> Iterator[R]:
         """As `PersistentFunction.map`, each call on this instance."""
         if not iterables:
             return iter(())
-        return self.unbound().map(itertools.repeat(self.args[0]), *iterables)
+        return self._unbound().map(itertools.repeat(self.args[0]), *iterables)
 
-    def why(self, *args: Any, **kwargs: Any) -> Why:
+    def why(self, *args: P.args, **kwargs: P.kwargs) -> Why:
         """As `PersistentFunction.why`."""
         from jaxd.api.why import is_valid_call
 
         given = self.args if is_valid_call(self.__wrapped__, args, kwargs) else ()
-        return self.unbound().why(*given, *args, **kwargs)
+        return self._unbound().why(*given, *args, **kwargs)
 
     def warm(self, *args: Any, **kwargs: Any) -> Warmed:
         """As `PersistentFunction.warm`."""
-        return self.unbound().warm(*self.args, *args, **kwargs)
+        return self._unbound().warm(*self.args, *args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `PersistentFunction.lower`."""
-        return self.unbound().lower(*self.args, *args, **kwargs)
+        return self._staging().lower((*self.args, *args), kwargs)  # type: ignore[no-any-return]
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """As `PersistentFunction.trace`."""
+        return self._staging().trace((*self.args, *args), kwargs)  # type: ignore[no-any-return]
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As `PersistentFunction.eval_shape`."""
+        return self._staging().eval_shape((*self.args, *args), kwargs)
 
     def jaxpr(self, *args: Any, **kwargs: Any) -> str:
         """As `PersistentFunction.jaxpr`."""
-        return self.unbound().jaxpr(*self.args, *args, **kwargs)
+        return self._staging().jaxpr((*self.args, *args), kwargs)
 
-    def transformed(self, name: str, **given: Any) -> PersistentMethod:
+    def _staging(self) -> Staging:
+        return self._unbound()._staging(1)  # noqa: SLF001  a method is what it forwards to
+
+    def _value_at(self, primals: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self._unbound()._value_at(primals, kwargs, self.args[0])  # noqa: SLF001  as above
+
+    def _transformed(self, name: str, **given: Any) -> PersistentMethod[..., Any]:
         """The same behind one more transformation, of this name and with these options."""
-        derived = self.unbound().transformed(name, on_instance=True, **given)
+        derived = self._unbound()._transformed(name, on_instance=True, **given)  # noqa: SLF001
         return PersistentMethod(derived, self.args[0])
+
+
+_CLASS_IS_LOST: Final = sys.version_info >= (3, 13)
+
+
+def check_class_known(function: Any, args: tuple[Any, ...]) -> None:
+    """Returns when a method of a persistent function has its class, if it is a class method.
+
+    Args:
+        function: a persistent function.
+        args: the arguments of that method.
+
+    Raises:
+        ArgumentError: when the class is missing.
+    """
+    if not _CLASS_IS_LOST:
+        return
+    if not (args and isinstance(args[0], type)) and _is_class_method(function):
+        name = function.__qualname__
+        raise ArgumentError(
+            f"{name} is a class method, and from Python 3.13 on nothing but a call of it says on "
+            "which class it was found. Put what you ask for into a static method that takes what "
+            f"it needs, or bind it yourself: vars({name.rpartition('.')[0]})["
+            f"{name.rpartition('.')[2]!r}].__func__.__get__(cls)"
+        )
+
+
+def _is_class_method(function: Any) -> bool:
+    """Whether its class has it as one; False for classes that are local to a function."""
+    *path, name = str(getattr(function, "__qualname__", "?")).split(".")
+    found: Any = sys.modules.get(str(getattr(function, "__module__", "?")))
+    for part in (*path, name):
+        found = getattr(found, "__dict__", {}).get(part)
+    return isinstance(found, classmethod) and found.__func__ is function

@@ -1,57 +1,54 @@
-"""The compilation stages of a function: `f.jaxpr(...)`, `f.lower(...)`.
+"""The compilation stages of a function in a process without jax: `f.lower(...)`.
 
-The server keeps nothing for these: each is derived again from the key, so they outlive it.
+They are named as those of `jax.stages`, and have what can be had without jax's objects. The server
+keeps nothing for these: each is derived again from the key, so they outlive it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+import binascii
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from jaxd.dispatch.compiled_call import Dialect, LoweredCall, MemoryAnalysis
 from jaxd_protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from jaxd.dispatch.caller import Caller
-    from jaxd.request.call_request import CallRequest
+    from jaxd_protocol.pytree import Leaf
 
 
-Dialect = Literal["stablehlo", "hlo"]
-Stage = Literal["jaxpr", "lowered", "compiled"]
-StageQuery = Callable[[Stage, Dialect, bool], Mapping[str, Any]]
+@dataclass(frozen=True, slots=True)
+class OutInfo:
+    """What an array of a result will be.
 
-
-def ask_stage(
-    caller: Caller,
-    call: CallRequest,
-    stage: Stage,
-    dialect: Dialect = "stablehlo",
-    places: bool = False,
-) -> Mapping[str, Any]:
-    """The server's report of one compilation stage of a function.
-
-    Raises:
-        BaseException: what the function raises while it is traced.
-        JaxdError: when the server cannot be reached.
+    Attributes:
+        shape: dimensions.
+        dtype: name of the dtype.
+        weak_type: whether the dtype gives way to others in promotion.
     """
-    message = (call.spec.key, call.skeleton, stage, dialect, places)
-    reader = call.spec.snapshot.reader
-    value, _ = caller.session.request("stages", message, call.buffers, reader)
-    found: Mapping[str, Any] = json.loads(value)
-    return found
+
+    shape: tuple[int, ...]
+    dtype: str
+    weak_type: bool = False
+
+    @classmethod
+    def of(cls, leaf: Leaf) -> OutInfo:
+        """That of a leaf on the wire; of random keys the name of their generator is the dtype."""
+        if leaf.tag == "K":
+            return cls(leaf.shape[:-1], f"key<{leaf.impl}>")
+        return cls(leaf.shape, leaf.dtype, leaf.weak)
 
 
 class Lowered:
     """A function that was lowered for arguments of certain shapes, as `jax.stages.Lowered`.
 
-    Made by `f.lower(...)`.
+    Made by `f.lower(...)` in a process without jax.
     """
 
-    def __init__(self, name: str, ask: StageQuery) -> None:
-        self._name = name
-        self._ask = ask
-        self._found = ask("lowered", "stablehlo", False)
+    def __init__(self, call: LoweredCall) -> None:
+        self._call = call
+        self._found = call.ask("lowered")
 
     def as_text(self, dialect: Dialect | None = None, *, debug_info: bool = False) -> str:
         """The program before XLA has seen it.
@@ -69,67 +66,76 @@ class Lowered:
             )
         if dialect in (None, "stablehlo") and not debug_info:
             return str(self._found["text"])
-        return str(self._ask("lowered", dialect or "stablehlo", debug_info)["text"])
+        return str(self._call.ask("lowered", dialect or "stablehlo", debug_info)["text"])
 
     def cost_analysis(self) -> dict[str, float] | None:
         """What XLA thinks that it costs, by name, such as `flops`; None where it does not say."""
         return _copy(self._found["cost"])
 
-    def compile(self) -> Compiled:
-        """Has XLA compile it, to look at: calls of the function do not use it.
+    @property
+    def out_info(self) -> Any:
+        """What the function returns, with an `OutInfo` in place of each array."""
+        snapshot = self._call.call.spec.snapshot
+        with snapshot.pickling_context():
+            layout = snapshot.reader.layout(binascii.unhexlify(self._found["result"]))
+            return layout.build([OutInfo.of(leaf) for leaf in layout.leaves])
+
+    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
+        """Has the server compile it.
+
+        Args:
+            compiler_options: of XLA, beside those of the function.
 
         Raises:
             Exception: what jax raises.
         """
-        return Compiled(self._name, self._ask("compiled", "stablehlo", False))
+        return Compiled(self._call.compiled(compiler_options or {}), self.out_info)
 
     def __repr__(self) -> str:
-        return f"<lowered {self._name}>"
+        return f"<lowered {self._call.name}>"
 
 
 class Compiled:
-    """What XLA has made of a function, as `jax.stages.Compiled`. Made by `Lowered.compile`."""
+    """What XLA has made of a function, as `jax.stages.Compiled`. Made by `Lowered.compile`.
 
-    def __init__(self, name: str, found: Mapping[str, Any]) -> None:
-        self._name = name
-        self._found = found
+    Attributes:
+        out_info: as that of `Lowered`.
+    """
+
+    def __init__(self, call: LoweredCall, out_info: Any) -> None:
+        self._call = call
+        self._report: Mapping[str, Any] | None = None
+        self.out_info = out_info
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it on the server, for arguments without the static ones.
+
+        Raises:
+            TypeError: when they have other shapes or dtypes than it was compiled for.
+            BaseException, JaxdError: as a call of the function.
+        """
+        return self._call.run(args, kwargs)
 
     def as_text(self) -> str:
         """The program as it runs."""
-        return str(self._found["text"])
+        return str(self._reported["text"])
 
     def cost_analysis(self) -> dict[str, float] | None:
         """What it costs, by name, such as `flops`; None where the backend does not say."""
-        return _copy(self._found["cost"])
+        return _copy(self._reported["cost"])
 
     def memory_analysis(self) -> MemoryAnalysis | None:
         """What it takes of the device's memory; None where the backend does not say."""
-        found = self._found["memory"]
-        if found is None:
-            return None
-        return MemoryAnalysis(**{n: found.get(n, 0) for n in MemoryAnalysis.__dataclass_fields__})
+        return MemoryAnalysis.of(self._reported["memory"])
+
+    @property
+    def _reported(self) -> Mapping[str, Any]:
+        if self._report is None:
+            self._report = self._call.ask("compiled")
+        return self._report
 
     def __repr__(self) -> str:
-        return f"<compiled {self._name}>"
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryAnalysis:
-    """Bytes that a program takes.
-
-    Attributes:
-        generated_code_size_in_bytes: its code.
-        argument_size_in_bytes: what it is called with.
-        output_size_in_bytes: what it returns.
-        alias_size_in_bytes: what of the arguments it returns as results.
-        temp_size_in_bytes: what it needs while it runs.
-    """
-
-    generated_code_size_in_bytes: int
-    argument_size_in_bytes: int
-    output_size_in_bytes: int
-    alias_size_in_bytes: int
-    temp_size_in_bytes: int
+        return f"<compiled {self._call.name}>"
 
 
 def _copy(cost: Mapping[str, float] | None) -> dict[str, float] | None:

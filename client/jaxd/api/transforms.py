@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from jaxd.interop.jax_runtime import map_leaves
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
@@ -12,22 +15,28 @@ from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 if TYPE_CHECKING:
     from jaxd_protocol.jit.transforms import Transformation
 
-T = TypeVar("T")
+Other = TypeVar("Other")
+WithValue = TypeVar("WithValue")
+Mapped = TypeVar("Mapped")
 
 
-class TransformMethods(Generic[T]):
+class TransformMethods(Generic[Other, WithValue, Mapped]):
     """The transformation methods of persistent functions and methods.
 
-    Each method returns another one, which the server traces, compiles and keeps as a function of
-    its own; to ask twice gives the same one. Options are those of jax, and so are the errors, which
-    a call raises, because it is the server that has jax. Where jax returns `float0`, the
-    derivative of what has none, the result has None. Nothing is donated.
+    `jvp` and `vjp` are called as those of jax. Each other method returns another function or
+    method, which the server traces, compiles and keeps as one of its own; to ask twice gives the
+    same one. Options are those of jax, and so are the errors, which a call raises, because it is
+    the server that has jax. Where jax returns `float0`, the derivative of what has none, the result
+    has None. Nothing is donated.
     """
 
     __slots__ = ()
 
-    transformed: Callable[..., T]
+    _transformed: Callable[..., Any]
     """The same behind one more transformation, of this name and with these options."""
+
+    _value_at: Callable[..., Any]
+    """The value at primals, with arguments by name; nothing is donated."""
 
     def grad(
         self,
@@ -35,11 +44,12 @@ class TransformMethods(Generic[T]):
         has_aux: bool = False,
         holomorphic: bool = False,
         allow_int: bool = False,
-    ) -> T:
+    ) -> Other:
         """The gradient, as `jax.grad`."""
-        return self.transformed(
+        made: Other = self._transformed(
             "grad", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
+        return made
 
     def value_and_grad(
         self,
@@ -47,24 +57,28 @@ class TransformMethods(Generic[T]):
         has_aux: bool = False,
         holomorphic: bool = False,
         allow_int: bool = False,
-    ) -> T:
+    ) -> WithValue:
         """Value and gradient, as `jax.value_and_grad`."""
-        return self.transformed(
+        made: WithValue = self._transformed(
             "value_and_grad",
             argnums=argnums,
             has_aux=has_aux,
             holomorphic=holomorphic,
             allow_int=allow_int,
         )
+        return made
 
     def jacfwd(
         self,
         argnums: int | Sequence[int] = 0,
         has_aux: bool = False,
         holomorphic: bool = False,
-    ) -> T:
+    ) -> Other:
         """The Jacobian, column by column, as `jax.jacfwd`."""
-        return self.transformed("jacfwd", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
+        made: Other = self._transformed(
+            "jacfwd", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic
+        )
+        return made
 
     def jacrev(
         self,
@@ -72,22 +86,24 @@ class TransformMethods(Generic[T]):
         has_aux: bool = False,
         holomorphic: bool = False,
         allow_int: bool = False,
-    ) -> T:
+    ) -> Other:
         """The Jacobian, row by row, as `jax.jacrev`."""
-        return self.transformed(
+        made: Other = self._transformed(
             "jacrev", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
+        return made
 
     def hessian(
         self,
         argnums: int | Sequence[int] = 0,
         has_aux: bool = False,
         holomorphic: bool = False,
-    ) -> T:
+    ) -> Other:
         """The Hessian, as `jax.hessian`."""
-        return self.transformed(
+        made: Other = self._transformed(
             "hessian", argnums=argnums, has_aux=has_aux, holomorphic=holomorphic
         )
+        return made
 
     def vmap(
         self,
@@ -95,34 +111,67 @@ class TransformMethods(Generic[T]):
         out_axes: Any = 0,
         axis_name: str | None = None,
         axis_size: int | None = None,
-    ) -> T:
+    ) -> Mapped:
         """The function mapped over axes of its arguments, as `jax.vmap`.
 
         Static arguments have no axis: an `in_axes` for all arguments passes them by, a tuple has
         None for them, and given by name they are not mapped.
         """
-        return self.transformed(
+        made: Mapped = self._transformed(
             "vmap", in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
         )
+        return made
 
-    def jvp(self, has_aux: bool = False) -> T:
-        """Forward-mode: called as `f.jvp()(primals, tangents, **kwargs)`.
+    def jvp(
+        self, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Value and tangent at these primals, as `jax.jvp(f, primals, tangents)`.
 
-        `primals` is a tuple of positional arguments and `tangents` one of the same structure; None
-        for an argument keeps it constant. Keyword arguments are not differentiated;
-        static ones are given so. Returns value and tangent, as `jax.jvp`, and auxiliary data.
+        Args:
+            primals: the positional arguments, as a tuple or a list.
+            tangents: one of the same structure for each; None keeps an argument constant.
+            has_aux: whether the function returns a value and auxiliary data.
+            **kwargs: arguments by name, which are not differentiated; static ones are given so.
+
+        Returns:
+            Value, tangent and, with `has_aux`, the auxiliary data.
+
+        Raises:
+            BaseException, JaxdError: as a call.
         """
-        return self.transformed("jvp", has_aux=has_aux)
+        jvp: Any = self._transformed("jvp", has_aux=has_aux)
+        found: tuple[Any, ...] = jvp(primals, tangents, **kwargs)
+        return found
 
-    def vjp(self, has_aux: bool = False) -> T:
-        """Reverse-mode: called as `f.vjp()(primals, cotangents, **kwargs)`.
+    def vjp(self, *primals: Any, has_aux: bool = False, **kwargs: Any) -> tuple[Any, ...]:
+        """Value at these primals, and the function that pulls cotangents back, as `jax.vjp`.
 
-        `primals` is a tuple of positional arguments and `cotangents` has the structure of the
-        result. Keyword arguments are not differentiated; static ones are given so. Returns the
-        value and a tuple of one cotangent for each primal, as `jax.vjp` and the function that it
-        returns together, and auxiliary data.
+        That function takes a cotangent for the value and returns a tuple with one for each primal.
+        Each call of it computes the value again, as `jax.checkpoint` does: nothing is kept but the
+        primals, and of numpy arrays copies.
+
+        Args:
+            *primals: the positional arguments.
+            has_aux: whether the function returns a value and auxiliary data.
+            **kwargs: arguments by name, which are not differentiated; static ones are given so.
+
+        Returns:
+            Value, pullback and, with `has_aux`, the auxiliary data.
+
+        Raises:
+            BaseException, JaxdError: as a call.
         """
-        return self.transformed("vjp", has_aux=has_aux)
+        kept = map_leaves(_own_copy, primals)
+        found: Any = self._value_at(kept, kwargs)
+        value, *aux = found if has_aux else (found,)
+        pull_back: Any = self._transformed("vjp", has_aux=has_aux)
+        return (value, functools.partial(pull_back, kept, **kwargs), *aux)
+
+
+def _own_copy(leaf: Any) -> Any:
+    """A copy of a numpy array, which its owner may overwrite; anything else as it is."""
+    numpy = sys.modules.get("numpy")
+    return leaf.copy() if numpy is not None and type(leaf) is numpy.ndarray else leaf
 
 
 class DerivedFunction(NamedTuple):
@@ -173,9 +222,7 @@ def derive(
             "static_argnames": tuple(sorted(own.names)),
         }
     if name in ("jvp", "vjp"):  # whose positional arguments are tuples of those of the function
-        names = names[1:] if on_instance else names
-        numbers = [number for number in sorted(own.positions) if number < len(names)]
-        given |= {"static": tuple((number, names[number]) for number in numbers)}
+        given |= {"static": _named_statics(own, names[1:] if on_instance else names)}
         statics = StaticArgs(first, statics.names)
     if isinstance(given.get("argnums"), list):
         given |= {"argnums": tuple(given["argnums"])}  # which is the same to jax
@@ -193,6 +240,41 @@ def derive(
         ),
         base,
     )
+
+
+def arguments_at(
+    function: Callable[..., Any],
+    options: Options,
+    primals: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    on_instance: bool = False,
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call at such primals: static ones are given by name, wherever they stand.
+
+    Args:
+        function: what is called.
+        options: how it is compiled.
+        primals: the positional arguments, without static ones and the instance.
+        kwargs: those by name.
+        on_instance: whether the function is the method that it is on an instance.
+    """
+    from jaxd_protocol.messages.function_manifest import parameter_names
+
+    statics, names = infer_static_args(function, options), parameter_names(function)
+    if on_instance:
+        statics, names = _of_method(statics, names), names[1:]
+    args, named = list(primals), dict(kwargs)
+    for number, name in _named_statics(statics, names):
+        if name in named and number <= len(args):
+            args.insert(number, named.pop(name))
+    return args, named
+
+
+def _named_statics(statics: StaticArgs, names: Sequence[str]) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that is static and can be given by position."""
+    numbers = [number for number in sorted(statics.positions) if number < len(names)]
+    return tuple((number, names[number]) for number in numbers)
 
 
 def _of_method(statics: StaticArgs, names: tuple[str, ...]) -> StaticArgs:

@@ -109,10 +109,15 @@ def drop_programs(caller: Caller | None, spec: FunctionSpec) -> int:
             "JAXD_INLINE=1 means that this process uses no server, so there is nothing to be "
             "cleared. What jax keeps in this process, jax.clear_caches() drops."
         )
+    keys = sorted(known_keys(spec))
+    return sum(caller.session.ask("forget", key)["executables"] for key in keys)
+
+
+def known_keys(spec: FunctionSpec) -> set[bytes]:
+    """The keys under which this process has met the function, as it is now."""
     snapshot = spec.snapshot
     known = {each.key for pinned in snapshot.pinned.values() for each in pinned.specs.values()}
-    known |= {each.key for each in snapshot.specs.values()}
-    return sum(caller.session.ask("forget", key)["executables"] for key in sorted(known))
+    return known | {each.key for each in snapshot.specs.values()}
 
 
 # what was recorded ------------------------------------------------------------------------------

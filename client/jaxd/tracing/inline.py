@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +33,10 @@ class InlineFunction:
         options: of `jax.jit`, and what is static.
         config: jax settings under which it is traced and runs.
         results: the form of its results.
+        version: of the function: what jax has traced of another one is not used.
+
+    Attributes:
+        statics: which arguments are static.
 
     Raises:
         NoServer: when this process has no jax.
@@ -44,9 +48,11 @@ class InlineFunction:
         options: Options,
         config: tuple[tuple[str, Any], ...] = (),
         results: ResultsAs = "auto",
+        version: bytes | None = None,
     ) -> None:
-        self._statics = statics = infer_static_args(function, options)
-        opened = function if statics.strict else _opening_wrapper(function, statics)
+        self.statics = statics = infer_static_args(function, options)
+        is_plain = statics.strict and version is None
+        opened = function if is_plain else _opening_wrapper(function, statics, version)
         self._jitted = _import_jax().jit(opened, **options.jit_arguments())
         self._config = config
         self._device = options.device
@@ -78,11 +84,27 @@ class InlineFunction:
         """jax's own `Traced`."""
         return self._under_settings(self._jitted.trace, args, kwargs)
 
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The form of what it returns, as jax's own specs."""
+        return self._under_settings(self._jitted.eval_shape, args, kwargs)
+
+    def clear_cache(self) -> None:
+        """Drops what jax keeps of it in this process."""
+        self._jitted.clear_cache()
+
+    def cache_size(self) -> int:
+        """How many programs jax has of it in this process."""
+        return int(self._jitted._cache_size())  # noqa: SLF001  jax's own tests use it
+
+    def settings(self) -> AbstractContextManager[None]:
+        """Within it, jax of this process has the function's settings."""
+        return local_jax_settings(self._config, self._device)
+
     def _under_settings(
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        with local_jax_settings(self._config, self._device):
-            args, kwargs = wrap_untraceable_arguments(args, kwargs, self._statics)
+        with self.settings():
+            args, kwargs = wrap_untraceable_arguments(args, kwargs, self.statics)
             return do(*args, **kwargs)
 
 
@@ -120,15 +142,23 @@ def _import_jax() -> Any:
     )
 
 
-def _opening_wrapper(function: Callable[..., Any], statics: StaticArgs) -> Callable[..., Any]:
+def _opening_wrapper(
+    function: Callable[..., Any], statics: StaticArgs, version: bytes | None
+) -> Callable[..., Any]:
     """The same wrapper each time, so that jax finds what it has compiled for it."""
     try:
-        return _cached_opening(function, statics)
+        return _cached_opening(function, statics, version)
     except TypeError:  # the function cannot be hashed
         return unwrapping_arguments(function, statics)
 
 
-_cached_opening = lru_cache(maxsize=1024)(unwrapping_arguments)
+@lru_cache(maxsize=1024)
+def _cached_opening(
+    function: Callable[..., Any],
+    statics: StaticArgs,
+    version: bytes | None,  # noqa: ARG001  it is part of the key
+) -> Callable[..., Any]:
+    return unwrapping_arguments(function, statics)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, Final
 from jaxd_protocol.fingerprint import access_paths, archive_members, functions
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.code.reads import facts_of
-from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
+from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper, jit_options_of
 from jaxd_protocol.fingerprint.values import classes, modules
 from jaxd_protocol.fingerprint.walk import Handlers, Walk, short_repr
 
@@ -66,7 +66,7 @@ def _unbound_wrapper(value: Any) -> Any:
 
 def _function_wrapper(walk: Walk, value: FunctionWrapper) -> None:
     """The function, and how it is jitted where it is called; one of an archive is plain there."""
-    if value.jit_options is None or archive_members.name_of(walk, value.__wrapped__):
+    if jit_options_of(value) is None or archive_members.name_of(walk, value.__wrapped__):
         walk.emit(value.__wrapped__)
     else:
         walk.numbered(value, _jitted)
@@ -75,7 +75,7 @@ def _function_wrapper(walk: Walk, value: FunctionWrapper) -> None:
 def _jitted(walk: Walk, value: FunctionWrapper) -> None:
     walk.tag("jitted")
     walk.emit(value.__wrapped__)
-    walk.emit_child(" (options)", repr(value.jit_options))
+    walk.emit_child(" (options)", repr(jit_options_of(value)))
 
 
 def _code(walk: Walk, value: types.CodeType) -> None:

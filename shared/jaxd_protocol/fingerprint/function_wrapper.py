@@ -19,15 +19,21 @@ class FunctionWrapper:
 
     Attributes:
         __wrapped__: the function.
-        jit_options: how `jax.jit` compiles it there; None: it is the plain function.
+        _jit_options: how `jax.jit` compiles it there; None: it is the plain function. Not public:
+            the object is shown to users.
     """
 
     __wrapped__: Callable[..., Any]
-    jit_options: JitOptions | None = None
+    _jit_options: JitOptions | None = None
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As for any function: found on an instance, the instance is the first argument."""
         return self if instance is None else MethodType(self, instance)  # type: ignore[arg-type]
+
+
+def jit_options_of(wrapper: FunctionWrapper) -> JitOptions | None:
+    """How `jax.jit` compiles a wrapped function inside of another; None: it is the plain one."""
+    return wrapper._jit_options  # noqa: SLF001  defined above
 
 
 class BoundWrapper(partial[Any]):

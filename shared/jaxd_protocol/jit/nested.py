@@ -27,14 +27,14 @@ class _NestedFunction(FunctionWrapper):
     def __init__(self, function: Callable[..., Any], options: JitOptions) -> None:
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
-        self.jit_options = options
+        self._jit_options = options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls it as `jax.jit` does."""
-        return call_jitted(self.__wrapped__, self.jit_options or (), args, kwargs)
+        return call_jitted(self.__wrapped__, self._jit_options or (), args, kwargs)
 
     def __reduce__(self) -> Any:
-        return nested, (self.__wrapped__, self.jit_options)
+        return nested, (self.__wrapped__, self._jit_options)
 
     def __repr__(self) -> str:
         return f"<persistent {self.__wrapped__!r}>"

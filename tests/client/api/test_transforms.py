@@ -42,6 +42,11 @@ def _equal(ours: Any, theirs: Any) -> None:
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
+def _both(made: Any, cotangents: Any) -> Any:
+    value, pull_back = made
+    return value, pull_back(cotangents)
+
+
 def _pulled_back(primals: Any, cotangents: Any) -> Any:
     value, pull_back = jax.vjp(loss, *primals)
     return value, pull_back(cotangents)
@@ -68,14 +73,14 @@ def _rows() -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
             jax.vmap(jax.grad(loss), in_axes=(0, None)),
             (xx, Y),
         ),
-        "jvp": (lambda f: f.jvp(), lambda p, t: jax.jvp(loss, p, t), ((X, Y), (Y, X))),
+        "jvp": (lambda f: f.jvp, lambda p, t: jax.jvp(loss, p, t), ((X, Y), (Y, X))),
         "vjp": (
-            lambda f: f.vjp(),
+            lambda f: lambda p, ct: _both(f.vjp(*p), ct),
             _pulled_back,
             ((X, Y), np.float32(2)),
         ),
         "jvp, vmap": (
-            lambda f: f.jvp().vmap(in_axes=((0, None), (None, 0))),
+            lambda f: f._transformed("jvp", has_aux=False).vmap(in_axes=((0, None), (None, 0))),
             jax.vmap(lambda p, t: jax.jvp(loss, p, t), in_axes=((0, None), (None, 0))),
             ((xx, Y), (Y, xx)),
         ),
@@ -117,8 +122,8 @@ def _keys(function: PersistentFunction[..., Any]) -> list[bytes]:
         function.value_and_grad(),
         function.jacfwd(),
         function.jacrev(),
-        function.jvp(),
-        function.vjp(),
+        function._transformed("jvp", has_aux=False),
+        function._transformed("vjp", has_aux=False),
         function.hessian(),
         function.vmap(),
         function.vmap((0, None)),
@@ -167,17 +172,51 @@ def test_static_arguments_stay_static(shared: Client) -> None:
     function = shared.persistent_call(scaled, static_argnames="mode")
     _equal(function.vmap()(X, Y, mode="up"), jnp.asarray(X * Y))
     _equal(function.vmap()(X, Y, "down"), jnp.asarray(X / Y))
-    value, (left, right) = function.vjp()((X, Y), np.ones(3, "f4"), mode="up")
+    value, pull_back = function.vjp(X, Y, mode="up")
+    left, right = pull_back(np.ones(3, "f4"))
     _equal((value, left, right), (jnp.asarray(X * Y), jnp.asarray(Y), jnp.asarray(X)))
-    _equal(function.jvp()((X, Y), (Y, None), mode="up")[1], jnp.asarray(Y * Y))
+    _equal(function.jvp((X, Y), (Y, None), mode="up")[1], jnp.asarray(Y * Y))
 
 
 def test_what_has_no_derivative_is_none(shared: Client) -> None:
     """Where jax has an array of `float0`, which no client without jax knows."""
     function = shared.persistent_call(lambda x, n: jnp.sum(x) * n)
     assert function.grad((0, 1), allow_int=True)(X, 3)[1] is None
-    value, (_, nothing) = function.vjp()((X, 3), np.float32(1))
+    value, pull_back = function.vjp(X, 3)
+    _, nothing = pull_back(np.float32(1))
     assert (float(value), nothing) == (18.0, None)
+
+
+def test_a_pullback_keeps_its_primals(shared: Client) -> None:
+    """It can be called again, whatever was overwritten or donated meanwhile; aux comes last."""
+
+    def cubed(x: Any) -> Any:
+        return jnp.sum(x**3), x + 1
+
+    function = shared.persistent_call(cubed, donate_argnums=0)
+    x = X.copy()
+    kept = jnp.asarray(X)
+    for given in (x, kept):
+        value, pull_back, aux = function.vjp(given, has_aux=True)
+        x[:] = 0
+        _equal((value, aux), (jnp.sum(jnp.asarray(X) ** 3), jnp.asarray(X + 1)))
+        for weight in (1.0, 2.0):
+            _equal(pull_back(np.float32(weight)), (jnp.asarray(3 * weight * X**2),))
+    assert not kept.is_deleted()
+    found = function.jvp((X,), (Y,), has_aux=True)
+    _equal(found, jax.jvp(cubed, (jnp.asarray(X),), (jnp.asarray(Y),), has_aux=True))
+
+
+def test_jax_transforms_what_they_return(shared: Client) -> None:
+    """The value and the pullback are operations of the caller's own jax as well."""
+    function = shared.persistent_call(loss)
+
+    def slope(x: Any) -> Any:
+        value, pull_back = function.vjp(x, Y)
+        return value + jnp.sum(pull_back(jnp.float32(1))[0])
+
+    expected = jax.grad(lambda x: loss(x, Y) + jnp.sum(jax.grad(loss)(x, Y)))(X)
+    np.testing.assert_allclose(jax.jit(jax.grad(slope))(X), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +318,8 @@ class Spring:
 
 rows = np.arange(6, dtype="f4").reshape(2, 3)
 print(np.asarray(energy.grad().vmap(in_axes=(0, None))(rows, 2.0)).tolist())
-value, (slope, _) = energy.vjp()((rows, 1.0), np.float32(1))
+value, pull_back = energy.vjp(rows, 1.0)
+slope, _ = pull_back(np.float32(1))
 print(np.asarray(Spring().energy.grad().vmap()(rows)).tolist())
 print(float(value), np.asarray(slope).tolist() == (3 * rows**2).tolist(), "jax" in sys.modules)
 """

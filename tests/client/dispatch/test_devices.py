@@ -11,6 +11,7 @@ import jaxd
 from jaxd import Device, PersistentFunction, persistent_call
 from jaxd.dispatch.devices import device_index
 from jaxd.errors import ConfigurationError
+from jaxd_protocol.fingerprint.function_wrapper import jit_options_of
 
 ROW: dict[str, Any] = {
     "index": 3,
@@ -66,5 +67,5 @@ def test_the_device_is_part_of_the_key_and_of_nothing_else() -> None:
     assert keys[0] == keys[1]
     others = {key_of(one) for one in map(function.on, range(3))}
     assert len({*others, keys[0]}) == 4
-    assert function.on(1).jit_options == function.jit_options
+    assert jit_options_of(function.on(1)) == jit_options_of(function)
     assert function.on(1).fingerprint == function.fingerprint

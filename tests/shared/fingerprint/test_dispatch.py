@@ -93,7 +93,7 @@ def test_a_persistent_function_is_the_function() -> None:
     class Persistent(FunctionWrapper):
         def __init__(self, wrapped: Any, options: Any = None) -> None:
             self.__wrapped__ = wrapped
-            self.jit_options = options
+            self._jit_options = options
 
     assert digest_of([Persistent(one)]) == digest_of([one])
     jitted = [(), (("static_argnums", (0,)),), (("static_argnums", (1,)),)]

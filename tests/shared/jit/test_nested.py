@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxd_protocol.fingerprint.function_wrapper import jit_options_of
 from jaxd_protocol.jit.nested import call_jitted, nested
 
 
@@ -41,7 +42,7 @@ def test_it_travels_on_as_what_it_is() -> None:
     """A function that holds it may be packed where it has arrived."""
     options = (("static_argnums", (1,)),)
     again = pickle.loads(pickle.dumps(nested(double, options)))
-    assert (again.__wrapped__, again.jit_options) == (double, options)
+    assert (again.__wrapped__, jit_options_of(again)) == (double, options)
 
 
 def test_found_on_an_instance_it_is_a_method() -> None:

@@ -15,6 +15,7 @@ import jax
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_server.codec.arguments import Arguments, build_arguments, empty_leaves, parse_arguments
+from jaxd_server.codec.results import result_layout
 from jaxd_server.codec.signature import signature_of
 from jaxd_server.compilation.compiling.compiler import Compiler, explained
 from jaxd_server.compilation.functions.function import Function
@@ -24,6 +25,7 @@ from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.execution.run import unpacked_function
 from jaxd_server.jax_compat.config import pinned, restore_defaults
 from jaxd_server.jax_compat.devices import Devices
+from jaxd_server.jax_compat.lowered import out_leaves
 from jaxd_server.runtime.counters import Counts
 
 _STAGES: Final = ("jaxpr", "lowered", "compiled")
@@ -118,6 +120,7 @@ def _lowered(lowered: Any, dialect: str, *, places: bool) -> dict[str, Any]:
     return {
         "text": lowered.as_text(dialect, debug_info=places),
         "cost": _plain(lowered.cost_analysis()),
+        "result": result_layout(out_leaves(lowered), lowered.out_tree).skeleton.hex(),
     }
 
 
@@ -138,4 +141,5 @@ def _plain(cost: Any) -> dict[str, float] | None:
 def _memory(stats: Any) -> dict[str, int] | None:
     if stats is None:
         return None
-    return {name: int(getattr(stats, name)) for name in dir(stats) if name.endswith("_in_bytes")}
+    found = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
+    return {name: number for name, number in found.items() if type(number) is int}

@@ -201,8 +201,8 @@ def _vjp(function: _Function, *, has_aux: bool, static: _Static) -> _Function:
 
         pulled_back: Any = jax.vjp
         bound = _bound(function, kwargs, static)
-        value, pull_back, *aux = pulled_back(bound, *primals, has_aux=has_aux)
-        return (value, pull_back(cotangents), *aux)
+        _, pull_back, *_ = pulled_back(bound, *primals, has_aux=has_aux)
+        return pull_back(cotangents)
 
     return vjp
 

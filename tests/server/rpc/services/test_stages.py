@@ -66,6 +66,7 @@ def test_a_lowered_program_is_that_of_jax(harness: PipelineHarness) -> None:
     found = show(harness, Source(affine, options), "lowered", X, 2.0, "minus")
     with jax.enable_x64(True):
         expected = jax.jit(affine, static_argnames="mode").lower(X, 2.0, "minus")
+    assert b"float32" in bytes.fromhex(found.pop("result"))
     assert found == {"text": expected.as_text(), "cost": expected.cost_analysis()}
 
 

@@ -87,9 +87,9 @@ def test_forward_mode_takes_tuples() -> None:
 def test_reverse_mode_takes_tuples() -> None:
     """And gives a cotangent for each; None for what has no derivative."""
     vjp = of(powers, "vjp", has_aux=False, static=((0, "mode"),))
-    value, (gradient, nothing) = vjp((X, 3), Y, mode="up")
-    expected, pull_back = jax.vjp(lambda x: powers("up", x, 3), X)
-    equal((value, (gradient,)), (expected, pull_back(Y)))
+    gradient, nothing = vjp((X, 3), Y, mode="up")
+    _, pull_back = jax.vjp(lambda x: powers("up", x, 3), X)
+    equal((gradient,), pull_back(Y))
     assert nothing is None
 
 
@@ -101,7 +101,7 @@ def test_auxiliary_data_comes_last() -> None:
 
     jvp, vjp = (of(with_aux, name, has_aux=True, static=()) for name in ("jvp", "vjp"))
     equal(jvp((X,), (Y,)), jax.jvp(with_aux, (X,), (Y,), has_aux=True))
-    equal(vjp((X,), Y), (X * 2, (Y * 2,), {"seen": X}))
+    equal(vjp((X,), Y), (Y * 2,))
 
 
 def test_it_says_how_it_is_called() -> None:
