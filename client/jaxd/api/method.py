@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Protocol, SupportsIndex
 
 from jaxd.api.transforms import TransformMethods
+from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 
 if TYPE_CHECKING:
@@ -107,3 +109,37 @@ class PersistentMethod(BoundWrapper, TransformMethods["PersistentMethod"]):
         """The same behind one more transformation, of this name and with these options."""
         derived = self.unbound().transformed(name, on_instance=True, **given)
         return PersistentMethod(derived, self.args[0])
+
+
+_CLASS_IS_LOST: Final = sys.version_info >= (3, 13)
+
+
+def check_class_known(function: Any, args: tuple[Any, ...]) -> None:
+    """Returns when a method of a persistent function has its class, if it is a class method.
+
+    Args:
+        function: a persistent function.
+        args: the arguments of that method.
+
+    Raises:
+        ArgumentError: when the class is missing.
+    """
+    if not _CLASS_IS_LOST:
+        return
+    if not (args and isinstance(args[0], type)) and _is_class_method(function):
+        name = function.__qualname__
+        raise ArgumentError(
+            f"{name} is a class method, and from Python 3.13 on nothing but a call of it says on "
+            "which class it was found. Put what you ask for into a static method that takes what "
+            f"it needs, or bind it yourself: vars({name.rpartition('.')[0]})["
+            f"{name.rpartition('.')[2]!r}].__func__.__get__(cls)"
+        )
+
+
+def _is_class_method(function: Any) -> bool:
+    """Whether its class has it as one; False for classes that are local to a function."""
+    *path, name = str(getattr(function, "__qualname__", "?")).split(".")
+    found: Any = sys.modules.get(str(getattr(function, "__module__", "?")))
+    for part in (*path, name):
+        found = getattr(found, "__dict__", {}).get(part)
+    return isinstance(found, classmethod) and found.__func__ is function

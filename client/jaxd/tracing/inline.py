@@ -1,4 +1,4 @@
-"""`JAXD_INLINE=1`: no server, plain `jax.jit` in this process, for a debugger."""
+"""Plain `jax.jit` in this process: with `JAXD_INLINE=1`, and where a server cannot answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jaxd.dispatch.devices import Device
 from jaxd.interop.jax_runtime import PRNGKeys, import_jax
 from jaxd.results.reader import ResultsAs
-from jaxd_protocol.errors import ConfigurationError, NoServer
+from jaxd_protocol.errors import ArgumentError, ConfigurationError, NoServer
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 from jaxd_protocol.jit.static_leaves import unwrapping_arguments, wrap_untraceable_arguments
@@ -33,6 +33,8 @@ class InlineFunction:
         options: of `jax.jit`, and what is static.
         config: jax settings under which it is traced and runs.
         results: the form of its results.
+        is_private: whether nothing that jax has compiled for this function elsewhere is used, and
+            jax decides about arguments that cannot be static by their content.
 
     Raises:
         NoServer: when this process has no jax.
@@ -44,9 +46,15 @@ class InlineFunction:
         options: Options,
         config: Mapping[str, Any] | None = None,
         results: ResultsAs = "auto",
+        *,
+        is_private: bool = False,
     ) -> None:
         self._statics = statics = infer_static_args(function, options)
-        opened = function if statics.strict else _opening_wrapper(function, statics)
+        self._is_private = is_private
+        if is_private:
+            opened = unwrapping_arguments(function, statics)
+        else:
+            opened = function if statics.strict else _opening_wrapper(function, statics)
         self._jitted = _import_jax().jit(opened, **options.jit_arguments())
         self._config = config or {}
         self._device = options.device
@@ -82,7 +90,11 @@ class InlineFunction:
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         with local_jax_settings(self._config, self._device):
-            args, kwargs = wrap_untraceable_arguments(args, kwargs, self._statics)
+            try:
+                args, kwargs = wrap_untraceable_arguments(args, kwargs, self._statics)
+            except ArgumentError:
+                if not self._is_private:
+                    raise
             return do(*args, **kwargs)
 
 

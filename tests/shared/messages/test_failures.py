@@ -264,7 +264,9 @@ def test_nothing_is_imported_to_find_a_type(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "lazy_module", lazy)
     monkeypatch.delitem(sys.modules, "wave", raising=False)
     for module in ("lazy_module", "wave"):
-        found = decode_failure((module, "Error", "text", None, 0.0, "", (), (), (), (), ()))
+        found = decode_failure(
+            (module, "Error", "text", None, 0.0, "", (), (), (), (), (), ("", ""))
+        )
         assert type(found) is RemoteError
     assert "wave" not in sys.modules
 
@@ -273,7 +275,9 @@ def test_nothing_is_imported_to_find_a_type(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_exceptions_are_taken(name: str) -> None:
     """The other end names a type, and can name anything."""
     assert (
-        type(decode_failure(("builtins", name, "text", None, 0.0, "", (), (), (), (), ())))
+        type(
+            decode_failure(("builtins", name, "text", None, 0.0, "", (), (), (), (), (), ("", "")))
+        )
         is RemoteError
     )
 
