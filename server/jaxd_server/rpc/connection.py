@@ -225,7 +225,8 @@ class ServerConnection(BulkConnection):
         try:
             reply = self._serve(verb, args, buffers)
         except BaseException as error:  # noqa: BLE001  sent to the client, as that of a call
-            reply = (FAILED, encode_failure(error)), ()
+            phase = "building" if verb == "stages" else ""
+            reply = (FAILED, encode_failure(error, phase=phase)), ()
         self._send_queue.later(seq, reply, nbytes)
 
     def _serve(self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]) -> Reply:

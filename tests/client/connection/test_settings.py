@@ -76,7 +76,7 @@ def test_what_cannot_become_of_a_call(runtime: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("JAXD_FALLBACK", "")
     assert Settings.resolve().fallback == "local"
     monkeypatch.setenv("JAXD_FALLBACK", "remote")
-    with pytest.raises(ConfigurationError, match="JAXD_FALLBACK is 'remote'. Write local, or"):
+    with pytest.raises(ConfigurationError, match=r"JAXD_FALLBACK is 'remote'. Write local, or"):
         Settings.resolve()
 
 

@@ -17,7 +17,6 @@ import pytest
 import jaxd
 from jaxd import Client, FallbackWarning, errors
 from jaxd.tracing import fallback
-from jaxd_protocol.messages.calls import FailureOrigin, set_origin
 
 
 class Unpackable:
@@ -304,10 +303,132 @@ def test_two_threads(client: Client) -> None:
     assert results == [4.0] * 4
 
 
-@pytest.mark.parametrize("kind", fallback.NEVER, ids=lambda kind: kind.__name__)
-def test_errors_that_are_final(kind: type[BaseException]) -> None:
-    """Wherever they are raised."""
-    for phase in fallback.PHASES:
-        error = kind("no")
-        set_origin(error, FailureOrigin(phase))
-        assert not fallback.may_follow(error)
+def test_what_has_run_is_not_repeated(client: Client) -> None:
+    """An error of the program itself, and of what it calls back, is final."""
+    called = []
+
+    def failing(x: Any) -> Any:
+        called.append(float(x))
+        raise ValueError("in the callback")
+
+    def calling(x: Any) -> Any:
+        return jax.experimental.io_callback(failing, x, x)
+
+    with falling_back(0), pytest.raises(Exception, match="in the callback"):
+        local(client, calling)(jnp.float32(2.0))
+    assert called == [2.0]
+
+
+def test_a_result_that_cannot_travel(client: Client) -> None:
+    """As `jax.jit` returns it: an object of a class that only this process has registered."""
+
+    def returning(x: Any) -> Any:
+        return jax.tree_util.Partial(Unpackable(2.0).__reduce__, x)
+
+    expected = jax.jit(returning)(1.0)
+    with falling_back():
+        found = local(client, returning)(1.0)
+    assert float(found.args[0]) == float(expected.args[0])
+
+
+def test_a_setting_that_no_server_has(client: Client) -> None:
+    """Is jax's own here."""
+    function = local(client, lambda x: x * 2)
+    with jax.disable_jit(), falling_back():
+        assert float(function(1.0)) == 2.0
+
+
+def test_an_attribute_that_is_missing_is_looked_for_here(client: Client) -> None:
+    """What Python raises in the user's code may be ours; if not, it is raised here again."""
+
+    def reading(x: Any) -> Any:
+        return x * jax.no_such_attribute
+
+    with falling_back(0), pytest.raises(AttributeError, match="no_such_attribute") as caught:
+        local(client, reading)(1.0)
+    assert "on the jaxd server" not in "".join(getattr(caught.value, "__notes__", ()))
+
+
+def test_what_fails_here_too_is_asked_of_the_server_again(client: Client) -> None:
+    """Nothing is remembered of it."""
+    wrong = [True]
+
+    def perhaps(x: Any) -> Any:
+        return jnp.dot(x, jnp.ones(7 if wrong[0] else 3))
+
+    function = local(client, perhaps)
+    with falling_back(0):
+        with pytest.raises(TypeError):
+            function(jnp.ones(3))
+        wrong[0] = False
+        before = client.statistics().traces
+        assert float(function(jnp.ones(3))) == 3.0
+    assert client.statistics().traces == before + 1
+
+
+def test_numpy_results(client: Client) -> None:
+    """`results=` counts here as well."""
+    function = local(client, listing([]), results="numpy")
+    with falling_back():
+        assert type(function(np.ones(2, np.float32))) is np.ndarray
+
+
+@pytest.mark.libraries("flax")
+def test_flax_modules_are_changed_as_by_a_call(client: Client) -> None:
+    """As `nnx.jit` does it."""
+    from flax import nnx
+
+    model, seen = nnx.BatchNorm(3, rngs=nnx.Rngs(0)), []
+
+    def normalize(model: Any, x: Any) -> Any:
+        seen.append(x.shape)
+        return model(x)
+
+    expected = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    nnx.jit(lambda model, x: model(x))(expected, jnp.arange(6.0).reshape(2, 3))
+    with falling_back():
+        local(client, normalize)(model, jnp.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(model.mean[...], expected.mean[...])
+    assert float(jnp.abs(model.mean[...]).sum()) > 0
+
+
+def test_a_warning_that_is_an_error(client: Client) -> None:
+    """Takes the place of the result."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        with pytest.raises(FallbackWarning, match="listed runs under plain"):
+            local(client, listing([]))(1.0)
+
+
+_LIGHT = """
+import sys, warnings, numpy as np
+from jaxd import persistent_call, errors, FallbackWarning
+
+class Unpackable:
+    factor = 2.0
+    def __reduce__(self):
+        raise TypeError("stays here")
+
+def scaled(x, by):
+    return x * by.factor
+
+options = dict(static_argnames="by")
+try:
+    persistent_call(scaled, **options)(np.ones(2, "f4"), by=Unpackable())
+except errors.PackingError:
+    print("error", "jax" in sys.modules)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    found = persistent_call(scaled, fallback="local", **options)(np.ones(2, "f4"), by=Unpackable())
+print(found, type(found).__module__.partition(".")[0], [each.category.__name__ for each in seen])
+"""
+
+
+def test_in_a_process_without_jax(live: Any) -> None:
+    """An error by default; where a run here was asked for, jax is imported for it."""
+    ran = live.run(_LIGHT, JAXD_FALLBACK="")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "error False",
+        "[2. 2.] jaxlib ['FallbackWarning']",
+    ]
