@@ -51,6 +51,7 @@ def _nothing_of_the_user() -> Iterator[None]:
     """What runs in this process keeps nothing in the user's own cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAXD_CACHE_DIR", "none")
+        patch.setenv("JAXD_FALLBACK", "error")  # no test passes because a call fell back
         for name, value in another_server.secrets().items():
             patch.setenv(name, value)
         yield
@@ -71,6 +72,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name)
     for name, value in another_server.secrets().items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JAXD_FALLBACK", "error")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(directory / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))

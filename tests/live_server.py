@@ -34,6 +34,7 @@ def source_environment(directory: Path, **more: str) -> dict[str, str]:
             "XDG_CONFIG_HOME": str(directory / "config"),
             "XDG_CACHE_HOME": str(directory / "cache"),
             "JAX_PLATFORMS": "cpu",
+            "JAXD_FALLBACK": "error",
         }
         | more
     )

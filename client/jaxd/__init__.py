@@ -21,6 +21,7 @@ from jaxd.api.function import PersistentFunction
 from jaxd.connection.settings import Settings
 from jaxd.interop.jax_runtime import PRNGKeys
 from jaxd_protocol import __version__
+from jaxd_protocol.errors import FallbackWarning
 from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ __all__ = [
     "CallOptions",
     "Client",
     "Device",
+    "FallbackWarning",
     "LazyArray",
     "PRNGKeys",
     "PersistentFunction",

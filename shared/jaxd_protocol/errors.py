@@ -20,6 +20,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectionLost",
     "DeadlineExceeded",
+    "FallbackWarning",
     "InternalError",
     "JaxdError",
     "LimitExceeded",
@@ -283,6 +284,10 @@ class InternalError(JaxdError, RuntimeError):
 
 class CompileAdvice(UserWarning):
     """A function is compiled, or taken apart, more often than its author can have meant."""
+
+
+class FallbackWarning(UserWarning):
+    """A function runs under plain `jax.jit` in this process: the server cannot run it as it is."""
 
 
 class TracedReadWarning(UserWarning):

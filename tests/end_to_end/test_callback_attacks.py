@@ -28,7 +28,7 @@ from tests.client.fake_server import FakeServer, Request
 pytestmark = pytest.mark.own_server
 
 WORD = "only-this-process-knows"
-OVER = (FAILED, ("builtins", "ValueError", "over", None, 0.0, "", (), (), (), (), ())), ()
+OVER = (FAILED, ("builtins", "ValueError", "over", None, 0.0, "", (), (), (), (), (), ("", ""))), ()
 
 
 class Array(NamedTuple):

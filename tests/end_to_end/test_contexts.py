@@ -104,7 +104,7 @@ def test_a_setting_counts_in_whichever_way_and_however_late_it_is_set(
     """Also after a first call without it; and it is gone again afterwards."""
     if not hasattr(jax.config, name):
         pytest.skip(f"this jax has no {name}")
-    state: Any = jax._src.config.config_states[name]  # type: ignore[attr-defined]
+    state: Any = jax._src.config.config_states[name]
     ours = client.persistent_call(function)
     plain = outcome(jax.jit(anew(function)), X)
     assert outcome(ours, X) == plain
@@ -149,7 +149,7 @@ def test_jit_is_disabled_in_the_process_that_calls(client: Client) -> None:
 def test_what_cannot_be_executed_here_is_not_executed_there(client: Client) -> None:
     """`jax.no_execution`, with the error of jax."""
     ours = client.persistent_call(lambda x: x * 2)
-    with jax._src.config.no_execution(True):  # type: ignore[attr-defined]
+    with jax._src.config.no_execution(True):
         theirs = outcome(jax.jit(lambda x: x * 2), X)
         assert outcome(ours, X) == theirs
     assert theirs is RuntimeError
@@ -271,7 +271,7 @@ def test_metadata_for_xla_is_in_the_program(client: Client) -> None:
 
 def test_a_context_that_cannot_travel_is_refused(client: Client) -> None:
     """What it does would be missing from the result."""
-    config: Any = jax._src.config  # type: ignore[attr-defined]
+    config: Any = jax._src.config
     ours = client.persistent_call(lambda x: x * 2)
     before = config.pallas_tpu_interpret_mode_context_manager.swap_local("params")
     try:
@@ -343,7 +343,7 @@ def test_settings_count_where_the_call_is_made_and_not_where_it_is_awaited(clien
                 pending = ours.submit(x)
             return await asyncio.wrap_future(pending)
 
-        return await asyncio.gather(one(), ours.call_async(x), one())
+        return list(await asyncio.gather(one(), ours.call_async(x), one()))
 
     assert [each.dtype for each in asyncio.run(both())] == [np.float64, np.float32, np.float64]
 

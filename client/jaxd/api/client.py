@@ -9,8 +9,9 @@ from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar, Unpack, overloa
 from jaxd.api import put_get
 from jaxd.api.decorator import CallOptions, persistent_call
 from jaxd.api.function import PersistentFunction
+from jaxd.api.options import check_option_values
 from jaxd.api.server_statistics import Statistics
-from jaxd.connection.settings import Settings
+from jaxd.connection.settings import Fallbacks, Settings
 from jaxd.dispatch.caller import Caller, default_caller
 from jaxd.dispatch.devices import Device, device_index
 from jaxd.interop.remote_array import RemoteArray, handle_reducer
@@ -115,6 +116,7 @@ def connect(
     port: int | None = None,
     token: str | None = None,
     device: SupportsIndex | None = None,
+    fallback: Fallbacks | None = None,
 ) -> Client:
     """A client of its own, connected at once.
 
@@ -126,6 +128,8 @@ def connect(
         token: that of a server over TCP or TLS; else `JAXD_TOKEN` or `JAXD_TOKEN_FILE`.
         device: the server's device that its calls run on, by index; else `JAXD_DEVICE`, else the
             server chooses.
+        fallback: what becomes of calls that the server cannot answer, as of `persistent_call`; else
+            `JAXD_FALLBACK`.
 
     Returns:
         The client; use it as a context manager or call its `close`.
@@ -139,6 +143,9 @@ def connect(
     settings = _with_server(Settings.resolve(server, host, port, token))
     if device is not None:
         settings = settings.replaced(device=device_index(device))
+    if fallback is not None:
+        check_option_values({"fallback": fallback})
+        settings = settings.replaced(fallback=fallback)
     client = Client(Caller(settings))
     client.caller.session.connection()
     return client

@@ -16,6 +16,7 @@ from jaxd.api.options import (
     packed_shardings,
     positions_of,
 )
+from jaxd.connection.settings import Fallbacks
 from jaxd.dispatch.caller import CallerLookup, HasCaller
 from jaxd.request.call_request import CallSettings
 from jaxd.request.function_snapshot import SnapshotCache
@@ -60,6 +61,11 @@ class CallOptions(TypedDict, total=False):
         callbacks: functions, and methods of objects, that programs may call back in this process
             although the function's code does not give them to `jax.debug.callback` or
             `io_callback` itself, but by way of a helper. They are not in the key.
+        fallback: what becomes of a call that the server cannot answer because something cannot
+            travel, be hashed or be traced there. `"local"`: it runs under plain `jax.jit` in this
+            process, with a `FallbackWarning`; `"error"`: an error. By default as `jaxd.connect` or
+            `JAXD_FALLBACK` say, else local where this process has imported jax, and jax's default
+            device is of the server's kind.
         extra_key: a plain value; functions with different ones never share an executable.
     """
 
@@ -85,6 +91,7 @@ class CallOptions(TypedDict, total=False):
     ignore: str | Iterable[str]
     ship: Ship
     callbacks: Sequence[Callable[..., Any]]
+    fallback: Fallbacks
     extra_key: Any
 
 
@@ -137,6 +144,7 @@ def persistent_call(
         options.get("results", "auto"),
         options.get("timeout_s"),
         options.get("strict", False),
+        options.get("fallback"),
     )
     client, token = options.get("client"), options.get("token")
     address = options.get("server"), options.get("host"), options.get("port")

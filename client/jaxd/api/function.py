@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import (
     TYPE_CHECKING,
@@ -29,6 +28,7 @@ from jaxd.results.reader import ResultsAs
 from jaxd_protocol.errors import TracerError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config, Options, overridden
+from jaxd_protocol.messages.calls import FailureOrigin, set_origin
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from jaxd.api.why import Why
     from jaxd.dispatch.warm import Warmed
     from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd.tracing.fallback import Fallback, LocalRun
     from jaxd.tracing.inline import InlineFunction
 
 
@@ -102,17 +103,29 @@ class FunctionBinding(NamedTuple):
         Raises:
             ArgumentError, TracerError, PackingError: when an argument cannot travel.
         """
-        spec = self.snapshots.spec(config)
-        _, form, timeout_s, strict = self.settings
-        if caller.session.accepts != "code" and caller.requires_export(timeout_s):
-            from jaxd.tracing.export import exported_call  # imports jax, and few servers ask for it
+        if self.snapshots.refusal is not None:
+            self.snapshots.refusal.check()
+            self.snapshots.refusal = None
+        spec = None
+        try:
+            spec = self.snapshots.spec(config)
+            _, form, timeout_s, strict, _ = self.settings
+            if caller.session.accepts != "code" and caller.requires_export(timeout_s):
+                # imports jax, and few servers ask for it
+                from jaxd.tracing.export import exported_call
 
-            made = exported_call(caller, spec, self.function, self.settings.config, args, kwargs)
-            return caller.encode(*made, {}, timeout_s, results or form, strict)
-        call = caller.encode(spec, args, kwargs, timeout_s, results or form, strict)
-        return (
-            call if spec.snapshot.guards.complete else self.with_pinned_spec(caller, call, config)
-        )
+                given = self.settings.config, args, kwargs
+                made = exported_call(caller, spec, self.function, *given)
+                return caller.encode(*made, {}, timeout_s, results or form, strict)
+            call = caller.encode(spec, args, kwargs, timeout_s, results or form, strict)
+            if not spec.snapshot.guards.complete:
+                call = self.with_pinned_spec(caller, call, config)
+        except Exception as error:
+            set_origin(error, FailureOrigin("walking" if spec is None else "packing"))
+            raise
+        if call.spec.snapshot.refused:
+            call.check_not_refused()
+        return call
 
     def encode_specs(
         self, caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -121,9 +134,16 @@ class FunctionBinding(NamedTuple):
         from jaxd.dispatch.warm import encode_warm_request
 
         config = self.config()
-        spec = self.snapshots.spec(config)
-        call = encode_warm_request(caller, spec, args, kwargs, self.settings.strict)
-        return self.with_pinned_spec(caller, call, config)
+        spec = None
+        try:
+            spec = self.snapshots.spec(config)
+            made = encode_warm_request(caller, spec, args, kwargs, self.settings.strict)
+            call = self.with_pinned_spec(caller, made, config)
+        except Exception as error:
+            set_origin(error, FailureOrigin("walking" if spec is None else "packing"))
+            raise
+        call.check_not_refused()
+        return call
 
     def inspected_spec(self) -> FunctionSpec:
         """The function as it is now, for a question about it and not for a call."""
@@ -143,14 +163,9 @@ class FunctionBinding(NamedTuple):
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _MAX_DERIVED: Final = 64
-
-_MAP_WINDOW = 32
-"""Calls that `map` has in flight at most."""
-
-_MAP_REFILL = _MAP_WINDOW // 2
-"""When so few are left it sends several: to change threads for each costs more than the calls."""
 
 
 class PersistentFunction(
@@ -168,7 +183,7 @@ class PersistentFunction(
     """
 
     # jax.grad(f) and functools.wraps copy what is in f.__dict__: nothing of ours may be there
-    __slots__ = ("_binding", "_derived", "_inline", "_jit_options", "_nnx")
+    __slots__ = ("_binding", "_derived", "_fallback", "_inline", "_jit_options", "_nnx")
 
     def __init__(self, binding: FunctionBinding) -> None:
         functools.update_wrapper(self, binding.function)
@@ -178,6 +193,7 @@ class PersistentFunction(
         self._derived: dict[bytes, PersistentFunction[..., Any]] = {}
         self._nnx: NnxCalls[PersistentFunction[..., Any]] | None = None
         self._inline: InlineFunction | None = None
+        self._fallback: Fallback | None = None
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> PersistentFunction[P, R]: ...
@@ -224,13 +240,20 @@ class PersistentFunction(
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
         config = binding.config()
+        call = None
         try:
-            call = binding.encode(caller, config, args, kwargs)
-        except TracerError:  # jax traces the calling code, and the call is to be in its program
-            call = None
-        if call is None:
-            return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
-        return caller.call(call)  # type: ignore[no-any-return]
+            try:
+                call = binding.encode(caller, config, args, kwargs)
+            except TracerError:  # jax traces the calling code, and the call is to be in its program
+                call = None
+            if call is None:
+                return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
+            return caller.call(call)  # type: ignore[no-any-return]
+        except Exception as error:
+            local = self._local_run(caller, error, call, is_plain=True)
+            if local is None:
+                raise
+        return local(args, kwargs)  # type: ignore[no-any-return]
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As a call, with all of the result left on the server, however small.
@@ -245,8 +268,12 @@ class PersistentFunction(
         caller = binding.find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
-        return caller.call(  # type: ignore[no-any-return]
-            binding.encode(caller, binding.config(), args, kwargs, results="remote")
+        config = binding.config()
+        return self._attempt(  # type: ignore[no-any-return]
+            caller,
+            lambda: binding.encode(caller, config, args, kwargs, results="remote"),
+            caller.call,
+            lambda local: local(args, kwargs),
         )
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -266,9 +293,9 @@ class PersistentFunction(
             from jaxd.tracing.inline import completed_future
 
             return completed_future(lambda: self._call_inline(*args, **kwargs))
-        from jaxd.dispatch import async_call  # imports concurrent.futures
+        from jaxd.api.submission import Submission  # imports concurrent.futures
 
-        return async_call.submit(caller, binding.encode(caller, binding.config(), args, kwargs))
+        return Submission(binding, self._local_run, caller, binding.config()).submit(args, kwargs)
 
     async def call_async(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Awaits a call; the event loop runs on meanwhile.
@@ -282,7 +309,7 @@ class PersistentFunction(
         import asyncio
         from contextvars import copy_context
 
-        from jaxd.dispatch import async_call
+        from jaxd.api.submission import Submission
 
         binding = self._binding
         caller = binding.find_caller()
@@ -291,11 +318,9 @@ class PersistentFunction(
         # Finding a server, packing and sending block: they have no place in the event loop. But
         # jax's settings are those of this thread.
         config = binding.config()
-
-        def submit() -> Future[R]:
-            return async_call.submit(caller, binding.encode(caller, config, args, kwargs))
-
         run = copy_context().run  # context variables count as they are here
+        submission = Submission(binding, self._local_run, caller, config, is_awaited=True)
+        submit = functools.partial(submission.submit, args, kwargs)
         future = await asyncio.get_running_loop().run_in_executor(None, run, submit)
         return await asyncio.wrap_future(future)
 
@@ -304,20 +329,9 @@ class PersistentFunction(
 
         Takes from the iterables only as results are taken, so they may be endless.
         """
-        flying: deque[Future[R]] = deque()
-        refilling = _MAP_WINDOW
-        try:
-            for items in zip(*iterables, strict=False):
-                while len(flying) >= _MAP_WINDOW or refilling < len(flying):
-                    refilling = _MAP_REFILL
-                    yield flying.popleft().result()
-                refilling = _MAP_WINDOW
-                flying.append(self.submit(*items))  # type: ignore[call-arg]
-            while flying:
-                yield flying.popleft().result()
-        finally:
-            for future in flying:
-                future.cancel()
+        from jaxd.api.submission import results_in_order  # imports concurrent.futures
+
+        return results_in_order(self.submit, iterables)
 
     # questions that make no call ------------------------------------------------------------------
 
@@ -347,12 +361,23 @@ class PersistentFunction(
 
         binding = self._binding
         caller = running_server(binding.find_caller())
-        spec = binding.inspected_spec()
-        skeleton = None
-        if is_valid_call(binding.function, args, kwargs):
-            skeleton = caller.encode(spec, args, kwargs, None, "auto").skeleton
-            if skeleton in spec.snapshot.pinned:  # else the call will pin it, and not the question
-                spec = binding.snapshots.pinned_spec(spec, skeleton, binding.config())
+
+        skeleton = call = None
+        try:
+            spec = binding.inspected_spec()
+            if is_valid_call(binding.function, args, kwargs):
+                call = caller.encode(spec, args, kwargs, None, "auto")
+                skeleton = call.skeleton
+                if skeleton in spec.snapshot.pinned:  # else the call pins it, and not the question
+                    spec = binding.snapshots.pinned_spec(spec, skeleton, binding.config())
+                call = call._replace(spec=spec)
+                call.check_not_refused()
+        except Exception as error:
+            set_origin(error, FailureOrigin("packing"))
+            local = self._local_run(caller, error, call)
+            if local is None:
+                raise
+            return Why.of_local_run(local)
         parameters = parameter_names(binding.function)
         return Why.from_report(ask_why(caller, spec, parameters, skeleton))
 
@@ -375,7 +400,12 @@ class PersistentFunction(
             return self._inlined().warm(args, kwargs)
         from jaxd.dispatch import warm
 
-        return warm.warm(caller, binding.encode_specs(caller, args, kwargs))
+        return self._attempt(
+            caller,
+            lambda: binding.encode_specs(caller, args, kwargs),
+            lambda call: warm.warm(caller, call),
+            lambda local: local.warm(args, kwargs),
+        )
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for such arguments, as that of `jax.jit(f).lower(...)`.
@@ -432,7 +462,7 @@ class PersistentFunction(
     def _staging(self, bound: int = 0) -> Staging:
         from jaxd.api.staging import Staging
 
-        return Staging(self._binding, self._inlined, bound)
+        return Staging(self._binding, self._inlined, self._local_run, bound)
 
     def clear(self) -> int:
         """Has the server forget what it built of the function; returns how many programs.
@@ -546,6 +576,40 @@ class PersistentFunction(
             self._inline = InlineFunction(function, options, settings.config, settings.results)
         return self._inline
 
+    def _local_run(
+        self,
+        caller: Caller,
+        error: BaseException,
+        call: CallRequest | None,
+        *,
+        is_plain: bool = False,
+    ) -> LocalRun | None:
+        """The run in this process that follows a failed call; see `Fallback.after`."""
+        if self._fallback is None:
+            from jaxd.tracing.fallback import Fallback  # few calls fail
+
+            function, options, _, settings, snapshots = self._binding
+            self._fallback = Fallback(function, options, settings, snapshots)
+        return self._fallback.after(caller, error, call, is_plain=is_plain)
+
+    def _attempt(
+        self,
+        caller: Caller,
+        encode: Callable[[], CallRequest],
+        send: Callable[[CallRequest], T],
+        here: Callable[[LocalRun], T],
+    ) -> T:
+        """What is sent and answered, or where the server cannot answer it, made in this process."""
+        call = None
+        try:
+            call = encode()
+            return send(call)
+        except Exception as error:
+            local = self._local_run(caller, error, call)
+            if local is None:
+                raise
+        return here(local)
+
     def _traced(
         self,
         caller: Caller,
@@ -557,9 +621,14 @@ class PersistentFunction(
         from jaxd.tracing.traced_call import call_traced
 
         binding = self._binding
+        try:
+            spec = binding.snapshots.spec(config)
+        except Exception as error:
+            set_origin(error, FailureOrigin("walking"))
+            raise
         return call_traced(
             caller,
-            binding.snapshots.spec(config),
+            spec,
             binding.settings,
             args,
             kwargs,

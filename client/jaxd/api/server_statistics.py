@@ -14,6 +14,9 @@ class Statistics(NamedTuple):
         failed_calls: calls that ended in an exception.
         cancelled_calls: calls that their clients did not want any more.
         late_calls: calls whose `timeout_s` passed, or that took longer than the server allows.
+        fallback_calls: calls that ran in the process of their client, because the server could not
+            answer them, as clients report. They are not among `calls`, unless they were sent.
+        fallback_functions: functions of which that was the first such call in its process.
         traces: how often a function was traced.
         lowers: how often what was traced was made into a program.
         compiles: how often XLA compiled a program.
@@ -47,6 +50,8 @@ class Statistics(NamedTuple):
     failed_calls: int
     cancelled_calls: int
     late_calls: int
+    fallback_calls: int
+    fallback_functions: int
     traces: int
     lowers: int
     compiles: int

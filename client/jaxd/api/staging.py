@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jaxd.dispatch.compiled_call import LoweredCall
 from jaxd.dispatch.warm import known_keys
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller, CallerLookup
     from jaxd.request.call_request import CallRequest, CallSettings
     from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd.tracing.fallback import LocalRun
     from jaxd.tracing.inline import InlineFunction
     from jaxd.tracing.jax_stages import StagedFunction
     from jaxd_protocol.jit.options import Options
 
+T = TypeVar("T")
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
@@ -55,52 +57,82 @@ class Staging:
     Args:
         binding: the function.
         inline: gives what runs it where there is no server.
+        local_run: gives the run in this process that follows an error, or None.
         bound: how many of its first arguments are bound: 1 for a method, whose instance is no
             argument to jax.
     """
 
-    def __init__(self, binding: Binding, inline: Callable[[], InlineFunction], bound: int) -> None:
+    def __init__(
+        self,
+        binding: Binding,
+        inline: Callable[[], InlineFunction],
+        local_run: Callable[[Caller, BaseException, CallRequest | None], LocalRun | None],
+        bound: int,
+    ) -> None:
         self._binding, self._inline, self._bound = binding, inline, bound
+        self._local_run = local_run
 
     def lower(self, args: Args, kwargs: Kwargs) -> Any:
         """See `PersistentFunction.lower`."""
-        caller = self._binding.find_caller()
-        if caller is None:
-            return self._inline().lower(*args, **kwargs)
-        if loaded_jax() is not None:
-            return self.trace(args, kwargs).lower()
-        from jaxd.api.stages import Lowered
 
-        return Lowered(self._lowered_call(caller, args, kwargs))
+        def there(caller: Caller) -> Any:
+            if loaded_jax() is not None:
+                return self._trace(caller, args, kwargs).lower()
+            from jaxd.api.stages import Lowered
+
+            return Lowered(self._lowered_call(caller, args, kwargs))
+
+        return self._ask(args, kwargs, there, lambda here, a, k: here.lower(*a, **k))
 
     def trace(self, args: Args, kwargs: Kwargs) -> Any:
         """See `PersistentFunction.trace`."""
-        caller = self._binding.find_caller()
-        if caller is None:
-            return self._inline().trace(*args, **kwargs)
-        function, args, kwargs = self._staged(caller, args, kwargs)
-        from jaxd.tracing.jax_stages import ServerTraced
-
-        return ServerTraced(function.local.trace(*args, **kwargs), function)
+        return self._ask(
+            args,
+            kwargs,
+            lambda caller: self._trace(caller, args, kwargs),
+            lambda here, a, k: here.trace(*a, **k),
+        )
 
     def eval_shape(self, args: Args, kwargs: Kwargs) -> Any:
         """See `PersistentFunction.eval_shape`."""
-        caller = self._binding.find_caller()
-        if caller is None:
-            return self._inline().eval_shape(*args, **kwargs)
-        if loaded_jax() is not None:
-            function, args, kwargs = self._staged(caller, args, kwargs)
-            return function.local.eval_shape(*args, **kwargs)
-        from jaxd.api.stages import Lowered
 
-        return Lowered(self._lowered_call(caller, args, kwargs)).out_info
+        def there(caller: Caller) -> Any:
+            if loaded_jax() is not None:
+                function, given, named = self._staged(caller, args, kwargs)
+                return function.local.eval_shape(*given, **named)
+            from jaxd.api.stages import Lowered
+
+            return Lowered(self._lowered_call(caller, args, kwargs)).out_info
+
+        return self._ask(args, kwargs, there, lambda here, a, k: here.eval_shape(*a, **k))
 
     def jaxpr(self, args: Args, kwargs: Kwargs) -> str:
         """See `PersistentFunction.jaxpr`."""
+        return self._ask(
+            args,
+            kwargs,
+            lambda caller: str(self._lowered_call(caller, args, kwargs).ask("jaxpr")["text"]),
+            lambda here, a, k: str(here.trace(*a, **k).jaxpr),
+        )
+
+    def _ask(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        there: Callable[[Caller], T],
+        here: Callable[[InlineFunction, Args, Kwargs], T],
+    ) -> T:
+        """What the server answers, or where there is none or it cannot, jax of this process."""
         caller = self._binding.find_caller()
         if caller is None:
-            return str(self._inline().trace(*args, **kwargs).jaxpr)
-        return str(self._lowered_call(caller, args, kwargs).ask("jaxpr")["text"])
+            return here(self._inline(), args, kwargs)
+        try:
+            return there(caller)
+        except Exception as error:
+            local = self._local_run(caller, error, None)
+            if local is None:
+                raise
+        return local.ask(args, kwargs, here)
 
     def program_count(self) -> int:
         """How many programs of the function there are, for whatever arguments."""
@@ -110,6 +142,12 @@ class Staging:
         keys = {key.hex() for key in known_keys(self._binding.inspected_spec())}
         rows = caller.session.ask("functions")["functions"]
         return sum(row["key"] in keys for row in rows)
+
+    def _trace(self, caller: Caller, args: Args, kwargs: Kwargs) -> Any:
+        function, args, kwargs = self._staged(caller, args, kwargs)
+        from jaxd.tracing.jax_stages import ServerTraced
+
+        return ServerTraced(function.local.trace(*args, **kwargs), function)
 
     def _lowered_call(self, caller: Caller, args: Args, kwargs: Kwargs) -> LoweredCall:
         call = self._binding.encode_specs(caller, args, kwargs)

@@ -12,6 +12,7 @@ from jaxd_protocol.network.local_server import LocalServerFiles, is_server_runni
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
+    from jaxd.tracing.fallback import LocalRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,11 @@ class Why:
     """A server's report of what a call would do; `str` of it is for people.
 
     Attributes:
-        verdict: `hit`: a program is ready; `load`: one is on disk; `compile`: one has to be made.
+        verdict: `hit`: a program is ready; `load`: one is on disk; `compile`: one has to be made;
+            `local`: the server cannot answer it, and it runs in this process.
         function: the function's name.
-        key: hex name of function, options and configuration.
-        fingerprint: hex name of the function alone.
+        key: hex name of function, options and configuration; empty where it has none.
+        fingerprint: hex name of the function alone; likewise.
         reason: why, in one line.
         nearest: of the known program that is most like it, `function`, `key`, `same_key`,
             `arguments`, `seconds`, `age_s` and `calls`; None when nothing is like it.
@@ -32,7 +34,7 @@ class Why:
             and `calls`.
     """
 
-    verdict: Literal["hit", "load", "compile"]
+    verdict: Literal["hit", "load", "compile", "local"]
     function: str
     key: str
     fingerprint: str
@@ -49,6 +51,16 @@ class Why:
         fields["differences"] = tuple(map(Difference.from_dict, report["differences"]))
         fields["advice"], fields["programs"] = tuple(report["advice"]), tuple(report["programs"])
         return cls(**fields)
+
+    @classmethod
+    def of_local_run(cls, local: LocalRun) -> Why:
+        """Of a call that runs in this process."""
+        spec = None if local.call is None else local.call.spec
+        key, fingerprint = (spec.key, spec.snapshot.fingerprint) if spec else (b"", b"")
+        reason = f"runs under jax.jit in this process: {local.reason}"
+        return cls(
+            "local", local.fallback.name, key.hex(), fingerprint.hex(), reason, None, (), (), ()
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The same for JSON."""

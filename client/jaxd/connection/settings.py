@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.network.addresses import DEFAULT_TCP_PORT, Address
@@ -18,6 +18,9 @@ from jaxd_protocol.network.tokens import (
 REPLY_GRACE_S = 0.25
 """Seconds that a caller waits past its deadline for the server's own, better timeout error."""
 
+Fallbacks = Literal["local", "error"]
+"""What can become of a call that the server cannot answer."""
+
 _CONFIG_TYPES: Mapping[str, type] = {
     "server": str,
     "token_file": str,
@@ -25,6 +28,7 @@ _CONFIG_TYPES: Mapping[str, type] = {
     "autostart": bool,
     "compress": bool,
     "device": int,
+    "fallback": str,
 }
 
 
@@ -50,6 +54,8 @@ class Settings:
         inline: whether functions run in this process, without any server.
         compress: whether arrays may be compressed on their way over a slow network.
         device: the index of the server's device that calls run on; None: the server chooses.
+        fallback: what becomes of calls that the server cannot answer: "local" or "error"; None: it
+            depends, see `jaxd.tracing.fallback`.
     """
 
     __slots__ = (
@@ -57,13 +63,14 @@ class Settings:
         "ca_file",
         "compress",
         "device",
+        "fallback",
         "inline",
         "server",
         "token",
         "token_file",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  one for each setting, which nobody gives by position
         self,
         server: Address | None = None,
         token: str | None = None,
@@ -73,6 +80,7 @@ class Settings:
         inline: bool = False,
         compress: bool = False,
         device: int | None = None,
+        fallback: str | None = None,
     ) -> None:
         self.server = server
         self.token = token
@@ -82,6 +90,7 @@ class Settings:
         self.inline = inline
         self.compress = compress
         self.device = device
+        self.fallback = fallback
 
     def replaced(self, **changes: Any) -> Settings:
         """The same but for what is given."""
@@ -131,6 +140,8 @@ class Settings:
             if environment.get("JAXD_COMPRESS")
             else file.get("compress", False),
             device=_parse_device(environment.get("JAXD_DEVICE"), file.get("device")),
+            fallback=_parse_fallback(environment.get("JAXD_FALLBACK"), "JAXD_FALLBACK")
+            or _parse_fallback(file.get("fallback"), f"`fallback` in {config_file()}"),
         )
 
     def __repr__(self) -> str:
@@ -182,6 +193,14 @@ def _parse_device(text: str | None, from_file: int | None) -> int | None:
             "`jaxd devices` lists them."
         )
     return int(text)
+
+
+def _parse_fallback(text: str | None, source: str) -> str | None:
+    if text and text not in get_args(Fallbacks):
+        raise ConfigurationError(
+            f"{source} is {text!r}. Write local, or error, or leave it out to have the default."
+        )
+    return text or None
 
 
 def _read_config() -> Mapping[str, Any]:

@@ -26,9 +26,10 @@ from jaxd_protocol.errors import (
     CalledBack,
     ConnectionLost,
     ProtocolError,
+    ResultError,
     WorkerReplaced,
 )
-from jaxd_protocol.messages.calls import FAILED, is_failure
+from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_origin
 from jaxd_protocol.messages.data_locations import KEEP_ALL
 
 if TYPE_CHECKING:
@@ -414,11 +415,20 @@ class OpenCall:
         Raises:
             BaseException: the failure in the reply, or why the result cannot be read here.
         """
-        call, snapshot, buffers = self.call, self.call.spec.snapshot, frame.buffers
+        call = self.call
         if value[0] == FAILED:
             raise self._exception_of(value[1])
         if len(value) < 3 or type(value[2]) is not bytes:
             raise unreadable_reply_error()
+        try:
+            return self._read(value, frame)
+        except ResultError as error:
+            if not (self.has_called_back or self._output or call.values):
+                set_origin(error, FailureOrigin("reading"))  # nothing has happened
+            raise
+
+    def _read(self, value: tuple[Any, ...], frame: Frame) -> Any:
+        call, snapshot, buffers = self.call, self.call.spec.snapshot, frame.buffers
         policy = call.result_policy
         if policy is not None and (policy.above == KEEP_ALL or value[4:5] != NOTHING_STAYS):
             calls = self.opened.values.calls  # of the session in which the values are
@@ -430,7 +440,10 @@ class OpenCall:
         from jaxd.results.exceptions import exception_of
 
         snapshot, address = self.call.spec.snapshot, self.opened.connection.address
-        return exception_of(failure, snapshot.name, snapshot.reader, address)
+        error = exception_of(failure, snapshot.name, snapshot.reader, address)
+        if self.has_called_back:
+            set_origin(error, FailureOrigin())  # it had effects
+        return error
 
 
 class HasCaller(Protocol):

@@ -83,7 +83,7 @@ class LoweredCall:
             TypeError: as jax, when they have other shapes or dtypes than it was compiled for.
             BaseException, JaxdError: as a call of the function.
         """
-        spec, (_, results, timeout_s, strict) = self.call.spec, self._settings
+        spec, (_, results, timeout_s, strict, _) = self.call.spec, self._settings
         call = self.caller.encode(
             spec, *self._with_statics(args, kwargs), timeout_s, results, strict
         )

@@ -22,6 +22,7 @@ from jaxd_protocol.network.addresses import Address
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
     from jaxd.connection.server_requests import ServerRequestHandler
+    from jaxd.dispatch.fallback_counts import FallbackCounts
     from jaxd.events.output import OutputPrinter
     from jaxd.events.progress import Progress
     from jaxd.results.reader import ResultReader
@@ -53,6 +54,7 @@ class Session:
         warning_queue: the warnings of the server about calls.
         output_printer: gives the printer of the output of calls.
         transfer_router: gives the router of large arrays.
+        fallbacks: the calls that ran in this process and were not reported yet.
         accepts: what the server takes, "code" or "exported"; None before the first connection.
         platform: what it computes on.
     """
@@ -64,6 +66,7 @@ class Session:
         self.warning_queue = WarningQueue()
         self.output_printer: Lazy[OutputPrinter] = Lazy(self._make_output_printer)
         self.transfer_router = Lazy(_make_transfer_router)
+        self.fallbacks: Lazy[FallbackCounts] = Lazy(_make_fallback_counts)
         self.after_fork()
         reset_after_fork(self)
 
@@ -116,9 +119,20 @@ class Session:
                 found.connection.notify(verb, args)
         return True
 
+    def count_fallback(self, *, new_function: bool) -> None:
+        """Counts a call that ran in this process instead of on the server, for its statistics."""
+        if self.fallbacks().add(new_function=new_function):
+            self._report_fallbacks()
+
+    def _report_fallbacks(self) -> None:
+        counts = self.fallbacks.made
+        if counts is not None and counts.pending and self.store is not None and self.connected:
+            self.notify(self.store, "fell_back", *counts.take())
+
     def notify_exit(self) -> None:
         """Notifies the server that this process exits: its values can be released."""
         if self.store is not None:
+            self._report_fallbacks()
             self.notify(self.store, "bye")
 
     def connection(self) -> ClientConnection:
@@ -251,6 +265,7 @@ class Session:
             NoServer: when it cannot be reached.
             JaxdError: the failure that is its answer.
         """
+        self._report_fallbacks()
         report: dict[str, Any] = json.loads(self.request(verb, args)[0])
         return report
 
@@ -285,6 +300,12 @@ def _make_progress() -> Progress:
     from jaxd.events.progress import Progress  # few calls take so long that it is shown
 
     return Progress()
+
+
+def _make_fallback_counts() -> FallbackCounts:
+    from jaxd.dispatch.fallback_counts import FallbackCounts  # few functions fall back
+
+    return FallbackCounts()
 
 
 def _make_transfer_router() -> TransferRouter:

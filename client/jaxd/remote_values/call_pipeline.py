@@ -18,7 +18,7 @@ from jaxd.remote_values.lost_value_errors import values_lost_error, with_call_ar
 from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import InlineLeaves
 from jaxd_protocol.errors import ConnectionLost, JaxdError, ResultError, WorkerReplaced
-from jaxd_protocol.messages.calls import FAILED, is_failure
+from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_origin
 from jaxd_protocol.messages.data_locations import new_call_number, unpack_leaf_numbers
 from jaxd_protocol.messages.failures import Failure, decode_failure
 from jaxd_protocol.pytree import BlobLayout, Layout
@@ -142,7 +142,10 @@ class PipelinedCall:
         reader = self.call.spec.snapshot.reader
         if self.connection is None:
             return decode_failure(failure, reader)
-        return exception_of(failure, self.name, reader, self.connection.address)
+        error = exception_of(failure, self.name, reader, self.connection.address)
+        if self.has_called_back:
+            set_origin(error, FailureOrigin())  # it had effects
+        return error
 
     def complete(self, value: tuple[Any, ...], buffers: Sequence[memoryview]) -> None:
         """Completes the call with its reply.

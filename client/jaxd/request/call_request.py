@@ -62,12 +62,14 @@ class CallSettings(NamedTuple):
         results: the form of results.
         timeout_s: seconds until a caller gives up, or None.
         strict: whether packages that differ on the server are an error.
+        fallback: what becomes of calls that the server cannot answer; None: as the client says.
     """
 
     config: tuple[tuple[str, Any], ...] = ()
     results: ResultsAs = "auto"
     timeout_s: float | None = None
     strict: bool = False
+    fallback: str | None = None
 
 
 class CallRequest(NamedTuple):
@@ -153,6 +155,23 @@ class CallRequest(NamedTuple):
             elsewhere,
             drops,
         )
+
+    @property
+    def kind(self) -> bytes:
+        """What it has in common with calls of the same snapshot that are answered as it is."""
+        return self.spec.options + self.skeleton
+
+    def check_not_refused(self) -> None:
+        """Returns when the server has refused no call like this one.
+
+        Raises:
+            Refused: when it has, and such calls run in this process.
+        """
+        reason = self.spec.snapshot.refused.get(self.kind)
+        if reason is not None:
+            from jaxd.request.refusals import Refused  # few functions fall back
+
+            raise Refused(reason)
 
     def without_data(self) -> CallRequest:
         """The same, once its data is not needed any more."""

@@ -24,6 +24,7 @@ from jaxd_protocol.packages.distributions import Package, changed_since_first_se
 from jaxd_protocol.pytree.references import function_mark
 
 if TYPE_CHECKING:
+    from jaxd.request.refusals import WalkRefusal
     from jaxd_protocol.fingerprint import Fingerprint, WalkResult
     from jaxd_protocol.fingerprint.data_model import CallbackCandidates
     from jaxd_protocol.fingerprint.local_archives import LocalArchives
@@ -186,6 +187,8 @@ class FunctionSnapshot:
         archives: the packages that travel as files; None when code travels by value.
         callbacks: what `callbacks=` lists.
         takes_arguments: whether a call can have its own arguments called back.
+        refused: calls that a server has refused and that run here, by `CallRequest.kind`: why.
+        served: submitted calls that a server has answered, likewise.
 
     Raises:
         PackingError: when it reaches something that can be neither in a key nor carried.
@@ -210,6 +213,8 @@ class FunctionSnapshot:
         self.specs: dict[Any, FunctionSpec] = {}
         self.pinned = BoundedDict[bytes, FunctionSnapshot](_MAX_KNOWN)
         self.forms = BoundedDict[bytes, bytes](_MAX_KNOWN)
+        self.refused = BoundedDict[bytes, str](_MAX_KNOWN)
+        self.served = BoundedDict[bytes, None](_MAX_KNOWN)
         self._function = function
         self.archives: LocalArchives | None = None
         if ship == "source":
@@ -330,6 +335,9 @@ class SnapshotCache:
         ignored: what not to count in its key.
         ship: how its code travels.
         callbacks: what a server may have called back, beside what the function gives itself.
+
+    Attributes:
+        refusal: why the function could not be walked, where its calls run here; else None.
     """
 
     def __init__(
@@ -340,6 +348,7 @@ class SnapshotCache:
         ship: Ship = "value",
         callbacks: tuple[Callable[..., Any], ...] = (),
     ) -> None:
+        self.refusal: WalkRefusal | None = None
         self._function = function
         self._options = options
         self._rules = (ignored, ship, callbacks)
@@ -373,6 +382,19 @@ class SnapshotCache:
         found = current.specs.get(config)
         return found if found is not None else self._make_spec(current, config)
 
+    def latest(self) -> FunctionSnapshot:
+        """The function as it is now.
+
+        Raises:
+            PackingError: as `spec`.
+        """
+        current = self._current
+        return (
+            current
+            if current is not None and current.guards.hold()
+            else self._refresh(package_changes.count)
+        )
+
     def pinned_spec(self, spec: FunctionSpec, skeleton: bytes, config: Config) -> FunctionSpec:
         """The function as a call with these argument bytes means it: as it was at the first one.
 
@@ -402,6 +424,7 @@ class SnapshotCache:
         found = FunctionSnapshot(self._function, self._options, *self._rules, installed)
         if before is not None and before.fingerprint == found.fingerprint:
             found.pinned.update(before.pinned)
+            found.refused.update(before.refused)
         return found
 
     def _pin(self, snapshot: FunctionSnapshot, skeleton: bytes) -> FunctionSnapshot:

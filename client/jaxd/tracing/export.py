@@ -41,8 +41,9 @@ class ExportedFunction:
 
     Attributes:
         key, snapshot, options, statics: as those of a `FunctionSpec`.
-        name, manifest, fingerprint, code, reader, forms, pinned, archives, calls_back,
-            takes_arguments: as of a `FunctionSnapshot`; nothing of this process is called back.
+        name, manifest, fingerprint, code, reader, forms, pinned, refused, served, archives,
+            calls_back, takes_arguments: as of a `FunctionSnapshot`; nothing of this process is
+            called back.
     """
 
     def __init__(self, name: str, code: bytes, structure: Any, options: Options) -> None:
@@ -60,6 +61,8 @@ class ExportedFunction:
         self.reader = _TreeReader(structure)
         self.forms: dict[bytes, bytes] = {}
         self.pinned: dict[bytes, Any] = {}
+        self.refused: dict[bytes, str] = {}
+        self.served: dict[bytes, None] = {}
         self.archives = None
         self.calls_back = self.takes_arguments = False
 

@@ -1,4 +1,4 @@
-"""`JAXD_INLINE=1`: no server, plain `jax.jit` in this process, for a debugger."""
+"""Plain `jax.jit` in this process: with `JAXD_INLINE=1`, and where a server cannot answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jaxd.dispatch.devices import Device
 from jaxd.interop.jax_runtime import PRNGKeys, import_jax
 from jaxd.results.reader import ResultsAs
-from jaxd_protocol.errors import ConfigurationError, NoServer
+from jaxd_protocol.errors import ArgumentError, ConfigurationError, NoServer
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 from jaxd_protocol.jit.static_leaves import unwrapping_arguments, wrap_untraceable_arguments
@@ -34,6 +34,8 @@ class InlineFunction:
         config: jax settings under which it is traced and runs.
         results: the form of its results.
         version: of the function: what jax has traced of another one is not used.
+        is_private: whether nothing that jax has compiled for this function elsewhere is used, and
+            jax decides about arguments that cannot be static by their content.
 
     Attributes:
         statics: which arguments are static.
@@ -49,10 +51,16 @@ class InlineFunction:
         config: tuple[tuple[str, Any], ...] = (),
         results: ResultsAs = "auto",
         version: bytes | None = None,
+        *,
+        is_private: bool = False,
     ) -> None:
         self.statics = statics = infer_static_args(function, options)
-        is_plain = statics.strict and version is None
-        opened = function if is_plain else _opening_wrapper(function, statics, version)
+        self._is_private = is_private
+        if is_private:
+            opened = unwrapping_arguments(function, statics)
+        else:
+            is_plain = statics.strict and version is None
+            opened = function if is_plain else _opening_wrapper(function, statics, version)
         self._jitted = _import_jax().jit(opened, **options.jit_arguments())
         self._config = config
         self._device = options.device
@@ -104,7 +112,11 @@ class InlineFunction:
         self, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         with self.settings():
-            args, kwargs = wrap_untraceable_arguments(args, kwargs, self.statics)
+            try:
+                args, kwargs = wrap_untraceable_arguments(args, kwargs, self.statics)
+            except ArgumentError:
+                if not self._is_private:
+                    raise
             return do(*args, **kwargs)
 
 

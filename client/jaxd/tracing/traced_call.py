@@ -18,6 +18,7 @@ from jaxd.tracing.derived_call import Aval, CallOutline, TracedCall
 from jaxd.tracing.primitive import bind
 from jaxd_protocol.errors import ResultError, TracerError
 from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.calls import FailureOrigin, origin_of, set_origin
 from jaxd_protocol.pytree import Layout
 
 if TYPE_CHECKING:
@@ -48,6 +49,24 @@ def call_traced(
         BaseException: what the function raises while it is traced on the server, and, where jax
             makes the call at once, what the call raises.
     """
+    try:
+        call, form, arrays = _prepared(caller, spec, settings, args, kwargs, settle)
+    except Exception as error:
+        if not origin_of(error).phase:
+            set_origin(error, FailureOrigin("packing"))
+        raise
+    return form.built(bind(call, arrays))
+
+
+def _prepared(
+    caller: Caller,
+    spec: FunctionSpec,
+    settings: CallSettings,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settle: Callable[[CallRequest], CallRequest],
+) -> tuple[TracedCall, _ResultLayout, list[Any]]:
+    """The call, the layout of its result, and the arrays that it takes."""
     outline, taken = _split_call(caller, spec, settings, args, kwargs)
     standing, named = outline.filled([one.shape_struct for one in taken])
     warming = settle(encode_warm_request(caller, spec, standing, named, settings.strict))
@@ -56,7 +75,7 @@ def call_traced(
     caller.register(outline.spec)
     form = _result_layout(caller, warming._replace(spec=outline.spec))
     call = TracedCall(outline, form.outputs, tuple(range(len(taken))))
-    return form.built(bind(call, [one.array for one in taken]))
+    return call, form, [one.array for one in taken]
 
 
 def _outline_key(outline: CallOutline, warming: CallRequest) -> Any:

@@ -94,6 +94,7 @@ class Call(Operation):
             error why none are.
         place: its slot in the flight recorder; -1: none.
         nbytes: bytes of the call budget that its message holds.
+        phase: how far it has come, as its failure says; see `FailureOrigin`.
     """
 
     key: bytes
@@ -120,6 +121,7 @@ class Call(Operation):
     inflated: int | JaxdError = 0
     place: int = -1
     nbytes: int = 0
+    phase: str = ""
     _rows: list[DataLocation] | None = field(default=None, repr=False)
 
     def rows(self, layout: Layout) -> list[DataLocation]:

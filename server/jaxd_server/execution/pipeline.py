@@ -205,6 +205,7 @@ class Pipeline:
 
     def _found(self, call: Call) -> Finish:
         """Finds or makes the executable, and runs it."""
+        call.phase = "building"
         function = self._function(call)
         call.device = self._devices.of(function.options.device, call.session.device)
         layout = self.executables.layout(call.key, call.skeleton, call.session.device)
@@ -231,6 +232,7 @@ class Pipeline:
             report = self._report(executable, made)
             return lambda: report
         # In this order: either the canceller sees that it runs, or the check sees the cancellation.
+        call.phase = "running"
         call.cancel_token.set_phase("running")
         call.cancel_token.check()
         run = Run(call, executable, leaves_of(dynamic(arguments, function.statics)))
@@ -377,7 +379,7 @@ def _error_reply(call: Call, error: BaseException, given_up: tuple[int, ...]) ->
         error: what was raised.
         given_up: numbers of the leaves whose values the call has taken all the same.
     """
-    failure = encode_failure(error)
+    failure = encode_failure(error, phase=call.phase)
     if call.stay is None:
         return (FAILED, failure), ()
     if call.referenced_data is not None:

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from rpyc.core.service import VoidService
 
@@ -31,6 +32,8 @@ from jaxd_server.rpc.services.values import ValueService
 from jaxd_server.rpc.sessions import Session, SessionState
 from jaxd_server.rpc.worker_context import STALL_S, WorkerContext
 from jaxd_server.runtime.logs import log_event
+
+_MAX_REPORTED: Final = 1 << 40
 
 
 class ReaderHandoff:
@@ -122,6 +125,7 @@ class ServerConnection(BulkConnection):
             "drop": self._session_state.drop,
             "unshare": self._session_state.forget_blocks,
             "bye": self._session_state.end_session,
+            "fell_back": self._count_fallbacks,
         }
         state, report = self._session_state, worker_context.report
         self._answers: dict[str, Callable[..., Value]] = {
@@ -186,6 +190,17 @@ class ServerConnection(BulkConnection):
             raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
         return self.send_reply(seq, self._answers[verb](frame, *args))
 
+    def _count_fallbacks(self, calls: Value, functions: Value) -> None:
+        """Counts what ran in the client's process, as far as a client can be believed.
+
+        Raises:
+            ProtocolError: when these are no counts.
+        """
+        if not all(type(n) is int and 0 <= n <= _MAX_REPORTED for n in (calls, functions)):
+            raise ProtocolError("the client reports numbers of calls that no process makes.")
+        counters = self._worker_context.pipeline.counters
+        counters.add(self._session.counts, fallback_calls=calls, fallback_functions=functions)
+
     def _submit(
         self, seq: int, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]
     ) -> None:
@@ -210,7 +225,8 @@ class ServerConnection(BulkConnection):
         try:
             reply = self._serve(verb, args, buffers)
         except BaseException as error:  # noqa: BLE001  sent to the client, as that of a call
-            reply = (FAILED, encode_failure(error)), ()
+            phase = "building" if verb == "stages" else ""
+            reply = (FAILED, encode_failure(error, phase=phase)), ()
         self._send_queue.later(seq, reply, nbytes)
 
     def _serve(self, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]) -> Reply:

@@ -28,6 +28,8 @@ class Counts:
     failed_calls: int = 0
     cancelled_calls: int = 0
     late_calls: int = 0
+    fallback_calls: int = 0
+    fallback_functions: int = 0
     waited_s: float = 0.0
     run_s: float = 0.0
     trace_s: float = 0.0

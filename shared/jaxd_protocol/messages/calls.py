@@ -24,6 +24,7 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       unshare(numbers)                        releases blocks; no reply
       cancel(number)                          cancels a call; no reply of its own, but the call is
                                               answered all the same
+      fell_back(calls, functions)             so many ran in the client's process; no reply
       bye()                                   ends the client's session; no reply
       name(name, skeleton, ids, ttl_s) → (OK,)          named(name, number) → (OK, skeleton)
       unname(name) → (OK, did it exist)       values() → JSON {holders, totals}
@@ -63,7 +64,7 @@ from the call's `number`, so that it can be used before it exists.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import JaxdError
 
@@ -79,6 +80,37 @@ def is_failure(failure: tuple[Any, ...], kind: type[JaxdError]) -> bool:
         kind: the error.
     """
     return bool(failure[:2] == (kind.__module__, kind.__name__))
+
+
+class FailureOrigin(NamedTuple):
+    """Where a call has failed. A plain tuple on the wire.
+
+    Attributes:
+        phase: `packing`: before it was sent; `building`: before it ran, while its function or its
+            arguments were unpacked, or while it was traced, lowered or compiled; `running`; or
+            `reading`: its result cannot be read, and it had no effect. Empty where none of this
+            is known, or it had effects.
+        raised_in: the module whose `raise` or `assert` it was; empty when Python itself, or code
+            in C, has raised it.
+    """
+
+    phase: str = ""
+    raised_in: str = ""
+
+
+ORIGIN: Final = "_jaxd_origin"
+"""The attribute of an exception that has it."""
+
+
+def origin_of(error: BaseException) -> FailureOrigin:
+    """Where the call has failed that raised this exception."""
+    found = vars(error).get(ORIGIN)
+    return found if isinstance(found, FailureOrigin) else FailureOrigin()
+
+
+def set_origin(error: BaseException, origin: FailureOrigin) -> None:
+    """Records where the call has failed that raises this exception."""
+    vars(error)[ORIGIN] = origin
 
 
 MAY_REPEAT: Final = 1

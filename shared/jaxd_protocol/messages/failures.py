@@ -13,16 +13,23 @@ from typing import Any, Final, Protocol
 
 from jaxd_protocol import errors
 from jaxd_protocol.errors import Busy, JaxdError, ProtocolError, RemoteError
-from jaxd_protocol.messages.tracebacks import format_traceback, frames_of, traceback_of
+from jaxd_protocol.messages.calls import ORIGIN, FailureOrigin, set_origin
+from jaxd_protocol.messages.tracebacks import (
+    format_traceback,
+    frames_of,
+    raising_module,
+    traceback_of,
+)
 from jaxd_protocol.packages.installed import content_of
 from jaxd_protocol.pytree import TreeEncoder
 from jaxd_protocol.pytree.literals import dump_literal, load_literal
 
 Failure = tuple[Any, ...]
 """(module, qualified name, message, literal of args or None, retry_after_s, traceback text, frames,
-links, notes, own, members): frames as in `tracebacks`; links the failure that led to it, with
-"cause" or "context" before it; own the content id of a type of the user's with the skeleton and
-blob of its attributes, or nothing; members the failures in a group."""
+links, notes, own, members, origin): frames as in `tracebacks`; links the failure that led to it,
+with "cause" or "context" before it; own the content id of a type of the user's with the skeleton
+and blob of its attributes, or nothing; members the failures in a group; origin a `FailureOrigin`.
+"""
 
 _MAX_TEXT: Final = 1 << 20
 _MAX_CAUSES: Final = 8
@@ -55,7 +62,7 @@ class ForwardedFailure(Exception):
         self.failure = failure
 
 
-def encode_failure(error: BaseException, links: int = _MAX_CAUSES) -> Failure:
+def encode_failure(error: BaseException, links: int = _MAX_CAUSES, phase: str = "") -> Failure:
     """The exception as plain values: its whole traceback as text, the user's frames as data.
 
     Never raises, whatever code an exception of the user's runs when it is read: a client waits.
@@ -63,17 +70,19 @@ def encode_failure(error: BaseException, links: int = _MAX_CAUSES) -> Failure:
     Args:
         error: the exception.
         links: how many of its causes are described as well.
+        phase: that in which it was raised; see `FailureOrigin`.
     """
     if isinstance(error, ForwardedFailure):
-        return error.failure
+        *described, (_, raised_in) = error.failure
+        return (*described, (phase, raised_in)) if phase else error.failure
     try:
-        return _encoded(error, links)
+        return _encoded(error, links, phase)
     except BaseException as broken:  # noqa: BLE001  see above
         kind, why = type(error).__qualname__, type(broken).__qualname__
         return _encoded(RuntimeError(f"{kind}, which cannot be described: {why}"), 0)
 
 
-def _encoded(error: BaseException, links: int) -> Failure:
+def _encoded(error: BaseException, links: int, phase: str = "") -> Failure:
     kind = type(error)
     return (
         kind.__module__,
@@ -87,6 +96,7 @@ def _encoded(error: BaseException, links: int) -> Failure:
         tuple(_escape_surrogates(str(note)) for note in getattr(error, "__notes__", ())),
         _user_type(error),
         _group_members(error, links),
+        (phase, raising_module(error)),
     )
 
 
@@ -111,7 +121,7 @@ def _is_data(name: str, value: Any) -> bool:
         encoder.node(value)
     except Exception:  # noqa: BLE001  a tracer, an open file, a cycle: it is not sent
         return False
-    return name != "__notes__" and not encoder.buffers
+    return name not in ("__notes__", ORIGIN) and not encoder.buffers
 
 
 class _AttributeEncoder(TreeEncoder):
@@ -202,7 +212,7 @@ def decode_failure(
 
 
 def _decoded(failure: Failure, own: ExceptionTypes | None, *, with_jax: bool) -> BaseException:
-    *described, text, frames, links, notes, user_type, group = failure
+    *described, text, frames, links, notes, user_type, group, origin = failure
     members = [_decoded(each, own, with_jax=with_jax) for each in group]
     error = _rebuilt(described, user_type, members, own)
     for note in notes:
@@ -214,6 +224,8 @@ def _decoded(failure: Failure, own: ExceptionTypes | None, *, with_jax: bool) ->
             error.__cause__ = before
         else:
             error.__context__ = before
+    phase, raised_in = origin
+    set_origin(error, FailureOrigin(str(phase), str(raised_in)))
     if not frames and (type(error) is RemoteError or not isinstance(error, JaxdError)):
         error.add_note(f"\nRaised on the jaxd server:\n\n{text.rstrip()}")
     return error

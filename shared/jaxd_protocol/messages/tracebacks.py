@@ -62,6 +62,20 @@ def frames_of(error: BaseException) -> tuple[tuple[Any, ...], ...]:
     return tuple(map(tuple, frames))
 
 
+def raising_module(error: BaseException) -> str:
+    """The module whose `raise` or `assert` raised it; empty when Python or code in C did."""
+    from opcode import opmap  # most processes read and write no failure
+
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code, at = trace.tb_frame.f_code.co_code, trace.tb_lasti
+    is_statement = 0 <= at < len(code) and code[at] == opmap["RAISE_VARARGS"]
+    return str(trace.tb_frame.f_globals.get("__name__", "")) if is_statement else ""
+
+
 def traceback_of(frames: tuple[Any, ...], *, with_jax: bool) -> TracebackType | None:
     """A traceback with these frames, outermost first; None without any.
 

@@ -36,7 +36,7 @@ class Counter:
 def test_a_lost_class_is_an_error(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
     """Never a class method of which the first argument is something else."""
     function = vars(Counter)["step"].__func__
-    monkeypatch.setattr("jaxd.api.function._CLASS_IS_LOST", True)
+    monkeypatch.setattr("jaxd.api.method._CLASS_IS_LOST", True)
     monkeypatch.setenv("JAXD_INLINE", "1")
     found: Any = types.MethodType(function, Counter)
     with pytest.raises(TypeError, match=r"vars\(Counter\)\['step'\].__func__.__get__\(cls\)"):

@@ -19,9 +19,9 @@ def write_config(text: str) -> None:
 
 
 def test_nothing_said_means_the_local_server(runtime: Path) -> None:
-    """Started when it does not run, and needing no token."""
+    """Started when it does not run, and needing no token; all tests say `JAXD_FALLBACK=error`."""
     settings = Settings.resolve()
-    assert settings == Settings(server=None, autostart=True, inline=False)
+    assert settings == Settings(server=None, autostart=True, inline=False, fallback="error")
     assert settings.read_token() is None
 
 
@@ -62,10 +62,22 @@ def test_a_bad_address_names_where_it_stands(
 
 
 def test_switches_of_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`JAXD_AUTOSTART=0` and `JAXD_INLINE=1`."""
+    """`JAXD_AUTOSTART=0`, `JAXD_INLINE=1` and `JAXD_FALLBACK=local`."""
+    monkeypatch.setenv("JAXD_FALLBACK", "local")
     monkeypatch.setenv("JAXD_AUTOSTART", "0")
     monkeypatch.setenv("JAXD_INLINE", "1")
-    assert Settings.resolve() == Settings(autostart=False, inline=True)
+    assert Settings.resolve() == Settings(autostart=False, inline=True, fallback="local")
+
+
+def test_what_cannot_become_of_a_call(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable wins over the file; either is checked, with where it was written."""
+    write_config('fallback = "local"')
+    assert Settings.resolve().fallback == "error"
+    monkeypatch.setenv("JAXD_FALLBACK", "")
+    assert Settings.resolve().fallback == "local"
+    monkeypatch.setenv("JAXD_FALLBACK", "remote")
+    with pytest.raises(ConfigurationError, match=r"JAXD_FALLBACK is 'remote'. Write local, or"):
+        Settings.resolve()
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,10 @@ def travel(error: BaseException, own: tuple[type, ...] = OWN) -> BaseException:
     return decode_failure(message[2], ResultReader({("", cls.__qualname__): cls for cls in own}))
 
 
+NOTHING_MORE = (), (), (), (), (), ("", "")
+"""The end of a failure that says nothing but its type and message."""
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -264,7 +268,7 @@ def test_nothing_is_imported_to_find_a_type(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "lazy_module", lazy)
     monkeypatch.delitem(sys.modules, "wave", raising=False)
     for module in ("lazy_module", "wave"):
-        found = decode_failure((module, "Error", "text", None, 0.0, "", (), (), (), (), ()))
+        found = decode_failure((module, "Error", "text", None, 0.0, "", *NOTHING_MORE))
         assert type(found) is RemoteError
     assert "wave" not in sys.modules
 
@@ -273,7 +277,7 @@ def test_nothing_is_imported_to_find_a_type(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_exceptions_are_taken(name: str) -> None:
     """The other end names a type, and can name anything."""
     assert (
-        type(decode_failure(("builtins", name, "text", None, 0.0, "", (), (), (), (), ())))
+        type(decode_failure(("builtins", name, "text", None, 0.0, "", *NOTHING_MORE)))
         is RemoteError
     )
 

@@ -144,8 +144,11 @@ def _counter_lines(seen: Report) -> list[str]:
     times = ("trace_s", "compile_s", "load_s", "saved_s")
     trace, build, load, saved = (duration(seen.get(name, 0.0)) for name in times)
     received, sent = size(seen.get("bytes_received", 0)), size(seen.get("bytes_sent", 0))
+    calls, functions = seen.get("fallback_calls", 0), seen.get("fallback_functions", 0)
+    fell_back = f"{calls:,} calls of {functions:,} functions ran in their clients' processes"
     return [
         f"{'did':<9} " + ", ".join(count(name) for name in did),
+        *([f"{'fell back':<9} {fell_back}"] if calls else []),
         f"{'paid':<9} {trace} tracing, {build} compiling, {load} loading; saved {saved}",
         f"{'holds':<9} " + ", ".join(count(name) for name in holds),
         f"{'disk':<9} {size(seen.get('disk_bytes', 0))} in {seen.get('disk_files', 0):,} files",

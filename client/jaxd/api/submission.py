@@ -1,0 +1,187 @@
+"""Submitted calls, and what runs in this process when the server cannot answer one."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from jaxd.connection.call_future import CallFuture
+from jaxd.dispatch import async_call
+from jaxd.interop.jax_runtime import map_leaves
+
+if TYPE_CHECKING:
+    from jaxd.dispatch.caller import Caller
+    from jaxd.request.call_request import CallRequest, CallSettings
+    from jaxd.tracing.fallback import LocalRun
+    from jaxd_protocol.jit.options import Config
+
+
+_MAP_WINDOW = 32
+"""Calls that `map` has in flight at most."""
+
+_MAP_REFILL = _MAP_WINDOW // 2
+"""When so few are left it sends several: to change threads for each costs more than the calls."""
+
+
+class Binding(Protocol):
+    """The function that is called."""
+
+    @property
+    def settings(self) -> CallSettings:
+        """How its calls are made."""
+
+    def encode(
+        self,
+        caller: Caller,
+        config: Config,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> CallRequest:
+        """A call, ready to be sent."""
+
+
+class Submission(NamedTuple):
+    """How one call is submitted.
+
+    Attributes:
+        binding: the function.
+        local_run: the run that follows a failure; None: the failure is final.
+        caller: makes the call.
+        config: the configuration of the thread that makes it.
+        is_awaited: whether that thread waits, so that the arguments stay what they are, while
+            another one submits.
+    """
+
+    binding: Binding
+    local_run: Callable[[Caller, BaseException, CallRequest | None], LocalRun | None]
+    caller: Caller
+    config: Config
+    is_awaited: bool = False
+
+    def submit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """The future of the result.
+
+        Raises:
+            BaseException, JaxdError: when the call cannot be made, here or there.
+        """
+        binding, caller, call = self.binding, self.caller, None
+        try:
+            call = binding.encode(caller, self.config, args, kwargs)
+            recovery = self._recovery(call, args, kwargs)
+            future = async_call.submit(caller, call)
+            return future if recovery is None else recovery.recovered(future)
+        except Exception as error:
+            local = self.local_run(caller, error, call)
+            if local is None:
+                raise
+        from jaxd.tracing.inline import completed_future
+
+        if self.is_awaited:  # in another thread, whose settings are not those of the call
+            return completed_future(lambda: local.under(self.config, args, kwargs))
+        return completed_future(lambda: local(args, kwargs))
+
+    def _recovery(
+        self, call: CallRequest, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Recovery | None:
+        """What follows a failure; None where calls like this one were answered before."""
+        served, kind = call.spec.snapshot.served, call.kind
+        chosen = self.binding.settings.fallback or self.caller.session.settings.fallback
+        if kind in served or chosen == "error" or not (chosen or "jax" in sys.modules):
+            return None
+        held = (args, kwargs) if self.is_awaited else map_leaves(_unchanging, (args, kwargs))
+        return Recovery(self, call.without_data(), *held)
+
+
+class Recovery(NamedTuple):
+    """What follows the failure of a submitted call.
+
+    Attributes:
+        submission: how it was submitted.
+        call: the request, without its data.
+        args, kwargs: what it was called with, which nobody overwrites.
+    """
+
+    submission: Submission
+    call: CallRequest
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def recovered(self, future: Future[Any]) -> Future[Any]:
+        """The future of the call, whose result may be made in this process.
+
+        Args:
+            future: that of the call on the server.
+        """
+        outer: CallFuture[Any] = CallFuture()
+        outer.add_inline_callback(lambda given: given.cancelled() and future.cancel())
+        add = getattr(future, "add_inline_callback", future.add_done_callback)
+        add(lambda done: self._settle(done, outer))
+        return outer
+
+    def _settle(self, done: Future[Any], outer: Future[Any]) -> None:
+        """In the thread that reads: it must not wait."""
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self.call.spec.snapshot.served[self.call.kind] = None
+            _complete(outer, done.result)
+            return
+        submission = self.submission
+        local = submission.local_run(submission.caller, error, self.call)
+        if local is None or outer.done():
+            _complete(outer, done.result)
+            return
+        run = partial(local.under, submission.config, self.args, self.kwargs)
+        threading.Thread(
+            target=_complete, args=(outer, run), name="jaxd-local", daemon=True
+        ).start()
+
+
+def _complete(future: Future[Any], make: Callable[[], Any]) -> None:
+    """Completes a future, unless it was cancelled."""
+    try:
+        result = make()
+    except BaseException as error:  # noqa: BLE001  the future's owner decides about it
+        with suppress(InvalidStateError):
+            future.set_exception(error)
+    else:
+        with suppress(InvalidStateError):
+            future.set_result(result)
+
+
+def _unchanging(leaf: Any) -> Any:
+    """The leaf, or a copy of an array that its owner may overwrite."""
+    flags = getattr(leaf, "flags", None)
+    return leaf.copy() if getattr(flags, "writeable", False) else leaf
+
+
+def results_in_order(
+    submit: Callable[..., Future[Any]], iterables: tuple[Iterable[Any], ...]
+) -> Iterator[Any]:
+    """Results for each item (or each tuple of items), in order, with many calls in flight.
+
+    Args:
+        submit: starts a call.
+        iterables: each has one of its arguments.
+    """
+    flying: deque[Future[Any]] = deque()
+    refilling = _MAP_WINDOW
+    try:
+        for items in zip(*iterables, strict=False):
+            while len(flying) >= _MAP_WINDOW or refilling < len(flying):
+                refilling = _MAP_REFILL
+                yield flying.popleft().result()
+            refilling = _MAP_WINDOW
+            flying.append(submit(*items))
+        while flying:
+            yield flying.popleft().result()
+    finally:
+        for future in flying:
+            future.cancel()

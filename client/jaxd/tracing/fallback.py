@@ -1,0 +1,329 @@
+"""What follows a call that the server cannot answer: a run in this process, or the error.
+
+The table of docs/fallback.md in code. A call runs here, under plain `jax.jit`, when its function or
+its arguments cannot travel, when it cannot be built on the server, or when its result cannot be
+read; and only when it had no effect so far.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from jaxd.interop.jax_runtime import (
+    PRNGKeys,
+    import_jax,
+    loaded_jax,
+    map_leaves,
+    started_platform,
+    to_jax_keys,
+)
+from jaxd.request.refusals import Refused, WalkRefusal
+from jaxd.tracing.inline import InlineFunction, local_jax_settings
+from jaxd_protocol import errors
+from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import ConfigurationError, FallbackWarning, JaxdError, TracerError
+from jaxd_protocol.jit.options import Config, Options
+from jaxd_protocol.messages.calls import origin_of
+from jaxd_protocol.packages.installed import is_local_module
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jaxd.dispatch.caller import Caller
+    from jaxd.dispatch.session import Session
+    from jaxd.dispatch.warm import Warmed
+    from jaxd.request.call_request import CallRequest, CallSettings
+    from jaxd.request.function_snapshot import FunctionSnapshot, SnapshotCache
+
+T = TypeVar("T")
+
+PHASES: Final = frozenset({"walking", "packing", "building", "reading"})
+"""Where a call may fail and run here then: before it has run, or when it has left no trace."""
+
+NEVER: Final[tuple[type[BaseException], ...]] = (
+    errors.NoServer,
+    errors.AuthenticationFailed,
+    errors.NotPermitted,
+    errors.VersionMismatch,
+    errors.ProtocolError,
+    errors.ConnectionLost,
+    errors.ServerDraining,
+    errors.Quarantined,
+    errors.Busy,
+    errors.LimitExceeded,
+    errors.DeadlineExceeded,
+    errors.Cancelled,
+    errors.MissingPackage,
+    errors.PackageMismatch,
+    errors.CallbackError,
+    errors.ValueDeleted,
+    errors.ValuesLost,
+    errors.ValuesFull,
+    MemoryError,
+    Warning,
+)
+"""Errors that are final: a run here would hide what has to be seen, or cost what nobody expects."""
+
+_ENDS_PROCESS: Final = frozenset({"SystemExit", "KeyboardInterrupt", "GeneratorExit"})
+_MAX_REASON: Final = 1000
+_MAX_VERSIONS: Final = 8
+_MAX_WARNED: Final = 4096
+_warned = BoundedDict[Any, None](_MAX_WARNED)
+
+
+def may_follow(error: BaseException) -> bool:
+    """Whether a run in this process may follow an error, wherever the server is."""
+    origin = origin_of(error)
+    if origin.phase not in PHASES or isinstance(error, NEVER):
+        return False
+    if isinstance(error, errors.RemoteError):
+        return error.type_name not in _ENDS_PROCESS
+    if isinstance(error, JaxdError) or origin.phase != "building":
+        return True
+    return not (origin.raised_in and is_local_module(origin.raised_in))
+
+
+def runs_locally(session: Session, chosen: str | None) -> bool:
+    """Whether calls that the server cannot answer run in this process; jax is imported then.
+
+    Args:
+        session: with the server.
+        chosen: the option of the function.
+    """
+    chosen = chosen or session.settings.fallback
+    if chosen == "error" or (chosen is None and loaded_jax() is None):
+        return False
+    if chosen == "local" and started_platform() is not None:
+        return True
+    try:
+        session.current()  # which keeps jax of this process off the GPU of a server beside it
+    except JaxdError:
+        if chosen is None:
+            return False
+    if chosen is None:
+        return _default_platform(session.platform) == session.platform
+    with suppress(JaxdError):
+        import_jax(ConfigurationError, "fallback='local' needs jax in this process.")
+    return loaded_jax() is not None
+
+
+def _default_platform(servers: str) -> str | None:
+    """The kind of jax's default device here; no accelerator is taken to find it out."""
+    device = loaded_jax().config.jax_default_device
+    if device is not None:
+        return str(getattr(device, "platform", device))
+    found = started_platform()
+    return str(loaded_jax().default_backend()) if found is None and servers == "cpu" else found
+
+
+class Fallback:
+    """The local runs of one persistent function. Thread-safe.
+
+    Each version of the function is jitted once, so that jax finds what it has compiled for it.
+
+    Args:
+        function: the function.
+        options: how it is compiled.
+        settings: how it is called.
+        snapshots: what it means, as it is now.
+
+    Attributes:
+        name: what people call it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        settings: CallSettings,
+        snapshots: SnapshotCache,
+    ) -> None:
+        self._function = function
+        self._options = options._replace(device=None)  # which names one of the server's
+        self._settings = settings
+        self._snapshots = snapshots
+        self._versions = BoundedDict[bytes, InlineFunction](_MAX_VERSIONS)
+        self._is_counted = False
+        self.name = getattr(function, "__qualname__", None) or type(function).__qualname__
+
+    def after(
+        self,
+        caller: Caller,
+        error: BaseException,
+        call: CallRequest | None = None,
+        *,
+        is_plain: bool = False,
+    ) -> LocalRun | None:
+        """The run that follows an error; None: the error is final.
+
+        Args:
+            caller: what made the call.
+            error: what it raised.
+            call: the request; None when it could not be made.
+            is_plain: whether it is a plain call, which jax may trace.
+        """
+        if isinstance(error, Refused):
+            return LocalRun(self, caller, error.reason, call)
+        if isinstance(error, TracerError) and not is_plain:
+            return None
+        if not may_follow(error) or not runs_locally(caller.session, self._settings.fallback):
+            return None
+        reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+        return LocalRun(self, caller, reason, call, origin_of(error).phase)
+
+    def run(self, do: Callable[[InlineFunction], T], call: CallRequest | None) -> T:
+        """What `do` makes of the function under `jax.jit`, in its present version.
+
+        A trace may change what the function captures, as one that appends to a list does. That is
+        no new version: jax would not trace it again either.
+        """
+        before = self._snapshot(call)
+        made = do(self._inlined(before))
+        if before is not None:
+            with suppress(Exception):
+                after = self._snapshots.latest()
+                if after.fingerprint != before.fingerprint:
+                    self._versions[after.fingerprint] = self._inlined(before)
+                    after.refused.update(before.refused)
+        return made
+
+    def _snapshot(self, call: CallRequest | None) -> FunctionSnapshot | None:
+        """The snapshot of a call; None where the function cannot be walked."""
+        if call is not None:
+            return call.spec.snapshot
+        if self._snapshots.refusal is None:
+            with suppress(Exception):
+                return self._snapshots.latest()
+        return None
+
+    def _inlined(self, snapshot: FunctionSnapshot | None) -> InlineFunction:
+        """The function, of that version, under `jax.jit`."""
+        version = b"" if snapshot is None else snapshot.fingerprint
+        found = self._versions.get(version)
+        if found is None:
+            _, results, *_ = self._settings
+            made = InlineFunction(
+                self._function, self._options, self._settings.config, results, is_private=True
+            )
+            found = self._versions.setdefault(version, made)
+        return found
+
+    def remember(self, reason: str, call: CallRequest | None, phase: str) -> None:
+        """Has calls like this one run here at once, as long as the function is what it is."""
+        if phase == "walking":
+            self._snapshots.refusal = WalkRefusal(reason)
+        elif call is not None:
+            call.spec.snapshot.refused[call.kind] = reason
+
+    def forget(self, call: CallRequest | None) -> None:
+        """Undoes `remember`, for a call that fails here too."""
+        self._snapshots.refusal = None
+        if call is not None:
+            call.spec.snapshot.refused.pop(call.kind, None)
+
+    def count(self, session: Session) -> None:
+        """Counts a call that has run here."""
+        is_new, self._is_counted = not self._is_counted, True
+        session.count_fallback(new_function=is_new)
+
+    def warn(self, reason: str, *, was_fetched: bool) -> None:
+        """Warns, once for each function, that it runs here."""
+        function: Any = self._function
+        what = getattr(function, "__code__", None) or self.name, self._options.transformations
+        if what in _warned:
+            return
+        _warned[what] = None
+        from jaxd.request.stacklevel import user_stacklevel
+
+        fetched = " The arrays on the server that it takes are fetched, once." * was_fetched
+        text = (
+            f"{self.name} runs under plain jax.jit in this process, right but slower, because the "
+            f"server cannot run it as it is: {reason}\n{fetched}Change what this says to have it "
+            "served; fallback='error' (or JAXD_FALLBACK=error) makes it an error, with its "
+            "traceback. See docs/fallback.md."
+        )
+        warnings.warn(text, FallbackWarning, user_stacklevel())
+
+
+class LocalRun(NamedTuple):
+    """One run in this process, in the place of a call.
+
+    Attributes:
+        fallback: those of its function.
+        caller: what made the call.
+        reason: why the server cannot answer it.
+        call: the request; None when it could not be made.
+        phase: where the call has failed; empty when that was known before.
+    """
+
+    fallback: Fallback
+    caller: Caller
+    reason: str
+    call: CallRequest | None
+    phase: str = ""
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of the function.
+
+        Raises:
+            BaseException: what it raises under `jax.jit`.
+        """
+        return self.ask(args, kwargs, lambda here, args, kwargs: here(*args, **kwargs))
+
+    def warm(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Warmed:
+        """Compiles it in this process, for such arguments or specs of them."""
+        return self.ask(args, kwargs, lambda here, args, kwargs: here.warm(args, kwargs))
+
+    def under(self, config: Config, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """As a call, in another thread than the one whose configuration that is."""
+        with local_jax_settings(config):
+            return self(args, kwargs)
+
+    def ask(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        do: Callable[[InlineFunction, tuple[Any, ...], dict[str, Any]], T],
+    ) -> T:
+        """What `do` makes of the function under `jax.jit` and its arguments.
+
+        Raises:
+            BaseException: what the function raises under `jax.jit`.
+        """
+        fallback = self.fallback
+        (given, named), was_fetched = fetched((args, dict(kwargs)))
+        if self.phase:
+            fallback.remember(self.reason, self.call, self.phase)
+        try:
+            result = fallback.run(lambda here: do(here, given, named), self.call)
+        except BaseException:
+            if self.phase:
+                fallback.forget(self.call)
+            raise
+        fallback.count(self.caller.session)
+        fallback.warn(self.reason, was_fetched=was_fetched)
+        return result
+
+
+def fetched(tree: Any) -> tuple[Any, bool]:
+    """The tree as jax takes it, its arrays fetched; and whether some were on a server."""
+    remote: Any = getattr(sys.modules.get("jaxd.interop.remote_array"), "RemoteArray", ())
+    lazy: Any = getattr(sys.modules.get("jaxd.interop.lazy_array"), "ArrayLike", ())
+    jax = loaded_jax()
+    leaves = jax.tree.leaves(tree)
+    ours = [leaf for leaf in leaves if isinstance(leaf, (remote, lazy, PRNGKeys))]
+    if not ours:
+        return tree, False
+
+    def as_jax(leaf: Any) -> Any:
+        if isinstance(leaf, remote):
+            leaf = leaf.fetch(copy=False)
+        if isinstance(leaf, PRNGKeys):
+            return to_jax_keys(leaf.data, leaf.impl)
+        return jax.numpy.asarray(leaf) if isinstance(leaf, lazy) else leaf
+
+    return map_leaves(as_jax, tree), any(isinstance(leaf, remote) for leaf in ours)

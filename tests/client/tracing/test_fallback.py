@@ -1,0 +1,434 @@
+"""What the server cannot answer runs in this process, right and with a warning."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxd
+from jaxd import Client, FallbackWarning, errors
+from jaxd.tracing import fallback
+
+
+class Unpackable:
+    """Travels nowhere, is hashed by its identity, and is a static argument all the same."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __reduce__(self) -> Any:
+        raise TypeError("stays here")
+
+
+@pytest.fixture(autouse=True)
+def _warned_of_nothing() -> None:
+    fallback._warned.clear()
+
+
+@contextmanager
+def falling_back(count: int = 1) -> Iterator[list[warnings.WarningMessage]]:
+    """So many functions warn within it, once each."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield seen
+    assert [each.category for each in seen] == [FallbackWarning] * count, [
+        str(each.message) for each in seen
+    ]
+
+
+def listing(seen: list[Any]) -> Callable[[Any], Any]:
+    """A function that changes what it captures, which the server refuses when it traces it."""
+
+    def listed(x: Any) -> Any:
+        seen.append(x.shape)
+        return x * 2
+
+    return listed
+
+
+def scaled(x: Any, by: Unpackable) -> Any:
+    """Takes a static argument that cannot travel."""
+    return x * by.factor
+
+
+def local(client: Client, function: Callable[..., Any], **options: Any) -> Any:
+    """The function, which falls back."""
+    return client.persistent_call(function, fallback="local", **options)
+
+
+def test_what_cannot_be_traced_there_is_traced_here_once(client: Client) -> None:
+    """And asked of the server once: from then on such calls run here at once."""
+    seen: list[Any] = []
+    function = local(client, listing(seen))
+    with falling_back() as warned:
+        results = [function(np.ones(3, np.float32)) for _ in range(3)]
+    assert all(isinstance(each, jax.Array) for each in results)
+    np.testing.assert_array_equal(results[2], [2.0, 2.0, 2.0])
+    assert seen == [(3,)]
+    before = client.statistics()
+    function(np.ones(3, np.float32))
+    after = client.statistics()
+    assert (after.calls, after.traces) == (before.calls, before.traces)
+    text = str(warned[0].message)
+    assert "listed runs under plain jax.jit in this process" in text
+    assert "changes a list, 'seen'" in text
+    assert warned[0].filename == __file__
+
+
+def test_arguments_that_cannot_travel(client: Client) -> None:
+    """Static ones count as jax counts them: by hash and equality."""
+    function = local(client, scaled, static_argnames="by")
+    with falling_back():
+        assert [float(function(x, by=Unpackable(3.0))) for x in (1.0, 2.0)] == [3.0, 6.0]
+
+
+def test_fallback_error_is_the_servers_answer(client: Client) -> None:
+    """As option, and as the tests of this repository are run."""
+    with pytest.raises(errors.LostUpdateError):
+        client.persistent_call(listing([]), fallback="error")(1.0)
+    with pytest.raises(errors.LostUpdateError):
+        client.persistent_call(listing([]))(1.0)
+
+
+def test_a_client_decides_for_its_functions(client: Client) -> None:
+    """Unless a function decides for itself."""
+    with jaxd.connect(str(client.caller.session.address), fallback="local") as falling:
+        with falling_back():
+            assert float(falling.persistent_call(listing([]))(1.0)) == 2.0
+        with pytest.raises(errors.LostUpdateError):
+            falling.persistent_call(listing([]), fallback="error")(1.0)
+
+
+def test_an_error_of_the_functions_own_is_final(client: Client) -> None:
+    """What a `raise` or `assert` of the user's has raised is not tried again here."""
+    traced = []
+
+    def refusing(x: Any) -> Any:
+        traced.append(x)
+        raise KeyError("mine")
+
+    def asserting(x: Any) -> Any:
+        assert x.ndim == 2, "two"
+        return x
+
+    for function, kind in ((refusing, KeyError), (asserting, AssertionError)):
+        with pytest.raises(kind) as caught:
+            local(client, function)(jnp.ones(3))
+        assert "on the jaxd server" in "".join(caught.value.__notes__)
+    assert traced == []
+
+
+def test_an_error_that_jax_raises_here_too_is_shown_alone(client: Client) -> None:
+    """That of this process, without the server's; and nothing is warned of."""
+
+    def mismatched(x: Any) -> Any:
+        return jnp.dot(x, jnp.ones(7))
+
+    with falling_back(0), pytest.raises(TypeError, match="contracting dimensions") as caught:
+        local(client, mismatched)(jnp.ones(3))
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    assert not any("jaxd" in note for note in getattr(caught.value, "__notes__", ()))
+
+
+def test_other_ways_to_call(client: Client) -> None:
+    """Each falls back, and one warning is enough."""
+    by = Unpackable(2.0)
+    function = local(client, scaled, static_argnums=1)
+    traced = local(client, listing([]))
+    with falling_back(2):
+        assert float(function(1.0, by)) == 2.0
+        assert float(function.submit(1.5, by).result()) == 3.0
+        assert float(function.remote(2.5, by)) == 5.0
+        assert list(map(float, function.map([1.0, 2.0], [by, by]))) == [2.0, 4.0]
+        assert float(asyncio.run(function.call_async(3.5, by))) == 7.0
+        assert function.warm(jax.ShapeDtypeStruct((2,), "float32"), by).verdict == "compile"
+        assert "mul" in function.jaxpr(1.0, by)
+        assert "multiply" in function.lower(1.0, by).as_text()
+        assert float(traced.submit(1.0).result()) == 2.0
+        assert list(map(float, traced.map([1.0, 2.0]))) == [2.0, 4.0]
+        assert float(asyncio.run(traced.call_async(2.0))) == 4.0
+        assert float(traced.remote(3.0)) == 6.0
+
+
+def test_arguments_of_submitted_calls_may_be_overwritten(client: Client) -> None:
+    """Also where the server refuses them later."""
+    function = local(client, listing([]))
+    x = np.ones(3, np.float32)
+    with falling_back():
+        future = function.submit(x)
+        x[:] = 7
+        np.testing.assert_array_equal(future.result(), [2.0, 2.0, 2.0])
+
+
+def test_transformations_and_methods(client: Client) -> None:
+    """Each is a function of its own, which falls back by itself."""
+    seen: list[Any] = []
+
+    class Model:
+        factor = 3.0
+
+        @client.persistent_call(fallback="local")
+        def applied(self, x: Any) -> Any:
+            seen.append(x.shape)
+            return x * x * self.factor
+
+    function = local(client, lambda x: listing(seen)(x) * x)
+    with falling_back(4):
+        assert float(function.grad()(3.0)) == 12.0
+        np.testing.assert_array_equal(function.vmap()(jnp.arange(3.0)), [0.0, 2.0, 8.0])
+        assert float(Model().applied(2.0)) == 12.0
+        assert float(Model().applied.grad()(2.0)) == 12.0
+
+
+def test_inside_of_what_jax_traces_here(client: Client) -> None:
+    """`jax.grad(f)` and `jax.jit` of a function that falls back trace it here."""
+    function = local(client, listing([]))
+    with falling_back():
+        assert float(jax.grad(lambda x: function(x) * x)(3.0)) == 12.0
+        assert float(jax.jit(function)(4.0)) == 8.0
+
+
+def test_a_closure_over_a_tracer(client: Client) -> None:
+    """What jax traces around it is captured, as under `jax.jit`."""
+
+    @jax.jit
+    def outer(x: Any) -> Any:
+        return local(client, lambda y: x + y)(1.0)
+
+    with falling_back():
+        assert float(outer(2.0)) == 3.0
+
+
+def test_arrays_on_the_server_are_fetched_once(client: Client) -> None:
+    """And the warning says so."""
+    remote = client.persistent_call(lambda x: x + 1).remote(np.ones(3, np.float32))
+    function = local(client, listing([]))
+    with falling_back() as warned:
+        for _ in range(2):
+            np.testing.assert_array_equal(function(remote), [4.0, 4.0, 4.0])
+    assert "The arrays on the server that it takes are fetched, once." in str(warned[0].message)
+
+
+def test_donated_arguments_are_donated(client: Client) -> None:
+    """As `jax.jit` does it on this platform."""
+    function = local(client, listing([]), donate_argnums=0)
+    given = jnp.ones(3)
+    expected = jnp.ones(3)
+    with falling_back():
+        function(given)
+    jax.jit(lambda x: x * 2, donate_argnums=0)(expected)
+    assert given.is_deleted() == expected.is_deleted()
+
+
+def test_a_new_version_of_the_function_is_asked_anew(client: Client) -> None:
+    """What falls back is a version of a function, and not the function for ever."""
+    seen: Any = []
+
+    def kept(x: Any) -> Any:
+        if isinstance(seen, list):
+            seen.append(x.shape)
+        return x * 2
+
+    function = local(client, kept)
+    with falling_back():
+        assert float(function(1.0)) == 2.0
+    assert function.why(1.0).verdict == "local"
+    seen = ()
+    assert function.why(1.0).verdict == "compile"
+    before = client.statistics()
+    assert float(function(1.0)) == 2.0
+    after = client.statistics()
+    assert (after.traces - before.traces, after.fallback_calls) == (1, before.fallback_calls)
+
+
+def test_it_is_counted(client: Client) -> None:
+    """Calls, and functions, by the server; `why` gives the reason."""
+    function = local(client, scaled, static_argnums=1)
+    by = Unpackable(2.0)
+    before = client.statistics()
+    with falling_back():
+        for x in (1.0, 2.0, 3.0):
+            function(x, by)
+    after = client.statistics()
+    assert after.fallback_calls - before.fallback_calls == 3
+    assert after.fallback_functions - before.fallback_functions == 1
+    why = function.why(1.0, by)
+    assert why.verdict == "local"
+    assert "stays here" in str(why)
+    assert why.to_dict()["verdict"] == "local"
+
+
+def test_callbacks_run_here_in_order_and_once(client: Client) -> None:
+    """What is called back has not been called for the attempt on the server."""
+    called: list[float] = []
+    seen: list[Any] = []
+
+    def noting(x: Any) -> Any:
+        seen.append(x.shape)
+        for factor in (1, 2):
+            jax.experimental.io_callback(
+                lambda v: called.append(float(v)), None, x * factor, ordered=True
+            )
+        return x
+
+    with falling_back():
+        function = local(client, noting)
+        jax.block_until_ready([function(1.0), function(5.0)])
+        jax.effects_barrier()
+    assert called == [1.0, 2.0, 5.0, 10.0]
+
+
+def test_two_threads(client: Client) -> None:
+    """Fall back at the same moment, with one warning."""
+    function = local(client, listing([]))
+    results: list[float] = []
+    with falling_back():
+        threads = [
+            threading.Thread(target=lambda: results.append(float(function(2.0)))) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [4.0] * 4
+
+
+def test_what_has_run_is_not_repeated(client: Client) -> None:
+    """An error of the program itself, and of what it calls back, is final."""
+    called = []
+
+    def failing(x: Any) -> Any:
+        called.append(float(x))
+        raise ValueError("in the callback")
+
+    def calling(x: Any) -> Any:
+        return jax.experimental.io_callback(failing, x, x)
+
+    with falling_back(0), pytest.raises(Exception, match="in the callback"):
+        local(client, calling)(jnp.float32(2.0))
+    assert called == [2.0]
+
+
+def test_a_result_that_cannot_travel(client: Client) -> None:
+    """As `jax.jit` returns it: an object of a class that only this process has registered."""
+
+    def returning(x: Any) -> Any:
+        return jax.tree_util.Partial(Unpackable(2.0).__reduce__, x)
+
+    expected = jax.jit(returning)(1.0)
+    with falling_back():
+        found = local(client, returning)(1.0)
+    assert float(found.args[0]) == float(expected.args[0])
+
+
+def test_a_setting_that_no_server_has(client: Client) -> None:
+    """Is jax's own here."""
+    function = local(client, lambda x: x * 2)
+    with jax.disable_jit(), falling_back():
+        assert float(function(1.0)) == 2.0
+
+
+def test_an_attribute_that_is_missing_is_looked_for_here(client: Client) -> None:
+    """What Python raises in the user's code may be ours; if not, it is raised here again."""
+
+    def reading(x: Any) -> Any:
+        return x * jax.no_such_attribute  # type: ignore[attr-defined]
+
+    with falling_back(0), pytest.raises(AttributeError, match="no_such_attribute") as caught:
+        local(client, reading)(1.0)
+    assert "on the jaxd server" not in "".join(getattr(caught.value, "__notes__", ()))
+
+
+def test_what_fails_here_too_is_asked_of_the_server_again(client: Client) -> None:
+    """Nothing is remembered of it."""
+    wrong = [True]
+
+    def perhaps(x: Any) -> Any:
+        return jnp.dot(x, jnp.ones(7 if wrong[0] else 3))
+
+    function = local(client, perhaps)
+    with falling_back(0):
+        with pytest.raises(TypeError):
+            function(jnp.ones(3))
+        wrong[0] = False
+        before = client.statistics().traces
+        assert float(function(jnp.ones(3))) == 3.0
+    assert client.statistics().traces == before + 1
+
+
+def test_numpy_results(client: Client) -> None:
+    """`results=` counts here as well."""
+    function = local(client, listing([]), results="numpy")
+    with falling_back():
+        assert type(function(np.ones(2, np.float32))) is np.ndarray
+
+
+@pytest.mark.libraries("flax")
+def test_flax_modules_are_changed_as_by_a_call(client: Client) -> None:
+    """As `nnx.jit` does it."""
+    from flax import nnx
+
+    model, seen = nnx.BatchNorm(3, rngs=nnx.Rngs(0)), []
+
+    def normalize(model: Any, x: Any) -> Any:
+        seen.append(x.shape)
+        return model(x)
+
+    expected = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    nnx.jit(lambda model, x: model(x))(expected, jnp.arange(6.0).reshape(2, 3))
+    with falling_back():
+        local(client, normalize)(model, jnp.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(model.mean[...], expected.mean[...])
+    assert float(jnp.abs(model.mean[...]).sum()) > 0
+
+
+def test_a_warning_that_is_an_error(client: Client) -> None:
+    """Takes the place of the result."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        with pytest.raises(FallbackWarning, match="listed runs under plain"):
+            local(client, listing([]))(1.0)
+
+
+_LIGHT = """
+import sys, warnings, numpy as np
+from jaxd import persistent_call, errors, FallbackWarning
+
+class Unpackable:
+    factor = 2.0
+    def __reduce__(self):
+        raise TypeError("stays here")
+
+def scaled(x, by):
+    return x * by.factor
+
+options = dict(static_argnames="by")
+try:
+    persistent_call(scaled, **options)(np.ones(2, "f4"), by=Unpackable())
+except errors.PackingError:
+    print("error", "jax" in sys.modules)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    found = persistent_call(scaled, fallback="local", **options)(np.ones(2, "f4"), by=Unpackable())
+print(found, type(found).__module__.partition(".")[0], [each.category.__name__ for each in seen])
+"""
+
+
+def test_in_a_process_without_jax(live: Any) -> None:
+    """An error by default; where a run here was asked for, jax is imported for it."""
+    ran = live.run(_LIGHT, JAXD_FALLBACK="")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "error False",
+        "[2. 2.] jaxlib ['FallbackWarning']",
+    ]

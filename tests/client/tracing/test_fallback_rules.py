@@ -1,0 +1,169 @@
+"""When a call runs in this process: docs/fallback.md row by row, and where it is the default."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from jaxd import persistent_call
+from jaxd.connection.settings import Settings
+from jaxd.tracing import fallback
+from jaxd_protocol import errors
+from jaxd_protocol.messages.calls import FailureOrigin, set_origin
+
+FINAL = [
+    errors.NoServer,
+    errors.ServerStartFailed,
+    errors.AuthenticationFailed,
+    errors.NotPermitted,
+    errors.VersionMismatch,
+    errors.ProtocolError,
+    errors.ConnectionLost,
+    errors.WorkerLost,
+    errors.CalledBack,
+    errors.ServerDraining,
+    errors.WorkerReplaced,
+    errors.Quarantined,
+    errors.Busy,
+    errors.LimitExceeded,
+    errors.OutOfMemory,
+    MemoryError,
+    errors.DeadlineExceeded,
+    errors.Cancelled,
+    errors.MissingPackage,
+    errors.PackageMismatch,
+    errors.CallbackError,
+    errors.ValueDeleted,
+    errors.ValuesLost,
+    errors.ValuesDied,
+    errors.ValuesFull,
+    errors.SkewWarning,
+    errors.UnsharedWarning,
+]
+FOLLOWED = [
+    ("walking", errors.PackingError),
+    ("walking", RecursionError),
+    ("walking", errors.ConfigurationError),
+    ("packing", errors.ArgumentError),
+    ("packing", errors.PackingError),
+    ("packing", AttributeError),
+    ("building", errors.PackingError),
+    ("building", errors.ArgumentError),
+    ("building", errors.ResultError),
+    ("building", errors.LostUpdateError),
+    ("building", errors.NotInteractive),
+    ("building", errors.InternalError),
+    ("building", errors.ConfigurationError),
+    ("building", TypeError),
+    ("reading", errors.ResultError),
+]
+
+
+def failing(error: BaseException, phase: str, raised_in: str = "") -> BaseException:
+    """The error of a call that has failed there."""
+    set_origin(error, FailureOrigin(phase, raised_in))
+    return error
+
+
+@pytest.mark.parametrize("kind", FINAL)
+@pytest.mark.parametrize("phase", sorted(fallback.PHASES))
+def test_errors_that_are_final(kind: type[BaseException], phase: str) -> None:
+    """Wherever they are raised."""
+    assert not fallback.may_follow(failing(kind("no"), phase))
+
+
+@pytest.mark.parametrize(("phase", "kind"), FOLLOWED)
+def test_errors_that_are_followed_by_a_run_here(phase: str, kind: type[BaseException]) -> None:
+    """But not when the same is raised by a program that runs, or by a call with effects."""
+    assert fallback.may_follow(failing(kind("no"), phase))
+    assert not fallback.may_follow(failing(kind("no"), "running"))
+    assert not fallback.may_follow(failing(kind("no"), ""))
+    assert not fallback.may_follow(kind("no"))
+
+
+def test_every_error_of_jaxd_is_decided() -> None:
+    """A new one has to be put into the table."""
+    named = {getattr(errors, name) for name in errors.__all__}
+    decided = {*FINAL, *(kind for _, kind in FOLLOWED)}
+    decided |= {errors.JaxdError, errors.RemoteError, errors.TracerError, errors.CannotListen}
+    assert {kind for kind in named - decided if not issubclass(kind, Warning)} == set()
+
+
+def test_whose_raise_it_was() -> None:
+    """The user's own is final, but for what jaxd raises; a package's is not."""
+    own, package = __name__, "jax._src.core"
+    assert not fallback.may_follow(failing(ValueError("no"), "building", own))
+    assert fallback.may_follow(failing(ValueError("no"), "building", package))
+    assert fallback.may_follow(failing(errors.LostUpdateError("no"), "building", own))
+    assert fallback.may_follow(failing(ValueError("no"), "packing", own))
+
+
+@pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
+def test_what_would_end_this_process_is_final(name: str) -> None:
+    """As an error of the server it ends nothing."""
+    assert not fallback.may_follow(failing(errors.RemoteError("no", name), "building"))
+    assert fallback.may_follow(failing(errors.RemoteError("no", "lib.Error"), "building"))
+
+
+def session(platform: str, chosen: str | None = None, current: Any = None) -> Any:
+    """One with a server that computes on that."""
+    return SimpleNamespace(
+        settings=Settings(fallback=chosen), platform=platform, current=current or (lambda: None)
+    )
+
+
+def test_by_default_on_the_servers_kind_of_device() -> None:
+    """Never silently a thousand times slower."""
+    assert fallback.runs_locally(session("cpu"), None)
+    assert not fallback.runs_locally(session("gpu"), None)
+    assert not fallback.runs_locally(session("tpu"), None)
+
+
+def test_by_default_on_jaxs_default_device() -> None:
+    """As it is set in this thread, and not the one that jax would have taken."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert not fallback.runs_locally(session("gpu"), None)
+        assert fallback.runs_locally(session("cpu"), None)
+
+
+def test_no_accelerator_is_taken_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where jax has no backend, the server's GPU is not asked for."""
+    monkeypatch.setattr(fallback, "started_platform", lambda: None)
+    monkeypatch.setattr(jax, "default_backend", lambda: pytest.fail("asked"))
+    assert not fallback.runs_locally(session("gpu"), None)
+
+
+def test_what_is_chosen_wins() -> None:
+    """The option over the client, and either over the default."""
+    assert fallback.runs_locally(session("gpu", "local"), None)
+    assert fallback.runs_locally(session("gpu"), "local")
+    assert fallback.runs_locally(session("cpu", "error"), "local")
+    assert not fallback.runs_locally(session("cpu", "local"), "error")
+    assert not fallback.runs_locally(session("cpu", "error"), None)
+
+
+def test_without_jax_the_default_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A light client stays light."""
+    monkeypatch.delitem(sys.modules, "jax")
+    assert not fallback.runs_locally(session("cpu"), None)
+
+
+def test_without_a_server_nothing_is_known_of_it() -> None:
+    """Then the error stays what it is, unless a run here was asked for."""
+
+    def none_there() -> None:
+        raise errors.NoServer("none")
+
+    assert not fallback.runs_locally(session("cpu", current=none_there), None)
+    assert fallback.runs_locally(session("cpu", current=none_there), "local")
+
+
+def test_the_option_is_checked() -> None:
+    """Where the function is decorated."""
+    given: Any = "remote"
+    with pytest.raises(errors.ConfigurationError, match="Use one of: 'local', 'error'"):
+        persistent_call(lambda x: x, fallback=given)
