@@ -80,6 +80,15 @@ def current_config() -> dict[str, Any]:
     return {name: getattr(jax.config, name) for name in CONFIG_DEFAULTS}
 
 
+def is_mutable_in_jax(cls: type) -> bool:
+    """Whether jax takes instances of a class, which no array is, by its own table of types.
+
+    Those are its mutable arrays, and what libraries make of them.
+    """
+    core = sys.modules.get("jax._src.core")
+    return core is not None and cls in getattr(core, "pytype_aval_mappings", ())
+
+
 def logs_compiles() -> bool:
     """Whether jax logs compilations in this thread now."""
     jax = loaded_jax()

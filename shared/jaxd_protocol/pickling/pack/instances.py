@@ -11,6 +11,7 @@ from typing import Any
 from jaxd_protocol.fingerprint.values.reductions import (
     forwards,
     is_made_of_python,
+    needs_arguments,
     new_object,
     reduce_by_content,
     reduce_object,
@@ -51,22 +52,24 @@ def reduce_own(value: Any) -> Any:
     """A reduce tuple where pickle's own way would not do; `NotImplemented` for any other object.
 
     By content, for an object of the user's own that pickle would write by name: the server lacks
-    its module. With its own state, for one that passes attributes on to another object.
+    its module. With its own state, for one that passes attributes on to another object, or whose
+    class makes none without arguments that pickle does not know.
     """
     cls = type(value)
-    if forwards(cls):
-        return _reduce_forwarding(value)
+    if forwards(cls) or needs_arguments(cls):
+        return _reduce_by_state(value)
     reduce: Any = cls.__reduce__
     if reduce is object.__reduce__ or not is_local_module(cls.__module__):
         return NotImplemented
     return reduce_by_content(value) if type(value.__reduce__()) is str else NotImplemented
 
 
-def _reduce_forwarding(value: Any) -> Any:
+def _reduce_by_state(value: Any) -> Any:
     reduced = reduce_object(value)
     if type(reduced) is not str:
         make, *parts = (*reduced, None, None, None)[:5]
-        make = new_object if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]
+            make = rebuild.make_instance if needs_arguments(type(value)) else new_object
         return reduced if len(reduced) == 6 else (make, *parts, set_state)
     return reduce_by_content(value) if is_local_module(type(value).__module__) else reduced
 

@@ -174,6 +174,12 @@ def make_reference(blob: PrivateModules, value: Any) -> Any:
     return weakref.ref(value)
 
 
+def make_weak_method(blob: PrivateModules, method: Any) -> Any:
+    """A weak reference to a bound method, of an object that lives as long as the function."""
+    blob.kept.append(method)
+    return weakref.WeakMethod(method)
+
+
 def dead_reference() -> Any:
     """A weak reference to nothing."""
     return weakref.ref(set())
