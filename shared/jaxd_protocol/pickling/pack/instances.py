@@ -8,22 +8,23 @@ from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values.reductions import (
     forwards,
     is_made_of_python,
     needs_arguments,
     new_object,
+    own_attributes,
     reduce_by_content,
     reduce_object,
     set_state,
+    slot_content,
 )
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.unpack import rebuild
 
 _constant_names: dict[str, tuple[int, dict[int, str]]] = {}
-
-_missing = object()
 
 
 def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any]) -> Any:
@@ -34,12 +35,12 @@ def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any])
         names: the attributes.
         replacements: values that replace those of some attributes.
     """
-    attributes = getattr(value, "__dict__", {})
-    found = {name: attributes.get(name, _missing) for name in sorted(names)}
+    attributes = own_attributes(value) or {}
+    found = {name: attributes.get(name, MISSING) for name in sorted(names)}
     for name, attribute in found.items():
-        if attribute is _missing and rebuild.is_slot(type(value), name):
-            found[name] = getattr(value, name, _missing)
-    kept = {name: each for name, each in found.items() if each is not _missing} | {**replacements}
+        if attribute is MISSING and rebuild.is_slot(type(value), name):
+            found[name] = slot_content(value, name)
+    kept = {name: each for name, each in found.items() if each is not MISSING} | {**replacements}
     return rebuild.make_instance, (type(value),), kept, None, None, rebuild.fill_instance
 
 
