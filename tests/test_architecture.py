@@ -77,6 +77,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "shared/jaxd_protocol/jax_objects/reducers.py": "a cached function that is made again",
     "shared/jaxd_protocol/jax_objects/registrations.py": "pytrees, and modules of equinox",
     "shared/jaxd_protocol/jit/settings.py": "settings and meshes of a thread",
+    "shared/jaxd_protocol/jax_objects/structures.py": "a named tuple that is registered",
     "shared/jaxd_protocol/jit/source_locations.py": "how many frames a location has",
 }
 

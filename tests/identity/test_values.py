@@ -125,13 +125,30 @@ PAIRS = [
     ("np.vectorize(len)", "np.vectorize(sum)"),
     ("np.matrix([1])", "np.array([[1]])"),
     ("np.array([1, 2]).view(Tagged)", "np.array([1, 2])"),
+    ("tagged(1)", "tagged(2)"),
+    ("tagged(1)", "np.array([1, 2]).view(Tagged)"),
+    ("Degrees(3)", "np.float64(3)"),
+    ("Degrees(3)", "Degrees(4)"),
+    ("np.ma.array([1], hard_mask=True)", "np.ma.array([1], hard_mask=False)"),
+    ("Passing(1)", "Passing(2)"),
+    ("Passing(1, 3)", "Passing(1)"),
+    ("Everything(Box(1))", "Everything(Box(2))"),
+    ("Counted(1)", "Counted(2)"),
+    ("{1: 2}.keys()", "{3: 2}.keys()"),
+    ("{1: 2}.values()", "{1: 3}.values()"),
+    ("{1: 2}.items()", "{1: 3}.items()"),
+    ("memoryview(b'a')", "memoryview(b'b')"),
+    ("weakref.WeakMethod(BOX.first)", "weakref.WeakMethod(BOX.second)"),
+    ("time.struct_time(range(9))", "time.struct_time(range(1, 10))"),
+    ("sys.version_info", "tuple(sys.version_info)"),
+    ("sys.float_info", "sys.int_info"),
     ("np.ma.array([1, 2], fill_value=3)", "np.ma.array([1, 2], fill_value=4)"),
     ("np.random.RandomState(1)", "np.random.RandomState(2)"),
     ("np.random.default_rng(1)", "np.random.default_rng(2)"),
 ]
 
 SOURCE = """
-import math, re
+import math, re, sys, time, weakref
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, make_dataclass
@@ -151,6 +168,29 @@ Point = namedtuple("Point", "x y")
 Color = Enum("Color", "RED BLUE")
 class Whole(int): pass
 class Tagged(np.ndarray): pass
+def tagged(unit):
+    made = np.array([1, 2]).view(Tagged)
+    made.unit = unit
+    return made
+class Degrees(np.float64): pass
+class Passing:
+    __slots__ = ("inner", "unset")
+    def __init__(self, inner, *unset):
+        self.inner = inner
+        if unset: self.unset = unset
+    def __getattr__(self, name): return getattr(self.inner, name)
+class Everything:
+    def __init__(self, inner): object.__setattr__(self, "inner", inner)
+    def __getattribute__(self, name): return getattr(object.__getattribute__(self, "inner"), name)
+class Counted:
+    def __new__(cls, count):
+        made = object.__new__(cls)
+        made.count = count
+        return made
+class Methods:
+    def first(self): return 1
+    def second(self): return 2
+BOX = Methods()
 class Single:
     def __init__(self, inside): self.inside = inside
     def __reduce__(self): return "VALUE"

@@ -99,6 +99,15 @@ def runs_here() -> bool:
     return jax is not None and (jax.config.jax_disable_jit or jax.config.jax_no_execution)
 
 
+def is_mutable_in_jax(cls: type) -> bool:
+    """Whether jax takes instances of a class, which no array is, by its own table of types.
+
+    Those are its mutable arrays, and what libraries make of them.
+    """
+    core = sys.modules.get("jax._src.core")
+    return core is not None and cls in getattr(core, "pytype_aval_mappings", ())
+
+
 def logs_compiles() -> bool:
     """Whether jax logs compilations in this thread now."""
     jax = loaded_jax()

@@ -8,8 +8,8 @@ from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from jaxd.interop.jax_runtime import PRNGKeys, encode_jax, loaded_jax
-from jaxd_protocol.errors import ArgumentError
+from jaxd.interop.jax_runtime import PRNGKeys, encode_jax, is_mutable_in_jax, loaded_jax
+from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.jax_objects.structures import is_registered
 from jaxd_protocol.jit.static_args import StaticArgs
@@ -324,10 +324,17 @@ def check_not_array_like(value: Any) -> None:
     Raises:
         ValueError: as jax, when it is a masked array, or has `__jax_array__`.
         ArgumentError: when it is an array of another library.
+        PackingError: when jax takes it, and changes it in place.
     """
     if isinstance(value, _CODE_TYPES):
         return
     cls = type(value)
+    if is_mutable_in_jax(cls):
+        raise PackingError(
+            f"an argument is a {cls.__module__}.{cls.__qualname__}, which a call changes in place, "
+            "in the process that calls. Pass the array in it and assign the one that the function "
+            "returns, or run the function here with JAXD_INLINE=1."
+        )
     if hasattr(cls, "__jax_array__"):
         raise ValueError(
             "Triggering __jax_array__() during abstractification is no longer supported. To avoid "

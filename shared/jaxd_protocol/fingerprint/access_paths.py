@@ -30,6 +30,7 @@ from jaxd_protocol.fingerprint.unpatched import (
     refuse_patched_function,
 )
 from jaxd_protocol.fingerprint.values import classes, modules, settings, struct_sequences
+from jaxd_protocol.fingerprint.values.reductions import forwards, own_attributes, slot_content
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
 _CONSTANTS: Final = frozenset({"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"})
@@ -265,7 +266,7 @@ def _is_readable(value: Any) -> bool:
         return False
     if _static_lookup(cls, "__getattribute__")[0] not in (object, SimpleNamespace):
         return False
-    return hasattr(value, "__dict__") or bool(classes.slot_names(cls))
+    return own_attributes(value) is not None or bool(classes.slot_names(cls))
 
 
 def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) -> Followed | None:
@@ -284,7 +285,7 @@ def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) 
             type(on_class), "__set__"
         )
         return _begin_partial_read(walk, value) if plain else None
-    attributes = getattr(value, "__dict__", {})
+    attributes = own_attributes(value) or {}
     if type(on_class) is MemberDescriptorType:
         return _slot_attribute(walk, value, name, rest)
     if base is not None and (name not in attributes or hasattr(type(on_class), "__set__")):
@@ -302,8 +303,9 @@ def _begin_partial_read(walk: Walk, value: Any) -> Followed:
     """The object, and its class, are read in part."""
     walk.tag("of")
     walk.guards.instance(value)
-    if hasattr(value, "__dict__"):
-        walk.guards.attribute(value, "__dict__", value.__dict__)
+    attributes = own_attributes(value)
+    if attributes is not None:
+        walk.guards.attribute(value, "__dict__", attributes)
     walk.reach.partial_read_of(value)
     walk.reach.partial_read_of(type(value))
     return MISSING, ()
@@ -311,8 +313,11 @@ def _begin_partial_read(walk: Walk, value: Any) -> Followed:
 
 def _slot_attribute(walk: Walk, value: Any, name: str, rest: Steps) -> Followed:
     _begin_partial_read(walk, value)
-    content = getattr(value, name, MISSING)
-    walk.guards.attribute(value, name, content)
+    content = slot_content(value, name)
+    if forwards(type(value)):
+        walk.guards.answer(lambda: slot_content(value, name) is content, True)
+    else:
+        walk.guards.attribute(value, name, content)
     if content is not MISSING:
         walk.reach.partial_read_of(value).names.add(name)
     return _result_of_step(walk, content, f".{name}", rest)
@@ -334,7 +339,7 @@ def _attribute_of_class(
     walk.reach.partial_read_of(cls).names.add(name)
     walk.guards.answer(lambda: _static_lookup(cls, name)[1] is found, True)
     if not hasattr(type(found), "__set__"):
-        walk.guards.item(getattr(value, "__dict__", {}), name)
+        walk.guards.item(own_attributes(value) or {}, name)
     if function is None:
         walk.label += f".{name}"
         return found, (rest if type(found) is not staticmethod else ())

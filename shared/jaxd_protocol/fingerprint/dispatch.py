@@ -167,6 +167,22 @@ def _proxy(walk: Walk, value: types.MappingProxyType[Any, Any]) -> None:
     walk.emit(dict(value))
 
 
+def _view(walk: Walk, value: Any) -> None:
+    """The keys, values or items of a dict."""
+    walk.tag(type(value).__name__)
+    walk.guards.mapping(value.mapping)
+    items = list(value)
+    walk.text(len(items))
+    for index, item in enumerate(items):
+        walk.emit_child(f"[{index}]", item)
+
+
+def _memory(walk: Walk, value: memoryview) -> None:
+    walk.tag("memoryview")
+    walk.emit(value.tobytes())
+    walk.guards.answer(value.tobytes, value.tobytes())
+
+
 _DESCRIPTORS: Final = (
     types.MemberDescriptorType,
     types.GetSetDescriptorType,
@@ -197,6 +213,12 @@ _EMITTERS: Final[dict[type, Emit]] = {
     classmethod: _around("classmethod", attrgetter("__func__")),
     slice: _slice,
     weakref.ref: _around("weakref", lambda reference: reference()),
+    weakref.WeakMethod: _around("weak method", lambda reference: reference()),
+    memoryview: lambda walk, value: walk.numbered(value, _memory),
+    **dict.fromkeys(
+        map(type, ({}.keys(), {}.values(), {}.items())),
+        lambda walk, value: walk.numbered(value, _view),
+    ),
     **dict.fromkeys(_DESCRIPTORS, _descriptor),
 }
 

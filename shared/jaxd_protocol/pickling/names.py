@@ -66,6 +66,7 @@ _MODULES: Final = {
             *("make_context_variable", "make_enum", "make_event", "make_function"),
             *("make_function_in", "make_instance", "make_library_function", "make_module"),
             *("make_placeholder", "make_reference", "make_type_variable", "make_view"),
+            "make_weak_method",
             *("namespace_of", "same", "standard_stream"),
         ),
     },

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.example_libraries import optimizers
 
 from jaxd.request import templates
 from jaxd.request.arguments import encode_arguments
@@ -441,3 +442,18 @@ def test_arrays_on_the_server_are_leaves_like_any_others() -> None:
     assert [(each.row.leaf, each.row.a) for each in encoded.values] == [(1, 7), (2, 7)]
     array = np.ones(3, np.float32)
     assert encoded.skeleton == skeleton(State({"a": 2.0, "b": array}), array)
+
+
+def test_structures_in_aux_data_count_by_content() -> None:
+    """They are made anew each time that a tree is taken apart: an optimizer's states are alike."""
+    start, update, _ = optimizers.momentum(0.1, 0.9)
+    first = start({"w": jnp.ones(3)})
+    found = [
+        templates.flatten_object(each) for each in (first, update(0, {"w": jnp.ones(3)}, first))
+    ]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0][0] is found[1][0]
+    other = templates.flatten_object(start({"v": jnp.ones(3)}))
+    assert other is not None
+    assert other[0] is not found[0][0]

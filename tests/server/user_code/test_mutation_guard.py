@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import cached_property
@@ -123,3 +124,38 @@ def test_what_only_looks_is_left_alone() -> None:
     assert vars(settings)["half"] == 0.25
     with NO_GUARD.kept():
         settings.rate = 1.0
+
+
+def module_of(text: str) -> types.ModuleType:
+    """A module of the user's with this code."""
+    module = types.ModuleType("made_module")
+    exec(text, vars(module))
+    return module
+
+
+def functions_in(module: types.ModuleType) -> list[types.FunctionType]:
+    return [each for each in vars(module).values() if isinstance(each, types.FunctionType)]
+
+
+def test_a_name_that_a_modules_getattr_keeps_is_no_change() -> None:
+    """It is made again where it is not there. One that a function assigns by itself is a change."""
+    module = module_of(
+        "def __getattr__(name):\n    globals()['made'] = 1\n    return 1\n"
+        "def use():\n    return made\n"
+        "def assigns():\n    global other\n    other = 1\n"
+    )
+    guard = MutationGuard(functions_in(module))
+    with guard.kept():
+        assert module.made == 1
+    with pytest.raises(LostUpdateError, match="the global 'other'"), guard.kept():
+        module.assigns()
+
+
+def test_a_submodule_that_is_imported_is_no_change() -> None:
+    """The import puts it into its package. Another module in a global is a change."""
+    module = module_of("def use():\n    return inner, other\n")
+    guard = MutationGuard(functions_in(module))
+    with guard.kept():
+        module.inner = types.ModuleType("made_module.inner")  # type: ignore[attr-defined]
+    with pytest.raises(LostUpdateError, match="the global 'other'"), guard.kept():
+        module.other = types.ModuleType("inner")  # type: ignore[attr-defined]

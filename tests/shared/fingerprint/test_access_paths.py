@@ -50,10 +50,10 @@ def test_a_name_that_a_module_gets_later_is_noticed() -> None:
     assert not guards.hold()
 
 
-def test_a_module_that_makes_its_names_up_counts_whole() -> None:
-    """Where a name is read that it does not have."""
+def test_of_a_module_that_makes_its_names_up_what_makes_them_counts() -> None:
+    """Where a name is read that it does not have, and no more of the module than that reads."""
     module = helpers(__getattr__=function("return 1", "name"))
-    assert walk_of(function("return H.MADE", H=module)).reach.part_of(module) is None
+    assert walk_of(function("return H.MADE", H=module)).reach.part_of(module) == {"__getattr__"}
     assert walk_of(function("return H.RATE", H=module)).reach.part_of(module) == {"RATE"}
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import sys
+import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +15,7 @@ import jax
 import pytest
 
 from jaxd_protocol.errors import PackingError
+from tests.fake_packages import FakeSite
 from tests.ids import stable_id
 from tests.shared.fingerprint.defining import digest_of, function, part_names, walk_of
 
@@ -128,3 +133,33 @@ def test_a_logger_s_methods_are_nobody_s_patch() -> None:
     """What it holds is not looked at."""
     body = "LOGGING.getLogger('a').info(x)"
     assert walk_of(function(body, LOGGING=logging)).reach.carried == {}
+
+
+@pytest.mark.parametrize("body", ["return JSON.now.tm_year", "return JSON.now[0]"])
+def test_of_a_struct_sequence_the_field_that_is_read_counts(
+    body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as `sys.version_info.minor`: another field that differs makes no other key."""
+    made, digests = function(body, JSON=json), []
+    for year, month in ((2020, 1), (2020, 2), (2021, 1)):
+        now = time.struct_time((year, month, 0, 0, 0, 0, 0, 0, 0))
+        monkeypatch.setattr(json, "now", now, raising=False)
+        digests.append(digest_of(made))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_package_within_a_namespace_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its distribution, where code reads it as an attribute; the server imports the module."""
+    site = FakeSite(tmp_path)
+    site.install("shared-space-one", "1.5", {"shared_space/one/__init__.py": "RATE = len\n"})
+    monkeypatch.syspath_prepend(str(site.path))
+    space = importlib.import_module("shared_space.one")
+    made = function("return SPACE.one.RATE(x)", SPACE=sys.modules["shared_space"])
+    walked = walk_of(made)
+    assert space is not None
+    assert [each.version for each in walked.fingerprint.packages.values()] == ["1.5"]
+    assert walked.reach.submodules == {"shared_space.one"}
+    for name in ("shared_space.one", "shared_space"):
+        monkeypatch.delitem(sys.modules, name)

@@ -64,6 +64,20 @@ def forwards(cls: type) -> bool:
     )
 
 
+def needs_arguments(cls: Any) -> bool:
+    """Whether `__new__` of a class takes arguments, and nothing says which an instance had."""
+    if cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__:
+        return False
+    if not is_made_of_python(cls) or hasattr(cls, "__getnewargs__"):
+        return False
+    code = getattr(cls.__new__, "__code__", None)
+    if code is None or hasattr(cls, "__getnewargs_ex__"):
+        return False
+    optional = len(cls.__new__.__defaults__ or ())
+    named = set(code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount])
+    return bool(code.co_argcount - optional > 1 or named - {*(cls.__new__.__kwdefaults__ or ())})
+
+
 def is_made_of_python(cls: type) -> bool:
     """Whether an object can be made without attributes: nothing of it is held by C code."""
     return not any(

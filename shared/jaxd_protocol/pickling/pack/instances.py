@@ -8,21 +8,23 @@ from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values.reductions import (
     forwards,
     is_made_of_python,
+    needs_arguments,
     new_object,
+    own_attributes,
     reduce_by_content,
     reduce_object,
     set_state,
+    slot_content,
 )
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.unpack import rebuild
 
 _constant_names: dict[str, tuple[int, dict[int, str]]] = {}
-
-_missing = object()
 
 
 def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any]) -> Any:
@@ -33,12 +35,12 @@ def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any])
         names: the attributes.
         replacements: values that replace those of some attributes.
     """
-    attributes = getattr(value, "__dict__", {})
-    found = {name: attributes.get(name, _missing) for name in sorted(names)}
+    attributes = own_attributes(value) or {}
+    found = {name: attributes.get(name, MISSING) for name in sorted(names)}
     for name, attribute in found.items():
-        if attribute is _missing and rebuild.is_slot(type(value), name):
-            found[name] = getattr(value, name, _missing)
-    kept = {name: each for name, each in found.items() if each is not _missing} | {**replacements}
+        if attribute is MISSING and rebuild.is_slot(type(value), name):
+            found[name] = slot_content(value, name)
+    kept = {name: each for name, each in found.items() if each is not MISSING} | {**replacements}
     return rebuild.make_instance, (type(value),), kept, None, None, rebuild.fill_instance
 
 
@@ -51,22 +53,24 @@ def reduce_own(value: Any) -> Any:
     """A reduce tuple where pickle's own way would not do; `NotImplemented` for any other object.
 
     By content, for an object of the user's own that pickle would write by name: the server lacks
-    its module. With its own state, for one that passes attributes on to another object.
+    its module. With its own state, for one that passes attributes on to another object, or whose
+    class makes none without arguments that pickle does not know.
     """
     cls = type(value)
-    if forwards(cls):
-        return _reduce_forwarding(value)
+    if forwards(cls) or needs_arguments(cls):
+        return _reduce_by_state(value)
     reduce: Any = cls.__reduce__
     if reduce is object.__reduce__ or not is_local_module(cls.__module__):
         return NotImplemented
     return reduce_by_content(value) if type(value.__reduce__()) is str else NotImplemented
 
 
-def _reduce_forwarding(value: Any) -> Any:
+def _reduce_by_state(value: Any) -> Any:
     reduced = reduce_object(value)
     if type(reduced) is not str:
         make, *parts = (*reduced, None, None, None)[:5]
-        make = new_object if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]
+            make = rebuild.make_instance if needs_arguments(type(value)) else new_object
         return reduced if len(reduced) == 6 else (make, *parts, set_state)
     return reduce_by_content(value) if is_local_module(type(value).__module__) else reduced
 

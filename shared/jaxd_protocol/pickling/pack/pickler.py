@@ -304,11 +304,19 @@ def _reduce_weak_reference(pickler: Pickler, reference: weakref.ref[Any]) -> Any
     return rebuild.make_reference, (pickler.blob, value)
 
 
+def _reduce_weak_method(pickler: Pickler, reference: Any) -> Any:
+    method = reference()
+    if method is None:
+        return rebuild.dead_reference, ()
+    return rebuild.make_weak_method, (pickler.blob, method)
+
+
 _SPECIAL: Final[dict[type, Callable[[Pickler, Any], Any]]] = {
     types.FunctionType: reduce_function,
     types.CodeType: lambda _, code: (rebuild.make_code, code_arguments(code)),
     types.CellType: _reduce_cell,
     weakref.ref: _reduce_weak_reference,
+    weakref.WeakMethod: _reduce_weak_method,
     _PrivateModulesMark: lambda _, mark: (PrivateModules, ()),
     UnnamedNamespace: reduce_unnamed_namespace,
 }

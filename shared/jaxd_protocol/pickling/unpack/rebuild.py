@@ -15,6 +15,7 @@ from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.values.reductions import own_attributes
 from jaxd_protocol.jax_objects.registrations import build_class, finish_class
 from jaxd_protocol.pickling.code_objects import CodeLocation, find_code
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
@@ -141,7 +142,7 @@ def make_instance(cls: type) -> Any:
 
 def fill_instance(value: Any, attributes: dict[str, Any]) -> None:
     """Sets the attributes of an object that are read; also of a frozen one."""
-    own = getattr(value, "__dict__", None)
+    own = own_attributes(value)
     for name, attribute in attributes.items():
         if own is not None and not is_slot(type(value), name):
             own[name] = attribute
@@ -172,6 +173,12 @@ def make_reference(blob: PrivateModules, value: Any) -> Any:
     """A weak reference to an object that lives as long as the function."""
     blob.kept.append(value)
     return weakref.ref(value)
+
+
+def make_weak_method(blob: PrivateModules, method: Any) -> Any:
+    """A weak reference to a bound method, of an object that lives as long as the function."""
+    blob.kept.append(method)
+    return weakref.WeakMethod(method)
 
 
 def dead_reference() -> Any:
