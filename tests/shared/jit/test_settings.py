@@ -92,7 +92,7 @@ def test_when_a_program_runs_few_settings_count() -> None:
     assert when_run(config) == (("jax_enable_x64", True),)
 
 
-CONTEXT_VALUES: Final = {
+CONTEXT_VALUES: Final[dict[str, Any]] = {
     "device_context": ("jax.set_mesh", (("i",), (1,), ("Explicit",), (0,))),
     "abstract_mesh_context_manager": (
         "jax.sharding.use_abstract_mesh",
