@@ -337,7 +337,7 @@ def test_settings_count_where_the_call_is_made_and_not_where_it_is_awaited(clien
         first = next(mapped)
     assert first.dtype == np.float64
 
-    async def both() -> list[Any]:
+    async def both() -> Any:
         async def one() -> Any:
             with jax.enable_x64(True):
                 pending = ours.submit(x)
@@ -359,3 +359,66 @@ def test_a_setting_for_the_process_reaches_all_threads_but_those_that_have_their
         with jax.enable_x64(False):
             assert ours(x).dtype == np.float32
             assert other.submit(lambda: ours(x).dtype).result() == np.float64
+
+
+# what jax narrows --------------------------------------------------------------------------------
+
+PAIRS = [("f4", "f8"), ("f8", "f4"), ("i4", "i8"), ("u8", "u4"), ("c8", "c16")]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=stable_id)
+def test_arrays_that_jax_narrows_are_not_traced_again(
+    client: Client, first: str, second: str
+) -> None:
+    """Without x64 a numpy array of 64 bits is one of 32; with it, it is not."""
+
+    def thirds(x: Any) -> Any:
+        return x * 3
+
+    ours = client.persistent_call(thirds, extra_key=f"{first} {second}")
+    one, other = np.arange(5).astype(first), np.arange(5).astype(second)
+    with costs(client) as built:
+        assert outcome(ours, one) == outcome(jax.jit(anew(thirds)), one)
+    with costs(client) as warm:
+        assert outcome(ours, other) == outcome(jax.jit(anew(thirds)), other)
+    assert (built["traces"], warm) == (1, WARM)
+    with jax.enable_x64(True), costs(client) as wide:
+        for x in (one, other):
+            assert outcome(ours, x) == outcome(jax.jit(anew(thirds)), x)
+    assert wide["traces"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_an_array_of_64_bits_on_the_server_is_not_narrowed(client: Client) -> None:
+    """As one of jax's own is not; whichever kind the function was called with first."""
+
+    def negative(x: Any) -> Any:
+        return jax.lax.neg(x)
+
+    ours = client.persistent_call(negative, extra_key="values of 64 bits")
+    there = ours.remote(np.ones(3))
+    with jax.enable_x64(True):
+        wide, here = client.put(np.ones(3)), jnp.ones(3)
+    theirs = jax.jit(negative)(here).dtype.name
+    dtypes = [ours(x).dtype.name for x in (np.ones(3), wide, np.ones(3), there, wide)]
+    assert dtypes == ["float32", theirs, "float32", "float32", theirs]
+    assert theirs == "float64"
+
+
+def test_whether_an_array_may_be_written_to_does_not_matter(client: Client) -> None:
+    """Neither for its signature nor, where a function reads it, for the key."""
+    ours = client.persistent_call(lambda x: x + TABLE, extra_key="read-only")
+    x = np.ones(3, "f4")
+    ours(x)
+    x.flags.writeable = TABLE.flags.writeable = False
+    try:
+        assert "hit" in str(ours.why(x))
+        with costs(client) as spent:
+            ours(x)
+            ours(x.copy())
+    finally:
+        TABLE.flags.writeable = True
+    assert spent == {"executable_hits": 2}
+
+
+TABLE = np.arange(3, dtype="f4")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import jax
 import numpy as np
 
 from jaxd_protocol.errors import ArgumentError
+from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.jit.static_leaves import StaticLeaf, content_of
 from jaxd_protocol.pytree import dump_literal, is_literal
@@ -17,8 +19,38 @@ from jaxd_server.codec.arguments import map_arguments
 from jaxd_server.codec.object_references import class_name
 from jaxd_server.jax_compat.placement import are_several, place_name, place_of
 
+_NARROW: Final = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+}
+"""The dtypes that jax makes of numpy's where it has none of 64 bits."""
 
-def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs) -> Hashable:
+
+def keeps_64_bits(options: Options) -> bool:
+    """Whether jax may trace a numpy array of 64 bits as one, under the settings of a function."""
+    return any(name in _WIDE_SETTINGS for name, _ in options.config)
+
+
+_WIDE_SETTINGS: Final = frozenset({"jax_enable_x64", "jax_explicit_x64_dtypes"})
+
+
+def arrivals_of_64_bits(leaves: Sequence[Any]) -> tuple[tuple[int, bool], ...]:
+    """Of each array of 64 bits its number, and whether jax narrows it: it is not jax's own.
+
+    An array that is on the server already is computed with as it is.
+    """
+    return tuple(
+        (number, not isinstance(leaf, jax.Array))
+        for number, leaf in enumerate(leaves)
+        if hasattr(leaf, "dtype") and str(leaf.dtype) in _NARROW
+    )
+
+
+def signature_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs, *, wide: bool = True
+) -> Hashable:
     """Tree structure; shape, dtype and weak type of each leaf; type and value of what is static.
 
     Where there are several devices, also the place of each array that was put somewhere.
@@ -26,19 +58,27 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticA
     Two calls with equal signatures run the same executable; unequal ones may as well be
     different programs.
 
+    Args:
+        args: those of the call that are given by position.
+        kwargs: those that are given by name.
+        statics: which of them are static.
+        wide: what `keeps_64_bits` says of the function; if not, numpy's arrays have the dtype that
+            jax makes of theirs.
+
     Raises:
         ValueError: when a static argument is not hashable.
         ArgumentError: when a leaf is not data and no static argument either.
     """
+    of_leaf = _leaf_signature if wide else _narrow_leaf_signature
+
+    def of_tree(tree: Any) -> Hashable:
+        leaves, structure = jax.tree.flatten(tree)
+        return structure, tuple(_literals_of(structure)), tuple(map(of_leaf, leaves))
+
     if not statics:
-        return _tree_signature((args, kwargs))
-    args, kwargs = map_arguments((args, kwargs), statics, _tree_signature, _static_signature)
+        return of_tree((args, kwargs))
+    args, kwargs = map_arguments((args, kwargs), statics, of_tree, _static_signature)
     return args, tuple(sorted(kwargs.items()))
-
-
-def _tree_signature(tree: Any) -> Hashable:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple(_literals_of(structure)), tuple(map(_leaf_signature, leaves))
 
 
 def _literals_of(structure: Any) -> Iterator[bytes]:
@@ -80,6 +120,12 @@ def _leaf_signature(leaf: Any) -> Hashable:
     )
 
 
+def _narrow_leaf_signature(leaf: Any) -> Hashable:
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.shape, _NARROW.get(leaf.dtype.name, leaf.dtype.name), False
+    return _leaf_signature(leaf)
+
+
 def _static_signature(value: Any) -> Hashable:
     if is_literal(value):
         return dump_literal(value)  # tells (1,) from (True,) and 0.0 from -0.0, which == does not
@@ -94,7 +140,9 @@ def _static_signature(value: Any) -> Hashable:
     return type(value), value
 
 
-def lasting_signature(args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs) -> bytes:
+def lasting_signature(
+    args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs, *, wide: bool = True
+) -> bytes:
     """Sixteen bytes for a signature that are the same in every process.
 
     Equal for equal contents, where `signature_of` asks the objects whether they are equal.
@@ -103,7 +151,9 @@ def lasting_signature(args: tuple[Any, ...], kwargs: dict[str, Any], statics: St
         ValueError: when something in it, such as a static argument, has no content.
         ArgumentError: as `signature_of`.
     """
-    args, kwargs = map_arguments((args, kwargs), statics, _lasting, _lasting_static)
+    of_leaf = _leaf_signature if wide else _narrow_leaf_signature
+    of_tree = partial(_lasting, of_leaf)
+    args, kwargs = map_arguments((args, kwargs), statics, of_tree, _lasting_static)
     named = [dump_literal(name) + kwargs[name] for name in sorted(kwargs)]
     return hashlib.blake2b(b"".join((*args, *named)), digest_size=16).digest()
 
@@ -112,14 +162,13 @@ def _lasting_static(value: Any) -> bytes:
     return b"S" + content_of(value)
 
 
-def _lasting(value: Any) -> bytes:
+def _lasting(of_leaf: Callable[[Any], Any], value: Any) -> bytes:
     leaves, structure = jax.tree.flatten(value)
-    forms = tuple(map(_lasting_leaf, leaves))
+    forms = tuple(_lasting_leaf(of_leaf(leaf)) for leaf in leaves)
     return b"T" + b"".join(_nodes(structure)) + dump_literal(forms)
 
 
-def _lasting_leaf(leaf: Any) -> Any:
-    form: Any = _leaf_signature(leaf)
+def _lasting_leaf(form: Any) -> Any:
     return form if len(form) == _FORMAT else (*form[:_FORMAT], place_name(form[_FORMAT]))
 
 

@@ -27,7 +27,7 @@ from jaxd_server.codec.arguments import (
     leaves_of,
     parse_arguments,
 )
-from jaxd_server.codec.signature import signature_of
+from jaxd_server.codec.signature import arrivals_of_64_bits, keeps_64_bits, signature_of
 from jaxd_server.compilation.compiling.builds import Builds
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.eviction import EvictionCosts, Limits, are_within, victims
@@ -38,8 +38,8 @@ from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
 
 
-class PlacementMismatch(Exception):
-    """The arrays of a call are on other devices than those of its plan."""
+class PlanMismatch(Exception):
+    """The arrays of a call are elsewhere than its plan says: other devices, or this server."""
 
 
 class DeviceChoice(NamedTuple):
@@ -72,6 +72,7 @@ class Plan:
         order: for each array that the executable takes, its number among the leaves of the call.
         donated: numbers of the leaves that such a call gives up.
         places: where its arrays have to lie that were put somewhere; see `places_of`.
+        arrivals: how its arrays of 64 bits have to arrive; see `arrivals_of_64_bits`.
     """
 
     layout: Layout
@@ -79,10 +80,18 @@ class Plan:
     order: tuple[int, ...] = ()
     donated: frozenset[int] = frozenset()
     places: ArrayPlaces = ()
+    arrivals: tuple[tuple[int, bool], ...] = ()
 
     def arrange(self, leaves: list[Any]) -> list[Any]:
-        """The leaves of a call as its executable takes them."""
-        return [leaves[index] for index in self.order]
+        """The leaves of a call as its executable takes them.
+
+        Raises:
+            PlanMismatch: when an array of 64 bits is on the server that was not, or the other way.
+        """
+        arranged = [leaves[index] for index in self.order]
+        if self.arrivals and arrivals_of_64_bits(arranged) != self.arrivals:
+            raise PlanMismatch
+        return arranged
 
 
 _MAX_VARIANTS: Final = 10_000
@@ -172,7 +181,8 @@ class Executables:
             JaxdError: when the call is cancelled; see `Builds.run`.
             Exception: what `make` raises, in every caller that waited for it.
         """
-        signature, device = signature_of(*arguments, function.statics), choice.device
+        wide = keeps_64_bits(function.options)
+        signature, device = signature_of(*arguments, function.statics, wide=wide), choice.device
         found = self._executables.get(_name(function.key, signature, device))
         if found is None:
             waiting()
@@ -182,10 +192,12 @@ class Executables:
                 found = self._moved(found, function.key, signature, device, make, move, build)
         order = call_order(layout, function.statics)
         donated = donated_leaves(layout, function.options, function.parameters)
-        places = places_of(leaves_of(dynamic(arguments, function.statics))) if are_several() else ()
+        leaves = leaves_of(dynamic(arguments, function.statics))
+        places = places_of(leaves) if are_several() else ()
+        arrivals = () if wide else arrivals_of_64_bits(leaves)
         plan = Plan(layout, None)
         if order is not None:
-            plan = Plan(layout, found, order, donated, places)
+            plan = Plan(layout, found, order, donated, places, arrivals)
         name = _name(function.key, signature, found.device)
         with self._lock:
             if self._executables.get(name) is found:  # a plan must not outlive its executable

@@ -30,7 +30,7 @@ from jaxd_server.compilation.builder import BuildResult, ExecutableBuilder
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
-from jaxd_server.compilation.executables import DeviceChoice, Executables, PlacementMismatch, Plan
+from jaxd_server.compilation.executables import DeviceChoice, Executables, Plan, PlanMismatch
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.package_skew import refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
@@ -118,7 +118,7 @@ class Pipeline:
                 if plan is not None and plan.executable is not None:
                     return self._warm(call, plan, plan.executable)
                 return self._cold(call)
-            except (PlacementMismatch, BrokenProgram):
+            except (PlanMismatch, BrokenProgram):
                 return self._cold(call)  # which makes it anew, whatever lies on disk
         except BaseException as error:  # noqa: BLE001  all of it is the caller's to know
             reply = self._failed(call, error)
@@ -391,10 +391,10 @@ def _placed_leaves(call: Call, plan: Plan, executable: Executable) -> list[Any]:
     """The leaves of a warm call as its executable takes them, where there are several devices.
 
     Raises:
-        PlacementMismatch: when some were put on other devices than those that it was made for.
+        PlanMismatch: when some were put on other devices than those that it was made for.
     """
     with placed(executable.device):
         leaves = plan.arrange(call.leaves(plan.layout, plan.donated))
     if (plan.places or call.elsewhere) and places_of(leaves) != plan.places:
-        raise PlacementMismatch
+        raise PlanMismatch
     return leaves

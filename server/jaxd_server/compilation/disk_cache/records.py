@@ -9,7 +9,7 @@ from typing import Any
 from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_server.codec.arguments import Arguments
 from jaxd_server.codec.results import ResultLayout
-from jaxd_server.codec.signature import lasting_signature
+from jaxd_server.codec.signature import keeps_64_bits, lasting_signature
 from jaxd_server.compilation.functions.function import Function
 
 
@@ -75,7 +75,8 @@ def call_name(function: Function, arguments: Arguments) -> bytes | None:
     if not function.is_lasting:
         return None
     try:
-        signature = lasting_signature(*arguments, function.statics)
+        wide = keeps_64_bits(function.options)
+        signature = lasting_signature(*arguments, function.statics, wide=wide)
     except Exception:  # noqa: BLE001  such as objects without content; nothing is lost but time
         return None
     return hashlib.blake2b(function.key + signature, digest_size=16).digest()
