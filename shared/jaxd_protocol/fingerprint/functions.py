@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import access_paths, archive_members
+from jaxd_protocol.fingerprint.code.content import stable_names
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.import_statements import emit_import
@@ -27,6 +28,10 @@ _CALLBACK_FUNCTIONS: Final = frozenset(
     {"pure_callback", "io_callback", "callback", "debug_callback"}
 )
 """A function that uses one of these may read clocks and files in the callback: no warning."""
+
+
+_CHECKER_STATE: Final = frozenset({"__beartype_call_curr", "__beartype_getrandbits"})
+"""Defaults of functions that beartype makes: what it says of an error, which item it looks at."""
 
 
 def emit_function(walk: Walk, function: FunctionType) -> None:
@@ -76,11 +81,14 @@ def _defaults(walk: Walk, function: FunctionType) -> None:
     first = code.co_argcount - len(defaults)
     for name, value in zip(code.co_varnames[first : code.co_argcount], defaults, strict=False):
         walk.emit_labelled(f"default {name} of {function.__name__}", value)
-    keywords = function.__kwdefaults__ or {}
+    given = function.__kwdefaults__ or {}
+    keywords = {name: value for name, value in given.items() if name not in _CHECKER_STATE}
     walk.text(len(keywords))
-    for name in sorted(keywords):
-        walk.text(name)
-        walk.emit_labelled(f"default {name} of {function.__name__}", keywords[name])
+    stable = dict(zip(code.co_varnames, stable_names(code.co_varnames), strict=True))
+    for name in sorted(keywords, key=lambda each: stable.get(each, each)):
+        shown = stable.get(name, name)
+        walk.text(shown)
+        walk.emit_labelled(f"default {shown} of {function.__name__}", keywords[name])
 
 
 def _attributes(walk: Walk, function: FunctionType) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -45,6 +46,20 @@ _COMPILERS: Final = frozenset({"compile", "eval", "exec"})
 """What inherits a `from __future__ import` of the code that calls it."""
 
 
+_GENERATED_NAME: Final = re.compile(r"(__beartype_\w*?)\d{6,}")
+
+
+def stable_names(names: Sequence[str]) -> list[str]:
+    """The names of variables; those that beartype makes of an address are numbered instead."""
+    found: dict[str, int] = {}
+    stable = []
+    for name in names:
+        made = _GENERATED_NAME.fullmatch(name)
+        number = made and found.setdefault(name, len(found))
+        stable.append(name if made is None else f"{made[1]}{number}")
+    return stable
+
+
 def digest_of(
     code: CodeType, instructions: Sequence[dis.Instruction], inner: Callable[[CodeType], bytes]
 ) -> bytes:
@@ -63,7 +78,7 @@ def digest_of(
         code.co_nlocals,
         _flags(code),
         code.co_name,
-        code.co_varnames,
+        tuple(stable_names(code.co_varnames)),
         code.co_freevars,
         code.co_cellvars,
         "".join(writer.text),

@@ -87,6 +87,11 @@ def facts_of(code: CodeType) -> CodeFacts:
 _READ_ALL_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
+_TYPEGUARD_READS: Final = {"globals": 1, "locals": 3}
+"""What the first line that typeguard adds to a function calls, so many instructions after the
+class that it gives them to, to look up types by name: ``TypeCheckMemo(globals(), locals())``."""
+
+
 class _VariableReads:
     """Reads of variables; a variable that escapes or is bound twice counts whole."""
 
@@ -180,9 +185,18 @@ class _CodeReader:
         self._read(each.value, (), True, each.line)
 
     def on_global_read(self, at: int, each: Instruction) -> None:
+        if each.value in _TYPEGUARD_READS and self._is_by_typeguard(
+            at - _TYPEGUARD_READS[each.value]
+        ):
+            return
         self.names[each.value] = None
         steps, end = self._access_steps(at)
         self._read(each.value, steps, self.instructions.is_written(steps, end), each.line)
+
+    def _is_by_typeguard(self, at: int) -> bool:
+        """Whether `TypeCheckMemo` is loaded there in code that typeguard has instrumented."""
+        is_known = at >= 0 and self.instructions[at].value == "TypeCheckMemo"
+        return is_known and "typeguard._functions" in self.code.co_names
 
     def _read(self, name: str, steps: Steps, written: bool, line: int) -> None:
         key = (name, steps)

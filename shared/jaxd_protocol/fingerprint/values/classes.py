@@ -8,7 +8,7 @@ from types import FunctionType, MemberDescriptorType
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.unpatched import refuse_patched_class
-from jaxd_protocol.fingerprint.values import modules
+from jaxd_protocol.fingerprint.values import generated, modules
 from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
 from jaxd_protocol.packages.importable import importable_name
 
@@ -119,7 +119,7 @@ def _emit_content(walk: Walk, cls: type) -> None:
     _annotations(walk, cls)
     for name in names:
         walk.text(name)
-        walk.emit_labelled(f"attribute {cls.__name__}.{name}", vars(cls)[name])
+        _attribute(walk, name, f"attribute {cls.__name__}.{name}", vars(cls)[name])
     if issubclass(cls, Enum):
         _members(walk, cls)
     if isinstance(cls, abc.ABCMeta):
@@ -128,6 +128,13 @@ def _emit_content(walk: Walk, cls: type) -> None:
     if registration is not None:
         walk.tag("pytree")
         walk.emit_labelled("", registration)
+
+
+def _attribute(walk: Walk, name: str, label: str, value: Any) -> None:
+    before, walk.label = walk.label, label
+    if not (name.startswith("__") and generated.emit_attribute(walk, name, value)):
+        walk.emit(value)
+    walk.label = before
 
 
 def _virtual_subclasses(walk: Walk, cls: Any) -> None:
@@ -140,6 +147,8 @@ def _virtual_subclasses(walk: Walk, cls: Any) -> None:
 def _is_content(cls: type, name: str) -> bool:
     if isinstance(cls, EnumMeta):
         return name not in _ENUM_MACHINERY and name not in cls.__members__
+    if generated.is_left_out(cls, name):
+        return False
     slots = vars(cls).get("__slots__", ())
     return name not in ((slots,) if isinstance(slots, str) else tuple(slots))
 

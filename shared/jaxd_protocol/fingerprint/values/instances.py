@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.fingerprint.values import modules, settings
+from jaxd_protocol.fingerprint.values import generated, mappings, modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
@@ -71,6 +71,8 @@ def _emit_instance(walk: Walk, value: Any) -> None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if type(value) is Field:
         walk.numbered(value, _field)
+    elif name == "attr._make.Attribute":
+        walk.numbered(value, generated.emit_field)
     elif isinstance(value, ContextVar):
         walk.numbered(value, _context_variable)
     elif isinstance(value, threading.local):
@@ -161,7 +163,7 @@ def _instance(walk: Walk, value: Any) -> None:
     if isinstance(reduced, str):
         modules.emit_reference(walk, kind.__module__, reduced)
         return
-    _reduced(walk, kind, reduced)
+    _reduced(walk, value, reduced)
 
 
 def reduce_by_content(value: Any) -> tuple[Any, ...]:
@@ -169,16 +171,20 @@ def reduce_by_content(value: Any) -> tuple[Any, ...]:
     return copyreg.__newobj__, (type(value),), object.__getstate__(value)  # type: ignore[attr-defined]
 
 
-def _reduced(walk: Walk, kind: type, reduced: tuple[Any, ...]) -> None:
+def _reduced(walk: Walk, value: Any, reduced: tuple[Any, ...]) -> None:
     """Appends what pickle would write: constructor, arguments, state, items, pairs."""
     walk.tag("object")
+    kind = type(value)
     make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    if mappings.is_its_own_dict(value):
+        walk.tag("own dict")
+        state = None
     if isinstance(make, type) and make is not kind and (state, items, pairs) == (None,) * 3:
         walk.emit(make(*arguments))  # it arrives as something else, and counts as that
         return
     walk.emit_labelled("", make)
     walk.emit_labelled(walk.label, arguments)
-    _state(walk, state)
+    _state(walk, value, state)
     walk.tag("items")
     for index, item in enumerate(items or ()):
         walk.emit_child(f"[{index}]", item)
@@ -188,7 +194,7 @@ def _reduced(walk: Walk, kind: type, reduced: tuple[Any, ...]) -> None:
         walk.emit_child(f"[{short_repr(key)}]", item)
 
 
-def _state(walk: Walk, state: Any) -> None:
+def _state(walk: Walk, value: Any, state: Any) -> None:
     if type(state) is dict and not state:
         state = None  # an object without attributes has a dict only after it was read
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
@@ -200,8 +206,21 @@ def _state(walk: Walk, state: Any) -> None:
         walk.tag("state")  # written here: pickle may make the dict anew each time
         walk.text(len(part))
         for name, content in part.items():
+            if name in _PRIVATE and _is_private(walk, value, name, content):
+                continue
             walk.emit_labelled("", name)
-            walk.emit_child(f".{name}", content)
+            walk.emit_child(f".{name}", mappings.public(name, content))
+
+
+_PRIVATE: Final = frozenset({"_hash", "cls_ref"})
+
+
+def _is_private(walk: Walk, value: Any, name: str, content: Any) -> bool:
+    """Whether an installed class keeps what each process has another one of: hash, address."""
+    home = type(value).__module__
+    if name == "cls_ref":
+        return bool(home == "pydantic._internal._decorators")
+    return not walk.is_local(home) and type(content) is int and content == hash(value)
 
 
 def _guard_content(walk: Walk, value: Any) -> None:
@@ -215,7 +234,7 @@ def _guard_content(walk: Walk, value: Any) -> None:
     elif isinstance(value, bytearray):
         guards.answer(lambda: bytes(value), bytes(value))
     attributes = getattr(value, "__dict__", None)
-    if type(attributes) is dict:
+    if type(attributes) is dict and mappings.has_own_attributes(value):
         guards.mapping(attributes)
         guards.attribute(value, "__dict__", attributes)
     for name in slot_names(type(value)):
