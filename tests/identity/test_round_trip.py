@@ -13,6 +13,7 @@ import pytest
 
 from tests.identity import (
     test_classes,
+    test_conveniences,
     test_functions,
     test_installed,
     test_libraries,
@@ -48,6 +49,7 @@ GROUPS: dict[str, Sequence[Edit]] = {
         _whole("shapes", test_structure.SHAPES, test_structure.NAMES),
         _whole("opaque", test_structure.WITHOUT, test_structure.OPAQUE),
     ],
+    "conveniences": [*test_conveniences.PLAIN, *test_conveniences.ROWS],
     "libraries": [*test_libraries.PLAIN, *test_libraries.ROWS],
 }
 EXCEPTIONS = {
@@ -123,7 +125,8 @@ def _round_trip(
 def test_a_function_that_has_travelled_means_the_same(group: str, tmp_path: Path) -> None:
     """For each that can travel; the server has received all the others, and imported nothing."""
     rows = GROUPS[group]
-    preload = (*PRELOADED, *test_libraries.PRELOAD) if group == "libraries" else PRELOADED
+    more = {"libraries": test_libraries.PRELOAD, "conveniences": test_conveniences.PRELOAD}
+    preload = (*PRELOADED, *more.get(group, ()))
     edits = {row.after: row.says for row in rows}
     wrong, right = [], 0
     for text, name, outcome in _round_trip(tmp_path, rows, preload):

@@ -29,7 +29,13 @@ from jaxd_protocol.fingerprint.unpatched import (
     refuse_patched_class,
     refuse_patched_function,
 )
-from jaxd_protocol.fingerprint.values import classes, modules, settings, struct_sequences
+from jaxd_protocol.fingerprint.values import (
+    classes,
+    mappings,
+    modules,
+    settings,
+    struct_sequences,
+)
 from jaxd_protocol.fingerprint.values.reductions import forwards, own_attributes, slot_content
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
@@ -145,8 +151,9 @@ def _follow_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
             return _module_attribute(walk, value, kind, name, steps[1:])
         emit_installed(walk, value, steps)
         return MISSING, ()
-    if type(value) is dict:
-        return _dict_item(walk, value, steps)
+    if isinstance(value, dict):
+        is_plain = type(value) is dict
+        return (_dict_item if is_plain else mappings.follow_item)(walk, value, steps)
     if settings.is_flags(value):
         return settings.emit_flag(walk, value, kind, name, steps[1:])
     if isinstance(value, type):

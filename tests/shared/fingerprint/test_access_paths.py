@@ -83,11 +83,28 @@ def test_a_dict_of_another_class_counts_whole() -> None:
     """It may give something else than what it holds."""
 
     class Table(dict[str, int]):
-        def __missing__(self, key: str) -> int:
+        def __getitem__(self, key: str) -> int:
             return 0
 
     table = Table(a=1)
     assert walk_of(function("return T['a']", T=table)).reach.part_of(table) is None
+
+
+def test_an_item_of_a_subclass_of_dict_counts_alone() -> None:
+    """Where the class reads items as a dict does; what changes in the others is not looked at."""
+
+    class Table(dict[str, int]):
+        def __missing__(self, key: str) -> int:
+            return 0
+
+    table = Table(a=1, b=2)
+    walked = walk_of(function("return T['a']", T=table))
+    assert walked.reach.part_of(table) == {"a"}
+    table["b"] = 3
+    assert walked.guards.hold()
+    table["a"] = 3
+    assert not walked.guards.hold()
+    assert walk_of(function("return T['c']", T=table)).reach.part_of(table) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
-from jaxd_protocol.fingerprint.values import generated, modules, settings
+from jaxd_protocol.fingerprint.values import generated, mappings, modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
 from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.reductions import (
@@ -182,6 +182,9 @@ def _reduced(walk: Walk, value: Any, reduced: tuple[Any, ...]) -> None:
     walk.tag("object")
     kind = type(value)
     make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    if mappings.is_its_own_dict(value):
+        walk.tag("own dict")
+        state = None
     if isinstance(make, type) and make is not kind and (state, items, pairs) == (None,) * 3:
         walk.emit(make(*arguments))  # it arrives as something else, and counts as that
         return
@@ -209,18 +212,21 @@ def _state(walk: Walk, value: Any, state: Any) -> None:
         walk.tag("state")  # written here: pickle may make the dict anew each time
         walk.text(len(part))
         for name, content in part.items():
-            if name == "_hash" and _is_own_hash(walk, value, content):
+            if name in _PRIVATE and _is_private(walk, value, name, content):
                 continue
-            if name == "cls_ref" and type(value).__module__ == "pydantic._internal._decorators":
-                continue  # an address
             walk.emit_labelled("", name)
-            walk.emit_child(f".{name}", content)
+            walk.emit_child(f".{name}", mappings.public(name, content))
 
 
-def _is_own_hash(walk: Walk, value: Any, content: Any) -> bool:
-    """Whether an object of an installed class keeps its own hash: each process has another."""
-    is_installed = not walk.is_local(type(value).__module__)
-    return is_installed and type(content) is int and content == hash(value)
+_PRIVATE: Final = frozenset({"_hash", "cls_ref"})
+
+
+def _is_private(walk: Walk, value: Any, name: str, content: Any) -> bool:
+    """Whether an installed class keeps what each process has another one of: hash, address."""
+    home = type(value).__module__
+    if name == "cls_ref":
+        return bool(home == "pydantic._internal._decorators")
+    return not walk.is_local(home) and type(content) is int and content == hash(value)
 
 
 def _guard_content(walk: Walk, value: Any) -> None:
@@ -237,7 +243,7 @@ def _guard_content(walk: Walk, value: Any) -> None:
         _guard_own_content(guards, value)
         return
     attributes = getattr(value, "__dict__", None)
-    if type(attributes) is dict:
+    if type(attributes) is dict and mappings.has_own_attributes(value):
         guards.mapping(attributes)
         guards.attribute(value, "__dict__", attributes)
     for name in slot_names(type(value)):

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.values.mappings import has_own_attributes, is_its_own_dict
 from jaxd_protocol.fingerprint.values.reductions import (
     forwards,
     is_made_of_python,
@@ -42,6 +43,29 @@ def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any])
             found[name] = slot_content(value, name)
     kept = {name: each for name, each in found.items() if each is not MISSING} | {**replacements}
     return rebuild.make_instance, (type(value),), kept, None, None, rebuild.fill_instance
+
+
+def reduce_mapping(value: Any, names: set[str] | None) -> Any:
+    """A reduce tuple for a subclass of dict with only the items that are read.
+
+    Also for a whole one whose attributes are its items. `NotImplemented` for any other.
+
+    Args:
+        value: the object.
+        names: keys of items, and names of attributes; None: all.
+    """
+    is_own = is_its_own_dict(value)
+    if names is None and not is_own:
+        return NotImplemented
+    items = {key: each for key, each in dict.items(value) if names is None or key in names}
+    attributes = value.__dict__ if has_own_attributes(value) and not is_own else {}
+    kept = {name: each for name, each in attributes.items() if names is None or name in names}
+    both = [name for name, each in kept.items() if items.get(name, MISSING) is each]
+    kept = {name: each for name, each in kept.items() if name not in both}
+    if "_box_config" in kept:
+        kept["_box_config"] = kept["_box_config"] | {"__created": True, "__unpickling": False}
+    state = (items, kept, both, is_own)
+    return rebuild.make_mapping, (type(value),), state, None, None, rebuild.fill_mapping
 
 
 def is_plain(cls: type) -> bool:

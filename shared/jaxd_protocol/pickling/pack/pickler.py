@@ -27,6 +27,7 @@ from jaxd_protocol.pickling.pack.function_parts import reduce_function
 from jaxd_protocol.pickling.pack.instances import (
     constant_name,
     is_plain,
+    reduce_mapping,
     reduce_own,
     reduce_partial,
 )
@@ -144,6 +145,10 @@ class Pickler(pickle.Pickler):
         names = self.reach.part_of(value)
         if names is not None and is_plain(kind):
             return reduce_partial(value, names, self.replacements_of(value))
+        if isinstance(value, dict):
+            reduced = reduce_mapping(value, names)
+            if reduced is not NotImplemented:
+                return reduced
         return self._reduce_other(value)
 
     def _reduce_other(self, value: Any) -> Any:

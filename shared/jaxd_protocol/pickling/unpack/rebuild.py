@@ -9,6 +9,7 @@ import importlib
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
@@ -148,6 +149,23 @@ def fill_instance(value: Any, attributes: dict[str, Any]) -> None:
             own[name] = attribute
         else:
             object.__setattr__(value, name, attribute)
+
+
+def make_mapping(cls: Any) -> Any:
+    """An instance of a subclass of dict without items; its `__init__` does not run."""
+    return cls.__new__(cls)
+
+
+def fill_mapping(value: Any, state: tuple[dict[Any, Any], dict[str, Any], list[str], bool]) -> None:
+    """Sets what is read: items, attributes, names of both; the attributes may be the items."""
+    items, attributes, both, is_own = state
+    put = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
+    for key, item in items.items():
+        put(value, key, item)
+    if is_own:
+        object.__setattr__(value, "__dict__", value)
+    elif attributes or both:
+        value.__dict__.update(attributes, **{name: items[name] for name in both})
 
 
 def is_slot(cls: type, name: str) -> bool:
