@@ -19,7 +19,7 @@ from typing import (
 )
 
 from jaxd.api.method import PersistentMethod, check_class_known
-from jaxd.api.transforms import TransformMethods
+from jaxd.api.transforms import TransformMethods, frames_hidden, hide_frames
 from jaxd.dispatch.caller import Caller, CallerLookup
 from jaxd.interop.jax_runtime import current_config
 from jaxd.request.call_request import CallRequest, CallSettings
@@ -233,28 +233,35 @@ class PersistentFunction(
             BaseException: what the function raises, with the remote traceback as a note.
             JaxdError: when the call cannot be made; see `jaxd.errors`.
         """
-        if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
-            return nnx.finish(nnx.function(*nnx.sent_args, **nnx.sent_kwargs))  # type: ignore[no-any-return]
-        binding = self._binding
-        caller = binding.find_caller()
-        if caller is None:
-            return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
-        config = binding.config()
-        call = None
+        caller = call = None
         try:
             try:
-                call = binding.encode(caller, config, args, kwargs)
-            except TracerError:  # jax traces the calling code, and the call is to be in its program
-                call = None
-            if call is None:
-                return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
-            return caller.call(call)  # type: ignore[no-any-return]
-        except Exception as error:
-            local = self._local_run(caller, error, call, is_plain=True)
-            if local is None:
-                raise
-        return local(args, kwargs)  # type: ignore[no-any-return]
+                if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
+                    return nnx.finish(nnx.function(*nnx.sent_args, **nnx.sent_kwargs))  # type: ignore[no-any-return]
+                binding = self._binding
+                caller = binding.find_caller()
+                if caller is None:
+                    return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
+                config = binding.config()
+                try:
+                    call = binding.encode(caller, config, args, kwargs)
+                except TracerError:  # jax traces the calling code: the call is to be in its program
+                    call = None
+                if call is None:
+                    return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
+                return caller.call(call)  # type: ignore[no-any-return]
+            except Exception as error:
+                local = None
+                if caller is not None:
+                    local = self._local_run(caller, error, call, is_plain=True)
+                if local is None:
+                    raise
+            return local(args, kwargs)  # type: ignore[no-any-return]
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
+    @frames_hidden
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As a call, with all of the result left on the server, however small.
 
@@ -276,6 +283,7 @@ class PersistentFunction(
             lambda local: local(args, kwargs),
         )
 
+    @frames_hidden
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Starts a call and returns its future; arguments may be overwritten then.
 
@@ -344,6 +352,7 @@ class PersistentFunction(
         """
         return self._binding.inspected_spec().snapshot.fingerprint.hex()
 
+    @frames_hidden
     def why(self, *args: P.args, **kwargs: P.kwargs) -> Why:
         """What this call would do, and why; runs, compiles and counts nothing.
 
@@ -381,6 +390,7 @@ class PersistentFunction(
         parameters = parameter_names(binding.function)
         return Why.from_report(ask_why(caller, spec, parameters, skeleton))
 
+    @frames_hidden
     def warm(self, *args: Any, **kwargs: Any) -> Warmed:
         """Builds what a call with such arguments needs, or loads it; runs nothing.
 
@@ -407,6 +417,7 @@ class PersistentFunction(
             lambda local: local.warm(args, kwargs),
         )
 
+    @frames_hidden
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for such arguments, as that of `jax.jit(f).lower(...)`.
 
@@ -420,6 +431,7 @@ class PersistentFunction(
         check_class_known(self, args)
         return self._staging().lower(args, kwargs)  # type: ignore[no-any-return]
 
+    @frames_hidden
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The function traced in this process for such arguments, as by `jax.jit(f).trace(...)`.
 
@@ -430,6 +442,7 @@ class PersistentFunction(
         check_class_known(self, args)
         return self._staging().trace(args, kwargs)  # type: ignore[no-any-return]
 
+    @frames_hidden
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns, with a spec for each array, as `jax.jit(f).eval_shape(...)`.
 
@@ -439,6 +452,7 @@ class PersistentFunction(
         check_class_known(self, args)
         return self._staging().eval_shape(args, kwargs)
 
+    @frames_hidden
     def jaxpr(self, *args: Any, **kwargs: Any) -> str:
         """The text of what jax traces for such arguments, as `jax.make_jaxpr` prints it.
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, SupportsIndex, TypeVar
 
-from jaxd.api.transforms import TransformMethods
+from jaxd.api.transforms import TransformMethods, frames_hidden
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 
@@ -114,18 +114,22 @@ class PersistentMethod(
         """As `PersistentFunction.warm`."""
         return self._unbound().warm(*self.args, *args, **kwargs)
 
+    @frames_hidden
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `PersistentFunction.lower`."""
         return self._staging().lower((*self.args, *args), kwargs)  # type: ignore[no-any-return]
 
+    @frames_hidden
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `PersistentFunction.trace`."""
         return self._staging().trace((*self.args, *args), kwargs)  # type: ignore[no-any-return]
 
+    @frames_hidden
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As `PersistentFunction.eval_shape`."""
         return self._staging().eval_shape((*self.args, *args), kwargs)
 
+    @frames_hidden
     def jaxpr(self, *args: Any, **kwargs: Any) -> str:
         """As `PersistentFunction.jaxpr`."""
         return self._staging().jaxpr((*self.args, *args), kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from jaxd.interop.jax_runtime import map_leaves
 from jaxd_protocol.errors import ConfigurationError
@@ -15,9 +15,32 @@ from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 if TYPE_CHECKING:
     from jaxd_protocol.jit.transforms import Transformation
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Other = TypeVar("Other")
 WithValue = TypeVar("WithValue")
 Mapped = TypeVar("Mapped")
+
+
+def hide_frames(error: BaseException) -> None:
+    """Leaves the user's own frames in the traceback of an exception; see `hide_own_frames`."""
+    from jaxd.results.exceptions import hide_own_frames  # most calls raise nothing
+
+    hide_own_frames(error)
+
+
+def frames_hidden(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose exceptions have the user's own frames."""
+
+    @functools.wraps(function)
+    def hidden(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
+
+    return hidden
 
 
 class TransformMethods(Generic[Other, WithValue, Mapped]):
@@ -122,6 +145,7 @@ class TransformMethods(Generic[Other, WithValue, Mapped]):
         )
         return made
 
+    @frames_hidden
     def jvp(
         self, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False, **kwargs: Any
     ) -> tuple[Any, ...]:
@@ -143,6 +167,7 @@ class TransformMethods(Generic[Other, WithValue, Mapped]):
         found: tuple[Any, ...] = jvp(primals, tangents, **kwargs)
         return found
 
+    @frames_hidden
     def vjp(self, *primals: Any, has_aux: bool = False, **kwargs: Any) -> tuple[Any, ...]:
         """Value at these primals, and the function that pulls cotangents back, as `jax.vjp`.
 

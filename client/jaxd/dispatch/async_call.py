@@ -225,5 +225,8 @@ class AsyncCall:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
+        from jaxd.results.exceptions import hide_own_frames  # most calls raise nothing
+
+        hide_own_frames(error)
         with suppress(InvalidStateError):
             self.future.set_exception(error)

@@ -290,9 +290,10 @@ class Session:
         """
         value, frame = retry_once(lambda: self.connection().request(verb, args, buffers))
         if value[0] == FAILED:
+            from jaxd.results.exceptions import shows_all_frames
             from jaxd_protocol.messages.failures import decode_failure
 
-            raise decode_failure(value[1], reader)
+            raise decode_failure(value[1], reader, with_jax=shows_all_frames())
         return value, frame
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from jaxd.dispatch.caller import Caller, OpenCall
 from jaxd.request.array_specs import encode_specs
 from jaxd.request.call_request import CallRequest
+from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import NoServer
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import display_name
 from jaxd_protocol.messages.calls import FAILED, WARM
-from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor, FunctionManifest
 from jaxd_protocol.messages.recipes import Recipe, RecordedCall, load_recipes
 
@@ -92,9 +92,11 @@ def result_skeleton_of(caller: Caller, call: CallRequest) -> bytes:
 
 
 def _reply(caller: Caller, call: CallRequest) -> tuple[Any, ...]:
-    value, _ = OpenCall(caller.session, call).wait()
+    open_call = OpenCall(caller.session, call)
+    value, _ = open_call.wait()
     if value[0] == FAILED:
-        raise decode_failure(value[1], call.spec.snapshot.reader)
+        snapshot, address = call.spec.snapshot, open_call.opened.connection.address
+        raise exception_of(value[1], snapshot.name, snapshot.reader, address)
     return value
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
 
 from jaxd.interop.jax_runtime import loaded_jax
 from jaxd_protocol.errors import JaxdError, RemoteError
 from jaxd_protocol.messages.failures import Failure, decode_failure
+from jaxd_protocol.packages.installed import OWN_PACKAGES
 
 if TYPE_CHECKING:
     from jaxd.results.reader import ResultReader
+
+_OWN: Final = frozenset(OWN_PACKAGES)
+_CALLED_BY_OWN: Final = frozenset({"jax", "jaxlib", "numpy", "concurrent", "threading", "asyncio"})
 
 
 def exception_of(failure: Failure, name: str, reader: ResultReader, address: str) -> BaseException:
@@ -22,13 +27,49 @@ def exception_of(failure: Failure, name: str, reader: ResultReader, address: str
         reader: of its results; of the user's own exceptions, those that it reaches are known.
         address: of the server, for people.
     """
-    error = decode_failure(failure, reader, with_jax=_shows_jax())
+    error = decode_failure(failure, reader, with_jax=shows_all_frames())
     if type(error) is RemoteError or not isinstance(error, JaxdError):
         error.add_note(f"Raised in the call of {name} on the jaxd server at {address}.")
     return error
 
 
-def _shows_jax() -> bool:
+def hide_own_frames(error: BaseException) -> None:
+    """Takes the frames of jaxd, and what these have called, out of an exception and its causes.
+
+    What is left are the user's own, here and on the server. With `JAX_TRACEBACK_FILTERING=off`
+    nothing is taken out.
+    """
+    if shows_all_frames():
+        return
+    todo, seen = [error], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        before = one.__traceback__
+        one.__traceback__ = _without_own(before)
+        if before is not None and one.__traceback__ is None and one is error.__context__:
+            error.__suppress_context__ = True  # only our own code has met it
+        todo += [each for each in (one.__cause__, one.__context__) if each is not None]
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    kept = []
+    is_inside = False
+    while trace is not None:
+        root = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        is_inside = root in _OWN or (is_inside and root in _CALLED_BY_OWN)
+        if not is_inside:
+            kept.append(trace)
+        trace = trace.tb_next
+    shown: TracebackType | None = None
+    for each in reversed(kept):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown
+
+
+def shows_all_frames() -> bool:
     """Whether this process has told jax not to leave its own frames out of tracebacks."""
     jax = loaded_jax()
     if jax is not None:

@@ -17,6 +17,7 @@ from jaxd.dispatch.compiled_call import LoweredCall, MemoryAnalysis
 from jaxd.interop.jax_runtime import PRNGKeys, to_jax_keys, weak_array
 from jaxd.interop.lazy_array import ArrayLike
 from jaxd.request.array_specs import is_spec
+from jaxd.results.exceptions import hide_own_frames
 from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.jit.static_leaves import unwrapping_arguments, wrap_untraceable
@@ -129,7 +130,11 @@ class _Lowering:
                 "it out, and choose a device with f.on(device=…)."
             )
         options = dict(compiler_options or {})
-        compiled = self._function.call.compiled(options)
+        try:
+            compiled = self._function.call.compiled(options)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
         return _Executable(
             self._lowered,
             len(self._own.const_args),
@@ -195,7 +200,11 @@ class _Executable:
         return found
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function.call.run(args, kwargs, is_checked=True)
+        try:
+            return self._function.call.run(args, kwargs, is_checked=True)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
     def as_text(self) -> str:
         """The program as the server runs it."""

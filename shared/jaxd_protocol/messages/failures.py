@@ -8,6 +8,7 @@ becomes a `RemoteError` with its text.
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 from typing import Any, Final, Protocol
 
@@ -38,6 +39,16 @@ _JAX_PACKAGES: Final = frozenset({"jax", "jaxlib"})
 _CODE_METHODS: Final = frozenset({"__del__", "__new__", "__repr__", "__str__"})
 _NEEDS_INIT: Final = frozenset({"JaxRuntimeError"})
 """Types of jax that cannot be shown without what their `__init__` sets, which does nothing else."""
+
+
+_LEFT_OUT: Final = (
+    "The frames of jax and of the jaxd server are left out. Set JAX_TRACEBACK_FILTERING=off to "
+    "include them."
+)
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_INTERNAL_LINE: Final = re.compile(
+    r'  File ".*/(jaxd_server/|jaxd_protocol/|jaxlib/|jax/_src/|threading\.py"|concurrent/)'
+)
 
 
 class ExceptionTypes(Protocol):
@@ -191,12 +202,12 @@ def decode_failure(
 ) -> BaseException:
     """The exception in this process's own type, else `RemoteError`, with the user's remote frames.
 
-    Where there are none, its note has the whole traceback as text.
+    Where there are none, and frames of jax are included, its note has the whole traceback as text.
 
     Args:
         failure: as `encode_failure` returned it.
         own: the types of the function that was called; without it, none of the user's own is made.
-        with_jax: whether frames of jax are included.
+        with_jax: whether frames of jax and of the server are included.
 
     Raises:
         ProtocolError: when the data is no exception.
@@ -213,6 +224,8 @@ def decode_failure(
 
 def _decoded(failure: Failure, own: ExceptionTypes | None, *, with_jax: bool) -> BaseException:
     *described, text, frames, links, notes, user_type, group, origin = failure
+    if not with_jax:
+        described[2:4] = _without_internal_lines(*described[1:4])
     members = [_decoded(each, own, with_jax=with_jax) for each in group]
     error = _rebuilt(described, user_type, members, own)
     for note in notes:
@@ -227,8 +240,22 @@ def _decoded(failure: Failure, own: ExceptionTypes | None, *, with_jax: bool) ->
     phase, raised_in = origin
     set_origin(error, FailureOrigin(str(phase), str(raised_in)))
     if not frames and (type(error) is RemoteError or not isinstance(error, JaxdError)):
-        error.add_note(f"\nRaised on the jaxd server:\n\n{text.rstrip()}")
+        error.add_note(
+            f"\nRaised on the jaxd server:\n\n{text.rstrip()}" if with_jax else _LEFT_OUT
+        )
     return error
+
+
+def _without_internal_lines(name: str, message: str, args: bytes | None) -> Any:
+    """Message and args of an exception, without frames of jax and the server in jax's own text.
+
+    The runtime of jax reports what a callback has raised with the traceback as text.
+    """
+    if name != "JaxRuntimeError" or type(message) is not str or _TRACEBACK not in message:
+        return message, args
+    head, _, rest = message.partition(_TRACEBACK)
+    lines = [line for line in rest.split("\n") if not _INTERNAL_LINE.match(line)]
+    return head + _TRACEBACK + "\n".join(lines), None
 
 
 def _rebuilt(

@@ -61,6 +61,6 @@ def test_jaxs_frames_are_shown_where_jax_shows_them() -> None:
 def test_without_jax_its_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A light client may ask for all frames too."""
     monkeypatch.setattr("jaxd.results.exceptions.loaded_jax", lambda: None)
-    assert not exceptions._shows_jax()
+    assert not exceptions.shows_all_frames()
     monkeypatch.setenv("JAX_TRACEBACK_FILTERING", "off")
-    assert exceptions._shows_jax()
+    assert exceptions.shows_all_frames()

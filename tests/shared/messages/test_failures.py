@@ -311,12 +311,15 @@ def test_the_users_frames_come_along(error: BaseException) -> None:
     assert found.__notes__ == ["of the user"]
 
 
-def test_an_error_of_the_server_itself_shows_its_whole_traceback() -> None:
-    """There is none of the user's code in it, and somebody has to find it."""
+def test_an_error_of_the_server_itself_shows_its_whole_traceback_on_demand() -> None:
+    """There is none of the user's code in it, and few want to see ours or jax's."""
     failure = list(encode_failure(Plain("broken")))
     failure[6:8] = [(), ()]
-    (note,) = decode_failure(tuple(failure)).__notes__
+    (note,) = decode_failure(tuple(failure), with_jax=True).__notes__
     assert "Raised on the jaxd server" in note
+    (note,) = decode_failure(tuple(failure)).__notes__
+    assert "JAX_TRACEBACK_FILTERING=off" in note
+    assert "File" not in note
 
 
 def test_an_error_with_a_long_history_is_described() -> None:
