@@ -10,6 +10,7 @@ from typing import Any, Final
 import jax
 
 from jaxd_protocol.errors import ResultError
+from jaxd_protocol.jit.nnx_objects import RECEIVED, ObjectParts
 from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
 from jaxd_protocol.pytree.decoder import COUNT, parameter_default
@@ -87,6 +88,8 @@ class ResultEncoder(TreeEncoder):
             self._structure(value)
         elif type(value) is defaultdict:
             self._keyed(value)
+        elif type(value) is ObjectParts:
+            self._object_parts(value)
         elif _holds_data(value):
             self._object(value)
         else:
@@ -152,6 +155,16 @@ class ResultEncoder(TreeEncoder):
                 self._skeleton.append(dump_literal(name))
                 self._attribute(type(value), name, attribute)
         self._open.remove(id(value))
+
+    def _object_parts(self, parts: ObjectParts) -> None:
+        """An nnx object as one of its class: clients know these, and take nothing else of it."""
+        statics = dict(parts.static_items())
+        state = {**dict(zip(parts.names, parts.values, strict=True)), **statics}
+        about = parts.names, tuple(statics), parts.rest, parts.flags
+        self._skeleton += (b"O", self.class_name(parts.cls), b"D", COUNT.pack(len(state) + 1))
+        for name, value in ((RECEIVED, about), *state.items()):
+            self._skeleton.append(dump_literal(name))
+            self._attribute(parts.cls, name, value)
 
     def _attribute(self, cls: type, name: str, value: Any) -> None:
         """One of an object: clients take a callable default from their own class."""
