@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+
+from jaxd import persistent_call
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -202,8 +204,8 @@ def attribute_goes(layer, other):
 def data_and_static(layer, other):
     layer.mode = nnx.data(3)
     layer.table = jnp.ones(())
-    del other.mode
-    other.mode = jnp.ones(2) * 2
+    del other.table
+    other.table = "none"
 
 
 def new_module(layer, other):
@@ -336,6 +338,20 @@ def nested_call(model):
     return model.first.mode == "inner"
 
 
+@persistent_call
+def inner(layer, *, other):
+    layer.mode = "inner"
+    layer.scale[...] += 1
+    other.extra = nnx.Param(layer.scale[...])
+    return other, other.mode == "train"
+
+
+def persistent_inside(layer, other):
+    returned, _ = inner(layer, other=other)
+    inner(layer, other=other)
+    return returned is other, layer.mode == "inner", other.extra[...]
+
+
 class Row(NamedTuple):
     """One case: what is given, made anew for each run, and what is done."""
 
@@ -357,6 +373,7 @@ ROWS = [
         for does in (
             *(array_changes, statics_change, attribute_goes, data_and_static, new_module, swaps),
             *(shares, circle, returns_arguments, returns_new, takes_out, takes_out_and_returns),
+            persistent_inside,
         )
     ],
     *[Row(twice, does) for does in (same_twice, returns_arguments)],
@@ -387,8 +404,8 @@ def described(*values: Any) -> list[Any]:
                 if not name.startswith("_pytree__")
             ]
             return type(value), attributes
-        if isinstance(value, dict):
-            return {name: describe(each) for name, each in value.items()}
+        if isinstance(value, Mapping):  # HashableMapping and State among them
+            return type(value), [(key, describe(value[key])) for key in sorted(value)]
         if isinstance(value, list | tuple):
             return type(value).__name__, [describe(each) for each in value]
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -398,6 +415,8 @@ def described(*values: Any) -> list[Any]:
         if hasattr(value, "dtype") and not isinstance(value, type) or isinstance(value, int | float):
             array = np.asarray(value)
             return array.shape, array.tolist()
+        if callable(value) and hasattr(value, "__qualname__"):
+            return value.__module__, value.__qualname__
         return value
 
     return [describe(value) for value in values]

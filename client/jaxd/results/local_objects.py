@@ -40,6 +40,8 @@ _PLAIN_DTYPES: Final = frozenset(
     {"bool", "complex64", "complex128", "float16", "float32", "float64"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
+_NUMBER_MODULES: Final = ("numpy", "jax.numpy", "ml_dtypes")
+_NUMBER_NAMES: Final = _PLAIN_DTYPES | {"bfloat16"}
 _SETS: Final[Mapping[str, type]] = {"set": set, "frozenset": frozenset}
 _missing: Final = object()
 
@@ -273,6 +275,9 @@ class LocalObjects:
 
     def _held_or_data_type(self, found: Any) -> Any:
         """A function that an argument of this function held, or a type of plain data."""
+        place = getattr(found, "__module__", None), getattr(found, "__name__", None)
+        if found is _number_type(*place):
+            return found
         if isinstance(found, type):
             return found if found in _BUILTIN else _missing
         held = (*self._contents.values(), *self._held_by_arguments.values())
@@ -340,7 +345,13 @@ class LocalObjects:
         return self._local_class(module, name, content) or _missing
 
     def _installed_object(self, module: str, name: str) -> Any:
-        """Something installed that the function's code names or its arguments held."""
+        """Something installed that the function's code names or its arguments held.
+
+        Or a type of numbers.
+        """
+        number = _number_type(module, name)
+        if number is not _missing:
+            return number
         found = self._held_by_arguments.get((module, name), _missing)
         if found is not _missing:
             return found
@@ -395,6 +406,13 @@ class LocalObjects:
         "s": lambda _, kind, items: _SETS[kind](items) if kind in _SETS else _missing,
         "o": lambda _: _missing,
     }
+
+
+def _number_type(module: Any, name: Any) -> Any:
+    """A type of numbers, of one of the three modules that have these: it only makes arrays."""
+    if module not in _NUMBER_MODULES or name not in _NUMBER_NAMES:
+        return _missing
+    return getattr(sys.modules.get(module), name, _missing)
 
 
 def _is_calling_container(cls: type) -> bool:

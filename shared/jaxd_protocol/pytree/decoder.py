@@ -315,6 +315,8 @@ def parameter_default(cls: Any, name: str, missing: Any) -> Any:
 
     try:
         parameter = signature(cls).parameters.get(name)
+        if parameter is None:  # a metaclass may hide them, as that of flax nnx
+            parameter = signature(cls.__init__).parameters.get(name)
     except (TypeError, ValueError):  # written in C
         return missing
     if parameter is None or parameter.default is Parameter.empty:
