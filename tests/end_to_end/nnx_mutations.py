@@ -244,7 +244,6 @@ def takes_out(layer, other):
     taken = layer.linear
     del layer.linear
     taken.kernel[...] *= 3
-    return None
 
 
 def takes_out_and_returns(layer, other):
@@ -358,6 +357,9 @@ class Row(NamedTuple):
     given: Callable[[], tuple[Any, ...]]
     does: Callable[..., Any]
 
+    def __str__(self) -> str:
+        return f"{self.does.__name__}-{self.given.__name__}"
+
 
 ROWS = [
     *[Row(training, does) for does in (train, reset)],
@@ -387,36 +389,41 @@ ROWS = [
 def described(*values: Any) -> list[Any]:
     """All that can be seen of values: types, attributes, numbers, and what is the same object."""
     seen: dict[int, int] = {}
-    kept = []
+    return [_described(value, seen) for value in values]
 
-    def describe(value: Any) -> Any:
-        if isinstance(value, nnx.Pytree | nnx.Variable):
-            if id(value) in seen:
-                return f"object {seen[id(value)]}"
-            seen[id(value)] = len(seen)
-            kept.append(value)
-            if isinstance(value, nnx.Variable):
-                return type(value), describe(value.get_raw_value()), value.get_metadata()
-            nodes = value._pytree__nodes
-            attributes = [
-                (name, nodes.get(name) if type(value)._pytree__is_pytree else None, describe(each))
-                for name, each in sorted(vars(value).items())
-                if not name.startswith("_pytree__")
-            ]
-            return type(value), attributes
-        if isinstance(value, Mapping):  # HashableMapping and State among them
-            return type(value), [(key, describe(value[key])) for key in sorted(value)]
-        if isinstance(value, list | tuple):
-            return type(value).__name__, [describe(each) for each in value]
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return type(value), describe(vars(value))
-        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            value = jax.random.key_data(value)
-        if hasattr(value, "dtype") and not isinstance(value, type) or isinstance(value, int | float):
-            array = np.asarray(value)
-            return array.shape, array.tolist()
-        if callable(value) and hasattr(value, "__qualname__"):
-            return value.__module__, value.__qualname__
-        return value
 
-    return [describe(value) for value in values]
+def _described(value: Any, seen: dict[int, int]) -> Any:
+    if isinstance(value, nnx.Pytree | nnx.Variable):
+        if id(value) in seen:
+            return f"object {seen[id(value)]}"
+        seen[id(value)] = len(seen)
+        return type(value), _object(value, seen)
+    if isinstance(value, Mapping):  # HashableMapping and State among them
+        return type(value), [(key, _described(value[key], seen)) for key in sorted(value)]
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [_described(each, seen) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value), _described(vars(value), seen)
+    return _leaf(value)
+
+
+def _object(value: Any, seen: dict[int, int]) -> Any:
+    if isinstance(value, nnx.Variable):
+        return _described(value.get_raw_value(), seen), value.get_metadata()
+    nodes = value._pytree__nodes if type(value)._pytree__is_pytree else {}
+    return [
+        (name, nodes.get(name), _described(each, seen))
+        for name, each in sorted(vars(value).items())
+        if not name.startswith("_pytree__")
+    ]
+
+
+def _leaf(value: Any) -> Any:
+    if callable(value) and hasattr(value, "__qualname__"):
+        return value.__module__, value.__qualname__
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    if hasattr(value, "dtype") or isinstance(value, int | float):
+        array = np.asarray(value)
+        return array.shape, array.tolist()
+    return value

@@ -110,9 +110,7 @@ def _as_jax_value(value: Any) -> Any:
     """A result as an object holds it, whatever the form of results."""
     if type(value) is PRNGKeys:
         return to_jax_keys(value.impl, value.data)
-    return loaded_jax().tree.map(
-        _as_jax_array, value, is_leaf=lambda each: type(each) is PRNGKeys
-    )
+    return loaded_jax().tree.map(_as_jax_array, value, is_leaf=lambda each: type(each) is PRNGKeys)
 
 
 def _as_jax_array(value: Any) -> Any:

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.pytree.decoder import NNX_PARTS, restore_instance
 from jaxd_protocol.pytree.references import Reference, load_reference
 
 KnownObjects = Mapping[Any, Any]
@@ -35,6 +36,11 @@ _CUSTOM_STATE_METHODS: Final = frozenset(
     {"__reduce__", "__reduce_ex__", "__setstate__", "__post_init__"}
 )
 """A class with one of these of its own has more to it than its attributes."""
+
+_ATTRIBUTES_ONLY: Final = frozenset(
+    {("flax.nnx.pytreelib", "Pytree"), ("flax.nnx.variablelib", "Variable")}
+)
+"""Base classes that have such methods, with which they fill attributes and do nothing else."""
 
 _PLAIN_DTYPES: Final = frozenset(
     {"bool", "complex64", "complex128", "float16", "float32", "float64"}
@@ -187,10 +193,9 @@ class LocalObjects:
 
     def _installed_node(self, module: str, name: str) -> type | None:
         """An installed class whose instances a server may fill."""
-        from jaxd.interop.jax_registry import MAPPINGS
+        from jaxd.interop.jax_registry import mapping_class
 
-        same = (cls for cls in MAPPINGS if (cls.__module__, cls.__qualname__) == (module, name))
-        mapping = next(same, None)
+        mapping = mapping_class(module, name)
         if mapping is not None:
             return mapping
         held = self._held_by_arguments.get((module, name))
@@ -224,6 +229,8 @@ class LocalObjects:
         """
         for base in cls.__mro__:
             home = base.__module__
+            if (home, base.__qualname__) in _ATTRIBUTES_ONLY:
+                continue
             for name in _CUSTOM_STATE_METHODS & vars(base).keys():
                 made_by = getattr(vars(base)[name], "__globals__", {}).get("__name__")
                 if made_by is None and home.partition(".")[0] in sys.stdlib_module_names:
@@ -282,6 +289,18 @@ class LocalObjects:
             return found if found in _BUILTIN else _missing
         held = (*self._contents.values(), *self._held_by_arguments.values())
         return found if any(each is found for each in held) else _missing
+
+    def instance(self, cls: type, state: dict[Any, Any], *, is_own: bool) -> Any:
+        """An object with these attributes; of one of flax nnx that a call has changed, its parts.
+
+        Raises:
+            ResultError, ProtocolError: when its class, or a part, is not as it has to be.
+        """
+        if NNX_PARTS in state:
+            from jaxd_protocol.jit.nnx_objects import received_parts
+
+            return received_parts(cls, state)
+        return restore_instance(cls, state, is_own=is_own)
 
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
         """What this process has registered with jax to make instances of a class.

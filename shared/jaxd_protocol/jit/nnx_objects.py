@@ -21,14 +21,11 @@ from typing import Any, Final
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.pickling.names import HERE
+from jaxd_protocol.pytree.decoder import NNX_PARTS
 
 NUMBERED: Final = "jaxd: object"
 """Key of a dict that stands for an object: `{NUMBERED: {3: None}}` is that with number 3. Where
 a new one is returned, its parts are in the place of the None."""
-
-RECEIVED: Final = "jaxd: parts"
-"""Attribute of an instance that a client has read: names of data, of other attributes, and the
-rest and the flags of its `ObjectParts`."""
 
 LEAF, CONTAINER, STATE, VARIABLE, OBJECT = range(5)
 """Kinds of values: what jax does not take apart, what it does, a `nnx.State`, a variable, and any
@@ -63,6 +60,23 @@ def _kind_of(value: Any) -> int:
         if issubclass(cls, base):
             return kind
     return LEAF if value is None or jax.tree_util.all_leaves((value,)) else CONTAINER
+
+
+def is_object(value: Any) -> bool:
+    """Whether it is an object of nnx other than a variable."""
+    return loaded_nnx() is not None and kind_of(value) == OBJECT
+
+
+def is_node_mapping(value: Any) -> bool:
+    """Whether it is the mapping in which an object of nnx has which attributes are data."""
+    cls = type(value)
+    return (cls.__module__, cls.__qualname__) == ("flax.typing", "HashableMapping")
+
+
+def is_object_state(value: Any) -> bool:
+    """Whether it is what nnx keeps of an object, apart from the trace that it belongs to."""
+    cls = type(value)
+    return (cls.__module__, cls.__qualname__) == ("flax.nnx.pytreelib", "PytreeState")
 
 
 def contains_objects(value: Any) -> bool:
@@ -133,6 +147,10 @@ class ObjectParts:
         return zip(self.statics[::2], self.statics[1::2], strict=True)
 
 
+def _parts_with(aux: Any, values: Any) -> ObjectParts:
+    return ObjectParts(*aux, values)
+
+
 @functools.cache
 def register_parts() -> None:
     """Makes `ObjectParts` a node of jax's trees, once in a process."""
@@ -144,7 +162,7 @@ def register_parts() -> None:
             [(GetAttrKey(n), v) for n, v in zip(parts.names, parts.values, strict=True)],
             parts.aux,
         ),
-        lambda aux, values: ObjectParts(*aux, values),
+        _parts_with,
         lambda parts: (parts.values, parts.aux),
     )
 
@@ -204,7 +222,10 @@ class TakenApart:
             gone: of a change, the names that are gone.
         """
         attributes = vars(value)
-        names, values, statics, rest = [], [], [], []
+        names: list[str] = []
+        values: list[Any] = []
+        statics: list[Any] = []
+        rest: list[tuple[str, int, Any]] = []
         for name in sorted(attributes if only is None else only):
             if name in _OWN:
                 continue
@@ -251,7 +272,9 @@ def is_data(owner: Any, name: str, value: Any) -> bool:
         return bool(vars(owner)[_NODES].get(name, False))
     kind = kind_of(value)
     if kind in (CONTAINER, STATE):
-        return any(kind_of(leaf) >= VARIABLE or is_array(leaf) for leaf in flatten_container(value)[0])
+        return any(
+            kind_of(leaf) >= VARIABLE or is_array(leaf) for leaf in flatten_container(value)[0]
+        )
     return kind >= VARIABLE or is_array(value)
 
 
@@ -296,9 +319,8 @@ class PutTogether:
     def _leaf(self, value: Any) -> Any:
         if _is_numbered(value):
             return self._numbered(value[NUMBERED])
-        parts = received(value)
-        if parts is not None:
-            return self._object(parts)
+        if type(value) is ObjectParts:
+            return self._object(value)
         if kind_of(value) == VARIABLE:
             self.objects.append(value)
             if self._convert is not None:
@@ -316,7 +338,7 @@ class PutTogether:
         return self.objects[number]
 
     def _object(self, parts: ObjectParts) -> Any:
-        made = object.__new__(parts.cls)
+        made: Any = object.__new__(parts.cls)
         self.objects.append(made)
         attributes = vars(made)
         attributes.update(self.attributes(parts))
@@ -350,7 +372,8 @@ class PutTogether:
         leaves, structure = jax.tree.flatten(
             value, is_leaf=lambda each: each is None or _is_whole(each)
         )
-        return structure.unflatten(
+        whole: Any = structure
+        return whole.unflatten(
             [
                 static[position] if position in static else self._data(leaf, {})
                 for position, leaf in enumerate(leaves)
@@ -386,16 +409,22 @@ def _is_whole(value: Any) -> bool:
     return kind is ObjectParts or _is_numbered(value) or kind_of(value) >= VARIABLE
 
 
-def received(value: Any) -> ObjectParts | None:
-    """The parts that an object is or holds: a client reads them as an instance of the class."""
-    if type(value) is ObjectParts:
-        return value
-    if kind_of(value) != OBJECT or RECEIVED not in vars(value):
-        return None
-    attributes = vars(value)
-    names, statics, rest, flags = attributes[RECEIVED]
-    if any(not isinstance(name, str) or name in _OWN for name in (*names, *statics)):
-        raise ProtocolError("a result has an object in it with attributes that are nnx's own.")
-    items = [item for name in statics for item in (name, attributes[name])]
-    values = tuple(attributes[name] for name in names)
-    return ObjectParts(type(value), names, tuple(items), rest, flags, values)
+def received_parts(cls: type, state: dict[Any, Any]) -> ObjectParts:
+    """The parts of an object that a server has sent as an instance of its class.
+
+    Raises:
+        ProtocolError: when they do not fit.
+    """
+    try:
+        names, statics, rest, flags = map(tuple, state[NNX_PARTS])
+        fits = {*names, *statics, NNX_PARTS} == set(state) and not _OWN & set(state)
+        fits = (
+            fits and all(len(each) == 3 for each in rest) and issubclass(cls, loaded_nnx().Pytree)
+        )
+    except (AttributeError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ProtocolError("a result has an object in it whose parts are not its attributes.")
+    items = [item for name in statics for item in (name, state[name])]
+    values = tuple(state[name] for name in names)
+    return ObjectParts(cls, names, tuple(items), rest, flags, values)

@@ -27,7 +27,6 @@ from jaxd_protocol.jit.nnx_objects import (
     is_data,
     kind_of,
     loaded_nnx,
-    received,
     update_object,
 )
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
@@ -60,9 +59,7 @@ class ObjectCall(NamedTuple):
         """The call with these arguments; None when no nnx object is among them."""
         positions = statics.at(len(args)) if statics else ()
         dynamic = [not (positions and place in positions) for place in range(len(args))]
-        if not (
-            any(map(contains_objects, args)) or any(map(contains_objects, kwargs.values()))
-        ):
+        if not (any(map(contains_objects, args)) or any(map(contains_objects, kwargs.values()))):
             return None
         apart = TakenApart()
         sent = tuple(
@@ -85,12 +82,15 @@ class ObjectCall(NamedTuple):
 
         Args:
             reply: what an `Updating` has returned.
-            convert, check: as for `PutTogether`.
+            convert: as for `PutTogether`.
+            check: as for `PutTogether`.
 
         Raises:
             ProtocolError: when it names objects that were not given; nothing is changed then.
         """
         changes, result, updates, marks = reply
+        if any(kind_of(self._own(number)) != VARIABLE for number in changes):
+            raise ProtocolError("a call has given a value to an object that is no variable.")
         if marks or updates:
             together = PutTogether(self.objects, convert, check)
             result = together.tree(result) if marks else result
@@ -103,14 +103,16 @@ class ObjectCall(NamedTuple):
         return result
 
     def _update(self, update: dict[int, Any]) -> tuple[Any, ObjectParts]:
-        ((number, value),) = update.items()
-        parts = received(value)
-        if parts is None or not 0 <= number < len(self.objects):
-            raise ProtocolError("a call has changed an object that it was not given.")
-        own = self.objects[number]
-        if type(own) is not parts.cls:
+        ((number, parts),) = update.items()
+        own = self._own(number)
+        if type(parts) is not ObjectParts or type(own) is not parts.cls:
             raise ProtocolError("a call has changed an object into one of another class.")
         return own, parts
+
+    def _own(self, number: Any) -> Any:
+        if type(number) is not int or not 0 <= number < len(self.objects):
+            raise ProtocolError("a call has changed an object that it was not given.")
+        return self.objects[number]
 
 
 class Updating:
@@ -190,9 +192,7 @@ class _ObjectsBefore:
     object that the function has taken out of another one, nothing is brought home.
     """
 
-    def __init__(
-        self, objects: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, objects: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._objects = objects
         self._arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         self._numbers = {id(each): number for number, each in enumerate(objects)}
@@ -231,10 +231,9 @@ class _ObjectsBefore:
         changes, _, updates, _ = self.reply(None, all_of_them=False)
         for number in (*changes, *(number for each in updates for number in each)):
             raise LostUpdateError(
-                f"the function changes {self._owner(number)}, which is of flax nnx, and that cannot "
-                "reach the caller's own object from there. Call the function instead of "
-                "submitting it; or split the object, and return the new state (nnx.split, "
-                "nnx.merge)."
+                f"the function changes {self._owner(number)}, an object of flax nnx, and that "
+                "cannot reach the caller's own from there. Call the function instead of submitting "
+                "it; or split the object, and return the new state (nnx.split, nnx.merge)."
             )
 
     def _owner(self, number: int) -> str:
@@ -249,9 +248,7 @@ class _ObjectsBefore:
     def _is_other_value(self, number: int) -> bool:
         return not _is_same(_held(self._objects[number].get_raw_value()), self._contents[number])
 
-    def _differences(
-        self, number: int, *, all_of_them: bool
-    ) -> tuple[set[str], tuple[str, ...]]:
+    def _differences(self, number: int, *, all_of_them: bool) -> tuple[set[str], tuple[str, ...]]:
         """Names of the attributes that have come or changed, and of those that are gone."""
         before, now = self._contents[number], _content(self._objects[number])
         changed = {
