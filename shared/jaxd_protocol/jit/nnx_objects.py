@@ -148,7 +148,8 @@ class ObjectParts:
 
 
 def _parts_with(aux: Any, values: Any) -> ObjectParts:
-    return ObjectParts(*aux, values)
+    cls, names, statics, rest, flags = aux
+    return ObjectParts(cls, names, statics, rest, flags, values)
 
 
 @functools.cache
