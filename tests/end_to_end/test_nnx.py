@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxd import Client, persistent_call
-from jaxd.errors import LostUpdateError
+from jaxd.errors import LostUpdateError, ResultError
 
 nnx: Any = pytest.importorskip("flax.nnx")
 optax: Any = pytest.importorskip("optax")
@@ -156,21 +156,37 @@ def test_a_submitted_call_may_use_objects_and_not_change_them(client: Client) ->
     variable = nnx.Variable(jnp.ones(2))
     reading = client.persistent_call(lambda variable, x: variable[...] + x)
     np.testing.assert_array_equal(reading.submit(variable, 1.0).result(), [2.0, 2.0])
-    with pytest.raises(LostUpdateError, match="call the function instead of submitting it"):
+    with pytest.raises(LostUpdateError, match="Call the function instead of submitting it"):
         client.persistent_call(add).submit(variable, 1.0).result()
     np.testing.assert_array_equal(variable[...], [1.0, 1.0])
 
 
 def test_a_change_that_cannot_come_home_is_an_error(client: Client) -> None:
-    """An attribute that is no array; a variable in an object that only jax can take apart."""
+    """An attribute that this process does not have; then nothing is changed."""
     model = Model(nnx.Rngs(0))
 
-    def to_eval(model: Any) -> None:
-        model.eval()
+    def sets(model: Any) -> None:
+        model.one.bias[...] += 1
+        model.note = lambda: None
 
-    with pytest.raises(LostUpdateError, match="Do it before the call"):
-        client.persistent_call(to_eval)(model)
-    assert not model.dropout.deterministic
+    with pytest.raises(ResultError, match="sets the attribute 'note' of a Model"):
+        client.persistent_call(sets)(model)
+    assert not hasattr(model, "note")
+    np.testing.assert_array_equal(model.one.bias[...], np.zeros(3))
+
+    def replaces(model: Any) -> None:
+        model.train = helper
+
+    with pytest.raises(ResultError, match=r"in the place of Model.train"):
+        client.persistent_call(replaces)(model)
+
+
+def helper() -> None:
+    """Stands in the place of a method."""
+
+
+def test_an_object_of_a_class_that_only_jax_takes_apart_is_updated(client: Client) -> None:
+    """Wherever jax finds it."""
 
     class Box(SimpleNamespace):
         """A node of jax's trees."""
@@ -178,8 +194,77 @@ def test_a_change_that_cannot_come_home_is_an_error(client: Client) -> None:
     jax.tree_util.register_pytree_node(
         Box, lambda box: ((box.inner,), None), lambda _, children: Box(inner=children[0])
     )
-    with pytest.raises(LostUpdateError, match=r"argument 0 \(a Box\)"):
-        client.persistent_call(lambda box: add(box.inner, 1.0))(Box(inner=nnx.Variable(0.0)))
+    box = Box(inner=nnx.Variable(jnp.zeros(())))
+    client.persistent_call(lambda box: add(box.inner, 1.0))(box)
+    assert float(box.inner[...]) == 1
+
+
+def test_new_objects_of_a_function_without_any_come_home(client: Client) -> None:
+    """Whole: what the class has by default, types of numbers, and what nnx keeps of them."""
+
+    def make() -> Any:
+        return nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Rngs(1)
+
+    made, rngs = client.persistent_call(make)()
+    expected, others = make()
+    x = jnp.ones((1, 2))
+    np.testing.assert_array_equal(made(x), expected(x))
+    np.testing.assert_array_equal(jax.random.key_data(rngs()), jax.random.key_data(others()))
+    made.extra = nnx.Param(jnp.ones(1))
+    assert made.dot_general is expected.dot_general
+    assert "extra" in nnx.state(made)
+
+
+def test_a_method_of_a_module_changes_it(client: Client) -> None:
+    """As `nnx.jit` over a method."""
+
+    class Counting(nnx.Module):  # type: ignore[misc]
+        """Counts its calls, and keeps what it saw last."""
+
+        def __init__(self) -> None:
+            self.calls = nnx.data(jnp.zeros((), jnp.int32))
+
+        @client.persistent_call
+        def __call__(self, x: Any) -> Any:
+            self.calls = self.calls + 1
+            self.last = nnx.Intermediate(x)
+            return x * 2
+
+    model = Counting()
+    model(1.0)
+    np.testing.assert_array_equal(model(3.0), 6.0)
+    assert (int(model.calls), float(model.last[...])) == (2, 3.0)
+
+
+def test_equal_objects_share_a_program(client: Client) -> None:
+    """However they came about: attributes in another order, a copy, one that was changed back."""
+    function = client.persistent_call(lambda model, x: model(x))
+    model = Model(nnx.Rngs(0))
+    function(model, IMAGES)
+    before = client.statistics()
+    copy = nnx.clone(model)
+    mode = copy.dropout.__dict__.pop("deterministic")
+    copy.dropout.deterministic = mode
+    function(copy, IMAGES)
+    model.eval()
+    model.train()
+    function(model, IMAGES)
+    assert client.statistics().traces == before.traces
+
+
+@pytest.mark.parametrize("change", ["deterministic", "alias"])
+def test_other_objects_have_programs_of_their_own(client: Client, change: str) -> None:
+    """A static attribute counts, and so does which objects are the same one."""
+    function = client.persistent_call(lambda model, x: model(x))
+    function(Model(nnx.Rngs(0)), IMAGES)
+    before = client.statistics()
+    model = Model(nnx.Rngs(0))
+    if change == "alias":
+        model.again = nnx.clone(model.one)
+    else:
+        model.dropout.deterministic = True
+    function(model, IMAGES)
+    assert client.statistics().traces == before.traces + 1
 
 
 def test_what_is_warmed_cleared_and_explained_is_such_a_call(

@@ -657,8 +657,9 @@ class PersistentFunction(
             return None  # its changes are part of its result
         if self._nnx is None:
             from jaxd.api.nnx import NnxCalls
+            from jaxd_protocol.jit.static_args import infer_static_args
 
-            self._nnx = NnxCalls(
-                self.__wrapped__, gives_up=self._donates
-            )  # by two threads: once in vain
+            statics = infer_static_args(self.__wrapped__, self._binding.options)
+            # by two threads: once in vain
+            self._nnx = NnxCalls(self.__wrapped__, statics, gives_up=self._donates)
         return self._nnx.prepared(self._remade, args, kwargs, refuses=refuses)

@@ -92,6 +92,18 @@ def _structure(cls: type, aux: Any, count: int) -> Any:
     return make(tools.default_registry, (cls, aux), [leaf] * count)
 
 
+def mapping_class(module: str, name: str) -> type | None:
+    """The class of that name whose instances are keys and values; None when it is no such."""
+    if (module, name) == ("flax.typing", "HashableMapping") and module in sys.modules:
+        found: type = sys.modules[module].HashableMapping
+        MAPPINGS.setdefault(
+            found, lambda keys, children: found(dict(zip(keys, children, strict=True)))
+        )
+    return next(
+        (cls for cls in MAPPINGS if (cls.__module__, cls.__qualname__) == (module, name)), None
+    )
+
+
 def _default_dict(aux: Any, children: list[Any]) -> Any:
     factory, keys = aux
     return defaultdict(factory, zip(keys, children, strict=True))

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.pytree.decoder import NNX_PARTS, restore_instance
 from jaxd_protocol.pytree.references import Reference, load_reference
 
 KnownObjects = Mapping[Any, Any]
@@ -36,10 +37,17 @@ _CUSTOM_STATE_METHODS: Final = frozenset(
 )
 """A class with one of these of its own has more to it than its attributes."""
 
+_ATTRIBUTES_ONLY: Final = frozenset(
+    {("flax.nnx.pytreelib", "Pytree"), ("flax.nnx.variablelib", "Variable")}
+)
+"""Base classes that have such methods, with which they fill attributes and do nothing else."""
+
 _PLAIN_DTYPES: Final = frozenset(
     {"bool", "complex64", "complex128", "float16", "float32", "float64"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
+_NUMBER_MODULES: Final = ("numpy", "jax.numpy", "ml_dtypes")
+_NUMBER_NAMES: Final = _PLAIN_DTYPES | {"bfloat16"}
 _SETS: Final[Mapping[str, type]] = {"set": set, "frozenset": frozenset}
 _missing: Final = object()
 
@@ -185,10 +193,9 @@ class LocalObjects:
 
     def _installed_node(self, module: str, name: str) -> type | None:
         """An installed class whose instances a server may fill."""
-        from jaxd.interop.jax_registry import MAPPINGS
+        from jaxd.interop.jax_registry import mapping_class
 
-        same = (cls for cls in MAPPINGS if (cls.__module__, cls.__qualname__) == (module, name))
-        mapping = next(same, None)
+        mapping = mapping_class(module, name)
         if mapping is not None:
             return mapping
         held = self._held_by_arguments.get((module, name))
@@ -222,6 +229,8 @@ class LocalObjects:
         """
         for base in cls.__mro__:
             home = base.__module__
+            if (home, base.__qualname__) in _ATTRIBUTES_ONLY:
+                continue
             for name in _CUSTOM_STATE_METHODS & vars(base).keys():
                 made_by = getattr(vars(base)[name], "__globals__", {}).get("__name__")
                 if made_by is None and home.partition(".")[0] in sys.stdlib_module_names:
@@ -273,10 +282,25 @@ class LocalObjects:
 
     def _held_or_data_type(self, found: Any) -> Any:
         """A function that an argument of this function held, or a type of plain data."""
+        place = getattr(found, "__module__", None), getattr(found, "__name__", None)
+        if found is _number_type(*place):
+            return found
         if isinstance(found, type):
             return found if found in _BUILTIN else _missing
         held = (*self._contents.values(), *self._held_by_arguments.values())
         return found if any(each is found for each in held) else _missing
+
+    def instance(self, cls: type, state: dict[Any, Any], *, is_own: bool) -> Any:
+        """An object with these attributes; of one of flax nnx that a call has changed, its parts.
+
+        Raises:
+            ResultError, ProtocolError: when its class, or a part, is not as it has to be.
+        """
+        if NNX_PARTS in state:
+            from jaxd_protocol.jit.nnx_objects import received_parts
+
+            return received_parts(cls, state)
+        return restore_instance(cls, state, is_own=is_own)
 
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
         """What this process has registered with jax to make instances of a class.
@@ -340,7 +364,13 @@ class LocalObjects:
         return self._local_class(module, name, content) or _missing
 
     def _installed_object(self, module: str, name: str) -> Any:
-        """Something installed that the function's code names or its arguments held."""
+        """Something installed that the function's code names or its arguments held.
+
+        Or a type of numbers.
+        """
+        number = _number_type(module, name)
+        if number is not _missing:
+            return number
         found = self._held_by_arguments.get((module, name), _missing)
         if found is not _missing:
             return found
@@ -395,6 +425,13 @@ class LocalObjects:
         "s": lambda _, kind, items: _SETS[kind](items) if kind in _SETS else _missing,
         "o": lambda _: _missing,
     }
+
+
+def _number_type(module: Any, name: Any) -> Any:
+    """A type of numbers, of one of the three modules that have these: it only makes arrays."""
+    if module not in _NUMBER_MODULES or name not in _NUMBER_NAMES:
+        return _missing
+    return getattr(sys.modules.get(module), name, _missing)
 
 
 def _is_calling_container(cls: type) -> bool:

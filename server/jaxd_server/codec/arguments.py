@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jax_objects.structures import make_structure
+from jaxd_protocol.jit.nnx_objects import register_parts
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.jit.static_leaves import StaticLeaf, wrap_untraceable
@@ -19,6 +20,8 @@ from jaxd_protocol.pickling.unpack.unpickler import unpack, unpickling_gate
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton, read_scalar
 from jaxd_protocol.pytree.leaves import NO_OFFSET, dtype_of, numpy_leaf
 from jaxd_server.jax_compat.arrays import key_array, weak_array
+
+register_parts()
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""

@@ -10,9 +10,10 @@ from typing import Any, Final
 import jax
 
 from jaxd_protocol.errors import ResultError
+from jaxd_protocol.jit.nnx_objects import ObjectParts, is_node_mapping, is_object, is_object_state
 from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
-from jaxd_protocol.pytree.decoder import COUNT, parameter_default
+from jaxd_protocol.pytree.decoder import COUNT, NNX_PARTS, parameter_default
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_protocol.pytree.references import Reference
 from jaxd_server.codec.object_references import (
@@ -85,8 +86,14 @@ class ResultEncoder(TreeEncoder):
             self._named_tuple(value)
         elif isinstance(value, jax.tree_util.PyTreeDef):
             self._structure(value)
-        elif type(value) is defaultdict:
+        elif type(value) is defaultdict or is_node_mapping(value):
             self._keyed(value)
+        elif type(value) is ObjectParts:
+            self._object_parts(value)
+        elif is_object(value):
+            self._object(value)
+        elif is_object_state(value):
+            self._registered(value)
         elif _holds_data(value):
             self._object(value)
         else:
@@ -153,6 +160,16 @@ class ResultEncoder(TreeEncoder):
                 self._attribute(type(value), name, attribute)
         self._open.remove(id(value))
 
+    def _object_parts(self, parts: ObjectParts) -> None:
+        """An nnx object as one of its class: clients know these, and take nothing else of it."""
+        statics = dict(parts.static_items())
+        state = {**dict(zip(parts.names, parts.values, strict=True)), **statics}
+        about = parts.names, tuple(statics), parts.rest, parts.flags
+        self._skeleton += (b"O", self.class_name(parts.cls), b"D", COUNT.pack(len(state) + 1))
+        for name, value in ((NNX_PARTS, about), *state.items()):
+            self._skeleton.append(dump_literal(name))
+            self._attribute(parts.cls, name, value)
+
     def _attribute(self, cls: type, name: str, value: Any) -> None:
         """One of an object: clients take a callable default from their own class."""
         if callable(value) and parameter_default(cls, name, None) is value:
@@ -202,6 +219,8 @@ _CUSTOM_STATE_METHODS: Final = frozenset({"__reduce__", "__reduce_ex__", "__gets
 def _attributes(value: Any) -> dict[str, Any] | None:
     """The attributes that make up an instance, None when they are not the whole of it."""
     cls = type(value)
+    if is_object(value):
+        return dict(vars(value))
     if getattr(cls.__getstate__, "__module__", "") == "dataclasses":  # frozen, with slots
         return {f.name: getattr(value, f.name) for f in fields(value)}
     own = (name for base in cls.__mro__[:-1] for name in vars(base))

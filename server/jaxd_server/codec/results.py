@@ -104,6 +104,9 @@ class _References:
         self.found.append(reference)
         return lambda: None
 
+    def instance(self, cls: type, state: dict[Any, Any], *, is_own: bool) -> Any:
+        return None
+
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
         return lambda aux, children: None
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper, JitOptions
+from jaxd_protocol.jit.nnx_objects import loaded_nnx
+from jaxd_protocol.jit.nnx_updates import ObjectCall, Updating
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs, infer_static_args
 from jaxd_protocol.jit.static_leaves import is_traceable
@@ -43,14 +45,23 @@ class _NestedFunction(FunctionWrapper):
 def call_jitted(
     function: Callable[..., Any], options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What `jax.jit(function)(*args, **kwargs)` returns.
+    """What `jax.jit(function)(*args, **kwargs)` returns; of nnx objects, what `nnx.jit` does.
 
     Each call makes a function object of its own: jax caches by the object, and the next program
     may have other settings of jax.
     """
-    import jax
-
     given = Options(**dict(options))
+    if loaded_nnx() is not None and not isinstance(function, Updating):
+        call = ObjectCall.of(args, kwargs, infer_static_args(function, given))
+        if call is not None:
+            return call.finish(_jitted(Updating(function), given, call.args, call.kwargs))
+    return _jitted(function, given, args, kwargs)
+
+
+def _jitted(
+    function: Callable[..., Any], given: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    import jax
 
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:

@@ -1,119 +1,137 @@
 """What a function changes in the flax nnx objects that it is given.
 
-jax flattens such an object, and on the server the function changes a rebuilt copy. `Updating`
-returns which variables it changed, so that the caller's own can be updated as well. It reaches the
-server inside of the functions that are sent, and uses only flax's public API.
+They arrive taken apart, and the function changes objects that are made of the parts. `Updating`
+returns what it changed, and `ObjectCall` brings that into the caller's own objects: new values of
+variables, and attributes that have come, changed or gone, as `nnx.jit` does it. `Updating` reaches
+the server inside of the functions that are sent.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from jaxd_protocol.errors import LostUpdateError
+from jaxd_protocol.errors import LostUpdateError, ProtocolError
+from jaxd_protocol.jit.nnx_objects import (
+    CONTAINER,
+    LEAF,
+    STATE,
+    VARIABLE,
+    ObjectParts,
+    PutTogether,
+    TakenApart,
+    contains_objects,
+    flatten_container,
+    is_data,
+    kind_of,
+    loaded_nnx,
+    update_object,
+)
+from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.pickling.names import HERE
 
-SAME_ARGUMENT: Final = "jaxd: the argument"
-"""Key of a dict that stands for one of the arguments in a result: `{SAME_ARGUMENT: {0: None}}`."""
+Reply = tuple[dict[int, Any], Any, list[dict[int, Any]], list[None]]
+"""Values of variables by number, the function's result, parts of other objects, and a None where
+the result has objects in it."""
 
 
-def loaded_nnx() -> Any:
-    """`flax.nnx`, where it is imported completely, else None."""
-    nnx = sys.modules.get("flax.nnx")
-    return nnx if nnx is not None and hasattr(nnx, "Variable") and hasattr(nnx, "State") else None
+class ObjectCall(NamedTuple):
+    """The arguments of one call with nnx objects.
 
-
-def variables_of(tree: Any) -> list[Any]:
-    """The variables of the nnx objects in a tree, in order and with repetitions.
-
-    Those of a `State` beside them are left out: a `State` is passed as values, and a new one is
-    returned.
+    Attributes:
+        args, kwargs: what is sent: the objects taken apart.
+        objects: the caller's own, by number.
     """
-    import jax
 
-    nnx = loaded_nnx()
-    if nnx is None:
-        return []
-    found = []
-    for each in jax.tree.leaves(tree, is_leaf=_is_own):
-        if isinstance(each, nnx.Pytree | nnx.Variable):
-            inside = jax.tree.leaves(each, is_leaf=_is_variable)
-            found += [leaf for leaf in inside if isinstance(leaf, nnx.Variable)]
-    return found
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    objects: list[Any]
 
+    @classmethod
+    def of(
+        cls,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        statics: StaticArgs = NO_STATIC_ARGS,
+    ) -> ObjectCall | None:
+        """The call with these arguments; None when no nnx object is among them."""
+        positions = statics.at(len(args)) if statics else ()
+        dynamic = [not (positions and place in positions) for place in range(len(args))]
+        if not (any(map(contains_objects, args)) or any(map(contains_objects, kwargs.values()))):
+            return None
+        apart = TakenApart()
+        sent = tuple(
+            apart.tree(arg) if is_dynamic else arg
+            for arg, is_dynamic in zip(args, dynamic, strict=True)
+        )
+        named = {
+            name: kwargs[name] if name in statics.names else apart.tree(kwargs[name])
+            for name in sorted(kwargs)
+        }
+        return cls(sent, named, apart.objects)
 
-def without_duplicates(tree: Any) -> Any:
-    """The tree with a small stand-in for each further occurrence of a variable.
+    def finish(
+        self,
+        reply: Reply,
+        convert: Callable[[Any], Any] | None = None,
+        check: Callable[[type, str, Any], object] | None = None,
+    ) -> Any:
+        """Brings the caller's objects up to date; returns the function's own result.
 
-    `Updating` knows what it stands for; so an array does not travel, and is not donated, twice.
-    """
-    import numpy as np
+        Args:
+            reply: what an `Updating` has returned.
+            convert: as for `PutTogether`.
+            check: as for `PutTogether`.
 
-    seen: set[int] = set()
+        Raises:
+            ProtocolError: when it names objects that were not given; nothing is changed then.
+        """
+        changes, result, updates, marks = reply
+        if any(kind_of(self._own(number)) != VARIABLE for number in changes):
+            raise ProtocolError("a call has given a value to an object that is no variable.")
+        if marks or updates:
+            together = PutTogether(self.objects, convert, check)
+            result = together.tree(result) if marks else result
+            found = [self._update(each) for each in updates]
+            ready = [(own, parts, together.attributes(parts)) for own, parts in found]
+            for own, parts, attributes in ready:
+                update_object(own, parts, attributes)
+        for number, value in changes.items():
+            self.objects[number].set_raw_value(value if convert is None else convert(value))
+        return result
 
-    def once(variable: Any) -> Any:
-        if id(variable) not in seen:
-            seen.add(id(variable))
-            return variable
-        return variable.replace(np.zeros((), np.bool_))
+    def _update(self, update: dict[int, Any]) -> tuple[Any, ObjectParts]:
+        ((number, parts),) = update.items()
+        own = self._own(number)
+        if type(parts) is not ObjectParts or type(own) is not parts.cls:
+            raise ProtocolError("a call has changed an object into one of another class.")
+        return own, parts
 
-    return _map_variables(once, tree)
-
-
-def _map_variables(do: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree with what `do` returns for each of these variables."""
-    import jax
-
-    nnx = loaded_nnx()
-
-    def inside(leaf: Any) -> Any:
-        return do(leaf) if isinstance(leaf, nnx.Variable) else leaf
-
-    def outside(each: Any) -> Any:
-        if isinstance(each, nnx.Pytree | nnx.Variable):
-            return jax.tree.map(inside, each, is_leaf=_is_variable)
-        return each
-
-    return jax.tree.map(outside, tree, is_leaf=_is_own)
-
-
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, loaded_nnx().Variable)
-
-
-def _is_own(value: Any) -> bool:
-    nnx = loaded_nnx()
-    return isinstance(value, nnx.Pytree | nnx.Variable | nnx.State)
+    def _own(self, number: Any) -> Any:
+        if type(number) is not int or not 0 <= number < len(self.objects):
+            raise ProtocolError("a call has changed an object that it was not given.")
+        return self.objects[number]
 
 
 class Updating:
-    """A function that also returns the new values of the variables that it was given.
+    """A function that also returns what it changes in the nnx objects that it is given.
 
-    Calls return `(changes, result, marks)`: new values by the number of their variable, what the
-    function returns, and one None for each argument in it, for which a `SAME_ARGUMENT` stands.
+    Calls take objects as `ObjectCall` takes them apart, and return a `Reply`.
 
     Args:
         function: what is called.
-        same: for each variable the number of the first place where the caller has the same one;
-            empty when all are different ones.
         refuses: a change is an error, and calls return only what the function returns.
-        all_of_them: return unchanged values as well: the caller donates its own arrays.
+        all_of_them: return unchanged data as well: the caller donates its own arrays.
     """
 
     __module__ = HERE  # keys and packed bytes name it
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        same: Sequence[int] = (),
-        *,
-        refuses: bool = False,
-        all_of_them: bool = False,
+        self, function: Callable[..., Any], *, refuses: bool = False, all_of_them: bool = False
     ) -> None:
         self.function = function
-        self.same = tuple(same)
         self.refuses = refuses
         self.all_of_them = all_of_them
 
@@ -131,30 +149,17 @@ class Updating:
         """Runs the function.
 
         Raises:
-            LostUpdateError: when it changes the structure of an object, or a value although
-                changes are refused.
+            LostUpdateError: when it changes an object although changes are refused.
         """
-        args, kwargs = self._tied((args, kwargs))
-        before = _VariableSnapshot(args, kwargs)
+        together = PutTogether()
+        args = tuple([together.tree(arg) for arg in args])
+        kwargs = {name: together.tree(kwargs[name]) for name in sorted(kwargs)}
+        before = _ObjectsBefore(together.objects, args, kwargs)
         result = self.function(*args, **kwargs)
-        before.refuse_other_structures(may_replace=not self.same)
         if self.refuses:
-            before.refuse_new_values()
+            before.refuse_changes()
             return result
-        changes = before.changes(all_of_them=self.all_of_them)
-        for number, other in enumerate(self.same):
-            if number != other:
-                changes.pop(number, None)
-        result, marks = _mark_arguments(result, args, kwargs)
-        return changes, result, marks
-
-    def _tied(self, tree: Any) -> Any:
-        """The arguments, with one variable wherever the caller has one."""
-        if not self.same:
-            return tree
-        found = variables_of(tree)
-        others = iter([found[other] for other in self.same])
-        return _map_variables(lambda _: next(others), tree)
+        return before.reply(result, all_of_them=self.all_of_them)
 
 
 def refusing_lost_updates(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,105 +174,154 @@ def refusing_lost_updates(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if loaded_nnx() is None:
             return function(*args, **kwargs)
-        before = _VariableSnapshot(args, kwargs)
+        given = ObjectCall.of(args, kwargs)
+        if given is None:
+            return function(*args, **kwargs)
+        before = _ObjectsBefore(given.objects, args, kwargs)
         result = function(*args, **kwargs)
-        before.refuse_other_structures()
-        before.refuse_new_values()
+        before.refuse_changes()
         return result
 
     return call
 
 
-class _VariableSnapshot:
-    """The variables among some arguments, as they are before the function runs."""
+class _ObjectsBefore:
+    """The nnx objects among some arguments, as they are before the function runs.
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import jax
+    What can be reached from the arguments or the result afterwards counts, as for `nnx.jit`: of an
+    object that the function has taken out of another one, nothing is brought home.
+    """
 
-        self._all = args, kwargs
-        # by name as jax orders them
-        self._arguments: dict[Any, Any] = {**dict(enumerate(args)), **dict(sorted(kwargs.items()))}
-        self._variables = variables_of(self._all)
-        self._before = [jax.tree.leaves(each.get_raw_value()) for each in self._variables]
-        self._structures: dict[Any, Any] = {
-            name: jax.tree.structure(value)
-            for name, value in self._arguments.items()
-            if self._variables and variables_of(value)
-        }
+    def __init__(self, objects: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._objects = objects
+        self._arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        self._numbers = {id(each): number for number, each in enumerate(objects)}
+        self._contents = [_content(each) for each in objects]
 
-    def changes(self, *, all_of_them: bool = False) -> dict[int, Any]:
-        """The values of the variables that have changed, by number; or those of all variables.
+    def reply(self, result: Any, *, all_of_them: bool) -> Reply:
+        """The changes and the result."""
+        changes: dict[int, Any] = {}
+        updates: list[dict[int, Any]] = []
+        met: deque[Any] = deque()
+        apart = TakenApart(self._objects, met.append)
+        marks = [None] if contains_objects(result) else []
+        result = apart.tree(result)
+        met.extend(_objects_in(list(self._arguments.values()), STATE))
+        done: set[int] = set()
+        while met:
+            each = met.popleft()
+            number = self._numbers.get(id(each))
+            if number is None or number in done:
+                continue
+            done.add(number)
+            if kind_of(each) == VARIABLE:
+                if all_of_them or self._is_other_value(number):
+                    changes[number] = each.get_raw_value()
+                continue
+            changed, gone = self._differences(number, all_of_them=all_of_them)
+            for name, value in vars(each).items():
+                if name not in changed:
+                    met.extend(_objects_in(value))
+            if changed or gone:
+                updates.append({number: apart.parts(each, changed, gone)})
+        return changes, result, updates, marks
 
-        A variable or module that was replaced counts with the value of its replacement.
-        """
-        import jax
-
-        now = [each.get_raw_value() for each in variables_of(self._all)]
-        return {
-            number: value
-            for number, value in enumerate(now)
-            if all_of_them or not _are_same(jax.tree.leaves(value), self._before[number])
-        }
-
-    def refuse_other_structures(self, *, may_replace: bool = True) -> None:
-        """Refuses changes of what an object is made of.
-
-        Args:
-            may_replace: whether variables may have been replaced by others.
-
-        Raises:
-            LostUpdateError: when an object is made of something else than before.
-        """
-        import jax
-
-        replaced = not (may_replace or _are_same(variables_of(self._all), self._variables))
-        for name, structure in self._structures.items():
-            other: Any = jax.tree.structure(self._arguments[name])
-            if other != structure or replaced:
-                raise LostUpdateError(
-                    f"the function changes what {self._shown(name)} is made of (an attribute that "
-                    "is no array, or which variables there are), and that cannot reach the "
-                    "caller's own object. Do it before the call, as with model.train(); what "
-                    "comes and goes, return."
-                )
-
-    def refuse_new_values(self) -> None:
-        """Raises: LostUpdateError: when a variable was changed."""
-        owners = [name for name, value in self._arguments.items() for _ in variables_of(value)]
-        for number in self.changes():
+    def refuse_changes(self) -> None:
+        """Raises: LostUpdateError: when an object was changed."""
+        changes, _, updates, _ = self.reply(None, all_of_them=False)
+        for number in (*changes, *(number for each in updates for number in each)):
             raise LostUpdateError(
-                f"the function changes variables of flax nnx in {self._shown(owners[number])}, "
-                "and that cannot reach the caller's own from there. Pass the modules themselves, "
-                "or in lists, tuples and dicts, and call the function instead of submitting it; "
-                "or split them, and return the new state (nnx.split, nnx.merge)."
+                f"the function changes {self._owner(number)}, an object of flax nnx, and that "
+                "cannot reach the caller's own from there. Call the function instead of submitting "
+                "it; or split the object, and return the new state (nnx.split, nnx.merge)."
             )
 
-    def _shown(self, name: int | str) -> str:
-        which = f"argument {name}" if isinstance(name, int) else f"the argument {name!r}"
-        return f"{which} (a {type(self._arguments[name]).__name__})"
+    def _owner(self, number: int) -> str:
+        for name, value in self._arguments.items():
+            apart = TakenApart()
+            apart.tree(value)
+            if any(each is self._objects[number] for each in apart.objects):
+                which = f"argument {name}" if isinstance(name, int) else f"the argument {name!r}"
+                return f"{which} (a {type(value).__name__})"
+        return f"a {type(self._objects[number]).__name__}"
+
+    def _is_other_value(self, number: int) -> bool:
+        return not _is_same(_held(self._objects[number].get_raw_value()), self._contents[number])
+
+    def _differences(self, number: int, *, all_of_them: bool) -> tuple[set[str], tuple[str, ...]]:
+        """Names of the attributes that have come or changed, and of those that are gone."""
+        before, now = self._contents[number], _content(self._objects[number])
+        changed = {
+            name
+            for name, held in now.items()
+            if name not in before
+            or not _is_same(held, before[name])
+            or (all_of_them and _holds_arrays(held))
+        }
+        return changed, tuple(sorted(before.keys() - now.keys()))
 
 
-def _are_same(found: list[Any], before: list[Any]) -> bool:
-    """Whether two lists hold the same objects."""
-    return list(map(id, found)) == list(map(id, before))
+class _Held(NamedTuple):
+    """What an attribute or variable holds.
+
+    Attributes:
+        is_data: whether it is data to nnx.
+        structure: of a container; None of anything else.
+        leaves: in a container; else the value alone.
+    """
+
+    is_data: bool
+    structure: Any
+    leaves: list[Any]
 
 
-def _mark_arguments(
-    result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[None]]:
-    """The result with a `SAME_ARGUMENT` for each nnx object that is one of the arguments itself."""
+def _held(value: Any, is_data: bool = True) -> _Held:
+    if kind_of(value) in (CONTAINER, STATE):
+        leaves, structure = flatten_container(value)
+        return _Held(is_data, structure, leaves)
+    return _Held(is_data, None, [value])
+
+
+def _content(value: Any) -> Any:
+    """What an object consists of now."""
+    if kind_of(value) == VARIABLE:
+        return _held(value.get_raw_value())
+    return {
+        name: _held(each, is_data(value, name, each))
+        for name, each in vars(value).items()
+        if not name.startswith("_pytree__")
+    }
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def _is_same(one: _Held, other: _Held) -> bool:
+    return (
+        (one.is_data, len(one.leaves)) == (other.is_data, len(other.leaves))
+        and one.structure == other.structure
+        and all(map(_is_same_leaf, one.leaves, other.leaves))
+    )
+
+
+def _is_same_leaf(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    return type(one) is type(other) and type(one) in _PLAIN and repr(one) == repr(other)
+
+
+def _holds_arrays(held: _Held) -> bool:
+    return held.is_data and any(hasattr(leaf, "dtype") for leaf in held.leaves)
+
+
+def _objects_in(value: Any, deepest: int = VARIABLE) -> list[Any]:
+    """The objects in an attribute, or an argument; those in these are left out."""
+    kind = kind_of(value)
+    if kind >= VARIABLE:
+        return [value]
+    if kind == LEAF:
+        return []
     import jax
 
-    nnx = loaded_nnx()
-    own = (nnx.Pytree, nnx.Variable)
-    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-    names = {id(value): name for name, value in given.items() if isinstance(value, own)}
-    marks: list[None] = []
-
-    def mark(leaf: Any) -> Any:
-        if id(leaf) not in names:
-            return leaf
-        marks.append(None)
-        return {SAME_ARGUMENT: {names[id(leaf)]: None}}
-
-    return jax.tree.map(mark, result, is_leaf=lambda each: id(each) in names), marks
+    found = jax.tree.leaves(value, is_leaf=lambda each: kind_of(each) >= deepest)
+    return [each for each in found if kind_of(each) >= VARIABLE]

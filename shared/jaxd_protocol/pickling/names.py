@@ -29,6 +29,7 @@ _MODULES: Final = {
     "jaxd_protocol.fingerprint.values.struct_sequences": _same("make_struct_sequence"),
     "jaxd_protocol.packages.importable": _same("find_object"),
     "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "make_jit"},
+    "jaxd_protocol.jit.nnx_objects": _same("ObjectParts"),
     "jaxd_protocol.jit.nnx_updates": _same("Updating"),
     "jaxd_protocol.jax_objects.reducers": {
         "empty_jax_object": "_make_empty",

@@ -44,6 +44,10 @@ from jaxd_protocol.pytree.leaves import Leaf, load_spec, no_derivative
 from jaxd_protocol.pytree.literals import load_literal
 from jaxd_protocol.pytree.references import Reference, load_reference
 
+NNX_PARTS: Final = "jaxd: parts"
+"""Attribute of an object of flax nnx which is sent in parts: names of its data and of its other
+attributes, and the rest and the flags of its `ObjectParts`."""
+
 COUNT: Final = struct.Struct("!I")
 T = TypeVar("T")
 
@@ -64,6 +68,9 @@ class ObjectResolver(Protocol):
         The reference is part of instances of the `holders`, outermost first, and is in the
         attribute `field` of the last one if that has attributes.
         """
+
+    def instance(self, cls: type, state: dict[Any, Any], *, is_own: bool) -> Any:
+        """An object with these attributes: as a rule what `restore_instance` makes."""
 
     def unflattener(self, cls: type) -> Callable[[Any, list[Any]], Any]:
         """A function that makes an instance of a class registered with jax: of aux and children."""
@@ -175,7 +182,7 @@ class SkeletonReader:
         return lambda leaves: cls._make([child(leaves) for child in children])
 
     def _object(self, tag: str) -> Build:
-        _allowed(self._own, "an object")
+        own = _allowed(self._own, "an object")
         module, name, content = self._class()
         cls = self._find_class(module, name, None, *content)
         if self.data[self.at : self.at + 1] != b"D":
@@ -185,7 +192,7 @@ class SkeletonReader:
         for _ in range(self.count()):
             name = self.literal()
             state[name] = self._within(cls, str(name))
-        return lambda leaves: restore_instance(
+        return lambda leaves: own.instance(
             cls, {name: child(leaves) for name, child in state.items()}, is_own=is_own
         )
 
@@ -315,6 +322,8 @@ def parameter_default(cls: Any, name: str, missing: Any) -> Any:
 
     try:
         parameter = signature(cls).parameters.get(name)
+        if parameter is None:  # a metaclass may hide them, as that of flax nnx
+            parameter = signature(cls.__init__).parameters.get(name)
     except (TypeError, ValueError):  # written in C
         return missing
     if parameter is None or parameter.default is Parameter.empty:

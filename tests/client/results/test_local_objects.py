@@ -105,7 +105,15 @@ def test_classes_and_members(own: LocalObjects) -> None:
     assert type(get(own, "k", __name__, "Color", b"?" * 16)) is RemoteObject
     assert get(own, "k", "numpy", "float32", b"") is np.float32
     assert get(own, "k", "builtins", "list", b"") is list
-    assert type(get(own, "k", "numpy", "float64", b"")) is RemoteObject
+    assert type(get(own, "k", "numpy", "generic", b"")) is RemoteObject
+
+
+def test_types_of_numbers_are_data(own: LocalObjects) -> None:
+    """Whether the function's code names them or not: what they make is an array."""
+    assert get(own, "k", "numpy", "float64", b"") is np.float64
+    assert get(own, "i", "numpy", "int8") is np.int8
+    for module, name in (("numpy", "load"), ("numpy", "object_"), ("os", "float64")):
+        assert type(get(own, "i", module, name)) is RemoteObject
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ class _Own:
         self.found.append(reference)
         return lambda: None
 
+    def instance(self, cls: type, state: dict[Any, Any], *, is_own: bool) -> Any:
+        raise NotImplementedError
+
     def unflattener(self, cls: type) -> Any:
         raise AssertionError
 

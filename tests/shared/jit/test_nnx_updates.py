@@ -9,13 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd_protocol.errors import LostUpdateError
-from jaxd_protocol.jit.nnx_updates import (
-    SAME_ARGUMENT,
-    Updating,
-    refusing_lost_updates,
-    variables_of,
-)
+from jaxd_protocol.errors import LostUpdateError, ProtocolError
+from jaxd_protocol.jit.nnx_objects import NUMBERED, ObjectParts
+from jaxd_protocol.jit.nnx_updates import ObjectCall, Updating, refusing_lost_updates
 from jaxd_protocol.jit.static_args import infer_static_args
 
 nnx: Any = pytest.importorskip("flax.nnx")
@@ -37,86 +33,62 @@ def counted(model: Any, x: Any) -> Any:
     return x * model.first[...]
 
 
+def called(function: Any, *args: Any, **kwargs: Any) -> tuple[ObjectCall, Any]:
+    """A call under jax alone, and its reply."""
+    call = ObjectCall.of(args, kwargs)
+    assert call is not None
+    return call, jax.jit(function)(*call.args, **call.kwargs)
+
+
 def test_what_changed_is_returned_by_the_number_of_its_variable() -> None:
-    """And nothing else; the caller's own object is as it was."""
+    """And nothing else; the caller's own object changes when the call is finished."""
     model = Tied()
-    changes, result, marks = jax.jit(Updating(counted))(model, 3.0)
-    variables = variables_of(((model, 3.0), {}))
-    (number,) = changes
-    assert variables[number] is model.count
-    assert (int(changes[number]), int(model.count[...])) == (1, 0)
-    np.testing.assert_array_equal(result, [3.0, 3.0])
-    assert marks == []
+    call, reply = called(Updating(counted), model, 3.0)
+    (number,) = reply[0]
+    assert call.objects[number] is model.count
+    assert (int(reply[0][number]), int(model.count[...])) == (1, 0)
+    assert reply[2:] == ([], [])
+    np.testing.assert_array_equal(call.finish(reply), [3.0, 3.0])
+    assert int(model.count[...]) == 1
 
 
 def test_all_of_them_are_returned_where_the_caller_gives_up_its_own() -> None:
-    """A donated array that did not change would be gone otherwise."""
-    changes, _, _ = jax.jit(Updating(counted, all_of_them=True))(Tied(), 3.0)
-    assert len(changes) == len(variables_of(Tied())) == 3
-
-
-def test_a_variable_that_is_there_twice_is_changed_once() -> None:
-    """Whichever place it is changed by, the other one sees it, and the first one brings it home."""
+    """A donated array that did not change would be gone otherwise; each comes once."""
     model = Tied()
-    numbers = {id(each): n for n, each in reversed(list(enumerate(variables_of(model))))}
-    same = [numbers[id(each)] for each in variables_of(model)]
-
-    def change(model: Any) -> Any:
-        model.second[...] = model.second[...] + 1
-        return model.first[...]
-
-    changes, result, _ = jax.jit(Updating(change, same))(model)
-    assert list(changes) == [numbers[id(model.first)]]
-    np.testing.assert_array_equal(result, [2.0, 2.0])
+    call, (changes, _, _, _) = called(Updating(counted, all_of_them=True), model, 3.0)
+    assert [call.objects[number] for number in changes] == [model.count, model.first]
 
 
-def test_what_takes_the_place_of_a_variable_is_what_changed() -> None:
-    """Its value is that of the caller's variable; where that one is there twice, it is an error."""
-
-    def replace(model: Any) -> None:
-        model.count = nnx.Variable(jnp.full((), 7, jnp.int32))
-
-    changes, _, _ = jax.jit(Updating(replace))(Tied())
-    assert [int(each) for each in changes.values()] == [7]
-    with pytest.raises(LostUpdateError, match="is made of"):
-        jax.jit(Updating(replace, same=(0, 1, 1)))(Tied())
-    with pytest.raises(LostUpdateError, match="changes variables"):
-        jax.jit(refusing_lost_updates(replace))(Tied())
+def test_an_object_that_is_there_twice_travels_once() -> None:
+    """And is one object in the function."""
+    model = Tied()
+    call, _ = called(Updating(lambda one, other: one is other), model, model)
+    assert len(jax.tree.leaves((call.args, call.kwargs))) == 2
 
 
-def test_an_argument_in_the_result_is_marked() -> None:
-    """By position or by name; another object is returned as what it is."""
-
-    def same(model: Any, *, other: Any) -> Any:
-        return {"model": model, "others": [other, other.first[...]]}
-
-    _, result, marks = jax.jit(Updating(same))(Tied(), other=Tied())
-    assert result["model"] == {SAME_ARGUMENT: {0: None}}
-    assert result["others"][0] == {SAME_ARGUMENT: {"other": None}}
-    assert marks == [None, None]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: setattr(model, "mode", "eval"),
-        lambda model: setattr(model, "more", nnx.Param(jnp.ones(2))),
-        lambda model: delattr(model, "second"),
-    ],
-    ids=["attribute", "variable more", "variable less"],
-)
-@pytest.mark.parametrize("wrap", [Updating, refusing_lost_updates])
-def test_another_structure_is_an_error(wrap: Any, change: Any) -> None:
-    """Nobody would tell the caller's own object of it."""
-    with pytest.raises(LostUpdateError, match=r"argument 0 \(a Tied\) is made of"):
-        jax.jit(wrap(change))(Tied())
+def test_another_class_or_number_is_no_update() -> None:
+    """A reply that does not fit changes nothing."""
+    model = Tied()
+    call, _ = called(Updating(counted), model, 3.0)
+    parts = ObjectParts(nnx.Linear, (), ("mode", "x"), (), (), ())
+    replies: list[Any] = [
+        ({}, None, [{0: parts}], []),
+        ({}, None, [{9: parts}], []),
+        ({0: jnp.ones(2)}, None, [], []),
+        ({-1: jnp.ones(2)}, None, [], []),
+        ({}, {NUMBERED: {9: None}}, [], [None]),
+        ({}, {NUMBERED: {0: parts}}, [], [None]),
+    ]
+    for reply in replies:
+        with pytest.raises(ProtocolError):
+            call.finish(reply)
+    assert model.mode == "train"
 
 
 def test_a_new_value_is_an_error_where_it_would_be_lost() -> None:
-    """In a call that is submitted, and in an object of another library's; not within a `State`."""
-    jitted = jax.jit(Updating(counted, refuses=True))
-    with pytest.raises(LostUpdateError, match=r"variables of flax nnx in argument 0 \(a Tied\)"):
-        jitted(Tied(), 1.0)
+    """In a call that is submitted, and in a call that nobody took apart; not within a `State`."""
+    with pytest.raises(LostUpdateError, match=r"argument 0 \(a Tied\)"):
+        called(Updating(counted, refuses=True), Tied(), 1.0)
 
     def by_state(state: Any) -> Any:
         model = nnx.merge(graph, state)
@@ -125,17 +97,17 @@ def test_a_new_value_is_an_error_where_it_would_be_lost() -> None:
     graph, state = nnx.split(Tied())
     _, new = jax.jit(refusing_lost_updates(by_state))(state)
     assert int(new["count"][...]) == 1
-    with pytest.raises(LostUpdateError, match=r"in argument 1 \(a Tied\)"):
+    with pytest.raises(LostUpdateError, match=r"argument 1 \(a Tied\)"):
         jax.jit(refusing_lost_updates(lambda first, second: counted(second, 1.0)))(Tied(), Tied())
+    with pytest.raises(LostUpdateError, match=r"the argument 'model'"):
+        jax.jit(refusing_lost_updates(lambda *, model: setattr(model, "mode", "eval")))(
+            model=Tied()
+        )
 
 
-def test_moments_that_an_optimizer_keeps_in_a_state_are_variables() -> None:
-    """A `State` is left out only where it is not part of an object."""
-    optax: Any = pytest.importorskip("optax")
-    optimizer = nnx.Optimizer(Tied(), optax.adam(0.1), wrt=nnx.Param)
-    inside = [each for each in variables_of(optimizer) if each.shape == (2,)]
-    assert len(inside) == 2
-    assert variables_of(nnx.state(optimizer)) == []
+def test_no_objects_are_no_such_call() -> None:
+    """Nor are a `State` and its variables, which are passed as values."""
+    assert ObjectCall.of((nnx.state(Tied()), [1, {"x": None}]), {"y": np.ones(2)}) is None
 
 
 def test_it_has_the_signature_and_the_name_of_the_function() -> None:

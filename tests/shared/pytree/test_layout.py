@@ -4,6 +4,7 @@ import pickle
 import random
 import struct
 from collections import OrderedDict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.pytree import INLINE_BYTES, Layout, dump_literal, parse_leaves, parse_skeleton
+from jaxd_protocol.pytree.decoder import restore_instance
 from tests.shared.pytree.samples import Point, encode, find_class, parse, trees
 
 X = np.zeros(3, "f4")
@@ -48,7 +50,7 @@ def test_a_tree_is_built_from_any_leaves_as_often_as_one_likes() -> None:
         assert layout.build(leaves) == Point([one, None], OrderedDict(a=two, b=(three,)))
 
 
-OWN: Any = object()
+OWN: Any = SimpleNamespace(instance=restore_instance)
 """What a client has of its own, where nothing of it is asked for."""
 
 
