@@ -66,7 +66,7 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     for read in facts.reads:
         access_paths.emit_global(walk, function, read)
     for statement in facts.imports:
-        emit_import(walk, function.__globals__, statement, facts)
+        emit_import(walk, function.__globals__, statement)
 
 
 def _defaults(walk: Walk, function: FunctionType) -> None:

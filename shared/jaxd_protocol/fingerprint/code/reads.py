@@ -50,12 +50,22 @@ class Import(NamedTuple):
         name, level: as in the statement, level counting the leading dots.
         names: those after `from … import`, empty for a plain `import`.
         bound: the variables that it binds.
+        uses: for each of these, in the code with the statement, what is read of it and the line of
+            each read; None: all of it.
     """
 
     name: str
     level: int
     names: tuple[str, ...]
     bound: tuple[BoundName, ...]
+    uses: tuple[tuple[tuple[Steps, int], ...] | None, ...] = ()
+
+    def uses_at(self, path: tuple[str, ...] | None) -> dict[Steps, int] | None:
+        """What is read of the first variable that is bound to this path; None: all of it."""
+        for (_, bound), uses in zip(self.bound, self.uses, strict=True):
+            if bound == path:
+                return None if uses is None else dict(uses)
+        return None
 
 
 class CodeFacts(NamedTuple):
@@ -111,6 +121,7 @@ class _CodeReader:
         self.reads: dict[tuple[str, Steps], Read] = {}
         self.names: dict[str, None] = {}
         self.imports: list[Import] = []
+        self.inner_imports: list[Import] = []
         self.uses = _VariableReads()
         self.stored: dict[str, int] = {}
         self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
@@ -131,12 +142,13 @@ class _CodeReader:
                 self._join(inner, nested)
         for inner, nested in later:  # once it is known what else is done with them
             self._join(inner, nested)
+        uses = self._analysed()
         return CodeFacts(
             content,
             frozenset(self.names),
             tuple(self.reads.values()),
-            self._analysed(),
-            tuple(dict.fromkeys(self.imports)),
+            uses,
+            tuple(dict.fromkeys([*self._own_imports(uses), *self.inner_imports])),
             callback_references(self.code, [each.callbacks_passed for each in self.inner]),
         )
 
@@ -235,6 +247,12 @@ class _CodeReader:
         level = level if isinstance(level, int) else 0
         self.imports.append(Import(each.value, level, names, tuple(bound)))
 
+    def _own_imports(self, uses: dict[str, dict[Steps, int]]) -> Iterator[Import]:
+        """Those of this code; nested code may have other variables of the same names."""
+        for each in self.imports:
+            found = (uses.get(name) for name, _ in each.bound)
+            yield each._replace(uses=tuple(u if u is None else (*u.items(),) for u in found))
+
     # nested code ------------------------------------------------------------------------------
 
     def _may_be_callback(self, name: str) -> bool:
@@ -260,7 +278,7 @@ class _CodeReader:
         self.names.update(dict.fromkeys(inner.names))
         for read in inner.reads:
             self._read(*read)
-        self.imports += inner.imports
+        self.inner_imports += inner.imports
         for name in code.co_freevars:
             for steps, line in inner.uses.get(name, {(): 0}).items():
                 self.uses.add(name, steps, line)
@@ -277,7 +295,7 @@ class _CodeReader:
         wanted = {
             *(name for name in code.co_varnames[:count] if name not in first | self.stored.keys()),
             *(name for name in code.co_freevars if name not in self.stored.keys() | {"__class__"}),
-            *(name for name in once if self.stored.get(name) == 1),
+            *(name for name in once if self.stored.get(name) == 1 and name not in code.co_freevars),
         }
         return {
             name: self.uses.reads.get(name, {})

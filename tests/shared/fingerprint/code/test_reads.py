@@ -95,8 +95,9 @@ A_MODULE: tuple[str, ...] = ()
 )
 def test_an_import_says_what_it_binds(statement: str, expected: Import) -> None:
     """Which variable holds which part of which module."""
-    assert facts(statement).imports == (expected,)
-    assert facts(f"def g():\n    {statement}\nreturn g").imports == (expected,)
+    for body in (statement, f"def g():\n    {statement}\nreturn g"):
+        (found,) = facts(body).imports
+        assert found._replace(uses=()) == expected
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,29 @@ def test_uses_of_what_is_imported_are_found(body: str, expected: dict[str, list[
     """As those of parameters."""
     found = facts(body, "").uses
     assert {name: [*map(shown_steps, uses)] for name, uses in found.items() if uses} == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("def g():\n    import a as b\n    return b.c\nb = x\nreturn g() + b.d", [".c"]),
+        ("def g():\n    import a as x\n    return x.c\nreturn g() + x.d", [".c"]),
+        ("def g():\n    import a as b\n    return b.c\nreturn g()", [".c"]),
+        ("def g():\n    import a as b\n    return (lambda: b.c)() + b.e\nreturn g()", [".c", ".e"]),
+        (
+            "b = x\ndef g():\n    nonlocal b\n    import a as b\n    return b.c\nreturn g() + b.d",
+            None,
+        ),
+        ("class G:\n    import a as b\n    c = b.c\nb = x\nreturn b.d", None),
+    ],
+)
+def test_uses_of_what_nested_code_imports_are_those_of_its_own_variable(
+    body: str, expected: list[str] | None
+) -> None:
+    """Another variable of that name around it is another one; None: all of it counts."""
+    (found,) = facts(body).imports
+    uses = found.uses_at(())
+    assert (None if uses is None else sorted(map(shown_steps, uses))) == expected
 
 
 def test_a_global_that_is_imported_is_a_read_as_well() -> None:
