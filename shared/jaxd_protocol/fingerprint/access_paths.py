@@ -141,8 +141,11 @@ def _follow_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
         return MISSING, ()
     if type(value) is dict:
         return _dict_item(walk, value, steps)
-    if settings.is_flags(value):
-        return settings.emit_flag(walk, value, kind, name, steps[1:])
+    if settings.is_config(value):
+        from jaxd_protocol.fingerprint.values import configs  # many functions read none
+
+        field = configs.read_field(walk, value, steps)
+        return None if field is None else _result_of_step(walk, *field)
     if isinstance(value, type):
         return _class_attribute(walk, value, steps)
     return follow_attribute(walk, value, kind, name, steps[1:])
@@ -380,7 +383,7 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         return
     if callable(value):
         walk.reach.installed.append(value)
-    if settings.is_flags(value) or walk.process_view.carries(module, name, value):
+    if settings.is_config(value) or walk.process_view.carries(module, name, value):
         walk.label = f"global {module.__name__}.{name}"
         walk.tag("carried")
         walk.text(f"{module.__name__}:{name}")

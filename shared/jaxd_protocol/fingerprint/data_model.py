@@ -13,7 +13,6 @@ from types import (
     FunctionType,
     MethodType,
     ModuleType,
-    SimpleNamespace,
 )
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -140,6 +139,18 @@ class PartialRead:
         self.value = value
         self.names: set[Any] = set() if names is None else names
         self.given: dict[str, Any] = {}
+
+
+class FieldsRead(NamedTuple):
+    """What is read of a configuration object.
+
+    Attributes:
+        stand_in: the class of what replaces the object.
+        fields: by the step that reads each.
+    """
+
+    stand_in: Callable[[dict[Step, Any]], Any]
+    fields: dict[Step, Any]
 
 
 CodePath = tuple[int, ...]
@@ -368,8 +379,10 @@ class ReachedObjects:
         sources: those of them that are not imported yet.
         carried: for installed modules by name, values of attributes that the server's own copy of
             the module need not have: a patched function, a constant, the environment's variables.
-        replacements: `id` of what has another form on a server (the environment, absl's flags),
-            with what is shipped instead.
+        replacements: `id` of what has another form on a server (the environment), with what is
+            shipped instead.
+        fields: by `id`, what is read of configuration objects of libraries; one that is in `whole`
+            travels itself.
         unpicklable: `id` of what can neither be hashed nor packed, with what is known of it.
         numbered: everything that has a number, by number.
         objects: other reached objects that are kept alive, because they are identified by `id`:
@@ -388,6 +401,7 @@ class ReachedObjects:
         self.sources: dict[str, Source] = {}
         self.carried: dict[str, dict[str, Any]] = {}
         self.replacements: dict[int, Any] = {}
+        self.fields: dict[int, FieldsRead] = {}
         self.unpicklable: dict[int, UnsharedObject] = {}
         self.numbered: list[Any] = []
         self.objects: list[Any] = []
@@ -409,8 +423,8 @@ class ReachedObjects:
             mine: Any = self.replacements.setdefault(key, stand_in)
             if isinstance(mine, dict):
                 mine.update(stand_in)
-            elif isinstance(mine, SimpleNamespace):
-                vars(mine).update(vars(stand_in))
+        for key, read in part.fields.items():
+            self.fields.setdefault(key, read._replace(fields={})).fields.update(read.fields)
         self.unpicklable.update(part.unpicklable)
         self.objects += part.numbered  # its numbers are its own
         self.objects += part.objects

@@ -22,7 +22,8 @@ def _same(*names: str) -> dict[str, str]:
 _MODULES: Final = {
     "jaxd.interop.lazy_array": {"lazy_array": "_restore"},
     "jaxd_protocol.fingerprint.data_model": _same("Source"),
-    "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment", "ReadFlags"),
+    "jaxd_protocol.fingerprint.values.configs": _same("ReadConfig", "ReadFlags"),
+    "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment"),
     "jaxd_protocol.packages.importable": _same("find_object"),
     "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "make_jit"},
     "jaxd_protocol.jit.nnx_updates": _same("Updating"),
@@ -54,7 +55,14 @@ _MODULES: Final = {
         "fill_part": "set_attributes",
         **_same(
             *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
-            *("fill_class", "fill_enum", "fill_function", "fill_instance", "fill_later"),
+            *(
+                "fill_class",
+                "fill_config",
+                "fill_enum",
+                "fill_function",
+                "fill_instance",
+                "fill_later",
+            ),
             *("fill_module", "fill_set", "make_cached", "make_cell", "make_class", "make_code"),
             *("make_context_variable", "make_enum", "make_event", "make_function"),
             *("make_function_in", "make_instance", "make_library_function", "make_module"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.fingerprint.guards import ARRAY_LIMIT, MISSING, Guards
+from tests.ids import stable_id
 
 Change = tuple[Callable[[], Any], Callable[[], Any]]
 """What changes something, and what undoes that."""
@@ -295,13 +296,13 @@ ALIKE: list[tuple[Any, Any]] = [
 """Pairs that `==` does not tell apart, or not as a key does."""
 
 
-@pytest.mark.parametrize("one", [each for pair in ALIKE for each in pair], ids=repr)
+@pytest.mark.parametrize("one", [each for pair in ALIKE for each in pair], ids=stable_id)
 def test_an_answer_that_is_made_anew_is_the_same(one: Any) -> None:
     """By its content, whatever it is."""
     assert taken(lambda g: g.answer(lambda: deepcopy(one), one)).hold()
 
 
-@pytest.mark.parametrize(("one", "other"), [*ALIKE, *[pair[::-1] for pair in ALIKE]], ids=repr)
+@pytest.mark.parametrize(("one", "other"), [*ALIKE, *[pair[::-1] for pair in ALIKE]], ids=stable_id)
 def test_an_answer_of_another_type_or_sign_is_another_one(one: Any, other: Any) -> None:
     """As it is in the key: a program is made for one of them only."""
     assert not taken(lambda g: g.answer(lambda: other, one)).hold()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Mapping
 from types import BuiltinFunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values.instances import reduce_by_content
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
@@ -32,6 +34,26 @@ def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any])
             found[name] = getattr(value, name, _missing)
     kept = {name: each for name, each in found.items() if each is not _missing} | {**replacements}
     return rebuild.make_instance, (type(value),), kept, None, None, rebuild.fill_instance
+
+
+def reduce_config(value: Any) -> Any:
+    """A reduce tuple for a node of omegaconf or a reference of ml_collections, as what it holds.
+
+    `NotImplemented` for any other object.
+    """
+    if sys.modules.keys().isdisjoint(("ml_collections", "omegaconf")):
+        return NotImplemented
+    from jaxd_protocol.fingerprint.values import config_nodes  # most processes have neither
+
+    if not (config_nodes.is_reference(value) or config_nodes.is_node(value)):
+        return NotImplemented
+    content = config_nodes.resolved(value)
+    if config_nodes.is_reference(value):
+        return NotImplemented if content is MISSING else (rebuild.same, (content,))
+    if content is not value and config_nodes.is_container(content):
+        return rebuild.same, (content,)
+    state = config_nodes.state_of(value)
+    return copyreg.__newobj__, (type(value),), state, None, None, rebuild.fill_config  # type: ignore[attr-defined]
 
 
 def is_plain(cls: type) -> bool:

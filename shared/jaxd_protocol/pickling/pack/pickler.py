@@ -26,6 +26,7 @@ from jaxd_protocol.pickling.pack.function_parts import reduce_function
 from jaxd_protocol.pickling.pack.instances import (
     constant_name,
     is_plain,
+    reduce_config,
     reduce_partial,
     reduce_singleton,
 )
@@ -120,6 +121,11 @@ class Pickler(pickle.Pickler):
             return False
         if id(value) in self.reach.replacements:
             return self.reach.replacements[id(value)]
+        read = self.reach.fields.get(id(value))
+        if read is not None and id(value) not in self.reach.whole:
+            return self._box(
+                value, lambda it: PickleBox(it, lambda: (read.stand_in, (read.fields,)))
+            )
         return None
 
     def reducer_override(self, value: Any) -> Any:
@@ -147,7 +153,7 @@ class Pickler(pickle.Pickler):
 
     def _reduce_other(self, value: Any) -> Any:
         refuse_compiled_object(value)
-        for reduce in (reduce_array, reduce_jax, reduce_stream):
+        for reduce in (reduce_array, reduce_jax, reduce_stream, reduce_config):
             reduced = reduce(value)
             if reduced is not NotImplemented:
                 return reduced

@@ -149,6 +149,13 @@ def fill_instance(value: Any, attributes: dict[str, Any]) -> None:
             object.__setattr__(value, name, attribute)
 
 
+def fill_config(node: Any, state: dict[str, Any]) -> None:
+    """Sets the content of a node of omegaconf, and makes it the one around those in it."""
+    node.__setstate__(state)
+    if hasattr(node, "_re_parent"):
+        node._re_parent()
+
+
 def is_slot(cls: type, name: str) -> bool:
     """Whether a class or a base has a data descriptor for an attribute of its instances."""
     return any(name in vars(base) and hasattr(vars(base)[name], "__set__") for base in cls.__mro__)

@@ -15,6 +15,7 @@ from jaxd_protocol.pickling.unpack.private_modules import (
     installed_module,
     patched_module,
 )
+from tests.ids import stable_id
 
 
 def test_an_overlay_falls_through_to_the_real_module() -> None:
@@ -44,7 +45,7 @@ def test_a_function_has_one_overlay_of_a_module() -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs"),
     [(1, True), (0.0, -0.0), ([1], [1.0]), (np.ones(2), np.ones(2, int)), (object(), object())],
-    ids=repr,
+    ids=stable_id,
 )
 def test_a_value_that_only_looks_equal_differs(mine: Any, theirs: Any) -> None:
     """It counts in the key as what it is, and so it arrives as that."""
