@@ -118,8 +118,8 @@ class Archives(Protocol):
 Step = tuple[str, Any]
 """`("a", name)` an attribute, `("i", key)` an item by a constant key, `("w", name)` an attribute
 that is assigned, `("!", None)` given to jax to be called back, `("c", constant)` called with this
-constant as its first argument, `("+", None)` after an attribute or item that is read and then
-assigned, as in ``CONFIG["n"] += 1``."""
+constant as its first argument, `("p", …)` passed to a function, `("+", None)` after an attribute or
+item that is read and then assigned, as in ``CONFIG["n"] += 1``."""
 
 Steps = tuple[Step, ...]
 

@@ -102,7 +102,8 @@ def _closure(walk: Walk, function: FunctionType, uses: Mapping[str, Mapping[Step
         except ValueError:
             walk.tag("empty")
             continue
-        walk.emit_uses(f"closure {name}", value, uses.get(name))
+        bound = access_paths.bound_uses(walk, function.__globals__, uses.get(name))
+        walk.emit_uses(f"closure {name}", value, bound)
 
 
 def _installed_function(walk: Walk, function: FunctionType) -> None:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxd_protocol.fingerprint import archive_members
-from jaxd_protocol.fingerprint.access_paths import check_installed
+from jaxd_protocol.fingerprint.access_paths import bound_uses, check_installed
 from jaxd_protocol.fingerprint.code.reads import Import, facts_of
 from jaxd_protocol.fingerprint.data_model import Source, Steps
 from jaxd_protocol.fingerprint.process_view import prefixes_of
@@ -24,6 +24,7 @@ from jaxd_protocol.fingerprint.walk import Walk
 def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import) -> None:
     """Appends what an import statement in a function brings in, as far as it is read."""
     walk.tag("import")
+    statement = _with_callees(walk, globals_, statement)
     name = absolute_name(statement.name, statement.level, globals_)
     if not walk.is_local(name):
         modules.emit_reference(walk, name, "")
@@ -41,6 +42,14 @@ def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import) -> None
             _local_import(walk, f"{name}.{each}")
     if module is not None and not statement.names:
         _plain_import(walk, name, module, statement)
+
+
+def _with_callees(walk: Walk, globals_: dict[str, Any], statement: Import) -> Import:
+    """The statement, whose reads name the functions that something is passed to."""
+    found = (
+        bound_uses(walk, globals_, None if each is None else dict(each)) for each in statement.uses
+    )
+    return statement._replace(uses=tuple(u if u is None else (*u.items(),) for u in found))
 
 
 def _plain_import(walk: Walk, name: str, module: ModuleType, statement: Import) -> None:

@@ -23,6 +23,8 @@ from jaxd_protocol.fingerprint.code.callbacks import (
     loads_given_to_callbacks,
     nested_codes,
 )
+from jaxd_protocol.fingerprint.code.calls import passed_arguments
+from jaxd_protocol.fingerprint.code.variables import Alias, VariableReads
 from jaxd_protocol.fingerprint.data_model import CallbackReferences, Step, Steps
 
 
@@ -100,20 +102,6 @@ def facts_of(code: CodeType) -> CodeFacts:
 _READ_ALL_LOCALS: Final = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
-class _VariableReads:
-    """Reads of variables; a variable that escapes or is bound twice counts whole."""
-
-    def __init__(self) -> None:
-        self.reads: dict[str, dict[Steps, int]] = {}
-        self.whole: set[str] = set()
-
-    def add(self, name: str, steps: Steps, line: int) -> None:
-        if steps:
-            self.reads.setdefault(name, {}).setdefault(steps, line)
-        else:
-            self.whole.add(name)
-
-
 class _CodeReader:
     def __init__(self, code: CodeType) -> None:
         self.code = code
@@ -122,10 +110,11 @@ class _CodeReader:
         self.names: dict[str, None] = {}
         self.imports: list[Import] = []
         self.inner_imports: list[Import] = []
-        self.uses = _VariableReads()
+        self.uses = VariableReads()
         self.stored: dict[str, int] = {}
         self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
         self.inner: list[CodeFacts] = []
+        self.passed = passed_arguments(self.instructions, code.co_consts)
         self.given, self.made = loads_given_to_callbacks(code)
 
     def facts(self) -> CodeFacts:
@@ -142,6 +131,7 @@ class _CodeReader:
                 self._join(inner, nested)
         for inner, nested in later:  # once it is known what else is done with them
             self._join(inner, nested)
+        self._look_through_aliases()
         uses = self._analysed()
         return CodeFacts(
             content,
@@ -207,8 +197,9 @@ class _CodeReader:
         self._store(each.value)
 
     def on_cell_read(self, at: int, each: Instruction) -> None:
-        steps, _ = self._access_steps(at)
-        self.uses.add(each.value, steps, each.line)
+        steps, end = self._access_steps(at)
+        if not self._is_alias(each, False, steps, end):
+            self.uses.add(each.value, steps, each.line)
 
     def on_local_read(self, at: int, each: Instruction) -> None:
         if each.value not in self.cells:  # else the cell itself, for a closure
@@ -218,7 +209,34 @@ class _CodeReader:
         """The steps from what is loaded there, and where they end."""
         if self.instructions[at].offset in self.given:
             return AS_CALLBACK, at + 1
-        return self.instructions.chain(at + 1)
+        steps, end = self.instructions.chain(at + 1)
+        passed = self.passed.get(at)
+        if passed is not None and passed[0] == end and all(kind in "ai" for kind, _ in steps):
+            return (*steps, ("p", passed[1])), end
+        return steps, end
+
+    def _is_alias(self, each: Instruction, is_global: bool, steps: Steps, end: int) -> bool:
+        """Whether the value is assigned to a variable there, and noted as such."""
+        stored = self.instructions.stored_at(end)
+        if stored is None or not all(kind in "ai" for kind, _ in steps):
+            return False
+        self.uses.aliases.append(Alias(each.value, is_global, steps, stored, each.line))
+        return True
+
+    def _look_through_aliases(self) -> None:
+        """Adds what is read of values by way of variables that hold nothing else."""
+        outer = (*self.code.co_freevars, *self._parameters())
+        once = {name for name, count in self.stored.items() if count == 1 and name not in outer}
+        if not _READ_ALL_LOCALS.isdisjoint(self.names):
+            once = set()
+        for name, steps, line in self.uses.look_through(once):
+            self._read(name, steps, False, line)
+
+    def _parameters(self) -> tuple[str, ...]:
+        flags = self.code.co_flags
+        more = bool(flags & inspect.CO_VARARGS) + bool(flags & inspect.CO_VARKEYWORDS)
+        count = self.code.co_argcount + self.code.co_kwonlyargcount + more
+        return self.code.co_varnames[:count]
 
     def on_global_write(self, _: int, each: Instruction) -> None:
         self.names[each.value] = None
@@ -227,15 +245,18 @@ class _CodeReader:
     def on_global_read(self, at: int, each: Instruction) -> None:
         self.names[each.value] = None
         steps, end = self._access_steps(at)
-        self._read(each.value, steps, self.instructions.is_written(steps, end), each.line)
+        if not self._is_alias(each, True, steps, end):
+            written = self.instructions.is_written(steps, end)
+            self._read(each.value, steps, written, each.line)
 
     def _read(self, name: str, steps: Steps, written: bool, line: int) -> None:
         key = (name, steps)
         known = self.reads.get(key)
         if known is None:
             self.reads[key] = Read(name, steps, written, line)
-        elif written and not known.written:
-            self.reads[key] = known._replace(written=True)
+        else:
+            first = min(line, known.line)
+            self.reads[key] = known._replace(written=written or known.written, line=first)
 
     # imports ----------------------------------------------------------------------------------
 
@@ -259,7 +280,8 @@ class _CodeReader:
         """Whether nothing is done, so far, with a variable but giving it to be called back."""
         is_own = name in self.code.co_varnames or name in self.code.co_cellvars
         others = self.uses.reads.get(name, {}).keys() - {AS_CALLBACK}
-        return is_own and name not in self.uses.whole and not others
+        is_aliased = any(each.base == name for each in self.uses.aliases)
+        return is_own and name not in self.uses.whole and not others and not is_aliased
 
     def _is_callback(self, code: CodeType) -> bool:
         """Whether a nested function is only given to be called back."""
@@ -340,6 +362,9 @@ _NO_EFFECT: Final = frozenset(
 )
 _ATTRIBUTE: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _STORE: Final = frozenset({"STORE_FAST", "STORE_NAME", "STORE_DEREF", "STORE_GLOBAL"})
+_STORE_VARIABLE: Final = frozenset(
+    {"STORE_FAST", "STORE_DEREF", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
+)
 _MUTATORS: Final = frozenset(
     [
         "add",
@@ -397,6 +422,14 @@ class Instructions(list[Instruction]):
                 Instruction(each.opname, each.argval, each.arg or 0, line, target, each.offset)
             )
             target = False
+
+    def stored_at(self, at: int) -> str | None:
+        """The variable that the instruction there assigns first; None for any other."""
+        each = self._at(at, *_STORE_VARIABLE)
+        if each is None:
+            return None
+        name: str = each.value[0] if isinstance(each.value, tuple) else each.value
+        return name
 
     def loads_constant(self, index: int) -> bool:
         """Whether any of them loads this constant."""
