@@ -452,6 +452,8 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         return
     if callable(value):
         walk.reach.installed.append(value)
+        home, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        modules.refuse_hidden_state(walk, str(home), str(own))
     if settings.is_config(value) or walk.process_view.carries(module, name, value):
         walk.label = f"global {module.__name__}.{name}"
         walk.tag("carried")

@@ -117,6 +117,8 @@ def _installed_function(walk: Walk, function: FunctionType) -> None:
             "them. Give the function what gin binds: functools.partial(f, name=value), or an "
             "argument."
         )
+    if globals_module(function) == "click.decorators":  # such as that of `@click.pass_obj`
+        modules.refuse_hidden_state(walk, "click.globals", "get_current_context")
     walk.tag("installed function")
     walk.text(function.__code__.co_qualname)
     modules.emit_reference(walk, globals_module(function), "")

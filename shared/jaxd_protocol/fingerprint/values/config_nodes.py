@@ -1,4 +1,4 @@
-"""What is private in omegaconf and ml_collections, and how parts of their configurations count.
+"""What is private in omegaconf, ml_collections and fiddle, and how parts of what they make count.
 
 A node of omegaconf refers to the configuration around it, and what it holds may be text that says
 how to work its value out: another node, a variable of the environment, a function. A field of
@@ -82,6 +82,15 @@ def guard_reference(walk: Walk, config: Any, step: Step, value: Any) -> None:
     walk.guards.item(fields, step[1], content)
     if content is not value:
         walk.guards.answer(lambda: config.get(step[1], MISSING), value)
+
+
+def guard_argument(walk: Walk, config: Any, step: Step, value: Any) -> None:
+    """An argument of fiddle is given, or the default of the function that is configured."""
+    given = vars(config)["__arguments__"]
+    walk.guards.item(vars(config), "__arguments__", given)
+    walk.guards.item(given, step[1], given.get(step[1], MISSING))
+    if given.get(step[1], MISSING) is not value:
+        walk.guards.answer(lambda: getattr(config, step[1]), value)
 
 
 def guard_node(walk: Walk, config: Any, step: Step, value: Any) -> None:

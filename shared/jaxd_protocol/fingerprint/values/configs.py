@@ -1,9 +1,9 @@
 """Configuration objects of libraries: each counts by the field that is read, as its client has it.
 
-Flags of absl, configurations of ml_collections, and those of omegaconf, which hydra gives. They
-find a field by code of their own, and what it holds may have to be worked out: a flag is parsed,
-a reference is followed, an interpolation reads a variable of the environment. That is done where
-the function was written, and a server gets what came out.
+Flags of absl, configurations of ml_collections and fiddle, and those of omegaconf, which hydra
+gives. They find a field by code of their own, and what it holds may have to be worked out: a flag
+is parsed, a reference is followed, an interpolation reads a variable of the environment. That is
+done where the function was written, and a server gets what came out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jaxd_protocol.fingerprint.data_model import FieldsRead, Step, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values.config_nodes import (
     emit_node,
+    guard_argument,
     guard_node,
     guard_reference,
     is_node,
@@ -245,6 +246,7 @@ _FLAG_FIELDS: Final = ("value", "default", "present", "name")
 _FLAG: Final = _Kind(_guard_by_reading, _FLAG_FIELDS, is_replaced=True)
 _FLAGS: Final = _Kind(_guard_by_reading, stand_in=ReadFlags, is_replaced=True)
 _REPLACED: Final = _Kind(_guard_by_reading, is_replaced=True)
+_FIDDLE: Final = _Kind(guard_argument)
 _ML_COLLECTIONS: Final = _Kind(guard_reference)
 _OMEGACONF: Final = _Kind(guard_node)
 
@@ -253,6 +255,8 @@ _KINDS: Final[Mapping[tuple[str, str], _Kind]] = MappingProxyType(
         ("absl.flags._flag", "Flag"): _FLAG,
         ("absl.flags._flagvalues", "FlagHolder"): _FLAG,
         ("absl.flags._flagvalues", "FlagValues"): _FLAGS,
+        ("fiddle._src.config", "Config"): _FIDDLE,
+        ("fiddle._src.partial", "Partial"): _FIDDLE,
         ("ml_collections.config_dict.config_dict", "ConfigDict"): _ML_COLLECTIONS,
         ("ml_collections.config_dict.config_dict", "FrozenConfigDict"): _ML_COLLECTIONS,
         ("omegaconf.dictconfig", "DictConfig"): _OMEGACONF,

@@ -98,7 +98,7 @@ def refuse_whole_environment(walk: Walk) -> NoReturn:
     )
 
 
-_CONFIG_LIBRARIES: Final = ("absl.flags", "ml_collections", "omegaconf")
+_CONFIG_LIBRARIES: Final = ("absl.flags", "fiddle", "ml_collections", "omegaconf")
 _CONFIGS: Final = "jaxd_protocol.fingerprint.values.configs"
 
 
