@@ -15,6 +15,7 @@ value, so that less may be called, and more counts.
 from __future__ import annotations
 
 import dis
+import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from types import CodeType
@@ -78,7 +79,7 @@ _EXITS: Final = frozenset(
 _MAX_ORIGINS: Final = 256
 """Variables that are looked through for one value: more of them are assigned each other."""
 
-_HAS_LOAD_METHOD: Final = "LOAD_METHOD" in dis.opmap  # before CPython 3.12
+_HAS_LOAD_METHOD: Final = sys.version_info < (3, 12)
 
 
 def nested_codes(code: CodeType) -> list[CodeType]:

@@ -6,11 +6,12 @@ Only calls whose arguments stand one after the other, without a branch in betwee
 from __future__ import annotations
 
 import dis
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
-_HAS_LOAD_METHOD: Final = "LOAD_METHOD" in dis.opmap  # before CPython 3.12
+_HAS_LOAD_METHOD: Final = sys.version_info < (3, 12)
 _CALLS: Final = frozenset({"CALL", "CALL_KW"})
 _JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
 _MAX_INSTRUCTIONS: Final = 300

@@ -138,7 +138,7 @@ def make_cached(wrapped: Callable[..., Any], maxsize: int | None, typed: bool) -
 def make_instance(cls: type) -> Any:
     """An object without attributes."""
     if inspect.isabstract(cls):  # its client has one: the missing methods were not sent
-        cls.__abstractmethods__ = frozenset()
+        cls.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     return cls() if cls is SimpleNamespace else object.__new__(cls)
 
 

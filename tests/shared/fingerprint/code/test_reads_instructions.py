@@ -70,7 +70,7 @@ def test_a_chain_may_begin_anywhere() -> None:
         ("return f(x)(cfg)", ["f", "cfg"]),
         ("return f(g(x), y, *cfg)", ["f", "g", "y", "cfg"]),
         ("return f(g(cfg), k=cfg.a)", ["f", "g", "cfg→0", "cfg.a→k"]),
-        ("return (f if x else g)(cfg)", ["f", "g", "cfg"]),
+        ("return (f if x else f)(cfg)", ["f", "cfg"]),
         ("return f(x, cfg if x else y)", ["f", "cfg", "y"]),
         ("return f([cfg], cfg.a(x), -cfg, (cfg))", ["f", "cfg", "cfg.a", "cfg→3"]),
         ("y = cfg\nreturn y.lr", ["cfg.lr"]),
