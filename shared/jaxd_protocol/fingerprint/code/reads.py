@@ -22,10 +22,15 @@ from jaxd_protocol.fingerprint.code.callbacks import (
     callback_references,
     loads_given_to_callbacks,
     nested_codes,
+    passed_arguments,
 )
-from jaxd_protocol.fingerprint.code.calls import passed_arguments
-from jaxd_protocol.fingerprint.code.variables import Alias, VariableReads
-from jaxd_protocol.fingerprint.data_model import CallbackReferences, Step, Steps
+from jaxd_protocol.fingerprint.data_model import (
+    Alias,
+    CallbackReferences,
+    Step,
+    Steps,
+    VariableReads,
+)
 
 
 class Read(NamedTuple):
@@ -366,23 +371,10 @@ _STORE_VARIABLE: Final = frozenset(
     {"STORE_FAST", "STORE_DEREF", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
 )
 _MUTATORS: Final = frozenset(
-    [
-        "add",
-        "append",
-        "appendleft",
-        "clear",
-        "discard",
-        "extend",
-        "insert",
-        "pop",
-        "popitem",
-        "popleft",
-        "remove",
-        "setdefault",
-        "sort",
-        "reverse",
-        "update",
-    ]
+    {
+        *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem"),
+        *("popleft", "remove", "setdefault", "sort", "reverse", "update"),
+    }
 )
 
 
