@@ -28,7 +28,9 @@ def dotted_alias(x): return sub.deep(x)
 def dotted_from(x): return deeper(x)
 def relative(x): return other_sub.uses(x)
 def by_name(x, name="times"): return getattr(mine, name)(x)
+def keep(module): return [module]
 def passed(x): return use(mine)
+def kept(x): return keep(mine)
 def held(x): return [mine][0].times(x)
 def computed(x): return mine.made_up
 def from_star(x): return starred(x) + STAR
@@ -62,8 +64,8 @@ from .sub import deep
 import pkg
 def uses(x): return deep(x) + sub.deep(x) + pkg.LEVEL
 """
-WHOLE = "by_name passed held dynamic"
-TIMES = f"attribute alias from_import {WHOLE}"
+WHOLE = "by_name kept held dynamic"
+TIMES = f"attribute alias from_import passed {WHOLE}"
 DEEP = "dotted dotted_alias dotted_from relative"
 
 LAZY = """
@@ -167,7 +169,7 @@ ROWS = [
     edit("a constant in a module", PROJECT, "RATE = 2", "RATE = 3", f"constant {WHOLE}", f"attribute alias from_import entry {DEEP}"),
     edit("an entry of a dict in a module", PROJECT, '"a": 3', '"a": 2', f"entry {WHOLE}", "constant attribute"),
     edit("an entry that is not read", PROJECT, '"b": 4', '"b": 5', WHOLE, "entry constant attribute"),
-    edit("what only a whole module has", PROJECT, "UNREAD = 5", "UNREAD = 4", WHOLE, f"attribute alias from_import constant entry {DEEP}"),
+    edit("what only a whole module has", PROJECT, "UNREAD = 5", "UNREAD = 4", WHOLE, f"attribute alias from_import passed constant entry {DEEP}"),
     edit("what a module makes up", PROJECT, "10}", "12}", f"computed {WHOLE}", "attribute constant"),
     edit("what a star brings", PROJECT, "STAR = 11", "STAR = 12", "from_star", "attribute constant"),
     edit("a setting in a module", PROJECT, "0.5", "0.7", f"class_in_module object_in_module {WHOLE}", "attribute constant"),

@@ -51,6 +51,8 @@ args = Config(0.5, "first")
 }
 USES = """
 def use(config): return config.lr
+def keep(config): return [config]
+def deeper(x, *, config): return use(config) * x
 def step(x): return x * args.lr
 def twice(x):
     def inner(y): return y * args.lr
@@ -60,6 +62,9 @@ def make(config):
     return run
 closed = make(args)
 def passed(x): return x * use(args)
+def passed_on(x): return deeper(x, config=args)
+def kept(x): return x * keep(args)[0].lr
+def named(x): return getattr(args, "lr"), getattr(args, "lr", 0)
 def stored(x):
     kept = [args]
     return kept[0].lr
@@ -71,8 +76,8 @@ def renamed(x):
     config = args
     return use(config)
 """
-PARTS = "step twice closed"
-WHOLES = "passed stored looked_up as_dict default renamed"
+PARTS = "step twice closed passed passed_on named renamed"
+WHOLES = "kept stored looked_up as_dict default"
 
 CLASS = """
 class Trainer:
@@ -90,6 +95,7 @@ class Trainer:
     def inside(self, x): return [self.lr * y for y in (x, x)]
     def nested(self, x): return self.model.width * x
     def passes(self, x): return use(self) * x
+    def gives(self, x): return give(self)[0] * x
 class Inner:
     def __init__(self):
         self.width = 8
@@ -97,9 +103,10 @@ class Inner:
 class Child(Trainer):
     def run(self, x): return super().run(x) - 1
 def use(trainer): return trainer.lr
+def give(trainer): return [trainer.lr, trainer]
 trainer, child = Trainer(), Child()
 run, calls, by_property, inside = trainer.run, trainer.calls, trainer.by_property, trainer.inside
-nested, passes, by_super = trainer.nested, trainer.passes, child.run
+nested, passes, gives, by_super = trainer.nested, trainer.passes, trainer.gives, child.run
 # here
 """
 
@@ -116,7 +123,12 @@ def absent(x):
     try: return CONFIG["late"]
     except KeyError: return x
 def asked(x): return CONFIG.get("late", x)
+def give(config): return [config, config["lr"]]
 def passed(x): return use(CONFIG)
+def kept(x): return give(CONFIG)
+def named(x):
+    config = CONFIG["model"]
+    return config["width"]
 def loops(x): return [key for key in CONFIG]
 def counts(x): return len(CONFIG)
 def contains(x): return "late" in CONFIG
@@ -126,7 +138,7 @@ def by_key(x, key="run_name"): return CONFIG[key]
 def falls(x): return FALLING["b"]
 # here
 """
-WHOLE_TABLE = "passed loops unpacks values by_key"
+WHOLE_TABLE = "kept loops unpacks values by_key"
 
 COMPUTED = """
 import functools
@@ -225,20 +237,21 @@ ROWS = [
     for row in (
         edit(f"{kind}: unread", source + USES, '"first"', '"second"', WHOLES, PARTS),
         edit(f"{kind}: read", source + USES, "0.5", "0.7", f"{PARTS} {WHOLES} chosen"),
+        edit(f"{kind}: a helper that it is passed to", source + USES, "return config.lr", "return config.run_name", "passed passed_on renamed default", "step named kept"),
     )
 ] + [
-    edit("self: a counter that is not read", CLASS, "# here", "trainer.step_count = 1", "passes", "run calls by_property inside nested by_super"),
-    edit("self: what is read", CLASS, "# here", "trainer.lr = child.lr = 0.7", "run calls by_property inside passes by_super", "nested"),
-    edit("self: an attribute of an attribute", CLASS, "# here", "trainer.model.width = 9", "nested passes", "run inside"),
-    edit("self: what is not read of an attribute", CLASS, "# here", "trainer.model.name = 'outer'", "passes", "run nested"),
+    edit("self: a counter that is not read", CLASS, "# here", "trainer.step_count = 1", "gives", "passes run calls by_property inside nested by_super"),
+    edit("self: what is read", CLASS, "# here", "trainer.lr = child.lr = 0.7", "run calls by_property inside passes gives by_super", "nested"),
+    edit("self: an attribute of an attribute", CLASS, "# here", "trainer.model.width = 9", "nested gives", "passes run inside"),
+    edit("self: what is not read of an attribute", CLASS, "# here", "trainer.model.name = 'outer'", "gives", "passes run nested"),
     edit("self: what a property reads", CLASS, "decay = 0.9", "decay = 0.8", "by_property"),
-    edit("self: one that hides the class's", CLASS, "# here", "trainer.decay = 0.1", "by_property passes", "run"),
-    edit("self: a method that hides the class's", CLASS, "# here", "trainer.run = lambda x: 0", "calls passes", "inside"),
+    edit("self: one that hides the class's", CLASS, "# here", "trainer.decay = 0.1", "by_property gives", "passes run"),
+    edit("self: a method that hides the class's", CLASS, "# here", "trainer.run = lambda x: 0", "calls gives", "passes inside"),
     edit("self: a method that the class gets", CLASS, "# here", "Child.calls = lambda self, x: 0", "by_super", "run"),
-    edit("dict: an unread entry", TABLE, '"first"', '"second"', WHOLE_TABLE, "step nested by_number absent asked"),
-    edit("dict: a read entry", TABLE, "0.5", "0.7", "step passed unpacks values", "nested by_number absent"),
-    edit("dict: an entry in an entry", TABLE, '"width": 8', '"width": 9', "nested passed values", "step"),
-    edit("dict: an unread entry in an entry", TABLE, '"inner"', '"outer"', "passed values", "step nested"),
+    edit("dict: an unread entry", TABLE, '"first"', '"second"', WHOLE_TABLE, "step nested named passed by_number absent asked"),
+    edit("dict: a read entry", TABLE, "0.5", "0.7", "step passed kept unpacks values", "nested named by_number absent"),
+    edit("dict: an entry in an entry", TABLE, '"width": 8', '"width": 9', "nested named kept values", "passed step"),
+    edit("dict: an unread entry in an entry", TABLE, '"inner"', '"outer"', "kept values", "passed step nested named"),
     edit("dict: by number", TABLE, '"three"', '"four"', "by_number", "step nested"),
     edit("dict: an entry that appears", TABLE, "# here", 'CONFIG["late"] = 1', "absent asked loops counts contains", "step nested"),
     edit("dict: what fills gaps", TABLE, "key * 2", "key * 3", "falls", "step"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+from collections.abc import Mapping
 from functools import cached_property
 from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
@@ -15,8 +16,9 @@ from typing import Any, Final, NoReturn
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import archive_members
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS, digest
+from jaxd_protocol.fingerprint.code.callbacks import AS_CALLBACK
 from jaxd_protocol.fingerprint.code.reads import Read, facts_of
-from jaxd_protocol.fingerprint.data_model import NO_CALLBACKS, Steps
+from jaxd_protocol.fingerprint.data_model import NO_CALLBACKS, Steps, parameters_of
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
 from jaxd_protocol.fingerprint.local_imports import (
     emit_made_up,
@@ -60,7 +62,7 @@ def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
         _builtin(walk, globals_, read)
         return
     walk.label = f"global {name}"
-    follow(walk, value, read.steps, read.written)
+    follow(walk, value, bound_steps(walk, globals_, read.steps), read.written)
 
 
 def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
@@ -101,6 +103,8 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool = False) -> None:
         written: whether the walked code itself changes what they lead to.
     """
     while steps and steps[0][0] != "+":
+        if steps[0][0] == "p" and _follow_into(walk, value, *steps[0][1]):
+            return
         if steps[0][0] == "!" or (walk.listed is not None and walk.is_listed(value, steps)):
             walk.callback_only(value)
             return
@@ -116,6 +120,66 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool = False) -> None:
         walk.guards.pin(value)
     walk.emit(value)
 
+
+def bound_steps(walk: Walk, globals_: Mapping[str, Any], steps: Steps) -> Steps:
+    """The steps, of which the last may pass the value to a function: with that function.
+
+    Without that step where it is not certain what the function does with the value.
+
+    Args:
+        walk: says what is local.
+        globals_: of the code that takes the steps.
+        steps: as they were found in the code.
+    """
+    if not steps or steps[-1][0] != "p":
+        return steps
+    before, passed = steps[:-1], steps[-1][1]
+    if passed.callee == ("getattr",) and "getattr" not in globals_:
+        return before if passed.text is None else (*before, ("a", passed.text))
+    callee: Any = globals_.get(passed.callee[0])
+    for name in passed.callee[1:]:
+        is_module = isinstance(callee, ModuleType) and walk.is_local(callee.__name__)
+        callee = vars(callee).get(name) if is_module else None
+    name = None if type(callee) is not FunctionType else _parameter(callee, passed.place)
+    return before if name is None else (*before, ("p", (callee, name)))
+
+
+def bound_uses(
+    walk: Walk, globals_: Mapping[str, Any], uses: Mapping[Steps, int] | None
+) -> dict[Steps, int] | None:
+    """The same of all reads of a variable; None: all of it is read."""
+    if uses is None:
+        return None
+    found = {bound_steps(walk, globals_, steps): line for steps, line in uses.items()}
+    return None if () in found else found
+
+
+def _parameter(function: FunctionType, place: int | str) -> str | None:
+    """The name of a parameter, given its position or keyword; None when it is no such."""
+    code = function.__code__
+    if isinstance(place, int):
+        return code.co_varnames[place] if place < code.co_argcount else None
+    return place if place in parameters_of(code)[code.co_posonlyargcount :] else None
+
+
+def _follow_into(walk: Walk, value: Any, function: FunctionType, name: str) -> bool:
+    """Appends what a function reads of an argument; False when that may be all."""
+    if type(value) in _VALUES:
+        return False
+    uses = uses_of_parameter(walk, function, name)
+    if not uses or AS_CALLBACK in uses:
+        return False
+    key = (id(value), id(function), name)
+    if key in walk.passed_to:
+        walk.tag("as before")
+    else:
+        walk.passed_to.add(key)
+        walk.emit_uses(walk.label, value, uses)
+    return True
+
+
+_VALUES: Final = ATOMS | {tuple, frozenset}
+"""Types whose equal instances may be one object in one process and two in another."""
 
 _THEN_ASSIGNED: Final = (("+", None),)
 
@@ -154,8 +218,11 @@ def _follow_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
     if isinstance(value, dict):
         is_plain = type(value) is dict
         return (_dict_item if is_plain else mappings.follow_item)(walk, value, steps)
-    if settings.is_flags(value):
-        return settings.emit_flag(walk, value, kind, name, steps[1:])
+    if settings.is_config(value):
+        from jaxd_protocol.fingerprint.values import configs  # many functions read none
+
+        field = configs.read_field(walk, value, steps)
+        return None if field is None else _result_of_step(walk, *field)
     if isinstance(value, type):
         return _class_attribute(walk, value, steps)
     return follow_attribute(walk, value, kind, name, steps[1:])
@@ -230,10 +297,15 @@ def uses_of_first_parameter(walk: Walk, function: Any) -> dict[Steps, int] | Non
     """What a function of the user's reads of its first argument; None when it may read all."""
     if not isinstance(function, FunctionType) or not function.__code__.co_argcount:
         return None
+    return uses_of_parameter(walk, function, function.__code__.co_varnames[0])
+
+
+def uses_of_parameter(walk: Walk, function: FunctionType, name: str) -> dict[Steps, int] | None:
+    """What a function of the user's reads of an argument; None when it may read all."""
     if not walk.is_local(globals_module(function)):
         return None
-    code = function.__code__
-    return facts_of(code).uses.get(code.co_varnames[0])
+    uses = facts_of(function.__code__).uses.get(name)
+    return bound_uses(walk, function.__globals__, uses)
 
 
 def record_method(walk: Walk, function: Any, instance: Any) -> None:
@@ -411,7 +483,9 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         return
     if callable(value):
         walk.reach.installed.append(value)
-    if settings.is_flags(value) or walk.process_view.carries(module, name, value):
+        home, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        modules.refuse_hidden_state(walk, str(home), str(own))
+    if settings.is_config(value) or walk.process_view.carries(module, name, value):
         walk.label = f"global {module.__name__}.{name}"
         walk.tag("carried")
         walk.text(f"{module.__name__}:{name}")

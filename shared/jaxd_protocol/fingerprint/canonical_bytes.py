@@ -55,6 +55,30 @@ def atom(value: Any) -> bytes | None:
     return None if encode is None else encode(value)
 
 
+def is_same(now: Any, then: Any) -> bool:
+    """Whether two plain values count alike, which `==` does not say: it takes 1 for True.
+
+    Of arrays and scalars of numpy, type, shape and bytes decide. Other objects are the same when
+    they are one.
+    """
+    kind = type(now)
+    if now is then or kind is not type(then):
+        return now is then
+    if kind in ATOMS:
+        return atom(now) == atom(then)
+    if kind is list or kind is tuple:
+        return len(now) == len(then) and all(map(is_same, now, then))
+    if kind is dict:
+        return is_same([*now.items()], [*then.items()])
+    if kind is set or kind is frozenset:
+        atoms = set(map(atom, now))
+        return None not in atoms and atoms == set(map(atom, then))
+    if kind.__module__ != "numpy" or not hasattr(now, "tobytes"):
+        return False
+    form = now.shape, now.dtype, now.tobytes()
+    return bool(form == (then.shape, then.dtype, then.tobytes()))
+
+
 def constant(value: Any, code: Any) -> bytes:
     """The bytes of a constant of a code object.
 

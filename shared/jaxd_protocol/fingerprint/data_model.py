@@ -6,14 +6,13 @@ tuples: a dataclass takes ten times as long to make.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
     MethodType,
     ModuleType,
-    SimpleNamespace,
 )
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -119,10 +118,100 @@ class Archives(Protocol):
 Step = tuple[str, Any]
 """`("a", name)` an attribute, `("i", key)` an item by a constant key, `("w", name)` an attribute
 that is assigned, `("!", None)` given to jax to be called back, `("c", constant)` called with this
-constant as its first argument, `("+", None)` after an attribute or item that is read and then
-assigned, as in ``CONFIG["n"] += 1``."""
+constant as its first argument, `("p", …)` passed to a function, `("+", None)` after an attribute or
+item that is read and then assigned, as in ``CONFIG["n"] += 1``."""
 
 Steps = tuple[Step, ...]
+
+
+_AS_CALLBACK: Final = (("!", None),)
+"""The steps of a read whose value is only given to be called back."""
+
+
+class Alias(NamedTuple):
+    """A value that is assigned to a variable as it is read.
+
+    Attributes:
+        base: the variable, or the global, that it is read of.
+        is_global: which of the two.
+        steps: what is read of that.
+        target: the variable that is assigned.
+        line: where.
+    """
+
+    base: str
+    is_global: bool
+    steps: Steps
+    target: str
+    line: int
+
+
+class VariableReads:
+    """Reads of variables; a variable that escapes or is bound twice counts whole.
+
+    Attributes:
+        reads: of each variable, with the line of each.
+        whole: those of which all may be read.
+        aliases: values that are assigned to variables.
+    """
+
+    def __init__(self) -> None:
+        self.reads: dict[str, dict[Steps, int]] = {}
+        self.whole: set[str] = set()
+        self.aliases: list[Alias] = []
+
+    def add(self, name: str, steps: Steps, line: int) -> None:
+        """Adds one; without steps all is read."""
+        if steps:
+            self.reads.setdefault(name, {}).setdefault(steps, line)
+        else:
+            self.whole.add(name)
+
+    def look_through(self, once: Collection[str]) -> Iterator[tuple[str, Steps, int]]:
+        """Adds what is read by way of aliases; gives what is read of globals in that way.
+
+        Args:
+            once: the code's own variables that are assigned once.
+        """
+        found: dict[str, dict[Steps, int] | None] = {}
+        for alias in self.aliases:
+            for steps, line in self._by_alias(alias, once, found, frozenset()).items():
+                if alias.is_global:
+                    yield alias.base, steps, line
+                else:
+                    self.add(alias.base, steps, line)
+
+    def _by_alias(
+        self,
+        alias: Alias,
+        once: Collection[str],
+        found: dict[str, dict[Steps, int] | None],
+        inside: frozenset[str],
+    ) -> dict[Steps, int]:
+        """What is read by way of an alias; where that is not certain, all of the value."""
+        name = alias.target
+        if name not in found and name not in inside:
+            found[name] = self._all_reads(name, once, found, inside | {name})
+        further = None if name in inside else found[name]
+        if not further:
+            return {alias.steps: alias.line}
+        return {(*alias.steps, *steps): line for steps, line in further.items()}
+
+    def _all_reads(
+        self,
+        name: str,
+        once: Collection[str],
+        found: dict[str, dict[Steps, int] | None],
+        inside: frozenset[str],
+    ) -> dict[Steps, int] | None:
+        """All that is read of a variable; None where that is not certain."""
+        if name not in once or name in self.whole:
+            return None
+        reads = dict(self.reads.get(name, {}))
+        for alias in self.aliases:
+            if alias.base == name and not alias.is_global:
+                reads.update(self._by_alias(alias, once, found, inside))
+        return None if () in reads or _AS_CALLBACK in reads else reads
 
 
 class PartialRead:
@@ -140,6 +229,18 @@ class PartialRead:
         self.value = value
         self.names: set[Any] = set() if names is None else names
         self.given: dict[str, Any] = {}
+
+
+class FieldsRead(NamedTuple):
+    """What is read of a configuration object.
+
+    Attributes:
+        stand_in: the class of what replaces the object.
+        fields: by the step that reads each.
+    """
+
+    stand_in: Callable[[dict[Step, Any]], Any]
+    fields: dict[Step, Any]
 
 
 CodePath = tuple[int, ...]
@@ -370,8 +471,10 @@ class ReachedObjects:
         sources: those of `imports` that are not imported yet.
         carried: for installed modules by name, values of attributes that the server's own copy of
             the module need not have: a patched function, a constant, the environment's variables.
-        replacements: `id` of what has another form on a server (the environment, absl's flags),
-            with what is shipped instead.
+        replacements: `id` of what has another form on a server (the environment), with what is
+            shipped instead.
+        fields: by `id`, what is read of configuration objects of libraries; one that is in `whole`
+            travels itself.
         unpicklable: `id` of what can neither be hashed nor packed, with what is known of it.
         numbered: everything that has a number, by number.
         objects: other reached objects that are kept alive, because they are identified by `id`:
@@ -392,6 +495,7 @@ class ReachedObjects:
         self.sources: dict[str, Source] = {}
         self.carried: dict[str, dict[str, Any]] = {}
         self.replacements: dict[int, Any] = {}
+        self.fields: dict[int, FieldsRead] = {}
         self.unpicklable: dict[int, UnsharedObject] = {}
         self.numbered: list[Any] = []
         self.objects: list[Any] = []
@@ -416,8 +520,8 @@ class ReachedObjects:
             mine: Any = self.replacements.setdefault(key, stand_in)
             if isinstance(mine, dict):
                 mine.update(stand_in)
-            elif isinstance(mine, SimpleNamespace):
-                vars(mine).update(vars(stand_in))
+        for key, read in part.fields.items():
+            self.fields.setdefault(key, read._replace(fields={})).fields.update(read.fields)
         self.unpicklable.update(part.unpicklable)
         self.objects += part.numbered  # its numbers are its own
         self.objects += part.objects

@@ -71,7 +71,7 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     for read in facts.reads:
         access_paths.emit_global(walk, function, read)
     for statement in facts.imports:
-        emit_import(walk, function.__globals__, statement, facts)
+        emit_import(walk, function.__globals__, statement)
 
 
 def _defaults(walk: Walk, function: FunctionType) -> None:
@@ -110,7 +110,8 @@ def _closure(walk: Walk, function: FunctionType, uses: Mapping[str, Mapping[Step
         except ValueError:
             walk.tag("empty")
             continue
-        walk.emit_uses(f"closure {name}", value, uses.get(name))
+        bound = access_paths.bound_uses(walk, function.__globals__, uses.get(name))
+        walk.emit_uses(f"closure {name}", value, bound)
 
 
 def _installed_function(walk: Walk, function: FunctionType) -> None:
@@ -124,6 +125,8 @@ def _installed_function(walk: Walk, function: FunctionType) -> None:
             "them. Give the function what gin binds: functools.partial(f, name=value), or an "
             "argument."
         )
+    if globals_module(function) == "click.decorators":  # such as that of `@click.pass_obj`
+        modules.refuse_hidden_state(walk, "click.globals", "get_current_context")
     walk.tag("installed function")
     walk.text(function.__code__.co_qualname)
     modules.emit_reference(walk, globals_module(function), "")

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import Any, Final
 
+from jaxd_protocol.fingerprint.canonical_bytes import is_same
+
 ARRAY_LIMIT: Final = 1 << 20
 """Bytes of an array up to which a change in place is noticed; a larger one is pinned at its first
 use, as `jax.jit` does it."""
@@ -90,7 +92,7 @@ class Guards:
         self._variables.append((name, value))
 
     def answer(self, ask: Callable[[], Any], answer: Any) -> None:
-        """What a function without arguments returns, compared with `==`."""
+        """What a function without arguments returns: a plain value, compared with its type."""
         self._answers.append((ask, answer))
 
     def pin(self, value: Any) -> None:
@@ -177,9 +179,8 @@ class Guards:
 
 def _answers(ask: Callable[[], Any], answer: Any) -> bool:
     try:
-        now = ask()
-        return now is answer or bool(now == answer)
-    except Exception:  # noqa: BLE001  a hook of the user's, or an array that has no truth value
+        return is_same(ask(), answer)
+    except Exception:  # noqa: BLE001  a hook of the user's may raise anything
         return False
 
 

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from jaxd_protocol.fingerprint import archive_members
-from jaxd_protocol.fingerprint.access_paths import check_installed
-from jaxd_protocol.fingerprint.code.reads import CodeFacts, Import
+from jaxd_protocol.fingerprint.access_paths import bound_uses, check_installed
+from jaxd_protocol.fingerprint.code.reads import Import
 from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.local_imports import (
     absolute_name,
@@ -26,13 +26,14 @@ from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
 
 
-def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import, facts: CodeFacts) -> None:
+def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import) -> None:
     """Appends what an import statement in a function brings in, as far as it is read."""
     walk.tag("import")
+    statement = _with_callees(walk, globals_, statement)
     name = absolute_name(statement.name, statement.level, globals_)
     if not walk.is_local(name):
         modules.emit_reference(walk, name, "")
-        _installed_import(walk, name, statement, facts)
+        _installed_import(walk, name, statement)
         return
     if archive_members.emit_import(walk, name, statement.names):
         return
@@ -41,21 +42,27 @@ def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import, facts: 
     module = walk.process_view.module(name)
     for each in statement.names:
         if module is not None:
-            _from_import(walk, module, each, _merged_uses(statement, facts, (each,)))
+            _from_import(walk, module, each, statement.uses_at((each,)))
         elif walk.process_view.source(f"{name}.{each}") is not None:
             local_import(walk, f"{name}.{each}")
     if module is not None and not statement.names:
-        _plain_import(walk, name, module, statement, facts)
+        _plain_import(walk, name, module, statement)
 
 
-def _plain_import(
-    walk: Walk, name: str, module: ModuleType, statement: Import, facts: CodeFacts
-) -> None:
+def _with_callees(walk: Walk, globals_: dict[str, Any], statement: Import) -> Import:
+    """The statement, whose reads name the functions that something is passed to."""
+    found = (
+        bound_uses(walk, globals_, None if each is None else dict(each)) for each in statement.uses
+    )
+    return statement._replace(uses=tuple(u if u is None else (*u.items(),) for u in found))
+
+
+def _plain_import(walk: Walk, name: str, module: ModuleType, statement: Import) -> None:
     """What the variables of `import a.b` and `import a.b as c` lead to."""
     top = walk.process_view.module(name.partition(".")[0])
-    for variable, path in statement.bound:
+    for _, path in statement.bound:
         bound = top if path is None else _by_attributes(walk, name) or module
-        walk.emit_uses(f"global {name}", bound, facts.uses.get(variable))
+        walk.emit_uses(f"global {name}", bound, statement.uses_at(path))
     if not statement.bound:
         modules.emit_module(walk, module)
 
@@ -73,14 +80,7 @@ def _by_attributes(walk: Walk, name: str) -> Any:
     return found
 
 
-def _merged_uses(
-    statement: Import, facts: CodeFacts, path: tuple[str, ...]
-) -> Mapping[Steps, int] | None:
-    found = (facts.uses.get(variable) for variable, bound in statement.bound if bound == path)
-    return next(found, None)
-
-
-def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts) -> None:
+def _installed_import(walk: Walk, name: str, statement: Import) -> None:
     """Appends what is patched, as far as this process has the module.
 
     Nothing else may be appended: another process may not have imported it yet.
@@ -92,12 +92,12 @@ def _installed_import(walk: Walk, name: str, statement: Import, facts: CodeFacts
         return
     top = process_view.module(name.partition(".")[0])
     for each in statement.names:
-        for steps, line in (_merged_uses(statement, facts, (each,)) or {(): 0}).items():
+        for steps, line in (statement.uses_at((each,)) or {(): 0}).items():
             walk.line = line
             check_installed(walk, module, (("a", each), *steps))
-    for variable, path in () if statement.names else statement.bound:
+    for _, path in () if statement.names else statement.bound:
         bound = top if path is None else module
-        for steps, line in facts.uses.get(variable, {}).items():
+        for steps, line in (statement.uses_at(path) or {}).items():
             walk.line = line
             check_installed(walk, bound, steps)
 

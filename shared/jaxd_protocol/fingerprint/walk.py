@@ -94,6 +94,7 @@ class Walk:
         classes_inside: classes that are part of this walk, by `id`; others count by their digest.
         open_classes: those of the walks that this one is a part of.
         read_by: objects and the methods by which they are read, by `id`.
+        passed_to: objects, the functions that they are passed to, and the parameters, by `id`.
         is_inner: whether it is a part of another walk.
         archived: modules in archives of which something is reached.
     """
@@ -117,6 +118,7 @@ class Walk:
         self.open_classes: frozenset[int] = frozenset()
         self.classes_inside: set[int] = set()
         self.read_by: set[tuple[int, int]] = set()
+        self.passed_to: set[tuple[int, int, str]] = set()
         self.archived: set[str] = set()
         # what is at hand
         self.label = ""

@@ -22,10 +22,11 @@ def _same(*names: str) -> dict[str, str]:
 _MODULES: Final = {
     "jaxd.interop.lazy_array": {"lazy_array": "_restore"},
     "jaxd_protocol.fingerprint.data_model": _same("Source"),
+    "jaxd_protocol.fingerprint.values.configs": _same("ReadConfig", "ReadFlags"),
     "jaxd_protocol.fingerprint.values.reductions": _same(
         "new_object", "set_own_state", "set_state"
     ),
-    "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment", "ReadFlags"),
+    "jaxd_protocol.fingerprint.values.settings": _same("ReadEnvironment"),
     "jaxd_protocol.fingerprint.values.struct_sequences": _same("make_struct_sequence"),
     "jaxd_protocol.packages.importable": _same("find_object"),
     "jaxd_protocol.jax_objects.jit_objects": {"jax_jit": "make_jit"},
@@ -64,6 +65,7 @@ _MODULES: Final = {
             *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
             *(
                 "fill_class",
+                "fill_config",
                 "fill_enum",
                 "fill_function",
                 "fill_instance",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.fingerprint.guards import ARRAY_LIMIT, MISSING, Guards
+from tests.ids import stable_id
 
 Change = tuple[Callable[[], Any], Callable[[], Any]]
 """What changes something, and what undoes that."""
@@ -278,3 +280,29 @@ def test_without_anything_to_look_at_they_hold() -> None:
     guards = taken(lambda g: None)
     assert guards.hold()
     assert guards.complete
+
+
+ALIKE: list[tuple[Any, Any]] = [
+    *((1, True), (1, 1.0), (0.0, -0.0), (0, False), ("a", b"a"), ((1,), [1]), ([1], [True])),
+    *(((1, (2.0,)), (1, (2,))), ({"a": 1}, {"a": True}), ({1: 2}, {True: 2}), ({1}, {1.0})),
+    *(({"a": 1, "b": 2}, {"b": 2, "a": 1}), (frozenset({0.0}), frozenset({-0.0}))),
+    *((np.float32(1), np.float64(1)), (np.float32(0), np.float32(-0.0)), (1.0, np.float64(1))),
+    *(
+        (np.arange(2.0), np.arange(2)),
+        (np.zeros(2), -np.zeros(2)),
+        (complex(0, 0.0), complex(0, -0.0)),
+    ),
+]
+"""Pairs that `==` does not tell apart, or not as a key does."""
+
+
+@pytest.mark.parametrize("one", [each for pair in ALIKE for each in pair], ids=stable_id)
+def test_an_answer_that_is_made_anew_is_the_same(one: Any) -> None:
+    """By its content, whatever it is."""
+    assert taken(lambda g: g.answer(lambda: deepcopy(one), one)).hold()
+
+
+@pytest.mark.parametrize(("one", "other"), [*ALIKE, *[pair[::-1] for pair in ALIKE]], ids=stable_id)
+def test_an_answer_of_another_type_or_sign_is_another_one(one: Any, other: Any) -> None:
+    """As it is in the key: a program is made for one of them only."""
+    assert not taken(lambda g: g.answer(lambda: other, one)).hold()

@@ -96,6 +96,27 @@ def test_of_a_module_that_is_not_loaded_the_source_counts(name: str, read: str, 
     assert not walked.guards.hold()
 
 
+def test_what_a_nested_function_imports_counts_as_it_reads_it(folder: Path) -> None:
+    """Although the function around it reads something else of a variable of the same name."""
+    inner = importlib.import_module("inner_one")
+    made = function(
+        """
+        def g(y):
+            import inner_one as cfg
+            return y * cfg.RATE
+        cfg = x
+        return g(1) + cfg.a
+        """
+    )
+    walked = walk_of(made)
+    vars(inner)["OTHER"] = 5
+    assert walked.guards.hold()
+    assert digest_of(made) == walked.fingerprint.digest
+    vars(inner)["RATE"] = 5
+    assert not walked.guards.hold()
+    assert digest_of(made) != walked.fingerprint.digest
+
+
 def test_a_module_that_is_not_there_counts_as_such(folder: Path) -> None:
     """Until it is."""
     made = function("import inner_missing\nreturn inner_missing.A")

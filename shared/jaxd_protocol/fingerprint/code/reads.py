@@ -8,6 +8,7 @@ chain there and counts whole.
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import Any, Final, NamedTuple
@@ -18,9 +19,16 @@ from jaxd_protocol.fingerprint.code.callbacks import (
     callback_references,
     loads_given_to_callbacks,
     nested_codes,
+    passed_arguments,
 )
 from jaxd_protocol.fingerprint.code.content import digest_of
-from jaxd_protocol.fingerprint.data_model import CallbackReferences, Step, Steps
+from jaxd_protocol.fingerprint.data_model import (
+    Alias,
+    CallbackReferences,
+    Step,
+    Steps,
+    VariableReads,
+)
 
 
 class Read(NamedTuple):
@@ -47,12 +55,22 @@ class Import(NamedTuple):
         name, level: as in the statement, level counting the leading dots.
         names: those after `from … import`, empty for a plain `import`.
         bound: the variables that it binds.
+        uses: for each of these, in the code with the statement, what is read of it and the line of
+            each read; None: all of it.
     """
 
     name: str
     level: int
     names: tuple[str, ...]
     bound: tuple[BoundName, ...]
+    uses: tuple[tuple[tuple[Steps, int], ...] | None, ...] = ()
+
+    def uses_at(self, path: tuple[str, ...] | None) -> dict[Steps, int] | None:
+        """What is read of the first variable that is bound to this path; None: all of it."""
+        for (_, bound), uses in zip(self.bound, self.uses, strict=True):
+            if bound == path:
+                return None if uses is None else dict(uses)
+        return None
 
 
 class CodeFacts(NamedTuple):
@@ -92,20 +110,6 @@ _TYPEGUARD_READS: Final = {"globals": 1, "locals": 3}
 class that it gives them to, to look up types by name: ``TypeCheckMemo(globals(), locals())``."""
 
 
-class _VariableReads:
-    """Reads of variables; a variable that escapes or is bound twice counts whole."""
-
-    def __init__(self) -> None:
-        self.reads: dict[str, dict[Steps, int]] = {}
-        self.whole: set[str] = set()
-
-    def add(self, name: str, steps: Steps, line: int) -> None:
-        if steps:
-            self.reads.setdefault(name, {}).setdefault(steps, line)
-        else:
-            self.whole.add(name)
-
-
 class _CodeReader:
     def __init__(self, code: CodeType) -> None:
         self.code = code
@@ -114,10 +118,12 @@ class _CodeReader:
         self.reads: dict[tuple[str, Steps], Read] = {}
         self.names: dict[str, None] = {}
         self.imports: list[Import] = []
-        self.uses = _VariableReads()
+        self.inner_imports: list[Import] = []
+        self.uses = VariableReads()
         self.stored: dict[str, int] = {}
         self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
         self.inner = [facts_of(each) for each in nested_codes(code)]
+        self.passed = passed_arguments(self.instructions, code.co_consts)
         self.given, self.made = loads_given_to_callbacks(code)
 
     def facts(self) -> CodeFacts:
@@ -134,12 +140,14 @@ class _CodeReader:
                 self._join(inner, nested)
         for inner, nested in later:  # once it is known what else is done with them
             self._join(inner, nested)
+        self._look_through_aliases()
+        uses = self._analysed()
         return CodeFacts(
             content,
             frozenset(self.names),
             tuple(self.reads.values()),
-            self._analysed(),
-            tuple(dict.fromkeys(self.imports)),
+            uses,
+            tuple(dict.fromkeys([*self._own_imports(uses), *self.inner_imports])),
             callback_references(self.code, [each.callbacks_passed for each in self.inner]),
         )
 
@@ -167,8 +175,9 @@ class _CodeReader:
         self._store(each.value)
 
     def on_cell_read(self, at: int, each: Instruction) -> None:
-        steps, _ = self._access_steps(at)
-        self.uses.add(each.value, steps, each.line)
+        steps, end = self._access_steps(at)
+        if not self._is_alias(each, False, steps, end):
+            self.uses.add(each.value, steps, each.line)
 
     def on_local_read(self, at: int, each: Instruction) -> None:
         if each.value not in self.cells:  # else the cell itself, for a closure
@@ -178,7 +187,34 @@ class _CodeReader:
         """The steps from what is loaded there, and where they end."""
         if self.instructions[at].offset in self.given:
             return AS_CALLBACK, at + 1
-        return self.instructions.chain(at + 1)
+        steps, end = self.instructions.chain(at + 1)
+        passed = self.passed.get(at)
+        if passed is not None and passed[0] == end and all(kind in "ai" for kind, _ in steps):
+            return (*steps, ("p", passed[1])), end
+        return steps, end
+
+    def _is_alias(self, each: Instruction, is_global: bool, steps: Steps, end: int) -> bool:
+        """Whether the value is assigned to a variable there, and noted as such."""
+        stored = self.instructions.stored_at(end)
+        if stored is None or not all(kind in "ai" for kind, _ in steps):
+            return False
+        self.uses.aliases.append(Alias(each.value, is_global, steps, stored, each.line))
+        return True
+
+    def _look_through_aliases(self) -> None:
+        """Adds what is read of values by way of variables that hold nothing else."""
+        outer = (*self.code.co_freevars, *self._parameters())
+        once = {name for name, count in self.stored.items() if count == 1 and name not in outer}
+        if not _READ_ALL_LOCALS.isdisjoint(self.names):
+            once = set()
+        for name, steps, line in self.uses.look_through(once):
+            self._read(name, steps, False, line)
+
+    def _parameters(self) -> tuple[str, ...]:
+        flags = self.code.co_flags
+        more = bool(flags & inspect.CO_VARARGS) + bool(flags & inspect.CO_VARKEYWORDS)
+        count = self.code.co_argcount + self.code.co_kwonlyargcount + more
+        return self.code.co_varnames[:count]
 
     def on_global_write(self, _: int, each: Instruction) -> None:
         self.names[each.value] = None
@@ -191,7 +227,9 @@ class _CodeReader:
             return
         self.names[each.value] = None
         steps, end = self._access_steps(at)
-        self._read(each.value, steps, self.instructions.is_written(steps, end), each.line)
+        if not self._is_alias(each, True, steps, end):
+            written = self.instructions.is_written(steps, end)
+            self._read(each.value, steps, written, each.line)
 
     def _is_by_typeguard(self, at: int) -> bool:
         """Whether `TypeCheckMemo` is loaded there in code that typeguard has instrumented."""
@@ -203,8 +241,9 @@ class _CodeReader:
         known = self.reads.get(key)
         if known is None:
             self.reads[key] = Read(name, steps, written, line)
-        elif written and not known.written:
-            self.reads[key] = known._replace(written=True)
+        else:
+            first = min(line, known.line)
+            self.reads[key] = known._replace(written=written or known.written, line=first)
 
     # imports ----------------------------------------------------------------------------------
 
@@ -216,13 +255,20 @@ class _CodeReader:
         level = level if isinstance(level, int) else 0
         self.imports.append(Import(each.value, level, names, tuple(bound)))
 
+    def _own_imports(self, uses: dict[str, dict[Steps, int]]) -> Iterator[Import]:
+        """Those of this code; nested code may have other variables of the same names."""
+        for each in self.imports:
+            found = (uses.get(name) for name, _ in each.bound)
+            yield each._replace(uses=tuple(u if u is None else (*u.items(),) for u in found))
+
     # nested code ------------------------------------------------------------------------------
 
     def _may_be_callback(self, name: str) -> bool:
         """Whether nothing is done, so far, with a variable but giving it to be called back."""
         is_own = name in self.code.co_varnames or name in self.code.co_cellvars
         others = self.uses.reads.get(name, {}).keys() - {AS_CALLBACK}
-        return is_own and name not in self.uses.whole and not others
+        is_aliased = any(each.base == name for each in self.uses.aliases)
+        return is_own and name not in self.uses.whole and not others and not is_aliased
 
     def _is_callback(self, code: CodeType) -> bool:
         """Whether a nested function is only given to be called back."""
@@ -241,7 +287,7 @@ class _CodeReader:
         self.names.update(dict.fromkeys(inner.names))
         for read in inner.reads:
             self._read(*read)
-        self.imports += inner.imports
+        self.inner_imports += inner.imports
         for name in code.co_freevars:
             for steps, line in inner.uses.get(name, {(): 0}).items():
                 self.uses.add(name, steps, line)
@@ -258,7 +304,7 @@ class _CodeReader:
         wanted = {
             *(name for name in code.co_varnames[:count] if name not in first | self.stored.keys()),
             *(name for name in code.co_freevars if name not in self.stored.keys() | {"__class__"}),
-            *(name for name in once if self.stored.get(name) == 1),
+            *(name for name in once if self.stored.get(name) == 1 and name not in code.co_freevars),
         }
         return {
             name: self.uses.reads.get(name, {})
@@ -299,24 +345,14 @@ _NO_EFFECT: Final = frozenset(
 )
 _ATTRIBUTE: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _STORE: Final = frozenset({"STORE_FAST", "STORE_NAME", "STORE_DEREF", "STORE_GLOBAL"})
+_STORE_VARIABLE: Final = frozenset(
+    {"STORE_FAST", "STORE_DEREF", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
+)
 _MUTATORS: Final = frozenset(
-    [
-        "add",
-        "append",
-        "appendleft",
-        "clear",
-        "discard",
-        "extend",
-        "insert",
-        "pop",
-        "popitem",
-        "popleft",
-        "remove",
-        "setdefault",
-        "sort",
-        "reverse",
-        "update",
-    ]
+    {
+        *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem"),
+        *("popleft", "remove", "setdefault", "sort", "reverse", "update"),
+    }
 )
 
 
@@ -356,6 +392,14 @@ class Instructions(list[Instruction]):
                 Instruction(each.opname, each.argval, each.arg or 0, line, target, each.offset)
             )
             target = False
+
+    def stored_at(self, at: int) -> str | None:
+        """The variable that the instruction there assigns first; None for any other."""
+        each = self._at(at, *_STORE_VARIABLE)
+        if each is None:
+            return None
+        name: str = each.value[0] if isinstance(each.value, tuple) else each.value
+        return name
 
     def _at(self, at: int, *ops: str) -> Instruction | None:
         """The instruction there, if it is one of these and nothing jumps to it."""

@@ -78,8 +78,12 @@ def _emit_instance(walk: Walk, value: Any) -> None:
     kind = type(value)
     if settings.is_environment(value):
         settings.refuse_whole_environment(walk)
-    if settings.is_flags(value):
-        settings.refuse_all_flags(walk)
+    if settings.is_config(value):
+        from jaxd_protocol.fingerprint.values import configs  # many functions read none
+
+        if configs.emit_config(walk, value):
+            return
+    walk.reach.whole.add(id(value))
     name = f"{kind.__module__}.{kind.__qualname__}"
     if type(value) is Field:
         walk.numbered(value, _field)

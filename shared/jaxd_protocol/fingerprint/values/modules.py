@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any, Final
 
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import digest
 from jaxd_protocol.fingerprint.process_view import is_extension
 from jaxd_protocol.fingerprint.walk import Walk
@@ -78,8 +80,58 @@ def emit_reference(walk: Walk, module: str, name: str) -> None:
     walk.tag("installed")
     walk.text(module)
     walk.text(name)
+    refuse_hidden_state(walk, module, name)
     walk.package(module)
     walk.note(impurity(module, name))
+
+
+_HIDDEN_STATE: Final = {
+    ("click.globals", "get_current_context"): "click's context",
+    **dict.fromkeys(
+        [
+            ("gin.config", "config_str"),
+            ("gin.config", "get_bindings"),
+            ("gin.config", "get_configurable"),
+            ("gin.config", "operative_config_str"),
+            ("gin.config", "query_parameter"),
+        ],
+        "gin's bindings",
+    ),
+    ("hydra.core.hydra_config", "HydraConfig"): "hydra's configuration of itself",
+}
+
+
+def refuse_hidden_state(walk: Walk, module: str, name: str) -> None:
+    """Refuses an installed function or class that gives what a library keeps in its process.
+
+    Args:
+        walk: says how it was reached.
+        module: its own.
+        name: its name there.
+
+    Raises:
+        PackingError: when there is such a state now; the server has none, or its own.
+    """
+    what = _HIDDEN_STATE.get((module, name))
+    if what is None:
+        return
+    if _has_state(module):
+        raise PackingError(
+            f"{walk.path()} reads {what} ({walk.where}), which {module.partition('.')[0]} keeps "
+            "where no key can see it. Read it outside of the function, and pass what it gives as "
+            "an argument, or have the function close over it."
+        )
+    walk.guards.answer(lambda: _has_state(module), False)
+
+
+def _has_state(module: str) -> bool:
+    """Whether the library has any; it is loaded where its functions are reached."""
+    content = vars(sys.modules[module]) if module in sys.modules else {}
+    if module == "click.globals" and content:
+        return content["get_current_context"](silent=True) is not None
+    if module == "hydra.core.hydra_config" and content:
+        return bool(content["HydraConfig"].initialized())
+    return True
 
 
 def emit_module(walk: Walk, module: ModuleType) -> None:

@@ -1,13 +1,14 @@
 """Settings of the process that a function reads: in the key, and carried to the server.
 
-Variables of the environment, and absl's command line flags.
+Variables of the environment; and where those of libraries may be, which have a module of their own.
 """
 
 from __future__ import annotations
 
 import os
-from types import MethodType, ModuleType, SimpleNamespace
-from typing import Any, NoReturn
+import sys
+from types import MethodType, ModuleType
+from typing import Any, Final, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import atom
@@ -97,43 +98,17 @@ def refuse_whole_environment(walk: Walk) -> NoReturn:
     )
 
 
-class ReadFlags(SimpleNamespace):
-    """The flags that a function reads, as its client had them. Replaces `absl.flags.FLAGS`."""
-
-    def __getitem__(self, name: str) -> Any:
-        """As in absl, where it gives the flag object: here something with its `value`."""
-        return SimpleNamespace(value=getattr(self, name), name=name)
+_CONFIG_LIBRARIES: Final = ("absl.flags", "fiddle", "ml_collections", "omegaconf")
+_CONFIGS: Final = "jaxd_protocol.fingerprint.values.configs"
 
 
-def is_flags(value: Any) -> bool:
-    """Whether this is absl's registry of flags, or its replacement on a server."""
-    kind = type(value)
-    return kind is ReadFlags or (
-        kind.__name__ == "FlagValues" and kind.__module__ == "absl.flags._flagvalues"
-    )
+def is_config(value: Any) -> bool:
+    """Whether it is a configuration object of one of these libraries, or replaces one on a server.
 
-
-def emit_flag(walk: Walk, flags: Any, kind: str, name: Any, rest: Steps) -> tuple[Any, Steps]:
-    """The value of one flag, read as `FLAGS.name` or `FLAGS['name'].value`.
-
-    Raises:
-        PackingError: when it cannot be seen which flag is read.
+    A process that has none of them does not load what takes them apart.
     """
-    if kind == "i" and rest[:1] == (("a", "value"),):
-        rest = rest[1:]
-    elif kind != "a" or name.startswith("_"):
-        refuse_all_flags(walk)
-    value = getattr(flags, name)
-    walk.guards.answer(lambda: getattr(flags, name), value)
-    kept = walk.reach.replacements.setdefault(id(flags), ReadFlags())
-    setattr(kept, name, value)
-    walk.label += f".{name}"
-    return value, rest
+    if _CONFIGS not in sys.modules and sys.modules.keys().isdisjoint(_CONFIG_LIBRARIES):
+        return False
+    from jaxd_protocol.fingerprint.values import configs
 
-
-def refuse_all_flags(walk: Walk) -> NoReturn:
-    """For code that hands the whole registry on."""
-    raise PackingError(
-        f"{walk.path()} uses absl's flags as a whole ({walk.where}), so every flag would be part "
-        "of the key. Read single ones, as in FLAGS.name, or pass their values as arguments."
-    )
+    return configs.is_config(value)

@@ -68,6 +68,26 @@ def reduce_mapping(value: Any, names: set[str] | None) -> Any:
     return rebuild.make_mapping, (type(value),), state, None, None, rebuild.fill_mapping
 
 
+def reduce_config(value: Any) -> Any:
+    """A reduce tuple for a node of omegaconf or a reference of ml_collections, as what it holds.
+
+    `NotImplemented` for any other object.
+    """
+    if sys.modules.keys().isdisjoint(("ml_collections", "omegaconf")):
+        return NotImplemented
+    from jaxd_protocol.fingerprint.values import config_nodes  # most processes have neither
+
+    if not (config_nodes.is_reference(value) or config_nodes.is_node(value)):
+        return NotImplemented
+    content = config_nodes.resolved(value)
+    if config_nodes.is_reference(value):
+        return NotImplemented if content is MISSING else (rebuild.same, (content,))
+    if content is not value and config_nodes.is_container(content):
+        return rebuild.same, (content,)
+    state = config_nodes.state_of(value)
+    return copyreg.__newobj__, (type(value),), state, None, None, rebuild.fill_config  # type: ignore[attr-defined]
+
+
 def is_plain(cls: type) -> bool:
     """Whether an object can be made without attributes, which are set afterwards."""
     return cls is SimpleNamespace or is_made_of_python(cls)

@@ -27,6 +27,7 @@ from jaxd_protocol.pickling.pack.function_parts import reduce_function
 from jaxd_protocol.pickling.pack.instances import (
     constant_name,
     is_plain,
+    reduce_config,
     reduce_mapping,
     reduce_own,
     reduce_partial,
@@ -122,6 +123,11 @@ class Pickler(pickle.Pickler):
             return False
         if id(value) in self.reach.replacements:
             return self.reach.replacements[id(value)]
+        read = self.reach.fields.get(id(value))
+        if read is not None and id(value) not in self.reach.whole:
+            return self._box(
+                value, lambda it: PickleBox(it, lambda: (read.stand_in, (read.fields,)))
+            )
         return None
 
     def reducer_override(self, value: Any) -> Any:
@@ -153,7 +159,8 @@ class Pickler(pickle.Pickler):
 
     def _reduce_other(self, value: Any) -> Any:
         refuse_compiled_object(value)
-        for reduce in (reduce_array, reduce_jax, reduce_stream, reduce_struct_sequence):
+        ways = (reduce_array, reduce_jax, reduce_stream, reduce_struct_sequence, reduce_config)
+        for reduce in ways:
             reduced = reduce(value)
             if reduced is not NotImplemented:
                 return reduced

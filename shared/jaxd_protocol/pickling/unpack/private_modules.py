@@ -18,6 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from jaxd_protocol.errors import MissingPackage, PackingError
+from jaxd_protocol.fingerprint.canonical_bytes import is_same
 from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.values.modules import LazySubmodules
 from jaxd_protocol.packages.installed import is_local_file
@@ -241,20 +242,9 @@ def make_lazy_submodules(
 def patched_module(blob: PrivateModules, name: str, attributes: Mapping[str, Any]) -> ModuleType:
     """The installed module; patched with the client's attributes where the server's differ."""
     real = installed_module(name)
-    if all(_same(vars(real).get(each, real), value) for each, value in attributes.items()):
+    if all(is_same(vars(real).get(each, real), value) for each, value in attributes.items()):
         return real
     known = blob.patched_modules.get(name)
     if known is None:
         known = blob.patched_modules[name] = PatchedModule(real, attributes)
     return known
-
-
-def _same(mine: Any, theirs: Any) -> bool:
-    if mine is theirs:
-        return True
-    if type(mine) is not type(theirs):
-        return False
-    try:
-        return bool(mine == theirs)
-    except Exception:  # noqa: BLE001  arrays have no truth value, a user's == may do anything
-        return False

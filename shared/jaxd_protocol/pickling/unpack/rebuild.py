@@ -6,6 +6,7 @@ import abc
 import copyreg
 import functools
 import importlib
+import inspect
 import sys
 import threading
 import weakref
@@ -138,6 +139,8 @@ def make_cached(wrapped: Callable[..., Any], maxsize: int | None, typed: bool) -
 
 def make_instance(cls: type) -> Any:
     """An object without attributes."""
+    if inspect.isabstract(cls):  # its client has one: the missing methods were not sent
+        cls.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     return cls() if cls is SimpleNamespace else object.__new__(cls)
 
 
@@ -166,6 +169,13 @@ def fill_mapping(value: Any, state: tuple[dict[Any, Any], dict[str, Any], list[s
         object.__setattr__(value, "__dict__", value)
     elif attributes or both:
         value.__dict__.update(attributes, **{name: items[name] for name in both})
+
+
+def fill_config(node: Any, state: dict[str, Any]) -> None:
+    """Sets the content of a node of omegaconf, and makes it the one around those in it."""
+    node.__setstate__(state)
+    if hasattr(node, "_re_parent"):
+        node._re_parent()
 
 
 def is_slot(cls: type, name: str) -> bool:

@@ -29,7 +29,23 @@ def test_names_are_all_globals_that_are_touched() -> None:
         ("self, x", "return self.a + x", {"self": [".a"]}),
         ("self", "return 1", {"self": []}),
         ("self", "return self", {}),
-        ("self", "return f(self), self.a", {}),
+        ("self", "return f(self), self.a", {"self": ["→0", ".a"]}),
+        ("self", "return f(x, key=self.a), f(*self)", {}),
+        ("self", "return f(1, k=self.a) + m.f(self['b'])", {"self": [".a→k", "['b']→0"]}),
+        ("self", "c = self.a\nreturn c.b, c['d']", {"self": [".a.b", ".a['d']"]}),
+        ("self", "c = self\nd = c.a\nreturn d.b, c.e", {"self": [".e", ".a.b"]}),
+        ("self", "c = self.a\nreturn lambda: c.b", {"self": [".a.b"]}),
+        ("self", "c = self.a\nreturn c", {"self": [".a"]}),
+        ("self", "c = self\nreturn c", {}),
+        ("self", "c = self.a\nreturn f(c.b)", {"self": [".a.b→0"]}),
+        ("self", "c = self.a\nc = self.b\nreturn c.d", {"self": [".a", ".b"]}),
+        ("self", "c = self.a if x else 1\nreturn c.d", {"self": [".a"]}),
+        ("self", "c = d = self.a\nreturn c.b", {"self": [".a"]}),
+        ("self", "c = self.a\ndel c\nreturn 1", {"self": [".a"]}),
+        ("self", "c = self.a\nreturn eval('c')", {}),
+        ("self", "c = self.a\ndef g():\n    nonlocal c\n    c = 1\nreturn c.b", {"self": [".a"]}),
+        ("self", "for _ in x:\n    d = c.b\n    c = self.a\nreturn d.e", {"self": [".a.b.e"]}),
+        ("self, c", "c = self.a\nreturn c.b", {"self": [".a"]}),
         ("self", "self = f()\nreturn self.a", {}),
         ("self", "self.n += 1\nself.m = 2", {"self": [".n+", "=m"]}),
         ("self", "return lambda: self.a", {"self": [".a"]}),
@@ -95,8 +111,9 @@ A_MODULE: tuple[str, ...] = ()
 )
 def test_an_import_says_what_it_binds(statement: str, expected: Import) -> None:
     """Which variable holds which part of which module."""
-    assert facts(statement).imports == (expected,)
-    assert facts(f"def g():\n    {statement}\nreturn g").imports == (expected,)
+    for body in (statement, f"def g():\n    {statement}\nreturn g"):
+        (found,) = facts(body).imports
+        assert found._replace(uses=()) == expected
 
 
 @pytest.mark.parametrize(
@@ -106,7 +123,7 @@ def test_an_import_says_what_it_binds(statement: str, expected: Import) -> None:
         ("import a as b\nreturn b.c(b.d)", {"b": [".c", ".d"]}),
         ("from a import b\nreturn b(x)", {}),
         ("from a import b\nreturn b.c", {"b": [".c"]}),
-        ("import a\nreturn f(a)", {}),
+        ("import a\nreturn f(a)", {"a": ["→0"]}),
         ("import a\na = f()\nreturn a.b", {}),
         ("import a\nreturn lambda: a.b", {"a": [".b"]}),
     ],
@@ -115,6 +132,29 @@ def test_uses_of_what_is_imported_are_found(body: str, expected: dict[str, list[
     """As those of parameters."""
     found = facts(body, "").uses
     assert {name: [*map(shown_steps, uses)] for name, uses in found.items() if uses} == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("def g():\n    import a as b\n    return b.c\nb = x\nreturn g() + b.d", [".c"]),
+        ("def g():\n    import a as x\n    return x.c\nreturn g() + x.d", [".c"]),
+        ("def g():\n    import a as b\n    return b.c\nreturn g()", [".c"]),
+        ("def g():\n    import a as b\n    return (lambda: b.c)() + b.e\nreturn g()", [".c", ".e"]),
+        (
+            "b = x\ndef g():\n    nonlocal b\n    import a as b\n    return b.c\nreturn g() + b.d",
+            None,
+        ),
+        ("class G:\n    import a as b\n    c = b.c\nb = x\nreturn b.d", None),
+    ],
+)
+def test_uses_of_what_nested_code_imports_are_those_of_its_own_variable(
+    body: str, expected: list[str] | None
+) -> None:
+    """Another variable of that name around it is another one; None: all of it counts."""
+    (found,) = facts(body).imports
+    uses = found.uses_at(())
+    assert (None if uses is None else sorted(map(shown_steps, uses))) == expected
 
 
 def test_a_global_that_is_imported_is_a_read_as_well() -> None:

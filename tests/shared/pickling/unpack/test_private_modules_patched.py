@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import pytest
 
 from jaxd_protocol.pickling.unpack.private_modules import (
     PatchedModule,
@@ -14,6 +15,7 @@ from jaxd_protocol.pickling.unpack.private_modules import (
     installed_module,
     patched_module,
 )
+from tests.ids import stable_id
 
 
 def test_an_overlay_falls_through_to_the_real_module() -> None:
@@ -40,16 +42,22 @@ def test_a_function_has_one_overlay_of_a_module() -> None:
     assert patched_module(blob, "json", {"dumps": "mine"}) is first is blob.patched_modules["json"]
 
 
-def test_a_value_that_cannot_be_compared_differs() -> None:
-    """Such as an array, which has no truth value."""
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [(1, True), (0.0, -0.0), ([1], [1.0]), (np.ones(2), np.ones(2, int)), (object(), object())],
+    ids=stable_id,
+)
+def test_a_value_that_only_looks_equal_differs(mine: Any, theirs: Any) -> None:
+    """It counts in the key as what it is, and so it arrives as that."""
     json_of_server: Any = json
-    json_of_server.numbers = np.ones(2)
+    json_of_server.made_up = mine
     try:
-        assert isinstance(
-            patched_module(PrivateModules(), "json", {"numbers": np.ones(2)}), PatchedModule
-        )
+        assert patched_module(PrivateModules(), "json", {"made_up": mine}) is json
+        found = patched_module(PrivateModules(), "json", {"made_up": theirs})
     finally:
-        del json_of_server.numbers
+        del json_of_server.made_up
+    assert isinstance(found, PatchedModule)
+    assert found.made_up is theirs
 
 
 def test_an_installed_module_is_imported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sized
 from types import CellType, SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,15 @@ def test_an_object_is_filled_without_asking_it() -> None:
     rebuild.fill_instance(value, {"a": 1, "b": 2})
     assert (value.a, value.b) == (1, 2)
     assert type(rebuild.make_instance(SimpleNamespace)) is SimpleNamespace
+
+
+def test_an_object_can_be_made_although_methods_of_its_class_were_not_sent() -> None:
+    """Only those that are read are: the class of an object that exists is not abstract."""
+
+    class Partial(Sized):
+        pass
+
+    assert type(rebuild.make_instance(Partial)) is Partial
 
 
 def test_a_weakly_referenced_object_is_kept_by_its_blob() -> None:
