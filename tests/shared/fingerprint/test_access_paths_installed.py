@@ -159,7 +159,7 @@ def test_a_package_within_a_namespace_counts(
     made = function("return SPACE.one.RATE(x)", SPACE=sys.modules["shared_space"])
     walked = walk_of(made)
     assert space is not None
-    assert [each.version for each in walked.fingerprint.packages.values()] == ["1.5"]
+    assert walked.fingerprint.packages["shared_space.one"].version == "1.5"
     assert walked.reach.submodules == {"shared_space.one"}
     for name in ("shared_space.one", "shared_space"):
         monkeypatch.delitem(sys.modules, name)
