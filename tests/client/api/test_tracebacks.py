@@ -128,7 +128,7 @@ def test_what_led_to_an_error_is_shown_without_our_frames(shared: Client) -> Non
 
     def while_handling() -> None:
         try:
-            {}["mine"]
+            dict[str, int]()["mine"]
         except KeyError:
             shared.persistent_call(divided)(X)
 
