@@ -103,8 +103,10 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool = False) -> None:
         written: whether the walked code itself changes what they lead to.
     """
     while steps and steps[0][0] != "+":
-        if steps[0][0] == "p" and _follow_into(walk, value, *steps[0][1]):
-            return
+        if steps[0][0] == "p":
+            if _follow_into(walk, value, *steps[0][1]):
+                return
+            break
         if steps[0][0] == "!" or (walk.listed is not None and walk.is_listed(value, steps)):
             walk.callback_only(value)
             return
