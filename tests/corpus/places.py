@@ -1,0 +1,136 @@
+"""Where the corpus lies: outside of the source tree, in the folder that `CORPUS_DIR` names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from dataclasses import dataclass
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+
+from tests.live_server import ROOT
+
+INSIDE = Path(__file__).parent / "inside"
+
+
+class MissingError(Exception):
+    """Something is not there that a row needs; the message says how to get it."""
+
+
+@dataclass(frozen=True)
+class Project:
+    """Somebody's project, at one version.
+
+    Attributes:
+        name: as people call it.
+        packages: what it needs beside what `make test` installs: `name==version`.
+        repository: `owner/name` on GitHub, where its files are run from a checkout.
+        commit: of the repository.
+    """
+
+    name: str
+    packages: tuple[str, ...] = ()
+    repository: str = ""
+    commit: str = ""
+
+    @property
+    def version(self) -> str:
+        """What was run."""
+        if self.repository:
+            return self.commit[:9]
+        return " ".join(self.packages[:1]).replace("==", " ")
+
+
+class Corpus:
+    """The folder of the corpus: checkouts, environments and results.
+
+    Args:
+        directory: made when it is missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.results = directory / "results"
+        self.home = directory / "home"
+        for folder in (self.results, self.home):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def checkout(self, project: Project) -> Path:
+        """The files of its commit, out of a clone in `repositories/owner+name`.
+
+        Raises:
+            MissingError: when there is no such clone, or the commit is not in it.
+        """
+        name = project.repository.replace("/", "+")
+        files = self.directory / "checkouts" / f"{name}@{project.commit[:12]}"
+        if files.is_dir():
+            return files
+        clone = self.directory / "repositories" / name
+        if not clone.is_dir():
+            raise MissingError(
+                f"no clone of github.com/{project.repository} in CORPUS_DIR/repositories/{name}"
+            )
+        command = ["git", f"--git-dir={_git_directory(clone)}", "archive", project.commit]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode:
+            raise MissingError(f"{project.commit[:12]} is not in the clone {name}")
+        partial = files.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
+            archive.extractall(partial, filter="data")
+        partial.rename(files)
+        return files
+
+    def python(self, project: Project) -> Path:
+        """An interpreter that has its packages, and all that this process has.
+
+        Raises:
+            MissingError: when a package cannot be installed.
+        """
+        if not project.packages:
+            return Path(sys.executable)
+        text = "\n".join((sys.prefix, sys.version, *project.packages))
+        folder = (
+            self.directory
+            / "environments"
+            / f"{project.name.replace(' ', '-')}-{sha256(text.encode()).hexdigest()[:8]}"
+        )
+        python = folder / "bin" / "python"
+        if not (folder / ".complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            venv.create(folder, with_pip=False, symlinks=True)
+            below = next(Path(folder).glob("lib/python3*/site-packages"))
+            (below / "zz_of_the_runner.pth").write_text(_site_packages() + "\n")
+            self._install(python, project)
+            (folder / ".complete").touch()
+        return python
+
+    def _install(self, python: Path, project: Project) -> None:
+        command = [str(python), "-m", "pip", "install", "-qq", "--no-compile", "--prefer-binary"]
+        command += ["--only-binary", ":all:", "-c", str(ROOT / "constraints.txt")]
+        done = subprocess.run(
+            [*command, *project.packages], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise MissingError(f"pip install: {done.stderr.strip().splitlines()[-1][:200]}")
+
+
+def _site_packages() -> str:
+    import sysconfig
+
+    return sysconfig.get_paths()["purelib"]
+
+
+def _git_directory(clone: Path) -> Path:
+    return clone / ".git" if (clone / ".git").exists() else clone
+
+
+def corpus_directory() -> Path:
+    """The folder that `CORPUS_DIR` names, or one in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("CORPUS_DIR") or Path(cache) / "jaxd-corpus").resolve()
