@@ -1,1 +1,1 @@
-"""Runs other people's programs and test suites under jaxd and under plain jax, and compares them."""
+"""Runs other people's programs and test suites under jaxd and in plain jax."""

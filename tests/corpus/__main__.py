@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.corpus.comparing import summary
+from tests.corpus.data import make_data
 from tests.corpus.places import Corpus, MissingError, corpus_directory
 from tests.corpus.programs import PROGRAMS
 from tests.corpus.running import Program, Runner
@@ -19,21 +20,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status is 1 where a program did not complete or gave other results."""
     options = _options(arguments)
     corpus = Corpus(corpus_directory())
-    chosen = [p for p in PROGRAMS if not options.only or _is_named(p, options.only)]
+    chosen = [p for p in in_turns(PROGRAMS) if not options.only or _is_named(p, options.only)]
     if options.list:
         for program in chosen:
             print(f"{program.project.name:24} {program.title} {' '.join(program.arguments)}")
         return 0
+    make_data()
     bad = 0
     for number, program in enumerate(chosen, 1):
-        print(f"[{number}/{len(chosen)}] {program.project.name}: {program.title}", end=" … ", flush=True)
+        print(
+            f"[{number}/{len(chosen)}] {program.project.name}: {program.title}",
+            end=" … ",
+            flush=True,
+        )
         found = run_program(corpus, program, again=options.again, plain=options.plain)
         print(_said(found), flush=True)
         bad += found["verdict"] in ("fails", "differs")
     return int(bad > 0)
 
 
-def run_program(corpus: Corpus, program: Program, *, again: bool, plain: bool = False) -> dict[str, Any]:
+def in_turns(programs: Sequence[Program]) -> list[Program]:
+    """The first of each project, then the second of each: a run that is ended early has seen all."""
+    turns: dict[str, int] = {}
+    numbered = []
+    for program in programs:
+        turn = turns[program.project.name] = turns.get(program.project.name, -1) + 1
+        numbered.append((turn, program))
+    return [program for _, program in sorted(numbered, key=lambda pair: pair[0])]
+
+
+def run_program(
+    corpus: Corpus, program: Program, *, again: bool, plain: bool = False
+) -> dict[str, Any]:
     """What there is to report of a program; runs what has not been run yet.
 
     Args:

@@ -154,5 +154,7 @@ def lines_of(run: Run) -> list[str]:
 def last_line(text: str) -> str:
     """The line of a traceback that says what went wrong."""
     lines = [line for line in text.strip().splitlines() if line and not line.startswith(" ")]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Lost|Busy|Mismatch)", line)]
+    errors = [
+        line for line in lines if re.match(r"[\w.]*(Error|Exception|Lost|Busy|Mismatch)", line)
+    ]
     return (errors or lines or [""])[-1][:300]

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import venv
 from dataclasses import dataclass
 from hashlib import sha256
@@ -75,14 +74,11 @@ class Corpus:
             raise MissingError(
                 f"no clone of github.com/{project.repository} in CORPUS_DIR/repositories/{name}"
             )
-        command = ["git", f"--git-dir={_git_directory(clone)}", "archive", project.commit]
-        done = subprocess.run(command, capture_output=True, check=False)
-        if done.returncode:
-            raise MissingError(f"{project.commit[:12]} is not in the clone {name}")
         partial = files.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-            archive.extractall(partial, filter="data")
+        git_directory = clone / ".git" if (clone / ".git").exists() else clone
+        if not _write_files(git_directory, project.commit, partial):
+            raise MissingError(f"{project.commit[:12]} is not in the clone {name}")
         partial.rename(files)
         return files
 
@@ -112,7 +108,7 @@ class Corpus:
 
     def _install(self, python: Path, project: Project) -> None:
         command = [str(python), "-m", "pip", "install", "-qq", "--no-compile", "--prefer-binary"]
-        command += ["--only-binary", ":all:", "-c", str(ROOT / "constraints.txt")]
+        command += ["-c", str(ROOT / "constraints.txt")]
         done = subprocess.run(
             [*command, *project.packages], capture_output=True, text=True, check=False
         )
@@ -126,8 +122,29 @@ def _site_packages() -> str:
     return sysconfig.get_paths()["purelib"]
 
 
-def _git_directory(clone: Path) -> Path:
-    return clone / ".git" if (clone / ".git").exists() else clone
+def _write_files(git_directory: Path, commit: str, folder: Path) -> bool:
+    """Writes the files of a commit, without those that the clone has left out, such as videos.
+
+    Returns:
+        Whether the commit is there.
+    """
+    git = ["git", f"--git-dir={git_directory}"]
+    listed = subprocess.run([*git, "ls-tree", "-rz", commit], capture_output=True, check=False)
+    entries = [entry.split("\t", 1) for entry in listed.stdout.decode().split("\0") if entry]
+    names = "".join(f"{facts.split()[2]}\n" for facts, _ in entries).encode()
+    batch = subprocess.run(
+        [*git, "cat-file", "--batch"], input=names, capture_output=True, check=False
+    )
+    contents = BytesIO(batch.stdout)
+    for facts, name in entries:
+        header = contents.readline().split()
+        if len(header) == 3:  # else it is missing
+            content = contents.read(int(header[2]))
+            contents.read(1)
+            if facts.startswith("100"):  # a file, and no link
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+    return bool(entries)
 
 
 def corpus_directory() -> Path:

@@ -34,7 +34,8 @@ class Program:
         file: in the checkout of the project, or in this repository where the project has none.
         arguments: of its command line; they shorten it.
         environment: variables that it needs.
-        path: folders of the checkout that are importable.
+        path: folders of the checkout whose modules are importable.
+        packages: folders of the checkout that are importable themselves.
         launcher: a program that imports the file and calls it with less to do; instead of the file.
         note: what was shortened or made up, and how.
         patience_s: after so many seconds it is given up.
@@ -46,6 +47,7 @@ class Program:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     launcher: str = ""
     note: str = ""
     patience_s: float = 300
@@ -76,7 +78,7 @@ class Runner:
         self._python = corpus.python(project)
 
     def in_plain_jax(self) -> dict[str, dict[str, Any]]:
-        """The runs in plain jax: without jax's disk cache, with an empty one, and with a warm one."""
+        """Runs in plain jax: without jax's disk cache, with an empty one, and with a warm one."""
         with _directory() as place:
             cache = {
                 "JAX_COMPILATION_CACHE_DIR": str(place / "jax-cache"),
@@ -133,6 +135,11 @@ class Runner:
         records.mkdir(parents=True)
         program = self._program
         folders = [str(self._files / folder) for folder in program.path]
+        if program.packages:
+            folders.append(str(place / "packages"))
+            (place / "packages").mkdir()
+            for name in program.packages:
+                (place / "packages" / name).symlink_to(self._files / name)
         environment = {
             **source_environment(place),
             "HOME": str(self._corpus.home),

@@ -2,9 +2,9 @@
 
     JitHook().install()  # before the program is imported or run
 
-`jax.jit` is replaced in the namespace of jax, and what stands there asks which module calls it: for the
-program's own code and for libraries it makes a persistent function, for jax itself and for what takes
-`jax.jit` apart it is jax's own. The server has no such hook, so that a trace there uses plain `jax.jit`.
+`jax.jit` is replaced in the namespace of jax, and what stands there asks which module calls it:
+for the program's own code and for libraries it makes a persistent function, for jax itself it is
+jax's own. The server has no such hook, so that a trace there uses plain `jax.jit`.
 """
 
 from __future__ import annotations

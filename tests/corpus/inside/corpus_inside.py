@@ -1,4 +1,4 @@
-"""What happens inside of a program of the corpus: the hook, a record of its calls, jax's own events."""
+"""What happens inside of a program of the corpus: the hook, its calls, jax's own events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def begin(mode: str, directory: str) -> None:
         hook = JitHook(libraries=os.environ.get("CORPUS_LIBRARIES", "1") == "1")
         recorder.watch_persistent_functions()
     else:
-        hook = JitHook(make=recorder.plain, libraries=os.environ.get("CORPUS_LIBRARIES", "1") == "1")
+        hook = JitHook(
+            make=recorder.plain, libraries=os.environ.get("CORPUS_LIBRARIES", "1") == "1"
+        )
     hook.install()
     path = Path(directory) / f"calls-{os.getpid()}.json"
     process = os.getpid()
@@ -157,7 +159,9 @@ class Recorder:
             result = self._refused(persistent, reason)(*args, **kwargs)
             self._count(entry, result, reason)
             return result
-        self._count(entry, result, fallbacks_of(persistent) if fallbacks_of(persistent) != before else None)
+        self._count(
+            entry, result, fallbacks_of(persistent) if fallbacks_of(persistent) != before else None
+        )
         return result
 
     def _refused(self, persistent: Any, reason: str) -> Any:
@@ -267,12 +271,11 @@ def digest_of(result: Any) -> list[Any]:
     whole = hashlib.blake2b(_ADDRESS.sub("", str(structure)).encode(), digest_size=12)
     sums = []
     for leaf in leaves:
-        if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
         if not hasattr(leaf, "dtype"):
             whole.update(_ADDRESS.sub("", repr(leaf)).encode())
             continue
-        data = np.asarray(leaf)
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        data = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
         whole.update(f"{data.dtype}{data.shape}".encode())
         whole.update(data.tobytes())
         if data.dtype.kind in "fcV" and len(sums) < 2000:

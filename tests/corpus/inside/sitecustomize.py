@@ -1,7 +1,7 @@
-"""Loaded by Python itself at the start of each process of a corpus run, so that no program is changed.
+"""Loaded by Python at the start of each process of a corpus run, so that no program is changed.
 
-`CORPUS_MODE` says what the process is: `jaxd` (a program whose `jax.jit` is `persistent_call`), `plain`
-(the same program in plain jax), or `count` (a process of the server, which only counts).
+`CORPUS_MODE` says what the process is: `jaxd` (a program whose `jax.jit` is `persistent_call`),
+`plain` (the same program in plain jax), or `count` (a process of the server, which only counts).
 """
 
 import os
