@@ -1,92 +1,160 @@
-"""Runs the corpus: other people's programs and test suites, under jaxd and under plain jax."""
+"""Runs the corpus: other people's programs and test suites, under jaxd and in plain jax."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.corpus import report
 from tests.corpus.comparing import summary
 from tests.corpus.data import make_data
 from tests.corpus.places import Corpus, MissingError, corpus_directory
 from tests.corpus.programs import PROGRAMS
 from tests.corpus.running import Program, Runner
+from tests.corpus.suites import SUITES, Suite, SuiteRunner, comparison
+
+Row = Program | Suite
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status is 1 where a program did not complete or gave other results."""
     options = _options(arguments)
     corpus = Corpus(corpus_directory())
-    chosen = [p for p in in_turns(PROGRAMS) if not options.only or _is_named(p, options.only)]
+    table: Sequence[Row] = SUITES if options.suites else PROGRAMS
+    chosen = [row for row in in_turns(table) if not options.only or _is_named(row, options.only)]
     if options.list:
-        for program in chosen:
-            print(f"{program.project.name:24} {program.title} {' '.join(program.arguments)}")
+        for row in chosen:
+            print(f"{row.project.name:24} {row.title} {' '.join(row.arguments)}")
+        return 0
+    if options.report:
+        report.write(corpus)
         return 0
     make_data()
     bad = 0
-    for number, program in enumerate(chosen, 1):
-        print(
-            f"[{number}/{len(chosen)}] {program.project.name}: {program.title}",
-            end=" … ",
-            flush=True,
-        )
-        found = run_program(corpus, program, again=options.again, plain=options.plain)
+    for number, row in enumerate(chosen, 1):
+        print(f"[{number}/{len(chosen)}] {row.project.name}: {row.title}", end=" … ", flush=True)
+        found = _run(corpus, row, again=options.again)
         print(_said(found), flush=True)
-        bad += found["verdict"] in ("fails", "differs")
+        bad += found.get("verdict") in ("fails", "differs")
     return int(bad > 0)
 
 
-def in_turns(programs: Sequence[Program]) -> list[Program]:
-    """The first of each project, then the second of each: a run that is ended early has seen all."""
+def in_turns(rows: Sequence[Row]) -> list[Row]:
+    """The first of each project, then the second of each: one that is ended early has seen all."""
     turns: dict[str, int] = {}
     numbered = []
-    for program in programs:
-        turn = turns[program.project.name] = turns.get(program.project.name, -1) + 1
-        numbered.append((turn, program))
-    return [program for _, program in sorted(numbered, key=lambda pair: pair[0])]
+    for row in rows:
+        turn = turns[row.project.name] = turns.get(row.project.name, -1) + 1
+        numbered.append((turn, row))
+    return [row for _, row in sorted(numbered, key=lambda pair: pair[0])]
 
 
-def run_program(
-    corpus: Corpus, program: Program, *, again: bool, plain: bool = False
-) -> dict[str, Any]:
+def _run(corpus: Corpus, row: Row, *, again: bool) -> dict[str, Any]:
+    try:
+        return (run_suite if isinstance(row, Suite) else run_program)(corpus, row, again=again)  # type: ignore[operator]
+    except MissingError as error:
+        found = {"verdict": "skipped", "error": str(error)}
+        kind = "suite" if isinstance(row, Suite) else "program"
+        _Kept(corpus, row, kind).save({}, found)
+        return found
+
+
+class _Kept:
+    """What is known of a row from earlier runs.
+
+    Args:
+        corpus: where it is kept.
+        row: the row; what was found with another one is forgotten.
+        kind: of the row.
+    """
+
+    def __init__(self, corpus: Corpus, row: Row, kind: str) -> None:
+        name = f"{kind}-{row.project.name}-{row.title}.json".replace("/", "+")
+        self._file: Path = corpus.results / name
+        self._row = row
+        self._kind = kind
+        found = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self.runs: dict[str, Any] = found.get("runs", {}) if found.get("row") == repr(row) else {}
+
+    def save(self, runs: dict[str, Any], found: dict[str, Any]) -> None:
+        """Keeps the runs and what they say."""
+        about = {
+            "kind": self._kind,
+            "row": repr(self._row),
+            "project": self._row.project.name,
+            "version": self._row.project.version,
+            "title": self._row.title,
+            "note": getattr(self._row, "note", ""),
+        }
+        self._file.write_text(json.dumps({**about, "runs": runs, "summary": found}))
+
+
+def run_program(corpus: Corpus, program: Program, *, again: bool) -> dict[str, Any]:
     """What there is to report of a program; runs what has not been run yet.
 
     Args:
         corpus: where results are kept.
         program: the program.
         again: whether it is run under jaxd again; runs in plain jax are never repeated.
-        plain: whether to run it in plain jax only.
+
+    Raises:
+        MissingError: when something is not there that it needs.
     """
-    file = corpus.results / f"{program.project.name}-{program.title}.json".replace("/", "+")
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    runs = kept.get("runs", {}) if kept.get("row") == repr(program) else {}
-    try:
-        runner = Runner(corpus, program)
-    except MissingError as error:
-        return {"verdict": "skipped", "error": str(error)}
+    kept = _Kept(corpus, program, "program")
+    runner = Runner(corpus, program)
+    runs = kept.runs
     if "plain" not in runs:
         runs |= runner.in_plain_jax()
-        _save(file, program, runs, {})
+        kept.save(runs, {})
     ran = runs["plain"]["status"] == 0 and runs["plain_again"]["status"] == 0
-    if ran and plain:
-        return {"verdict": "plain", "cpu_s": runs["plain"]["cpu_s"]}
     if ran and (again or "cold" not in runs):
         runs |= runner.on_a_server()
     found = summary(runs)
-    _save(file, program, runs, found)
+    kept.save(runs, found)
     return found
 
 
-def _save(file: Path, program: Program, runs: dict[str, Any], found: dict[str, Any]) -> None:
-    file.write_text(json.dumps({"row": repr(program), "runs": runs, "summary": found}))
+def run_suite(corpus: Corpus, suite: Suite, *, again: bool) -> dict[str, Any]:
+    """What there is to report of a test suite; runs what has not been run yet.
+
+    Args:
+        corpus: where results are kept.
+        suite: the suite.
+        again: whether it is run under jaxd again; the run in plain jax is never repeated.
+
+    Raises:
+        MissingError: when something is not there that it needs.
+    """
+    kept = _Kept(corpus, suite, "suite")
+    runner = SuiteRunner(corpus, suite)
+    _once(kept.runs, "plain", runner.in_plain_jax, again=False)
+    kept.save(kept.runs, {})
+    _once(kept.runs, "served", runner.under_jaxd, again=again)
+    found = comparison(kept.runs["plain"], kept.runs["served"])
+    kept.save(kept.runs, found)
+    return found
+
+
+def _once(
+    runs: dict[str, Any], name: str, run: Callable[[], dict[str, Any]], *, again: bool
+) -> None:
+    if again or name not in runs:
+        runs[name] = run()
 
 
 def _said(found: dict[str, Any]) -> str:
+    if "tests" in found:
+        failed = [f"\n      {name}: {text[:160]}" for name, text in found["failed"].items()]
+        return (
+            f"{found['pass']} of {found['reached']} pass ({found['pass_in_plain_jax']} in plain "
+            f"jax), calls {found['calls']}, CPU {found['cpu_s']}{''.join(failed[:40])}"
+        )
     if "functions" not in found:
-        return f"{found['verdict']}: {found.get('error') or found.get('cpu_s')}"
+        return f"{found['verdict']}: {found.get('error')}"
     calls = found["calls"]
     text = (
         f"{found['verdict']}: functions {found['functions_served']}/{found['functions']}, "
@@ -99,16 +167,22 @@ def _said(found: dict[str, Any]) -> str:
     return text
 
 
-def _is_named(program: Program, words: list[str]) -> bool:
-    return any(word in f"{program.project.name} {program.title}" for word in words)
+def _is_named(row: Row, words: list[str]) -> bool:
+    return any(word in f"{row.project.name} {row.title}" for word in words)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m tests.corpus", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m tests.corpus",
+        description=__doc__,
+        epilog="CORPUS_DIR holds clones (repositories/owner+name), environments and results; what "
+        "is not there is skipped. A run that was ended goes on where it was.",
+    )
     parser.add_argument("only", nargs="*", help="words of projects or programs; else all")
+    parser.add_argument("--suites", action="store_true", help="test suites instead of programs")
     parser.add_argument("--list", action="store_true", help="list them and run nothing")
     parser.add_argument("--again", action="store_true", help="run under jaxd what has been run")
-    parser.add_argument("--plain", action="store_true", help="run in plain jax only")
+    parser.add_argument("--report", action="store_true", help="write docs/compatibility.md")
     return parser.parse_args(arguments)
 
 

@@ -41,7 +41,7 @@ class Project:
     def version(self) -> str:
         """What was run."""
         if self.repository:
-            return self.commit[:9]
+            return self.commit.removeprefix("refs/tags/")[:12]
         return " ".join(self.packages[:1]).replace("==", " ")
 
 
@@ -66,7 +66,7 @@ class Corpus:
             MissingError: when there is no such clone, or the commit is not in it.
         """
         name = project.repository.replace("/", "+")
-        files = self.directory / "checkouts" / f"{name}@{project.commit[:12]}"
+        files = self.directory / "checkouts" / f"{name}@{project.commit.rpartition('/')[2][:12]}"
         if files.is_dir():
             return files
         clone = self.directory / "repositories" / name

@@ -79,7 +79,7 @@ class Runner:
 
     def in_plain_jax(self) -> dict[str, dict[str, Any]]:
         """Runs in plain jax: without jax's disk cache, with an empty one, and with a warm one."""
-        with _directory() as place:
+        with working_directory() as place:
             cache = {
                 "JAX_COMPILATION_CACHE_DIR": str(place / "jax-cache"),
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -93,7 +93,7 @@ class Runner:
 
     def on_a_server(self) -> dict[str, dict[str, Any]]:
         """Two processes, one after the other, on a server that knows nothing of the program."""
-        with _directory() as place:
+        with working_directory() as place:
             server = self._server(place)
             try:
                 return {
@@ -102,6 +102,18 @@ class Runner:
                 }
             finally:
                 server.close()
+
+    def on_a_server_once(self, place: Path) -> dict[str, Any]:
+        """One process on a server that knows nothing of the program."""
+        server = self._server(place)
+        try:
+            return self._run_served(place / "served", server)
+        finally:
+            server.close()
+
+    def run_unhooked(self, place: Path) -> dict[str, Any]:
+        """One process in which nothing is hooked or recorded."""
+        return self._run(place, "", {})
 
     def _server(self, place: Path) -> LiveServer:
         counts = place / "server"
@@ -258,7 +270,7 @@ def _python_path() -> str:
 
 
 @contextlib.contextmanager
-def _directory() -> Iterator[Path]:
+def working_directory() -> Iterator[Path]:
     """A folder with a short name, because the names of sockets are short."""
     place = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
     try:
