@@ -108,12 +108,21 @@ class Corpus:
 
     def _install(self, python: Path, project: Project) -> None:
         command = [str(python), "-m", "pip", "install", "-qq", "--no-compile", "--prefer-binary"]
-        command += ["-c", str(ROOT / "constraints.txt")]
+        constraints = python.parent.parent / "constraints.txt"
+        constraints.write_text(_constraints_but(project.packages))
+        command += ["-c", str(constraints)]
         done = subprocess.run(
             [*command, *project.packages], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise MissingError(f"pip install: {done.stderr.strip().splitlines()[-1][:200]}")
+
+
+def _constraints_but(packages: tuple[str, ...]) -> str:
+    """Our own constraints, without those for packages that a project has in another version."""
+    own = {package.partition("==")[0].lower() for package in packages}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return "\n".join(line for line in lines if line.partition("==")[0].lower() not in own) + "\n"
 
 
 def _site_packages() -> str:

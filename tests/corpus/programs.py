@@ -31,7 +31,7 @@ OPTIMISTIX = Project(
 )
 NUMPYRO = Project(
     "numpyro",
-    ("matplotlib==3.11.2", "pandas==3.1.1", "scikit-learn==1.9.1"),
+    ("numpyro==0.21.0", "matplotlib==3.11.2", "pandas==3.1.1", "scikit-learn==1.9.1"),
     "pyro-ppl/numpyro",
     "0b935d488056ae1775b4ab05cbe2812f51f21a4f",
 )
