@@ -23,7 +23,6 @@ def summary(runs: Mapping[str, Run]) -> dict[str, Any]:
     cold, warm = runs["cold"], runs["warm"]
     functions = functions_of(cold)
     calls = {name: sum(f[name] for f in functions.values()) for name in ("served", "local")}
-    calls["not_served"] = 0
     found = {
         "completes": cold["status"] == 0 and warm["status"] == 0,
         "functions": len(functions),

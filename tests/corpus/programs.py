@@ -79,7 +79,7 @@ JAX_MD = Project(
 )
 PUREJAXRL = Project(
     "PureJaxRL with gymnax",
-    ("gymnax==0.0.9", "brax==0.14.2", "navix==4.0.0", "distrax==0.1.9"),
+    ("gymnax==0.0.9", "brax==0.14.2", "distrax==0.1.9"),
     "luchris429/purejaxrl",
     "31756b197773a52db763fdbe6d635e4b46522a73",
 )
@@ -136,13 +136,15 @@ app.run(program.main)
 """
 
 _PPO = """
-import runpy
+import sys, types
 import jax
+sys.modules["navix"] = types.ModuleType("navix")
 import ppo
 
 config = {"LR": 2.5e-4, "NUM_ENVS": 4, "NUM_STEPS": 128, "TOTAL_TIMESTEPS": 2e4,
           "UPDATE_EPOCHS": 4, "NUM_MINIBATCHES": 4, "GAMMA": 0.99, "GAE_LAMBDA": 0.95,
-          "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": "CartPole-v1",
+          "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5,
+          "ACTIVATION": "tanh", "ENV_NAME": "CartPole-v1",
           "ANNEAL_LR": True, "DEBUG": False}
 train = jax.jit(ppo.make_train(config))
 out = train(jax.random.PRNGKey(30))
@@ -200,7 +202,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         "purejaxrl/ppo.py",
         path=("purejaxrl",),
         launcher=_PPO,
-        note="20,000 steps; started from a file that imports it",
+        note="20,000 steps; started from a file that imports it, without navix, which it does not use",
         name="ppo.py",
     ),
     *(
@@ -308,3 +310,10 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         name="train_cartpole.py",
     ),
 )
+
+QUICK: Final[tuple[Program, ...]] = _files(
+    Project("programs as people write them"),
+    "tests/corpus/quick/",
+    "linen_train.py nnx_train.py equinox_train.py numpyro_inference.py rollouts.py",
+)
+"""What needs nothing that is not installed for the tests."""

@@ -43,7 +43,7 @@ _SUITES_HEAD: Final = """
 
 Tests that pass in plain jax, and how many of these pass with the hook.
 
-| project | version | tests | pass in plain jax | pass under jaxd | calls served | CPU plain / jaxd |
+| project | version | tests | pass in plain jax | pass under jaxd | calls | CPU plain / jaxd |
 |---|---|---|---|---|---|---|
 """
 
@@ -114,7 +114,7 @@ def _program(row: Mapping[str, Any]) -> str:
         f"| {row['project']} | {row['version']} | {row['title']} "
         f"| {found['functions_served']}/{found['functions']} "
         f"| {found['calls']['served']}/{sum(found['calls'].values())} "
-        f"| {' / '.join(dict.fromkeys(results)) if found['completes'] else '**does not complete**'} "
+        f"| {' / '.join(dict.fromkeys(results)) if found['completes'] else '**fails**'} "
         f"| {found['traces']['cold']} / {found['traces']['warm']} "
         f"| {cpu['plain']} / {cpu['plain_warm']} / {cpu['cold']} / {cpu['warm']} |\n"
     )

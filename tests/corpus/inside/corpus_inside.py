@@ -143,8 +143,16 @@ class Recorder:
 
     def call(self, persistent: Any, call: Any, args: Any, kwargs: Any) -> Any:
         """One call of a persistent function, or of plain jax where it is refused."""
-        function = persistent.__wrapped__
-        entry = self.entry(function)
+        if getattr(self._local, "is_in_call", False):  # as the one that takes nnx objects apart
+            return call(persistent, *args, **kwargs)
+        self._local.is_in_call = True
+        try:
+            return self._outermost(persistent, call, args, kwargs)
+        finally:
+            self._local.is_in_call = False
+
+    def _outermost(self, persistent: Any, call: Any, args: Any, kwargs: Any) -> Any:
+        entry = self.entry(persistent.__wrapped__)
         if has_tracers((args, kwargs)):
             entry["inside"] += 1
             return call(persistent, *args, **kwargs)
