@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,13 @@ Row = Program | Suite
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status is 1 where a program did not complete or gave other results."""
     options = _options(arguments)
-    corpus = Corpus(corpus_directory())
+    if options.scratch:
+        with tempfile.TemporaryDirectory(prefix="jaxd-corpus-") as directory:
+            return _run_all(Corpus(Path(directory)), options)
+    return _run_all(Corpus(corpus_directory()), options)
+
+
+def _run_all(corpus: Corpus, options: argparse.Namespace) -> int:
     table: Sequence[Row] = QUICK if options.quick else SUITES if options.suites else PROGRAMS
     chosen = [row for row in in_turns(table) if not options.only or _is_named(row, options.only)]
     if options.list:
@@ -56,7 +63,9 @@ def in_turns(rows: Sequence[Row]) -> list[Row]:
 
 def _run(corpus: Corpus, row: Row, *, again: bool) -> dict[str, Any]:
     try:
-        return (run_suite if isinstance(row, Suite) else run_program)(corpus, row, again=again)  # type: ignore[operator]
+        if isinstance(row, Suite):
+            return run_suite(corpus, row, again=again)
+        return run_program(corpus, row, again=again)
     except MissingError as error:
         found = {"verdict": "skipped", "error": str(error)}
         kind = "suite" if isinstance(row, Suite) else "program"
@@ -184,6 +193,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="what needs no downloads")
     parser.add_argument("--list", action="store_true", help="list them and run nothing")
     parser.add_argument("--again", action="store_true", help="run under jaxd what has been run")
+    parser.add_argument("--scratch", action="store_true", help="keep and use no earlier results")
     parser.add_argument("--report", action="store_true", help="write docs/compatibility.md")
     return parser.parse_args(arguments)
 

@@ -97,7 +97,7 @@ def agreement(runs: Mapping[str, Run], run: Run) -> dict[str, Any]:
     plain = [functions_of(runs[name]) for name in ("plain", "plain_again", "plain_warm")]
     here = functions_of(run)
     counts = {"same": 0, "close": 0, "unsteady": 0, "differs": 0, "missing": 0}
-    where = {}
+    where: dict[str, str] = {}
     for label, function in plain[0].items():
         for number, expected in function["results"].items():
             others = [_result(each, label, number) for each in plain]

@@ -202,7 +202,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         "purejaxrl/ppo.py",
         path=("purejaxrl",),
         launcher=_PPO,
-        note="20,000 steps; started from a file that imports it, without navix, which it does not use",
+        note="20,000 steps; started from a file that imports it, without navix",
         name="ppo.py",
     ),
     *(

@@ -50,8 +50,7 @@ def begin(mode: str, directory: str) -> None:
         )
     hook.install()
     path = Path(directory) / f"calls-{os.getpid()}.json"
-    process = os.getpid()
-    atexit.register(lambda: os.getpid() == process and recorder.save(path, hook.not_served))
+    atexit.register(recorder.save, path, hook.not_served)
 
 
 # events of jax ----------------------------------------------------------------------------------
@@ -94,6 +93,7 @@ class Recorder:
         self._fallbacks: set[str] = set()
         self._plain: dict[int, Any] = {}
         self._local = threading.local()
+        self._process = os.getpid()
 
     def entry(self, function: Any) -> dict[str, Any]:
         """The entry of a function."""
@@ -105,7 +105,9 @@ class Recorder:
             )
 
     def save(self, path: Path, not_served: Any) -> None:
-        """Writes it."""
+        """Writes it, in the process in which it began."""
+        if os.getpid() != self._process:
+            return  # a fork
         path.write_text(json.dumps({"functions": self._entries, "not_served": dict(not_served)}))
 
     # plain jax
@@ -117,8 +119,10 @@ class Recorder:
         if static == "auto":
             from flax import nnx
 
-            return Recorded(nnx.jit.__wrapped__(function, **options), function, self)
-        return Recorded(jax.jit.__wrapped__(function, **options), function, self)
+            original: Any = nnx.jit
+        else:
+            original = jax.jit
+        return Recorded(original.__wrapped__(function, **options), function, self)
 
     # persistent functions
 
@@ -131,7 +135,7 @@ class Recorder:
         def recorded(persistent: Any, *args: Any, **kwargs: Any) -> Any:
             return self.call(persistent, call, args, kwargs)
 
-        PersistentFunction.__call__ = recorded  # type: ignore[method-assign]
+        vars(sys.modules[PersistentFunction.__module__])["PersistentFunction"].__call__ = recorded
         show = warnings.showwarning
 
         def shown(message: Any, category: type, *rest: Any, **more: Any) -> None:
@@ -139,7 +143,7 @@ class Recorder:
                 self._fallbacks.add(str(message))
             show(message, category, *rest, **more)
 
-        warnings.showwarning = shown  # type: ignore[assignment]
+        warnings.showwarning = shown
 
     def call(self, persistent: Any, call: Any, args: Any, kwargs: Any) -> Any:
         """One call of a persistent function, or of plain jax where it is refused."""
@@ -277,12 +281,12 @@ def digest_of(result: Any) -> list[Any]:
 
     leaves, structure = jax.tree.flatten(result)
     whole = hashlib.blake2b(_ADDRESS.sub("", str(structure)).encode(), digest_size=12)
-    sums = []
+    sums: list[float] = []
     for leaf in leaves:
         if not hasattr(leaf, "dtype"):
             whole.update(_ADDRESS.sub("", repr(leaf)).encode())
             continue
-        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         data = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
         whole.update(f"{data.dtype}{data.shape}".encode())
         whole.update(data.tobytes())

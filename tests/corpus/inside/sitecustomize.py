@@ -7,6 +7,6 @@
 import os
 
 if os.environ.get("CORPUS_MODE"):
-    import corpus_inside
+    from importlib import import_module  # from the folder beside this file
 
-    corpus_inside.begin(os.environ["CORPUS_MODE"], os.environ["CORPUS_RECORDS"])
+    import_module("corpus_inside").begin(os.environ["CORPUS_MODE"], os.environ["CORPUS_RECORDS"])
