@@ -11,6 +11,7 @@ PAUSES ?= 0.003
 SOAK_S ?= 1200
 SOAK_ARGS ?=
 TEST_ARGS ?=
+CORPUS_ARGS ?=
 IMAGE ?= jaxd:py3.12
 LOCK_PYTHONS ?= python3.11 python3.12 python3.13
 # Files are shared out among this many processes at most; each of those has a server of its own.
@@ -36,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
-.PHONY: locks audit sbom
+.PHONY: locks audit sbom corpus corpus-quick
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
@@ -49,6 +50,9 @@ help:
 	@echo '             their victims (HOSTILE_ARGS="--revert all" reverts fixes: the holes must be found)'
 	@echo 'make pauses  the test suite while every thread stops between lines now and then, which shows'
 	@echo '             what depends on which is faster (PAUSES=0.003 of all lines)'
+	@echo "make corpus  other people's programs with jax.jit as persistent_call, beside plain jax, out of"
+	@echo '             CORPUS_DIR (CORPUS_ARGS="--help"; --suites for their tests)'
+	@echo 'make corpus-quick   the part of it that needs no downloads'
 	@echo 'make test-docker    build the image, run it, restart it (Docker, or root on Debian 12)'
 	@echo 'make test-variants  resolve what the images for GPU and TPU install (downloads 6 GB)'
 	@echo 'make locks   the hashes of what the images install (LOCK_PYTHONS="…/python3.11 …"; 10 GB)'
@@ -115,6 +119,12 @@ lint: $(VENV)/.dev lint-docker
 	@$(bin)/python -m ruff format --check --quiet .
 	@$(bin)/python -m mypy --no-error-summary
 	@$(bin)/lint-imports --no-cache --no-logo >/dev/null || { $(bin)/lint-imports --no-cache --no-logo; exit 1; }
+
+corpus: $(VENV)/.dev
+	@PYTHONPATH=client:server:shared $(bin)/python -m tests.corpus $(CORPUS_ARGS)
+
+corpus-quick: $(VENV)/.dev
+	@PYTHONPATH=client:server:shared $(bin)/python -m tests.corpus --quick --scratch $(CORPUS_ARGS)
 
 house: $(VENV)/.dev
 	@$(bin)/python -m tests.house

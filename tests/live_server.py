@@ -57,6 +57,13 @@ def run_client(
 class LiveServer:
     """Started at once and ready when the constructor returns; `close` ends it.
 
+    Args:
+        directory: for its sockets, its cache and its token.
+        *arguments: of its command line.
+        name: of its socket.
+        executable: the interpreter that runs it.
+        **environment: of its processes, beside that of this checkout.
+
     Attributes:
         ready: what its log says when clients may come.
         unix, tcp, tls: its addresses; the last with the fingerprint of its certificate.
@@ -67,7 +74,12 @@ class LiveServer:
     ready = "worker_ready"
 
     def __init__(
-        self, directory: Path, *arguments: str, name: str = "s", **environment: str
+        self,
+        directory: Path,
+        *arguments: str,
+        name: str = "s",
+        executable: str = sys.executable,
+        **environment: str,
     ) -> None:
         from tests.another_server import own_server_needed  # which knows this module
 
@@ -80,7 +92,7 @@ class LiveServer:
         self.lines: list[dict[str, Any]] = []
         self.raw: list[str] = []
         self._heard = threading.Condition()
-        command = [sys.executable, "-P", "-m", "jaxd_server", "--log-format", "json"]
+        command = [executable, "-P", "-m", "jaxd_server", "--log-format", "json"]
         command += ["--listen", self.unix, "--listen", "tcp://127.0.0.1:0"]
         command += ["--listen", "tls://127.0.0.1:0"]
         command += ["--token-file", str(token_file)]

@@ -1,0 +1,282 @@
+"""Runs one program: in processes of its own, in plain jax and on a server of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jaxd
+from tests.corpus.places import INSIDE, Corpus, Project
+from tests.live_server import ROOT, LiveServer, source_environment
+
+_EVENTS = ("traces", "lowers", "compiles", "cache_hits")
+_KEPT_OUTPUT = 200_000
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of a project.
+
+    Attributes:
+        project: whose it is.
+        file: in the checkout of the project, or in this repository where the project has none.
+        arguments: of its command line; they shorten it.
+        environment: variables that it needs.
+        path: folders of the checkout whose modules are importable.
+        packages: folders of the checkout that are importable themselves.
+        launcher: a program that imports the file and calls it with less to do; instead of the file.
+        note: what was shortened or made up, and how.
+        patience_s: after so many seconds it is given up.
+        name: in the table; the file where it is empty.
+    """
+
+    project: Project
+    file: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    launcher: str = ""
+    note: str = ""
+    patience_s: float = 300
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """How it is named in lists, unique in its project."""
+        return self.name or self.file
+
+
+class Runner:
+    """Runs one program in any mode.
+
+    Args:
+        corpus: where its files lie.
+        program: the program.
+
+    Raises:
+        MissingError: when something is not there that it needs.
+    """
+
+    def __init__(self, corpus: Corpus, program: Program) -> None:
+        self._corpus = corpus
+        self._program = program
+        project = program.project
+        self._files = corpus.checkout(project) if project.repository else ROOT
+        self._python = corpus.python(project)
+
+    def in_plain_jax(self) -> dict[str, dict[str, Any]]:
+        """Runs in plain jax: without jax's disk cache, with an empty one, and with a warm one."""
+        with working_directory() as place:
+            cache = {
+                "JAX_COMPILATION_CACHE_DIR": str(place / "jax-cache"),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            }
+            first = self._run(place / "plain", "plain", {})
+            if first["status"] != 0:
+                return dict.fromkeys(("plain", "plain_again", "plain_warm"), first)
+            return {
+                "plain": first,
+                "plain_again": self._run(place / "again", "plain", cache),
+                "plain_warm": self._run(place / "warm", "plain", cache),
+            }
+
+    def on_a_server(self) -> dict[str, dict[str, Any]]:
+        """Two processes, one after the other, on a server that knows nothing of the program."""
+        with working_directory() as place:
+            server = self._server(place)
+            try:
+                return {
+                    "cold": self._run_served(place / "cold", server),
+                    "warm": self._run_served(place / "second", server),
+                }
+            finally:
+                server.close()
+
+    def on_a_server_once(self, place: Path) -> dict[str, Any]:
+        """One process on a server that knows nothing of the program."""
+        server = self._server(place)
+        try:
+            return self._run_served(place / "served", server)
+        finally:
+            server.close()
+
+    def run_unhooked(self, place: Path) -> dict[str, Any]:
+        """One process in which nothing is hooked or recorded."""
+        return self._run(place, "", {})
+
+    def _server(self, place: Path) -> LiveServer:
+        counts = place / "server"
+        counts.mkdir()
+        environment = {
+            "PYTHONPATH": _python_path(),
+            "CORPUS_MODE": "count",
+            "CORPUS_RECORDS": str(counts),
+            "HOME": str(self._corpus.home),
+        }
+        return LiveServer(place, executable=str(self._python), **environment)
+
+    def _run_served(self, place: Path, server: LiveServer) -> dict[str, Any]:
+        counts = server.directory / "server"
+        pid = server.process.pid
+        with jaxd.connect(server.unix) as client:
+            before = client.statistics(), events_in(counts), cpu_of_tree(pid)
+            run = self._run(place, "jaxd", {"JAXD_SERVER": server.unix, "JAXD_FALLBACK": "local"})
+            after = client.statistics(), events_in(counts), cpu_of_tree(pid)
+        run["cpu_server_s"] = round(after[2] - before[2], 2)
+        run["server"] = {
+            name: getattr(after[0], name) - getattr(before[0], name)
+            for name in ("calls", "failed_calls", "traces", "compiles", "executable_loads")
+        }
+        run["server_events"] = {name: after[1][name] - before[1][name] for name in _EVENTS}
+        run["worker_restarts"] = after[0].epoch - before[0].epoch
+        return run
+
+    def _run(self, place: Path, mode: str, more: Mapping[str, str]) -> dict[str, Any]:
+        records = place / "records"
+        records.mkdir(parents=True)
+        program = self._program
+        folders = [str(self._files / folder) for folder in program.path]
+        if program.packages:
+            folders.append(str(place / "packages"))
+            (place / "packages").mkdir()
+            for name in program.packages:
+                (place / "packages" / name).symlink_to(self._files / name)
+        environment = {
+            **source_environment(place),
+            "HOME": str(self._corpus.home),
+            "MPLBACKEND": "agg",
+            "PYTHONHASHSEED": "0",
+            **{name: self._filled(value) for name, value in program.environment.items()},
+            **more,
+            "PYTHONPATH": os.pathsep.join((_python_path(), *folders)),
+            "CORPUS_MODE": mode,
+            "CORPUS_RECORDS": str(records),
+        }
+        work = place / "work"
+        work.mkdir()
+        command = [str(self._python), str(self._main(place)), *map(self._filled, program.arguments)]
+        ended = _run_measured(command, environment, work, program.patience_s)
+        return {
+            **ended,
+            "events": events_in(records),
+            "records": [json.loads(f.read_text()) for f in sorted(records.glob("calls-*.json"))],
+        }
+
+    def _main(self, place: Path) -> Path:
+        file = self._files / self._program.file
+        if self._program.launcher:
+            main = place / "launcher.py"
+            main.write_text(self._program.launcher)
+        elif file.suffix == ".ipynb":
+            main = place / f"{file.stem.replace('-', '_')}.py"
+            main.write_text(code_of_notebook(file))
+        else:
+            main = file
+        return main
+
+    def _filled(self, text: str) -> str:
+        return text.replace("{files}", str(self._files)).replace("{home}", str(self._corpus.home))
+
+
+def code_of_notebook(file: Path) -> str:
+    """The code cells of a notebook, without lines that are for the notebook alone."""
+    cells = json.loads(file.read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    lines = [line for cell in code for line in [*cell.splitlines(), ""]]
+    return "\n".join(line for line in lines if not re.match(r"\s*[%!]", line)) + "\n"
+
+
+def _run_measured(
+    command: list[str], environment: Mapping[str, str], work: Path, patience_s: float
+) -> dict[str, Any]:
+    """Runs a command; its exit status, output, and the processor time of all its processes."""
+    started = time.monotonic()
+    with (work.parent / "stdout").open("wb") as out, (work.parent / "stderr").open("wb") as err:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        status, used = _wait(process, started + patience_s)
+    with contextlib.suppress(ProcessLookupError):  # what it has left behind
+        os.killpg(process.pid, signal.SIGKILL)
+    return {
+        "status": status,
+        "cpu_s": round(used, 2),
+        "wall_s": round(time.monotonic() - started, 2),
+        "stdout": (work.parent / "stdout").read_text(errors="replace")[-_KEPT_OUTPUT:],
+        "stderr": (work.parent / "stderr").read_text(errors="replace")[-20_000:],
+    }
+
+
+def _wait(process: subprocess.Popen[bytes], until: float) -> tuple[int | str, float]:
+    """Its exit status, and the seconds that it and what it started have computed."""
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, usage.ru_utime + usage.ru_stime
+        if time.monotonic() > until:
+            os.killpg(process.pid, signal.SIGKILL)
+            _, _, usage = os.wait4(process.pid, 0)
+            process.returncode = -signal.SIGKILL
+            return "gave up", usage.ru_utime + usage.ru_stime
+        time.sleep(0.05)
+
+
+def events_in(folder: Path) -> dict[str, int]:
+    """How often jax's own events happened in all processes that wrote there."""
+    counts = [0] * len(_EVENTS)
+    for file in folder.glob("events-*"):
+        content = file.read_bytes()
+        counts = [a + b for a, b in zip(counts, struct.unpack("4q", content), strict=True)]
+    return dict(zip(_EVENTS, counts, strict=True))
+
+
+def cpu_of_tree(pid: int) -> float:
+    """Seconds of processor time of a process and all below it, also of those that have ended."""
+    parents, seconds = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            seconds[int(folder.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return sum(used for each, used in seconds.items() if _is_below(each, pid, parents))
+
+
+def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
+    while pid and pid != top:
+        pid = parents.get(pid, 0)
+    return pid == top
+
+
+def _python_path() -> str:
+    return os.pathsep.join(map(str, (INSIDE, ROOT / "client", ROOT / "server", ROOT / "shared")))
+
+
+@contextlib.contextmanager
+def working_directory() -> Iterator[Path]:
+    """A folder with a short name, because the names of sockets are short."""
+    place = Path(tempfile.mkdtemp(prefix="jaxd-", dir="/tmp"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,110 @@
+"""The runner, on programs that are written for these tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.corpus.__main__ import in_turns, run_program
+from tests.corpus.places import Corpus, MissingError, Project
+from tests.corpus.running import Program, code_of_notebook
+
+PROGRAM = """
+import generators
+import jax
+import jax.numpy as jnp
+
+def served(x):
+    return x * 2
+
+given = (x for x in (1.0, 1.0))
+
+@jax.jit
+def refused(x):
+    return x + next(given)
+
+print(jax.jit(served)(jnp.arange(3.0)), refused(1.0))
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The folder of a corpus with one clone in it."""
+    repository = tmp_path / "repositories" / "somebody+something"
+    (repository / "examples").mkdir(parents=True)
+    (repository / "examples" / "program.py").write_text(PROGRAM)
+    (repository / "examples" / "generators.py").write_text("")
+    identity = ("-c", "user.name=n", "-c", "user.email=e@localhost")
+    for command in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "first")):
+        subprocess.run(["git", *command], cwd=repository, check=True)
+    return tmp_path
+
+
+def project_of(clone: Path) -> Project:
+    """The project, at its only commit."""
+    command = ["git", "rev-parse", "HEAD"]
+    cwd = clone / "repositories" / "somebody+something"
+    commit = subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout
+    return Project("something", (), "somebody/something", commit.strip())
+
+
+def test_files_come_from_a_clone_at_the_commit_of_the_row(clone: Path) -> None:
+    """And a second time they are there."""
+    corpus, project = Corpus(clone), project_of(clone)
+    files = corpus.checkout(project)
+    assert (files / "examples" / "program.py").read_text() == PROGRAM
+    assert corpus.checkout(project) == files
+
+
+@pytest.mark.parametrize(
+    ("project", "said"),
+    [
+        (Project("p", (), "nobody/nothing", "abc"), "no clone of github.com/nobody/nothing"),
+        (Project("p", (), "somebody/something", "0" * 40), "is not in the clone"),
+    ],
+    ids=["clone", "commit"],
+)
+def test_what_is_not_there_is_said(clone: Path, project: Project, said: str) -> None:
+    """Its row is skipped with that reason."""
+    with pytest.raises(MissingError, match=said):
+        Corpus(clone).checkout(project)
+
+
+def test_the_code_of_a_notebook_is_that_of_its_cells(tmp_path: Path) -> None:
+    """Without what only a notebook understands."""
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "x = 1\n", "y = x % 2"]},
+        {"cell_type": "code", "source": ["!pip install p\n", "print(y)"]},
+    ]
+    file = tmp_path / "n.ipynb"
+    file.write_text(json.dumps({"cells": cells}))
+    assert code_of_notebook(file).split() == ["x", "=", "1", "y", "=", "x", "%", "2", "print(y)"]
+
+
+def test_projects_take_turns() -> None:
+    """A run that is ended early has seen something of each."""
+    one, two = Project("one"), Project("two")
+    rows = [Program(one, "a"), Program(one, "b"), Program(two, "c")]
+    assert [row.title for row in in_turns(rows)] == ["a", "c", "b"]
+
+
+@pytest.mark.own_server
+@pytest.mark.timeout(120)
+def test_a_program_is_run_and_compared_and_its_refusals_are_counted(clone: Path) -> None:
+    """No line of it is changed; a second call of the runner finds all of it done."""
+    corpus = Corpus(clone)
+    program = Program(project_of(clone), "examples/program.py")
+    found = run_program(corpus, program, again=False)
+    assert found["completes"]
+    assert (found["functions"], found["functions_served"]) == (2, 1)
+    assert found["calls"] == {"served": 1, "local": 1}
+    assert [result["worst"] for result in found["results"].values()] == ["same", "same"]
+    assert found["traces"]["cold"] == found["traces"]["warm"] + 1  # the refused one ends in a trace
+    assert found["output"]["cold"]["missing"] == 0
+    kept = {file: file.stat().st_mtime_ns for file in corpus.results.iterdir()}
+    assert run_program(corpus, program, again=False) == json.loads(json.dumps(found))
+    assert len(kept) == 1

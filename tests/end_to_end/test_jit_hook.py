@@ -1,0 +1,194 @@
+"""The hook that makes `jax.jit` persistent in programs that were written for plain jax."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live_server import LiveServer
+
+Report = Callable[..., dict[str, Any]]
+
+HOOK = """
+import json, sys
+from jaxd.api.jit_hook import JitHook
+hook = JitHook(libraries="own" not in sys.argv)
+if "plain" not in sys.argv:
+    hook.install()
+"""
+
+PROGRAM = """
+import copy, functools
+import jax
+import jax.numpy as jnp
+from jax import jit
+
+@jax.jit
+def double(x):
+    return x * 2
+
+@functools.partial(jax.jit, static_argnames="n")
+def power(x, n):
+    return jax.jit(lambda y: double(y) ** n)(x)
+
+@jax.jit(donate_argnums=0)
+def plus(x):
+    return x + 1
+
+class Model:
+    @functools.partial(jit, static_argnums=0)
+    def predict(self, x):
+        return jit(double)(x) + 3
+
+model, x = Model(), jnp.arange(3.0)
+results = [double(x), power(x, n=3), plus(x + 0), model.predict(x), jit(jnp.sum)(x)]
+results.append(jax.grad(lambda x: power(x, n=2).sum())(x))
+results.append(copy.deepcopy(jit)(double)(x))
+made = [double, power, plus]
+"""
+
+REPORT = """
+import jaxd
+statistics = jaxd.statistics()
+print(json.dumps({
+    "results": [result.tolist() for result in results],
+    "persistent": [isinstance(function, jaxd.PersistentFunction) for function in made],
+    "not_served": dict(hook.not_served),
+    "calls": statistics.calls,
+    "traces": statistics.traces,
+}))
+"""
+
+
+@pytest.fixture
+def report(start_live: Callable[..., LiveServer], tmp_path: Path) -> Report:
+    """Runs programs on one server, with modules of their own, and gives what they report."""
+    server = start_live("--trace-in", "worker")
+
+    def run(program: str, *arguments: str, **files: str) -> dict[str, Any]:
+        for name, content in files.items():
+            file = tmp_path / f"{name.replace('__', '/')}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        folders = [str(tmp_path), str(tmp_path / "site-packages")]
+        done = server.run(f"{HOOK}sys.path += {folders}\n{program}{REPORT}", *arguments)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    return run
+
+
+def test_all_forms_of_jit_become_persistent_and_give_the_same(report: Report) -> None:
+    """As a decorator with and without options, on methods, inside of others, under `jax.grad`."""
+    plain, first = report(PROGRAM, "plain"), report(PROGRAM)
+    assert first["results"] == plain["results"]
+    assert (plain["persistent"], first["persistent"]) == ([False] * 3, [True] * 3)
+    assert (plain["calls"], first["not_served"]) == (0, {})
+    assert first["calls"] > len(first["results"]) - 1
+
+
+def test_a_second_process_under_the_hook_traces_nothing(report: Report) -> None:
+    """The key of code that reaches `jax.jit` is the same while the hook is in its place."""
+    first, second = report(PROGRAM), report(PROGRAM)
+    assert second["results"] == first["results"]
+    assert second["traces"] == first["traces"] > 0
+
+
+def test_what_was_imported_before_is_hooked_and_given_back(report: Report) -> None:
+    """`install` looks at modules that are there; `remove` puts their own functions back."""
+    program = """
+import jax
+given = jax.jit
+hook.remove()
+made = [given(lambda x: x + 1)]
+own = jax.jit
+hook.install()
+made.append(jax.jit(lambda x: x + 1))
+made.append(own(lambda x: x + 1))
+results = []
+"""
+    assert report(program)["persistent"] == [True, True, False]
+
+
+LIBRARY = """
+import jax
+jitted = jax.jit(lambda x: x * 3)
+"""
+USES_LIBRARY = """
+import jax, a_library, own_module
+made = [a_library.jitted, own_module.jitted]
+results = []
+"""
+
+
+def test_libraries_are_served_or_left_alone_as_is_asked_for(report: Report) -> None:
+    """The module that calls `jax.jit` decides; code of one's own is served in either case."""
+    files = {"site-packages__a_library": LIBRARY, "own_module": LIBRARY}
+    everything = report(USES_LIBRARY, **files)
+    own = report(USES_LIBRARY, "own", **files)
+    assert (everything["persistent"], own["persistent"]) == ([True, True], [False, True])
+
+
+def test_jax_itself_uses_its_own_jit(report: Report) -> None:
+    """Functions of jax that are jitted with `jax.jit` are not served."""
+    program = """
+import jax, jax.numpy as jnp, jax.scipy.optimize
+from jax.experimental import sparse
+results = [sparse.BCOO.fromdense(jnp.eye(3)).sum_duplicates().todense()]
+made = [vars(jax.numpy)["cumsum"]]
+"""
+    found = report(program)
+    assert (found["persistent"], found["calls"]) == ([False], 0)
+
+
+def test_options_that_place_a_function_are_left_to_jax_and_counted(report: Report) -> None:
+    """`backend=` names devices of this process."""
+    program = """
+import jax, warnings
+warnings.simplefilter("ignore")
+made = [jax.jit(lambda x: x + 1, backend="cpu"), jax.jit(lambda x: x + 1, backend=None)]
+results = [f(1.0) for f in made]
+"""
+    found = report(program)
+    assert (found["persistent"], found["results"]) == ([False, True], [2.0, 2.0])
+    assert found["not_served"] == {"the option backend": 1}
+
+
+def test_what_jax_refuses_is_refused_in_jaxs_words(report: Report) -> None:
+    """A wrong option raises what `jax.jit` raises, where it is decorated."""
+    program = """
+import jax
+made, results, said = [], [], []
+for options in ({"static_argnames": "no"}, {"static_argnums": 7}, {"no_option": 1}):
+    try:
+        jax.jit(lambda x: x, **options)
+    except Exception as error:
+        said.append(f"{type(error).__name__}: {error}")
+class Said(str):
+    def tolist(self): return str(self)
+results = [Said(text) for text in said]
+"""
+    assert report(program)["results"] == report(program, "plain")["results"]
+
+
+@pytest.mark.libraries("flax")
+def test_nnx_jit_changes_the_objects_of_the_program(report: Report) -> None:
+    """Modules and optimizers are the program's own, as under `nnx.jit`."""
+    program = """
+from flax import nnx
+import jax, jax.numpy as jnp
+@nnx.jit
+def step(count, x):
+    count[...] += x.sum()
+    return count[...] * 2
+count = nnx.Variable(jnp.zeros(()))
+results, made = [step(count, jnp.ones(3)), step(count, jnp.ones(3)), count[...]], [step]
+"""
+    plain, hooked = report(program, "plain"), report(program)
+    assert hooked["results"] == plain["results"] == [6.0, 12.0, 6.0]
+    assert (hooked["persistent"], hooked["calls"]) == ([True], 2)
