@@ -342,7 +342,7 @@ def test_an_attribute_that_is_missing_is_looked_for_here(client: Client) -> None
     """What Python raises in the user's code may be ours; if not, it is raised here again."""
 
     def reading(x: Any) -> Any:
-        return x * jax.no_such_attribute
+        return x * jax.no_such_attribute  # type: ignore[attr-defined]
 
     with falling_back(0), pytest.raises(AttributeError, match="no_such_attribute") as caught:
         local(client, reading)(1.0)

@@ -1,4 +1,4 @@
-"""When a call runs in this process: the table of docs/fallback.md, and where that is the default."""
+"""When a call runs in this process: the table of docs/fallback.md, and the default."""
 
 from __future__ import annotations
 
