@@ -160,7 +160,7 @@ def test_a_server_names_no_exception_of_its_choice(
 ) -> None:
     """No module is imported for one, and nothing but an exception is called."""
     path = str(trap)
-    more = 0.0, "text", (), (), (), (), ()
+    more = 0.0, "text", (), (), (), (), (), ("", "")
     for args in (brine.dump((path,)), None):
         reply = FAILED, (*kind, path, args, *more)
         evil.reply = reply, ()
@@ -215,7 +215,8 @@ def test_an_exception_is_none_that_a_library_has(victim: Client, evil: EvilServe
     """Its class may run code when it is made, shown or dropped: a RemoteError has its name."""
     for kind in (("json.decoder", "JSONDecodeError"), ("numpy.linalg", "LinAlgError")):
         importlib.import_module(kind[0])
-        evil.reply = (FAILED, (*kind, "text", None, 0.0, "text", (), (), (), (), ())), ()
+        more = (), (), (), (), (), ("", "")
+        evil.reply = (FAILED, (*kind, "text", None, 0.0, "text", *more)), ()
         with pytest.raises(errors.RemoteError, match="text") as caught:
             called(victim)
         assert caught.value.type_name == ".".join(kind)

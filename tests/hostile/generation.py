@@ -117,12 +117,13 @@ class Generator:
             reply = (OK, skeleton, blob, b"", b"")
         elif act == "fail":
             frame = (file, "m", "f", 3, 3, 0, 4)
+            more = (), (), (), (), (), ("", "")
             links = (
                 "cause",
-                ("builtins", "KeyError", "'k'", dump_literal(("k",)), 0.0, "t", (), (), (), (), ()),
+                ("builtins", "KeyError", "'k'", dump_literal(("k",)), 0.0, "t", *more),
             )
             failure = ("builtins", "ValueError", "v", dump_literal(("v",)), 0.0, "text",
-                       (frame,), links, ("a note",), (), ())  # fmt: skip
+                       (frame,), links, ("a note",), (), (), ("building", "m"))  # fmt: skip
             act, reply = "call", (FAILED, failure)
         return Exchange(act, name, (*steps, Step("reply", reply, buffers)))
 

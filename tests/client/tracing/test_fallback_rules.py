@@ -1,4 +1,4 @@
-"""When a call runs in this process: docs/fallback.md row by row, and where it is the default."""
+"""When a call runs in this process: the table of docs/fallback.md, and the default."""
 
 from __future__ import annotations
 
