@@ -25,7 +25,7 @@ assert scaled(np.ones(3, "f4"), 2.0).tolist() == [2.0, 2.0, 2.0]
 print(*sys.modules)
 """
 
-MOST_OF_OUR_OWN = 84
+MOST_OF_OUR_OWN = 87
 """Raise it for what every first call needs, and only for that."""
 
 NOT_NEEDED = (

@@ -25,7 +25,7 @@ from jaxd.interop.jax_runtime import current_config
 from jaxd.request.call_request import CallRequest, CallSettings
 from jaxd.request.function_snapshot import SnapshotCache
 from jaxd.results.reader import ResultsAs
-from jaxd_protocol.errors import TracerError
+from jaxd_protocol.errors import PackingError, TracerError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.jit.options import Config, Options, overridden
 from jaxd_protocol.messages.calls import FailureOrigin, set_origin
@@ -80,7 +80,12 @@ class FunctionBinding(NamedTuple):
         Raises:
             PackingError: when jax has a setting or a context here that cannot travel.
         """
-        config, own = current_config(), self.settings.config
+        own = self.settings.config
+        try:
+            config = current_config()
+        except PackingError as error:
+            set_origin(error, FailureOrigin("packing"))
+            raise
         return overridden(config, own) if own else config
 
     def encode(
@@ -275,10 +280,9 @@ class PersistentFunction(
         caller = binding.find_caller()
         if caller is None:
             return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
-        config = binding.config()
         return self._attempt(  # type: ignore[no-any-return]
             caller,
-            lambda: binding.encode(caller, config, args, kwargs, results="remote"),
+            lambda: binding.encode(caller, binding.config(), args, kwargs, results="remote"),
             caller.call,
             lambda local: local(args, kwargs),
         )

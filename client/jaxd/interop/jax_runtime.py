@@ -102,10 +102,14 @@ def runs_here() -> bool:
 def is_mutable_in_jax(cls: type) -> bool:
     """Whether jax takes instances of a class, which no array is, by its own table of types.
 
-    Those are its mutable arrays, and what libraries make of them.
+    Those are its mutable arrays, and what libraries make of them. What else is in the table never
+    changes: text, specs, scalar types such as `jnp.float32`.
     """
     core = sys.modules.get("jax._src.core")
-    return core is not None and cls in getattr(core, "pytype_aval_mappings", ())
+    if core is None or cls not in getattr(core, "pytype_aval_mappings", ()):
+        return False
+    is_value = cls.__module__.partition(".")[0] in ("builtins", "ml_dtypes", "numpy")
+    return not is_value and cls.__name__ not in ("ShapeDtypeStruct", "_ScalarMeta")
 
 
 def logs_compiles() -> bool:

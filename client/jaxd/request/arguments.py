@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from jaxd.interop.jax_runtime import PRNGKeys, encode_jax, is_mutable_in_jax, loaded_jax
 from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
-from jaxd_protocol.jax_objects.structures import is_registered
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.data_locations import DataLocation
 from jaxd_protocol.pytree import TreeEncoder, dump_literal, is_literal
@@ -131,7 +130,7 @@ class ArgumentEncoder(TreeEncoder):
         elif (
             numpy is not None
             and isinstance(value, (numpy.ndarray, numpy.generic))
-            and not is_registered(type(value))
+            and not _is_registered(type(value))
         ):
             self.types[numpy.ndarray] = ArgumentEncoder.ndarray  # found at once from now on
             check_not_masked(value)
@@ -149,7 +148,7 @@ class ArgumentEncoder(TreeEncoder):
             isinstance(value, tuple)
             and hasattr(type(value), "_fields")
             and _is_importable(type(value))
-            and not is_registered(type(value))
+            and not _is_registered(type(value))
         ):
             self._named_tuple(value)
         elif not self._flattened_object(value):
@@ -274,6 +273,15 @@ _UNNAMED_OBJECT: Final = b"X" + dump_literal("")
 
 _MAX_STATIC_BYTES: Final = 1 << 16
 """What is larger travels beside the message and not in the skeleton, which is kept and hashed."""
+
+
+def _is_registered(cls: type) -> bool:
+    """Whether a class of arrays or named tuples is registered with jax of this process."""
+    if cls.__module__ == "numpy" or loaded_jax() is None:
+        return False
+    from jaxd_protocol.jax_objects.structures import is_registered  # few calls have such
+
+    return is_registered(cls)
 
 
 def _is_importable(cls: type) -> bool:

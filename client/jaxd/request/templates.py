@@ -22,7 +22,6 @@ from jaxd.request.packing_cache import guard_content, is_implemented_in_c
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint import Guards, current_archives
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
-from jaxd_protocol.jax_objects.structures import structure_nodes
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
 from jaxd_protocol.pytree import dump_literal, is_literal
@@ -91,6 +90,8 @@ def _template_of(value: Any, structure: Any) -> PytreeTemplate:
             if worth_it := known.guards is not None:
                 with suppress(ValueError):  # another thread was faster
                     alike.remove(known)
+    from jaxd_protocol.jax_objects.structures import structure_nodes  # needs jax
+
     packed = pack(structure_nodes(structure), f"an argument of type {type(value).__name__}")
     # of what is static, the same in every process; None where a change would not be noticed
     guarded = None

@@ -31,13 +31,7 @@ from jaxd_protocol.fingerprint.unpatched import (
     refuse_patched_class,
     refuse_patched_function,
 )
-from jaxd_protocol.fingerprint.values import (
-    classes,
-    mappings,
-    modules,
-    settings,
-    struct_sequences,
-)
+from jaxd_protocol.fingerprint.values import classes, modules, settings
 from jaxd_protocol.fingerprint.values.reductions import forwards, own_attributes, slot_content
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
@@ -218,8 +212,7 @@ def _follow_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
         emit_installed(walk, value, steps)
         return MISSING, ()
     if isinstance(value, dict):
-        is_plain = type(value) is dict
-        return (_dict_item if is_plain else mappings.follow_item)(walk, value, steps)
+        return _dict_item(walk, value, steps)
     if settings.is_config(value):
         from jaxd_protocol.fingerprint.values import configs  # many functions read none
 
@@ -266,6 +259,10 @@ def _made_when_read(walk: Walk, module: ModuleType, name: str, rest: Steps) -> F
 
 
 def _dict_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> Followed | None:
+    if type(value) is not dict:
+        from jaxd_protocol.fingerprint.values import mappings  # few functions read one
+
+        return mappings.follow_item(walk, value, steps)
     (kind, name), rest = steps[0], steps[1:]
     if kind == "a" and name == "get" and rest and rest[0][0] == "c":
         name, rest = rest[0][1], ()
@@ -353,9 +350,12 @@ def _is_readable(value: Any) -> bool:
 def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) -> Followed | None:
     """One step from an object; None when the object counts whole."""
     cls = type(value)
-    if isinstance(value, tuple) and struct_sequences.is_struct_sequence(value):
-        part = struct_sequences.part_of(value, kind, name)
-        return None if part is MISSING else _result_of_step(walk, part, f".{name}", rest)
+    if isinstance(value, tuple):
+        from jaxd_protocol.fingerprint.values import struct_sequences  # few functions read one
+
+        if struct_sequences.is_struct_sequence(value):
+            part = struct_sequences.part_of(value, kind, name)
+            return None if part is MISSING else _result_of_step(walk, part, f".{name}", rest)
     if kind not in "aw" or not _is_readable(value):
         return None
     if name != "__call__" and name.startswith("__") and name.endswith("__"):

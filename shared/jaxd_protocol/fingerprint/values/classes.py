@@ -8,7 +8,7 @@ from types import FunctionType, MemberDescriptorType
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.unpatched import refuse_patched_class
-from jaxd_protocol.fingerprint.values import generated, modules
+from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
 from jaxd_protocol.packages.importable import importable_name
 
@@ -131,6 +131,8 @@ def _emit_content(walk: Walk, cls: type) -> None:
 
 
 def _attribute(walk: Walk, name: str, label: str, value: Any) -> None:
+    from jaxd_protocol.fingerprint.values import generated  # many functions reach no class
+
     before, walk.label = walk.label, label
     if not (name.startswith("__") and generated.emit_attribute(walk, name, value)):
         walk.emit(value)
@@ -147,6 +149,8 @@ def _virtual_subclasses(walk: Walk, cls: Any) -> None:
 def _is_content(cls: type, name: str) -> bool:
     if isinstance(cls, EnumMeta):
         return name not in _ENUM_MACHINERY and name not in cls.__members__
+    from jaxd_protocol.fingerprint.values import generated  # as above
+
     if generated.is_left_out(cls, name):
         return False
     slots = vars(cls).get("__slots__", ())
