@@ -26,7 +26,15 @@ given = (x for x in (1.0, 1.0))
 def refused(x):
     return x + next(given)
 
-print(jax.jit(served)(jnp.arange(3.0)), refused(1.0))
+@jax.jit
+def constant():
+    return jnp.ones(3)
+
+@jax.jit
+def inside(x):
+    return x + constant()
+
+print(jax.jit(served)(jnp.arange(3.0)), refused(1.0), inside(1.0))
 """
 
 
@@ -100,10 +108,10 @@ def test_a_program_is_run_and_compared_and_its_refusals_are_counted(clone: Path)
     program = Program(project_of(clone), "examples/program.py")
     found = run_program(corpus, program, again=False)
     assert found["completes"]
-    assert (found["functions"], found["functions_served"]) == (2, 1)
-    assert found["calls"] == {"served": 1, "local": 1}
+    assert (found["functions"], found["functions_served"]) == (3, 2)
+    assert found["calls"] == {"served": 2, "local": 1}
     assert [result["worst"] for result in found["results"].values()] == ["same", "same"]
-    assert found["traces"]["cold"] == found["traces"]["warm"] + 1  # the refused one ends in a trace
+    assert found["traces"]["cold"] == found["traces"]["warm"] + 2  # the refused one ends in a trace
     assert found["output"]["cold"]["missing"] == 0
     kept = {file: file.stat().st_mtime_ns for file in corpus.results.iterdir()}
     assert run_program(corpus, program, again=False) == json.loads(json.dumps(found))
