@@ -191,7 +191,7 @@ def test_nothing_that_could_be_code_is_opened(
             client.persistent_call(lambda x: 1.0)(argument)
     with pytest.raises(errors.JaxdError):
         client.put(Point(np.ones(3), bomb))
-    for name in ("warm", "lower"):
+    for name in ("warm", "jaxpr"):
         with pytest.raises(errors.NotPermitted):
             getattr(client.persistent_call(holds), name)(1.0)
     with unix_connect(strict.unix.removeprefix("unix://")) as stock:

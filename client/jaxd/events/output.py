@@ -10,9 +10,9 @@ import builtins
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, Final, TextIO
 
@@ -188,6 +188,13 @@ _CODE_METHODS: Final = frozenset({"__init__", "__new__", "__del__", "__str__", "
 
 def _module_of(file: str) -> ModuleType | None:
     """The module of this process that was loaded from a file."""
-    named = ((name, sys.modules.get(name)) for name in list(sys.modules))
-    modules = ((name, module) for name, module in named if isinstance(module, ModuleType))
-    return next((m for name, m in modules if content_of(name).get("__file__") == file), None)
+    name = _names_by_file(len(sys.modules)).get(file)
+    module = sys.modules.get(name) if name is not None else None
+    return module if isinstance(module, ModuleType) else None
+
+
+@lru_cache(maxsize=1)
+def _names_by_file(count: int) -> Mapping[str, str]:  # noqa: ARG001  when there are more, look again
+    """The first module of each file."""
+    names = [name for name, m in list(sys.modules.items()) if isinstance(m, ModuleType)]
+    return {content_of(name).get("__file__"): name for name in reversed(names)}

@@ -11,7 +11,6 @@ import re
 import struct
 import sys
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +89,6 @@ class Recorder:
     def __init__(self) -> None:
         self._entries: dict[str, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of the entries
-        self._fallbacks: set[str] = set()
-        self._plain: dict[int, Any] = {}
         self._local = threading.local()
         self._process = os.getpid()
 
@@ -129,6 +126,7 @@ class Recorder:
     def watch_persistent_functions(self) -> None:
         """Records all calls of persistent functions from now on."""
         from jaxd.api.function import PersistentFunction
+        from jaxd.api.jit_hook import AfterImport
 
         call = PersistentFunction.__call__
 
@@ -136,17 +134,21 @@ class Recorder:
             return self.call(persistent, call, args, kwargs)
 
         vars(sys.modules[PersistentFunction.__module__])["PersistentFunction"].__call__ = recorded
-        show = warnings.showwarning
 
-        def shown(message: Any, category: type, *rest: Any, **more: Any) -> None:
-            if category.__name__ == "FallbackWarning":
-                self._fallbacks.add(str(message))
-            show(message, category, *rest, **more)
+        def watch_local_runs(module: Any) -> None:
+            ask = module.LocalRun.ask
 
-        warnings.showwarning = shown
+            def asked(run: Any, *args: Any) -> Any:
+                result = ask(run, *args)
+                self._local.reason = run.reason[:600]
+                return result
+
+            module.LocalRun.ask = asked
+
+        sys.meta_path.insert(0, AfterImport({"jaxd.tracing.fallback"}, watch_local_runs))
 
     def call(self, persistent: Any, call: Any, args: Any, kwargs: Any) -> Any:
-        """One call of a persistent function, or of plain jax where it is refused."""
+        """One call of a persistent function, which may fall back to plain jax."""
         if getattr(self._local, "is_in_call", False):  # as the one that takes nnx objects apart
             return call(persistent, *args, **kwargs)
         self._local.is_in_call = True
@@ -160,28 +162,14 @@ class Recorder:
         if has_tracers((args, kwargs)):
             entry["inside"] += 1
             return call(persistent, *args, **kwargs)
-        before = fallbacks_of(persistent)
+        self._local.reason = None
         try:
             result = call(persistent, *args, **kwargs)
-        except Exception as error:
-            if not is_refusal(error):
-                entry["raised"] += 1
-                raise
-            reason = f"{type(error).__name__}: {error}"[:600]
-            result = self._refused(persistent, reason)(*args, **kwargs)
-            self._count(entry, result, reason)
-            return result
-        self._count(
-            entry, result, fallbacks_of(persistent) if fallbacks_of(persistent) != before else None
-        )
+        except Exception:
+            entry["raised"] += 1
+            raise
+        self._count(entry, result, self._local.reason)
         return result
-
-    def _refused(self, persistent: Any, reason: str) -> Any:
-        found = self._plain.get(id(persistent))
-        if found is None:
-            made = persistent._inlined()
-            found = self._plain[id(persistent)] = (made, persistent)
-        return found[0]
 
     def _count(self, entry: dict[str, Any], result: Any, reason: Any) -> None:
         if has_tracers(result):  # of a call without arguments, while jax traces the caller
@@ -262,19 +250,6 @@ def has_tracers(tree: Any) -> bool:
     import jax
 
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether jaxd could not make the call, and nothing of the program's own is wrong."""
-    from jaxd_protocol.errors import JaxdError
-
-    return isinstance(error, JaxdError)
-
-
-def fallbacks_of(persistent: Any) -> Any:
-    """What a persistent function knows of its own fallbacks; None where there were none."""
-    counts = getattr(persistent, "fallbacks", None)
-    return None if not counts or callable(counts) else str(counts)
 
 
 def digest_of(result: Any) -> list[Any]:
