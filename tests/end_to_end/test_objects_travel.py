@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import os
 import sys
@@ -125,6 +126,22 @@ class SlottedArray(np.ndarray):
 class Celsius(np.float64):
     def kelvin(self) -> float:
         return float(self) + 273.0
+
+
+class Sampler:
+    """As those of numpyro: what pickle cannot write is None in its state."""
+
+    scale: Any
+    made: Any = None
+
+    def __init__(self, scale: float) -> None:
+        self.scale, self.made = scale, lambda x: x * scale
+
+    def __getstate__(self) -> Any:
+        return {"scale": None}
+
+    def __call__(self, x: Any) -> Any:
+        return x if self.scale is None or self.made is None else self.made(x) + self.scale
 
 
 class Numbered:
@@ -250,13 +267,14 @@ def struct_sequences(make: Make) -> Any:
 def others(make: Make) -> Any:
     env, numbered, table = Env(2.0), Numbered(1.0, second=2.0), {"a": 1.0, "b": 2.0}
     keys, values, items, memory = table.keys(), table.values(), table.items(), memoryview(b"xyz")
-    method = weakref.WeakMethod(env.step)
+    method, sampler = weakref.WeakMethod(env.step), Sampler(3.0)
     infos: Any = [jnp.finfo(np.float32), np.iinfo(np.int8)]  # type: ignore[no-untyped-call]
     return [
         make(lambda x: x * numbered.total + [numbered][0].total)(X),
         make(lambda n, x: x * n.total, static_argnums=0)(numbered, X),
         make(lambda x: x + len(keys) + sum(values) + sum(v for _, v in items))(X),
         make(lambda x: x + memory[1])(X),
+        make(lambda x: sampler(x) + [sampler][0](x))(X),
         make(lambda x: method()(x) + 1)(X),  # type: ignore[misc]
         make(lambda x: x + infos[0].eps + infos[1].max)(X),
     ]
@@ -313,6 +331,40 @@ def test_a_mutable_array_of_jax_is_refused(client: Client) -> None:
     """A call would change a copy of it; the message says what to pass instead."""
     with pytest.raises(PackingError, match=r"changes in place.*Pass the array in it"):
         client.persistent_call(lambda ref: ref[...])(jax.new_ref(jnp.ones(3)))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    mark: Any
+
+
+def test_a_sentinel_of_a_library_stays_the_one_that_it_is(client: Client) -> None:
+    """`x is lib.sentinel` holds on the server too, captured, as an argument and as a static one."""
+    sentinel = enum._auto_null
+    marked, table = Marked(sentinel), {"mark": sentinel}
+
+    def programs(make: Make) -> list[Any]:
+        return [
+            make(lambda x: x * (2.0 if marked.mark is enum._auto_null else 3.0))(X),
+            make(lambda x: x * (2.0 if table["mark"] is enum._auto_null else 3.0))(X),
+            make(lambda m, x: x * (2.0 if m.mark is enum._auto_null else 3.0))(marked, X),
+            make(
+                lambda m, x: x * (2.0 if m is enum._auto_null else 3.0),
+                static_argnums=0,
+            )(sentinel, X),
+        ]
+
+    for mine, theirs in zip(programs(client.persistent_call), programs(jax.jit), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_sentinel_of_the_users_own_is_refused_in_an_argument(client: Client) -> None:
+    """What the function compares it with would be another object there."""
+    own = object()
+    step = client.persistent_call(lambda m, x: x * (2.0 if m.mark is own else 3.0))
+    with pytest.raises(PackingError, match=r"bare object\(\).*member of an enum"):
+        step(Marked(own), X)
 
 
 def test_a_submodule_is_imported_by_the_server(live: LiveServer) -> None:

@@ -302,6 +302,10 @@ def _inside(result: Any) -> Iterator[Any]:
         del value
 
 
+# Modules that are imported only where jax is.
+_BESIDE_JAX = ("exporting", "jax_primitive", "jax_stages")
+
+
 def prepare(*, libraries: bool) -> None:
     """What honest exchanges would import one by one, at once."""
     import jaxd
@@ -315,7 +319,7 @@ def prepare(*, libraries: bool) -> None:
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if ".demo" in found.name or found.name.endswith("__main__"):
                 continue
-            if not libraries and any(word in found.name for word in ("jax_primitive", "exporting")):
+            if not libraries and any(word in found.name for word in _BESIDE_JAX):
                 continue
             with suppress(ImportError):
                 importlib.import_module(found.name)

@@ -196,5 +196,5 @@ def _module_of(file: str) -> ModuleType | None:
 @lru_cache(maxsize=1)
 def _names_by_file(count: int) -> Mapping[str, str]:  # noqa: ARG001  when there are more, look again
     """The first module of each file."""
-    names = [name for name, m in list(sys.modules.items()) if isinstance(m, ModuleType)]
-    return {content_of(name).get("__file__"): name for name in reversed(names)}
+    names = [(str(content_of(name).get("__file__")), name) for name in list(sys.modules)]
+    return dict(reversed(names))

@@ -14,6 +14,7 @@ from typing import Any
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.packages.importable import bare_object_name
 from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_protocol.pytree.literals import plain_number
 
@@ -69,6 +70,9 @@ def content_of(value: Any) -> bytes:
     if is_literal(value):
         return b"L" + dump_literal(value)
     if type(value) is object:
+        name = bare_object_name(value)
+        if name is not None:
+            return b"N" + dump_literal(name)
         raise ValueError("a bare object differs from others only by its identity")
     # In a tuple: of an object that can be called, a walk that starts there sees only what it calls.
     found = walk((value,), type(value).__qualname__).fingerprint

@@ -29,6 +29,7 @@ from jaxd_protocol.fingerprint.values.struct_sequences import (
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
 from jaxd_protocol.jax_objects.names import name_of_jax_object
+from jaxd_protocol.packages.importable import bare_object_name
 
 _WITHOUT_CONTENT: Final = frozenset(
     [
@@ -159,6 +160,10 @@ def _field(walk: Walk, value: Field[Any]) -> None:
 
 def _instance(walk: Walk, value: Any) -> None:
     kind = type(value)
+    name = bare_object_name(value) if kind is object else None
+    if name is not None:
+        modules.emit_reference(walk, *name)
+        return
     hook = getattr(kind, "__fingerprint__", None)
     if hook is not None:
         walk.tag("hook")

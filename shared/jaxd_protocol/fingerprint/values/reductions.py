@@ -25,6 +25,9 @@ def reduce_object(value: Any) -> str | tuple[Any, ...]:
     registered = copyreg.dispatch_table.get(cls)
     if registered is not None:
         return registered(value)
+    if edits_state(cls):
+        make, arguments, state, *rest = value.__reduce_ex__(4)
+        return (make, arguments, _with_own_values(value, state), *rest)
     if not forwards(cls):
         reduced: str | tuple[Any, ...] = value.__reduce_ex__(4)
     elif cls.__reduce_ex__ is not object.__reduce_ex__:
@@ -34,6 +37,39 @@ def reduce_object(value: Any) -> str | tuple[Any, ...]:
     else:
         reduced = _reduce_forwarding(value)
     return reduced
+
+
+def edits_state(cls: Any) -> bool:
+    """Whether a class says which of its attributes are pickled, and not how they are set.
+
+    It may put others in the place of what pickle cannot write, such as None for a function. A
+    function under `jax.jit` would read its own, so these travel.
+    """
+    return (
+        cls.__getstate__ is not object.__getstate__
+        and cls.__reduce_ex__ is object.__reduce_ex__
+        and cls.__reduce__ is object.__reduce__
+        and _find_method(cls, "__setstate__") is None
+        and is_made_of_python(cls)
+        and not forwards(cls)
+    )
+
+
+def _with_own_values(value: Any, state: Any) -> Any:
+    """The state, with the object's own attributes; without those that it leaves out.
+
+    To read one of these is an error, unless the class has another one of that name.
+    """
+    own = own_attributes(value)
+    if type(state) is not dict or own is None:
+        return state
+    kept = {name: own.get(name, content) for name, content in state.items()}
+    hidden = own.keys() - state.keys()
+    return kept | {n: own[n] for n in own if n in hidden and _is_of_class(value, n)}
+
+
+def _is_of_class(value: Any, name: str) -> bool:
+    return any(name in vars(base) for base in type(value).__mro__)
 
 
 def _reduce_forwarding(value: Any) -> tuple[Any, ...]:

@@ -100,6 +100,11 @@ class _ArgumentPickler(Pickler):
     def reducer_override(self, value: Any) -> Any:
         """As that of a function's pickler, except for code."""
         reduced = self._reduced(value)
+        if type(value) is object and (type(reduced) is not tuple or reduced[0] is not find_object):
+            raise PackingError(
+                "an argument holds a bare object(), which differs from others only by its "
+                "identity, and on the server it would be another one. Use a member of an enum."
+            )
         if reduced is NotImplemented and not isinstance(value, _PICKLED_BY_NAME):
             reduce = self.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(PROTOCOL) if reduce is None else reduce(value)

@@ -200,6 +200,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            yield f".{name}", getattr(value, name, None)
+            with suppress(AttributeError, TypeError):  # without a value, or written in C
+                yield f".{name}", getattr(value, name)
     if not isinstance(value, type):
         yield ".__class__", type(value)

@@ -11,6 +11,7 @@ from typing import Any
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.values.mappings import has_own_attributes, is_its_own_dict
 from jaxd_protocol.fingerprint.values.reductions import (
+    edits_state,
     forwards,
     is_made_of_python,
     needs_arguments,
@@ -21,7 +22,7 @@ from jaxd_protocol.fingerprint.values.reductions import (
     set_state,
     slot_content,
 )
-from jaxd_protocol.packages.importable import importable_name
+from jaxd_protocol.packages.importable import bare_object_name, importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.unpack import rebuild
 
@@ -101,7 +102,7 @@ def reduce_own(value: Any) -> Any:
     class makes none without arguments that pickle does not know.
     """
     cls = type(value)
-    if forwards(cls) or needs_arguments(cls):
+    if forwards(cls) or needs_arguments(cls) or edits_state(cls):
         return _reduce_by_state(value)
     reduce: Any = cls.__reduce__
     if reduce is object.__reduce__ or not is_local_module(cls.__module__):
@@ -124,6 +125,8 @@ def constant_name(value: Any) -> tuple[str, str] | None:
 
     Such as `dataclasses.MISSING`: code compares them by identity.
     """
+    if type(value) is object:
+        return bare_object_name(value)
     cls: Any = type(value)
     module = sys.modules.get(cls.__module__)
     if module is None or cls.__module__ == "builtins" or is_local_module(cls.__module__):
