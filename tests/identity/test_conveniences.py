@@ -41,7 +41,9 @@ from {0} import {1} as Settings
 cfg = Settings(rate=0.5, name="first", deep=Settings(width=8, note="a"))
 """
 READERS = """
-def use(settings): return settings.rate
+def use(settings): return len([settings])
+def read(settings): return settings.rate
+def narrow(x): return x * read(cfg)
 def step(x): return x * cfg.rate
 def item(x): return x * cfg["rate"]
 def deep(x): return x * cfg.deep.width
@@ -135,7 +137,9 @@ class Settings(BaseModel):
 class Held(BaseModel, Generic[T]):
     value: T
 cfg = Settings(rate=0.25)
-def use(settings): return settings.rate
+def use(settings): return len([settings])
+def read(settings): return settings.rate
+def narrow(x): return x * read(cfg)
 def step(x): return x * cfg.rate
 def deep(x): return x * cfg.inner.width
 def whole(x): return x * use(cfg)
@@ -143,7 +147,7 @@ def doubled(x): return x * cfg.double
 def makes(x): return Settings(rate=0.75).rate * x
 def generic(x): return Held[float](value=2.0).value * x
 """
-PYDANTIC_NAMES = "step deep whole doubled makes generic"
+PYDANTIC_NAMES = "step narrow deep whole doubled makes generic"
 PYDANTIC_DATACLASS = """
 from pydantic.dataclasses import dataclass
 @dataclass
@@ -178,7 +182,7 @@ def old(x): return Old().rate * x
 ATTRS_NAMES = "step makes freezes old"
 
 PROJECTS: dict[str, tuple[str, str]] = {
-    **{name: (text + READERS, "step item deep whole") for name, text in MAPPINGS.items()},
+    **{name: (text + READERS, "step narrow item deep whole") for name, text in MAPPINGS.items()},
     "unsure": (UNSURE, "by_item by_case by_wrapping by_number"),
     "beartype": (BEARTYPE, "step method"),
     "jaxtyping": (JAXTYPING, "step method"),
@@ -210,7 +214,7 @@ def _mapping_rows() -> list[Edit]:
                 text,
                 "rate=0.5",
                 "rate=0.75",
-                "step item whole",
+                "step narrow item whole",
                 "deep",
             ),
             edit(
@@ -219,7 +223,7 @@ def _mapping_rows() -> list[Edit]:
                 'name="first"',
                 'name="second"',
                 "whole",
-                "step item deep",
+                "step narrow item deep",
             ),
             edit(
                 f"{name}: an item further down",
@@ -227,7 +231,7 @@ def _mapping_rows() -> list[Edit]:
                 "width=8",
                 "width=9",
                 "deep whole",
-                "step item",
+                "step narrow item",
             ),
             edit(
                 f"{name}: an unread item there",
@@ -235,14 +239,14 @@ def _mapping_rows() -> list[Edit]:
                 'note="a"',
                 'note="b"',
                 "whole",
-                "step item deep",
+                "step narrow item deep",
             ),
             edit(
                 f"{name}: an item set later",
                 text,
                 "# end",
                 'cfg["rate"] = 3.0',
-                "step item whole",
+                "step narrow item whole",
                 "deep",
             ),
         ]
@@ -251,8 +255,8 @@ def _mapping_rows() -> list[Edit]:
 
 ROWS = [
     *_mapping_rows(),
-    edit("by method: what the method does", PROJECTS["by method"][0], "raise AttributeError(key)", "raise LookupError(key)", "step deep whole item"),
-    edit("own dict: a method of the class", PROJECTS["own dict"][0], "rate / 2", "rate / 3", "step deep whole item"),
+    edit("by method: what the method does", PROJECTS["by method"][0], "raise AttributeError(key)", "raise LookupError(key)", "step narrow deep whole item"),
+    edit("own dict: a method of the class", PROJECTS["own dict"][0], "rate / 2", "rate / 3", "step narrow deep whole item"),
     edit("unsure: what is read with each", UNSURE, "scale=2.0", "scale=3.0", "by_item by_case by_wrapping by_number", "step"),
     edit("beartype: what is reached", BEARTYPE, "K = 2", "K = 3", "step", "method"),
     edit("beartype: a type that is checked", BEARTYPE, "step(x: float", "step(x: int", "step", "method"),
@@ -267,16 +271,16 @@ ROWS = [
     edit("typeguard: what is reached", TYPEGUARD, "K, UNREAD = 2", "K, UNREAD = 3", "step by_name both"),
     edit("typeguard: what is not", TYPEGUARD, "= 2, 1", "= 2, 5", "by_name both", "step"),
     edit("typeguard: a type that is checked", TYPEGUARD, "x: float, by", "x: int, by", "step by_name both"),
-    edit("pydantic: a field that is read", PYDANTIC, "rate=0.25", "rate=0.125", "step whole doubled", "deep makes generic"),
-    edit("pydantic: a default", PYDANTIC, '"first"', '"second"', "whole makes", "step deep doubled generic"),
-    edit("pydantic: a default further down", PYDANTIC, "Field(8", "Field(9", "deep whole makes", "step doubled generic"),
-    edit("pydantic: a limit", PYDANTIC, "gt=0", "gt=1", "whole makes", "step deep doubled generic"),
-    edit("pydantic: a type that is converted to", PYDANTIC, "width: int", "width: float", "whole makes", "step doubled generic"),
-    edit("pydantic: what a validator does", PYDANTIC, "value * 3", "value * 4", "step whole doubled makes", "deep generic"),
-    edit("pydantic: a validator in a type", PYDANTIC, "value + 1", "value + 2", "whole makes", "step deep doubled generic"),
-    edit("pydantic: a property", PYDANTIC, "rate * 2", "rate * 4", "doubled whole makes", "step deep generic"),
-    edit("pydantic: a default that looks like an address", PYDANTIC, "model:123456789", "model:987654321", "whole makes", "step deep doubled generic"),
-    edit("pydantic: what a generic class holds", PYDANTIC, "Held[float]", "Held[int]", "generic", "step makes"),
+    edit("pydantic: a field that is read", PYDANTIC, "rate=0.25", "rate=0.125", "step narrow whole doubled", "deep makes generic"),
+    edit("pydantic: a default", PYDANTIC, '"first"', '"second"', "whole makes", "step narrow deep doubled generic"),
+    edit("pydantic: a default further down", PYDANTIC, "Field(8", "Field(9", "deep whole makes", "step narrow doubled generic"),
+    edit("pydantic: a limit", PYDANTIC, "gt=0", "gt=1", "whole makes", "step narrow deep doubled generic"),
+    edit("pydantic: a type that is converted to", PYDANTIC, "width: int", "width: float", "whole makes", "step narrow doubled generic"),
+    edit("pydantic: what a validator does", PYDANTIC, "value * 3", "value * 4", "step narrow whole doubled makes", "deep generic"),
+    edit("pydantic: a validator in a type", PYDANTIC, "value + 1", "value + 2", "whole makes", "step narrow deep doubled generic"),
+    edit("pydantic: a property", PYDANTIC, "rate * 2", "rate * 4", "doubled whole makes", "step narrow deep generic"),
+    edit("pydantic: a default that looks like an address", PYDANTIC, "model:123456789", "model:987654321", "whole makes", "step narrow deep doubled generic"),
+    edit("pydantic: what a generic class holds", PYDANTIC, "Held[float]", "Held[int]", "generic", "step narrow makes"),
     edit("pydantic dataclass: a default", PYDANTIC_DATACLASS, "0.5", "0.75", "step makes"),
     edit("pydantic dataclass: another default", PYDANTIC_DATACLASS, '"first"', '"second"', "makes", "step"),
     edit("attrs: a default", ATTRS, "rate: float = 0.5", "rate: float = 0.25", "step makes", "freezes old"),

@@ -18,7 +18,7 @@ def test_a_new_server_has_counted_nothing() -> None:
         *("calls", "failed_calls", "executable_hits", "executable_loads", "programs_shared"),
         *("traces", "lowers", "compiles", "xla_cache_hits"),
         *("trace_s", "compile_s", "load_s", "saved_s", "waited_s", "run_s"),
-        *("cancelled_calls", "late_calls"),
+        *("cancelled_calls", "late_calls", "fallback_calls", "fallback_functions"),
     }
     assert set(snapshot.values()) == {0}
 

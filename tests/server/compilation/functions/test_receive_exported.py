@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxd_protocol.errors import NotPermitted, ProtocolError
-from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options, fingerprint_of
+from jaxd_protocol.jit.options import CONFIG_DEFAULTS, EXPORTED_CONFIG, Options, fingerprint_of
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.compilation.functions.receive_exported import (
@@ -132,7 +132,7 @@ def test_options_of_another_form_are_no_options(options: dict[str, Any]) -> None
 
 def test_what_a_client_of_ours_says_is_taken() -> None:
     """Donation, settings that travel, a device."""
-    config = tuple(sorted(CONFIG_DEFAULTS.items()))
+    config = tuple(sorted((name, CONFIG_DEFAULTS[name]) for name in EXPORTED_CONFIG))
     require_harmless(
         described(config=config, donate_argnums=(0,), static="jax", extra_key="x", device=1)
     )
