@@ -180,7 +180,7 @@ def objects_of(function: Any) -> dict[str, Any]:
     from jaxd_protocol.fingerprint import content_id
     from jaxd_protocol.pytree.references import function_mark
 
-    snapshot = function._binding.snapshots.spec({}).snapshot
+    snapshot = function._binding.snapshots.spec(()).snapshot
     reach = snapshot._walk_result.reach
     objects, live = reach.numbered, reach.callback_only
     classes = []

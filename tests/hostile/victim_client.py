@@ -319,7 +319,7 @@ def prepare(*, libraries: bool) -> None:
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if ".demo" in found.name or found.name.endswith("__main__"):
                 continue
-            if not libraries and any(word in found.name for word in _BESIDE_JAX):
+            if "jax" not in sys.modules and any(w in found.name for w in _BESIDE_JAX):
                 continue
             with suppress(ImportError):
                 importlib.import_module(found.name)
