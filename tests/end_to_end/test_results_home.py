@@ -416,3 +416,26 @@ except errors.RemoteError as error:
 """.replace("sys.argv[1]", repr(str(tmp_path))),
     )
     assert facts["remote"] == ["trap.Trapped", True, False]
+
+
+OF_CHEX = """
+import chex
+
+@chex.dataclass(frozen=True)
+class Output:
+    value: chex.Array
+    count: int = 2
+
+@persistent_call
+def make(x):
+    return Output(value=x + 1)
+
+made = make(jnp.ones(3))
+facts["made"] = [type(made) is Output, np.asarray(made.value).tolist(), int(made.count)]
+"""
+
+
+@libraries("chex")
+def test_a_dataclass_of_chex_needs_no_instance_here(live: LiveServer) -> None:
+    """chex registers one of the main program with jax when it first makes an instance."""
+    assert run_program(live, OF_CHEX) == {"made": [True, [2.0] * 3, 2], "traces": 1}

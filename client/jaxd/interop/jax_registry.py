@@ -27,10 +27,19 @@ def is_registered(cls: type) -> bool:
     """Whether instances of a class can be made: by itself, or because jax is imported."""
     if cls in MAPPINGS:
         return True
+    _register_of_chex(cls)
     try:
         return loaded_jax() is not None and _structure(cls, None, 0) is not None
     except (RuntimeError, ValueError):  # which of them depends on the version
         return False
+
+
+def _register_of_chex(cls: type) -> None:
+    """As the first instance of a dataclass of chex does it: this process may have made none."""
+    chex = sys.modules.get("chex")
+    restore = vars(cls).get("__setstate__")
+    if chex is not None and getattr(restore, "__module__", None) == "chex._src.dataclass":
+        chex.register_dataclass_type_with_jax_tree_util(cls)  # once; it keeps what it has done
 
 
 def unflatten(cls: type, aux: Any, children: list[Any]) -> Any:
