@@ -11,7 +11,6 @@ import importlib
 import re
 import sys
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -82,7 +81,8 @@ def _bare_objects(count: int) -> dict[int, list[tuple[str, str]]]:  # noqa: ARG0
 def _made_in(file: str) -> frozenset[str]:
     """The names to which the source of a module gives objects of their own."""
     try:
-        source = Path(file).read_text("utf-8")
+        with open(file, encoding="utf-8") as opened:  # pathlib imports urllib
+            source = opened.read()
     except (OSError, UnicodeDecodeError, ValueError):
         return frozenset()
     return frozenset(re.findall(r"^(\w+)\b[^=\n]*=.*\bobject\(\)", source, re.MULTILINE))
