@@ -378,3 +378,59 @@ def test_a_full_disk_when_a_client_starts_one(runtime: Path, full_disk: tuple[st
         check=True,
     ).stdout
     assert "Free some room" in advice(said)
+
+
+# where an error is shown --------------------------------------------------------------------------
+
+FAILS = """
+from jaxd import persistent_call
+
+class Model:
+    def rate(self, x):
+        return x / (1 // 0)  # it fails
+
+def helper(x):
+    return Model().rate(x)
+
+@persistent_call
+def step(x):
+    return helper(x)
+"""
+
+
+def test_an_error_is_shown_where_the_code_is_now(live: LiveServer, tmp_path: Path) -> None:
+    """A comment above a function is no part of its key, and a cell may be run again elsewhere."""
+    main = (
+        "import traceback\n"
+        "try:\n"
+        "    step(1.0)\n"
+        "except ZeroDivisionError:\n"
+        "    traceback.print_exc()\n"
+    )
+    for name, above in (("a", ""), ("a", "# one\n# two\n"), ("b", "# three\n")):
+        file = tmp_path / f"{name}.py"
+        file.write_text(above + FAILS + main)
+        said = live.run(f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')").stderr
+        line = file.read_text()[: file.read_text().index("return x /")].count("\n") + 1
+        assert f'File "{file}", line {line}, in rate\n    return x / (1 // 0)  # it fails' in said
+        assert f'File "{file}", line {line + 3}, in helper\n    return Model().rate(x)' in said
+
+
+def test_cells_of_one_name_are_not_mixed_up(live: LiveServer) -> None:
+    """What a cell held before it was edited and run again is not shown beside its new lines."""
+    said = live.run(
+        "import linecache, traceback\n"
+        f"text = {FAILS!r}\n"
+        "home = {'__name__': '__main__'}\n"
+        "for above in ('', 'first = 1\\nsecond = 2\\n'):\n"
+        "    cell = above + text\n"
+        "    linecache.cache['<cell>'] = (len(cell), None, cell.splitlines(True), '<cell>')\n"
+        "    exec(compile(cell, '<cell>', 'exec'), home)\n"
+        "    try:\n"
+        "        home['step'](1.0)\n"
+        "    except ZeroDivisionError:\n"
+        "        traceback.print_exc()\n"
+    ).stderr
+    shown = '"<cell>", line {}, in rate\n    return x / (1 // 0)  # it fails'
+    assert shown.format(6) in said
+    assert shown.format(8) in said

@@ -254,7 +254,7 @@ class Generator:
         rng = self.draws.rng
         self.draws.counts["reply", "failure"] += 1
         if rng.random() < 0.05:
-            return tuple(self.draws.plain(2) for _ in range(rng.randrange(10)))
+            return tuple(self.draws.plain(2) for _ in range(rng.randrange(14)))
         kind = rng.random()
         if kind < 0.1:
             names = [each for each in errors.__all__ if each not in ("Busy", "WorkerReplaced")]
@@ -271,14 +271,33 @@ class Generator:
             links = (rng.choice(("cause", "context")), self._failure(depth + 1))
         notes = tuple(self.draws.text() for _ in range(rng.randrange(2)))
         literal = None if rng.random() < 0.1 else dump_literal(args)
-        return module, name, message, literal, 0.0, self.draws.text(), frames, links, notes
+        members: tuple[Any, ...] = ()
+        if depth < _LINKS and rng.random() < 0.1:
+            members = tuple(self._failure(depth + 1) for _ in range(rng.randrange(3)))
+        described = (module, name, message, literal, 0.0, self.draws.text(), frames, links, notes)
+        origin = (rng.choice(("", "trace", "run")), self.draws.text())
+        return (*described, self._user_type(), members, origin)
+
+    def _user_type(self) -> tuple[Any, ...]:
+        """A class of the victim's own by its content, with attributes; or none."""
+        rng = self.draws.rng
+        classes = self._own[rng.choice(list(self._own))]["classes"]
+        if rng.random() < 0.6 or not classes:
+            return ()
+        tree = TreeBuffer()
+        self._trees.value(tree, 2)
+        skeleton, blob, _ = tree.data(rng)
+        return bytes.fromhex(rng.choice(classes)[2]), skeleton, blob
 
     def _frame(self) -> tuple[Any, ...]:
         rng = self.draws.rng
         file = rng.choice(PATHS if rng.random() < 0.5 else self.draws.inventory["files"])
         lines = (rng.choice((1, 3, 40, 0, -1, 1 << 20)), 3, rng.choice((-1, 0, 4)), 9)
         module = rng.choice(("m", "__main__", rng.choice(self.draws.inventory["modules"])))
-        return file, module, self.draws.text(), *lines
+        marks = self._own[rng.choice(list(self._own))]["code"]
+        mark = bytes.fromhex(rng.choice(marks)) if marks and rng.random() < 0.5 else b"none"
+        offset = rng.choice((0, 2, 40, -2, 1 << 40))
+        return file, module, self.draws.text(), *lines, mark, offset
 
 
 _VERBS: Final[Mapping[str, str]] = {

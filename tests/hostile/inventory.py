@@ -189,7 +189,9 @@ def objects_of(function: Any) -> dict[str, Any]:
             if isinstance(cls, type):
                 content = _or_empty(lambda cls=cls: content_id(cls))
                 classes.append([cls.__module__, cls.__qualname__, content.hex()])
+    snapshot.reader.find_code(b"")
     return {
+        "code": [each.hex() for each in snapshot.reader._local_objects._code],
         "mark": function_mark(snapshot.fingerprint).hex(),
         "fingerprint": snapshot.fingerprint.hex(),
         "objects": [_object(value) for value in objects],

@@ -44,6 +44,7 @@ OWN = {
     "calls_back": True,
     "classes": [],
     "contents": [],
+    "code": [],
 }
 
 

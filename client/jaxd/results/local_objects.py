@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
+from jaxd_protocol.messages.tracebacks import code_mark
 from jaxd_protocol.pytree.decoder import NNX_PARTS, restore_instance
 from jaxd_protocol.pytree.references import Reference, load_reference
 
@@ -128,12 +129,14 @@ class LocalObjects:
         self._named_in_code: dict[tuple[str, str], Any] | None = None
         self._held_by_arguments: dict[tuple[str, str], Any] = {}
         self._names: frozenset[str] | None = None
+        self._code: dict[bytes, list[CodeType]] | None = None
         self._learn_classes((*objects, *others))
         if mark:
             _live_instances[mark] = self
 
     def learn(self, known_objects: KnownObjects) -> bool:
         """Adds what was met when a call was packed; True when a class was not known before."""
+        self._code = None
         for name, found in known_objects.items():
             if type(name) is tuple:
                 if name[0] != "builtins" or _is_data_type(found):
@@ -154,6 +157,14 @@ class LocalObjects:
         homes = {str(base.__module__).partition(".")[0] for base in cls.__mro__}
         self._packages |= homes - sys.stdlib_module_names
         return True
+
+    def find_code(self, mark: bytes) -> Sequence[CodeType]:
+        """Code of functions and methods that the function and its arguments hold, by its mark."""
+        if self._code is None:
+            self._code = {}
+            for code in _code_in((*self._objects, *self._others, *self._contents.values())):
+                self._code.setdefault(code_mark(code), []).append(code)
+        return self._code.get(mark, ())
 
     # classes ----------------------------------------------------------------------------------
 
@@ -492,6 +503,21 @@ def _is_data_type(value: Any) -> bool:
 def _names_in_code(objects: Iterable[Any]) -> Iterable[str]:
     """The names that stand in the user's own functions, and in the methods of own classes."""
     from jaxd_protocol.fingerprint.code.callbacks import names_in
+
+    for code in _code_of(objects):
+        yield from names_in(code)
+
+
+def _code_in(objects: Iterable[Any]) -> Iterable[CodeType]:
+    """The code of own functions and methods, and of the functions in them."""
+    todo = list(_code_of(objects))
+    while todo:
+        code = todo.pop()
+        yield code
+        todo += [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+def _code_of(objects: Iterable[Any]) -> Iterable[CodeType]:
     from jaxd_protocol.packages.installed import is_local_module
 
     for value in objects:
@@ -500,6 +526,7 @@ def _names_in_code(objects: Iterable[Any]) -> Iterable[str]:
             continue
         members = list(vars(value).values()) if isinstance(value, type) else []
         for each in (value, *members):
-            code = getattr(getattr(each, "__func__", each), "__code__", None)
+            method = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
+            code = getattr(method, "__code__", None)
             if isinstance(code, CodeType):
-                yield from names_in(code)
+                yield code

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from types import CodeType
 from typing import Any, Final, Literal, NamedTuple
 
 from jaxd.interop.jax_runtime import ArrayLibrary, array_library, native_array, require_jax
@@ -163,6 +164,10 @@ class ResultReader:
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
         """An exception of the user's own, by its content id; None when none is reached."""
         return self._local_objects.class_of(module, name, content)
+
+    def find_code(self, mark: bytes) -> Sequence[CodeType]:
+        """Code that the function reaches; see `code_mark`."""
+        return self._local_objects.find_code(mark)
 
     def attributes(self, skeleton: bytes, blob: bytes) -> dict[str, Any]:
         """The attributes of an exception of the user's own: plain values, and arrays.

@@ -10,6 +10,8 @@ from __future__ import annotations
 import builtins
 import re
 import sys
+from collections.abc import Sequence
+from types import CodeType
 from typing import Any, Final, Protocol
 
 from jaxd_protocol import errors
@@ -51,14 +53,17 @@ _INTERNAL_LINE: Final = re.compile(
 )
 
 
-class ExceptionTypes(Protocol):
-    """The exception types that a function reaches."""
+class FunctionContent(Protocol):
+    """The exception types and the code that a function reaches."""
 
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
         """The type with that name and content id; None where the function reaches none."""
 
     def attributes(self, skeleton: bytes, blob: bytes) -> dict[str, Any]:
         """The attributes of an exception that were sent."""
+
+    def find_code(self, mark: bytes) -> Sequence[CodeType]:
+        """The code objects with a `code_mark`."""
 
 
 class ForwardedFailure(Exception):
@@ -198,7 +203,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def decode_failure(
-    failure: Failure, own: ExceptionTypes | None = None, *, with_jax: bool = False
+    failure: Failure, own: FunctionContent | None = None, *, with_jax: bool = False
 ) -> BaseException:
     """The exception in this process's own type, else `RemoteError`, with the user's remote frames.
 
@@ -206,7 +211,8 @@ def decode_failure(
 
     Args:
         failure: as `encode_failure` returned it.
-        own: the types of the function that was called; without it, none of the user's own is made.
+        own: what the function that was called reaches; without it, no type of the user's own is
+            made, and frames are shown where the other end has their code.
         with_jax: whether frames of jax and of the server are included.
 
     Raises:
@@ -222,7 +228,7 @@ def decode_failure(
         ) from no
 
 
-def _decoded(failure: Failure, own: ExceptionTypes | None, *, with_jax: bool) -> BaseException:
+def _decoded(failure: Failure, own: FunctionContent | None, *, with_jax: bool) -> BaseException:
     *described, text, frames, links, notes, user_type, group, origin = failure
     if not with_jax:
         described[2:4] = _without_internal_lines(*described[1:4])
@@ -230,7 +236,8 @@ def _decoded(failure: Failure, own: ExceptionTypes | None, *, with_jax: bool) ->
     error = _rebuilt(described, user_type, members, own)
     for note in notes:
         error.add_note(note)
-    error.__traceback__ = traceback_of(frames, with_jax=with_jax)
+    find_code = own.find_code if own is not None else None
+    error.__traceback__ = traceback_of(frames, with_jax=with_jax, find_code=find_code)
     if links:
         before = _decoded(links[1], own, with_jax=with_jax)
         if links[0] == "cause":
@@ -262,7 +269,7 @@ def _rebuilt(
     described: list[Any],
     user_type: tuple[Any, ...],
     members: list[BaseException],
-    own: ExceptionTypes | None,
+    own: FunctionContent | None,
 ) -> BaseException:
     module, name, message, args, retry_after_s = described
     if module == errors.__name__ and name in errors.__all__:

@@ -4,12 +4,18 @@ Only source positions are sent. The lines of source are read where the traceback
 user's own files, or the cells of a notebook, which the other end may not have. Tools that show a
 traceback or a warning open the file that it names. So names of files from which this process has
 not loaded code are put in angle brackets, like names that are no files; these are not opened.
+
+The lines of a function are not part of its key: a server may have it as it was before an edit above
+it, or from another process. So a frame names its code and the instruction, and is shown where this
+process has that code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import linecache
 import sys
+from collections.abc import Callable, Sequence
 from itertools import islice
 from traceback import FrameSummary, StackSummary, TracebackException, walk_tb
 from types import CodeType, FrameType, TracebackType
@@ -33,6 +39,8 @@ class RemoteFrame(NamedTuple):
     Attributes:
         file, module, name: of the code.
         line, end_line, column, end_column: position in the file; -1 where it is unknown.
+        code: the `code_mark` of the code.
+        offset: bytes before the instruction.
     """
 
     file: str
@@ -42,6 +50,12 @@ class RemoteFrame(NamedTuple):
     end_line: int
     column: int
     end_column: int
+    code: bytes
+    offset: int
+
+
+FindCode = Callable[[bytes], Sequence[CodeType]]
+"""The code objects of this process with a `code_mark`."""
 
 
 def frames_of(error: BaseException) -> tuple[tuple[Any, ...], ...]:
@@ -76,21 +90,44 @@ def raising_module(error: BaseException) -> str:
     return str(trace.tb_frame.f_globals.get("__name__", "")) if is_statement else ""
 
 
-def traceback_of(frames: tuple[Any, ...], *, with_jax: bool) -> TracebackType | None:
+def code_mark(code: CodeType) -> bytes:
+    """Eight bytes that two code objects share which differ at most in where they stand."""
+    named = repr((code.co_qualname, code.co_names, code.co_varnames, code.co_freevars))
+    digest = hashlib.blake2b(named.encode("utf-8", "backslashreplace"), digest_size=8)
+    digest.update(code.co_code)
+    return digest.digest()
+
+
+def traceback_of(
+    frames: tuple[Any, ...], *, with_jax: bool, find_code: FindCode | None = None
+) -> TracebackType | None:
     """A traceback with these frames, outermost first; None without any.
 
     Args:
         frames: as `frames_of` returned them at the other end.
         with_jax: whether those of jax are included: by default jax leaves its own out.
+        find_code: finds the code of this process that frames are shown in.
     """
     wanted = [RemoteFrame(*each) for each in frames[:_MAX_FRAMES]]
     if not with_jax:
         wanted = [each for each in wanted if _root(each) not in _JAX_PACKAGES]
     trace: TracebackType | None = None
     for each in reversed(wanted):
-        made = _make_frame(each)
-        trace = TracebackType(trace, made, made.f_lasti, max(1, each.line))
+        shown = _shown_frame(each, find_code(each.code) if find_code is not None else ())
+        made = _make_frame(shown)
+        trace = TracebackType(trace, made, made.f_lasti, max(1, shown.line))
     return trace
+
+
+def _shown_frame(frame: RemoteFrame, found: Sequence[CodeType]) -> RemoteFrame:
+    """The frame where this process has its code; as the other end has it where it has none."""
+    if not found:
+        return frame._replace(file=display_file(frame.file))
+    code = min(
+        found, key=lambda c: (c.co_filename != frame.file, abs(c.co_firstlineno - frame.line))
+    )
+    place = _position(code, frame.offset, None)
+    return RemoteFrame(code.co_filename, frame.module, frame.name, *place, frame.code, frame.offset)
 
 
 def display_file(file: str) -> str:
@@ -138,13 +175,21 @@ def _hide_source_lines_of(shown: TracebackException, error: BaseException) -> No
 
 
 def _frame(trace: TracebackType) -> RemoteFrame:
-    code, line = trace.tb_frame.f_code, trace.tb_lineno or 1
+    code, offset = trace.tb_frame.f_code, max(trace.tb_lasti, 0)
     module = str(trace.tb_frame.f_globals.get("__name__", ""))
-    positions = islice(code.co_positions(), max(trace.tb_lasti, 0) // 2, None)
-    first, *others = next(positions, (None, None, None, None))
-    known = [-1 if first != line or number is None else number for number in others]
     file = code.co_filename.encode("utf-8", "backslashreplace").decode()
-    return RemoteFrame(file, module, code.co_name, line, *known)
+    place = _position(code, offset, trace.tb_lineno or 1)
+    return RemoteFrame(file, module, code.co_name, *place, code_mark(code), offset)
+
+
+def _position(code: CodeType, offset: int, line: int | None) -> tuple[int, int, int, int]:
+    """Line, end line, column and end column of an instruction; the line is known where given."""
+    positions = islice(code.co_positions(), offset // 2, None)
+    first, *others = next(positions, (None, None, None, None))
+    line = line or first or code.co_firstlineno
+    known = (-1 if first != line or number is None else number for number in others)
+    end_line, column, end_column = known
+    return line, end_line, column, end_column
 
 
 def _root(frame: RemoteFrame) -> str:
@@ -162,7 +207,7 @@ def _make_frame(place: RemoteFrame) -> FrameType:
     """A frame of code with that position. It has run, and does nothing."""
     line = max(1, place.line)
     code = _PROTOTYPE.replace(
-        co_filename=display_file(place.file),
+        co_filename=place.file,
         co_name=place.name,
         co_qualname=place.name,
         co_firstlineno=line,

@@ -109,7 +109,7 @@ def test_a_recursion_without_end_is_cut() -> None:
 @pytest.mark.parametrize("line", [1, 63, 64, 5000, 100_000])
 def test_lines_and_columns_of_any_size(line: int) -> None:
     """As CPython packs them; and those that are not known."""
-    place = RemoteFrame("gone.py", "m", "f", line, line + 70, 4, 300)
+    place = RemoteFrame("gone.py", "m", "f", line, line + 70, 4, 300, b"", 0)
     trace = traceback_of((tuple(place),), with_jax=True)
     assert trace is not None
     ((frame, at),) = traceback.walk_tb(trace)
@@ -127,7 +127,7 @@ SECRET = "secret = 42"
 def naming(file: str, line: int = 1) -> BaseException:
     """An exception that is said to have been raised there."""
     error = ValueError("wrong")
-    frame = RemoteFrame(file, "users", "f", line, line, 0, 6)
+    frame = RemoteFrame(file, "users", "f", line, line, 0, 6, b"", 0)
     error.__traceback__ = traceback_of((tuple(frame),), with_jax=False)
     return error
 
@@ -167,7 +167,7 @@ def test_an_uncaught_exception_opens_no_file_that_a_server_names(tmp_path: Path)
     program = (
         "from jaxd_protocol.messages.tracebacks import traceback_of\n"
         "error = ValueError('wrong')\n"
-        f"frame = ({str(fifo)!r}, 'users', 'f', 1, 1, 0, 6)\n"
+        f"frame = ({str(fifo)!r}, 'users', 'f', 1, 1, 0, 6, b'', 0)\n"
         "error.__traceback__ = traceback_of((frame,), with_jax=False)\n"
         "raise error\n"
     )
@@ -207,7 +207,7 @@ def test_the_text_of_an_exception_is_that_of_python() -> None:
 
 def test_a_statement_is_as_long_as_one_can_be() -> None:
     """Python 3.13 shows every line of it; and no more frames are made than one end sends."""
-    frame = ("f.py", "users", "f", 1, 1 << 30, 0, 6)
+    frame = ("f.py", "users", "f", 1, 1 << 30, 0, 6, b"", 0)
     error = ValueError("wrong")
     error.__traceback__ = traceback_of((frame,) * 5000, with_jax=False)
     found = traceback.extract_tb(error.__traceback__)
