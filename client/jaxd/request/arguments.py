@@ -125,7 +125,8 @@ class ArgumentEncoder(TreeEncoder):
     def other(self, value: Any) -> None:
         """Appends an array, a named tuple, an object's leaves, or a pickle of what else this is."""
         numpy: Any = sys.modules.get("numpy")
-        lazy: Any = sys.modules.get("jaxd.interop.lazy_array")
+        # `None` also while another thread is still importing it: then no value is one yet
+        array_like: Any = getattr(sys.modules.get("jaxd.interop.lazy_array"), "ArrayLike", None)
         if isinstance(value, str | bytes):  # of a class of its own, such as numpy's
             self._object(value)
         elif (
@@ -136,7 +137,7 @@ class ArgumentEncoder(TreeEncoder):
             self.types[numpy.ndarray] = ArgumentEncoder.ndarray  # found at once from now on
             check_not_masked(value)
             self.ndarray(numpy.asarray(value))
-        elif lazy is not None and isinstance(value, lazy.ArrayLike):
+        elif array_like is not None and isinstance(value, array_like):
             self._own_array(value)
         elif type(value) is PRNGKeys:
             import numpy as np
