@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ import pytest
 from jaxd import connect
 from jaxd_server.jax_compat.config import configured
 from tests.end_to_end.counting import costs
+from tests.fake_packages import FakeSite
 from tests.live_server import LiveServer
 
 X = np.linspace(0.5, 2.0, 6, dtype=np.float32)
@@ -125,3 +128,34 @@ def test_no_setting_of_one_client_reaches_another(
     # two of each; `draws` has only one under the defaults, and two settings refuse to be traced
     assert counts[0]["compiles"] >= 2 * len(SETTINGS) - 1 - 2
     assert counts[1]["executable_loads"] == 2 * len(SETTINGS) - 1 - 2
+
+
+SETS_ONE = """
+import jax
+jax.config.update("jax_default_matmul_precision", "float32")
+def double(x):
+    return x * 2
+"""
+USES_IT = """
+import json, numpy, a_library
+from jaxd import persistent_call, statistics
+
+@persistent_call
+def f(x):
+    return a_library.double(x) + 1
+
+result = f(numpy.float32(3))
+print(json.dumps([float(result), statistics().traces]))
+"""
+
+
+def test_a_package_that_sets_something_when_it_is_imported_is_served(
+    start_live: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    """As dynamax does: the client's own setting travels, and the server's import is undone."""
+    site = FakeSite(tmp_path)
+    site.install("a_library", "1.0", {"a_library/__init__.py": SETS_ONE})
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(site.path)])
+    live = start_live("--trace-in", "worker", PYTHONPATH=path)
+    done = [live.run(USES_IT, PYTHONPATH=path, JAXD_FALLBACK="error") for _ in range(2)]
+    assert [json.loads(each.stdout or "0") for each in done] == [[7.0, 1]] * 2, done[0].stderr

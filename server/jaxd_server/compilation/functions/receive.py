@@ -21,6 +21,7 @@ from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
 from jaxd_server.codec.object_references import object_numbers
+from jaxd_server.jax_compat.config import restore_defaults
 from jaxd_server.user_code.mutation_guard import MutationGuard
 
 
@@ -65,6 +66,7 @@ def receive_function(
         return _receive_by_bytes(fingerprint, data)
     with content_table.unpacking():  # until then, other functions do not share its classes
         arrived = unpack_function(data)
+        restore_defaults()  # a package may have set some when it was imported; calls bring theirs
         there = manifest.there({**arrived.patched_modules, **arrived.modules}, arrived.sources)
         content_table.discard_wrong(lambda name, cls: _is_right(name, cls, there, arrived.archives))
 
