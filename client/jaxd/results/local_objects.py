@@ -18,7 +18,6 @@ from weakref import WeakValueDictionary
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
-from jaxd_protocol.messages.tracebacks import code_mark
 from jaxd_protocol.pytree.decoder import NNX_PARTS, restore_instance
 from jaxd_protocol.pytree.references import Reference, load_reference
 
@@ -161,6 +160,8 @@ class LocalObjects:
     def find_code(self, mark: bytes) -> Sequence[CodeType]:
         """Code of functions and methods that the function and its arguments hold, by its mark."""
         if self._code is None:
+            from jaxd_protocol.messages.tracebacks import code_mark
+
             self._code = {}
             for code in _code_in((*self._objects, *self._others, *self._contents.values())):
                 self._code.setdefault(code_mark(code), []).append(code)
