@@ -100,7 +100,7 @@ def only_tls(address: str) -> socket.socket:
 
 @contextmanager
 def silent_crowd(address: str, come: Callable[[str], socket.socket]) -> Iterator[None]:
-    """All places are taken, and nine more are asked for each second, a thousand at most."""
+    """All places are taken, and four more are asked for each second, a thousand at most: a client has 16 s."""
     over = threading.Event()
     with ExitStack() as stack:
         for _ in range(PLACES):
@@ -108,7 +108,7 @@ def silent_crowd(address: str, come: Callable[[str], socket.socket]) -> Iterator
 
         def go_on() -> None:
             for _ in range(1000):
-                if over.wait(1 / 9):
+                if over.wait(1 / 4):
                     return
                 with suppress(OSError):
                     stack.enter_context(come(address))
