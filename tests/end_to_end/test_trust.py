@@ -100,7 +100,10 @@ def only_tls(address: str) -> socket.socket:
 
 @contextmanager
 def silent_crowd(address: str, come: Callable[[str], socket.socket]) -> Iterator[None]:
-    """All places are taken, and four more are asked for each second, a thousand at most: a client has 16 s."""
+    """All places are taken, and four more are asked for each second, a thousand at most.
+
+    A client has 16 s.
+    """
     over = threading.Event()
     with ExitStack() as stack:
         for _ in range(PLACES):
