@@ -23,6 +23,8 @@ from tests.live_server import ROOT, LiveServer, source_environment
 
 _EVENTS = ("traces", "lowers", "compiles", "cache_hits")
 _KEPT_OUTPUT = 200_000
+_LAST_S = 30.0
+"""How long a program that is given up has to write down what it knows."""
 
 
 @dataclass(frozen=True)
@@ -229,16 +231,18 @@ def _run_measured(
 
 def _wait(process: subprocess.Popen[bytes], until: float) -> tuple[int | str, float]:
     """Its exit status, and the seconds that it and what it started have computed."""
+    told = False
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
-            return process.returncode, usage.ru_utime + usage.ru_stime
-        if time.monotonic() > until:
+            ended = "gave up" if told else process.returncode
+            return ended, usage.ru_utime + usage.ru_stime
+        if time.monotonic() > until + _LAST_S:
             os.killpg(process.pid, signal.SIGKILL)
-            _, _, usage = os.wait4(process.pid, 0)
-            process.returncode = -signal.SIGKILL
-            return "gave up", usage.ru_utime + usage.ru_stime
+        elif time.monotonic() > until and not told:
+            told = True  # it writes down what it knows
+            os.kill(process.pid, signal.SIGINT)
         time.sleep(0.05)
 
 

@@ -33,7 +33,7 @@ class Suite:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()
-    patience_s: float = 1200
+    patience_s: float = 1800
     name: str = "tests"
 
     @property
@@ -79,7 +79,7 @@ class SuiteRunner:
         arguments = ["-q", "-p", "corpus_outcomes", "-p", "no:cacheprovider", "-p", "no:xdist"]
         arguments += ["--continue-on-collection-errors"]
         arguments += ["--import-mode=importlib", "--rootdir", str(flat), "-o", "addopts="]
-        arguments += ["-W", "ignore", "-o", "python_files=*.py", *suite.arguments]
+        arguments += ["-W", "ignore", *suite.arguments]
         arguments += sorted(str(file) for file in flat.glob("*.py") if "conftest" not in file.name)
         environment = {**suite.environment, "CORPUS_OUTCOMES": str(place / "outcomes")}
         launcher = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"
@@ -130,9 +130,9 @@ _CHEX = Project("chex", ("chex==0.1.92",), "google-deepmind/chex", "refs/tags/v0
 _HAIKU = Project("haiku", ("dm-haiku==0.0.16",), "google-deepmind/dm-haiku", "refs/tags/v0.0.16")
 
 SUITES: Final[tuple[Suite, ...]] = (
-    Suite(_OPTAX, ("optax/**/*_test.py",), patience_s=900),
+    Suite(_OPTAX, ("optax/**/*_test.py",)),
     *(
-        Suite(_JAX, (f"tests/{name}.py",), environment=_ABSL, name=name, patience_s=600)
+        Suite(_JAX, (f"tests/{name}.py",), environment=_ABSL, name=name)
         for name in (
             "api_test",
             "custom_root_test",
@@ -145,13 +145,33 @@ SUITES: Final[tuple[Suite, ...]] = (
             "custom_partitioning_test",
         )
     ),
-    Suite(programs.JRAPH, ("jraph/_src/*_test.py",), patience_s=600),
-    Suite(programs.MCTX, ("mctx/**/*test.py",), patience_s=600),
-    Suite(programs.E3NN, ("tests/**/*_test.py",), patience_s=600),
-    Suite(programs.RLAX, ("rlax/**/*_test.py",), patience_s=600),
-    Suite(programs.DISTRAX, ("distrax/**/*_test.py",), patience_s=900),
-    Suite(_CHEX, ("chex/**/*_test.py",), patience_s=600),
-    Suite(_HAIKU, ("haiku/_src/*_test.py",), patience_s=900),
-    Suite(programs.JAXOPT, ("tests/*_test.py",), path=("tests",), patience_s=900),
-    Suite(programs.DYNAMAX, ("dynamax/**/*test*.py",), patience_s=900),
+    Suite(programs.JRAPH, ("jraph/_src/*_test.py",)),
+    Suite(programs.MCTX, ("mctx/**/*test.py",)),
+    Suite(programs.E3NN, ("tests/**/*_test.py",)),
+    Suite(programs.RLAX, ("rlax/**/*_test.py",)),
+    Suite(programs.DISTRAX, ("distrax/**/*_test.py",)),
+    Suite(_CHEX, ("chex/**/*_test.py",)),
+    Suite(_HAIKU, ("haiku/_src/*_test.py",)),
+    Suite(programs.JAXOPT, ("tests/*_test.py",), path=("tests",)),
+    Suite(programs.DYNAMAX, ("dynamax/**/*test*.py",)),
+    Suite(
+        programs.FLAX,
+        ("tests/*_test.py", "tests/linen/*_test.py", "tests/nnx/*_test.py"),
+    ),
+    Suite(
+        programs.NUMPYRO,
+        (
+            "test/test_handlers.py",
+            "test/test_optimizers.py",
+            "test/test_transforms.py",
+            "test/test_constraints.py",
+            "test/test_flows.py",
+            "test/test_nn.py",
+            "test/infer/test_svi.py",
+            "test/infer/test_gradient.py",
+            "test/infer/test_hmc_util.py",
+            "test/infer/test_infer_util.py",
+            "test/contrib/test_control_flow.py",
+        ),
+    ),
 )

@@ -41,6 +41,48 @@ def test_a_second_fresh_process_compiles_nothing(live: LiveServer) -> None:
     assert found == [0, 0, []]
 
 
+CAPTURES = """
+import json, sys, warnings
+if sys.argv[1] == "jax":
+    import jax
+from jaxd import persistent_call, statistics
+warnings.simplefilter("error")
+
+@persistent_call(results="remote")
+def weights(x):
+    import jax.numpy as jnp
+    return jnp.full((3, 7), x)
+
+class Model:
+    pass
+
+model = Model()
+model.weights = weights(2.0)
+model.other = [model.weights, weights(3.0)]
+
+@persistent_call
+def apply(x):
+    return x * model.weights.sum() + len(vars(model)) + model.other[1][0, 0]
+
+value = float(apply(1.5))
+before = statistics()
+print(json.dumps([value, before.traces, type(model.weights).__name__]))
+"""
+
+
+@pytest.mark.parametrize("process", ["jax", "plain"])
+def test_a_captured_array_of_the_server_counts_by_its_content(
+    live: LiveServer, process: str
+) -> None:
+    """As the array that it stands for: a second fresh process traces nothing."""
+    runs = [live.run(CAPTURES, process) for _ in range(2)]
+    assert [run.stderr for run in runs] == ["", ""]
+    (first, built, kind), (second, found, _) = (json.loads(run.stdout) for run in runs)
+    assert kind == "RemoteArray"
+    assert first == second == 1.5 * 42 + 2 + 3
+    assert built == found
+
+
 def test_eight_processes_that_ask_at_once_build_once(live: LiveServer) -> None:
     """One traces and compiles, seven wait for it."""
     before = _statistics(live)

@@ -34,6 +34,12 @@ class ArrayLike:
         """The array that this stands for."""
         raise NotImplementedError
 
+    def __stands_for__(self) -> Any:
+        """The array that counts and travels where a function captures this."""
+        import numpy  # noqa: F401  without it what is made would be another stand-in
+
+        return self._materialized()
+
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
