@@ -74,7 +74,7 @@ class MutationGuard:
         ]
         self._names = {id(place.before): place.name for place in self._places}
         classes = (each for each in objects if isinstance(each, type))
-        inside = [each for cls in classes if _can_change(cls) for each in vars(cls).values()]
+        inside = [each for cls in classes if _can_change(cls) for each in _content(cls)[1::2]]
         places = (place.before for place in self._places)
         found = {id(each): each for each in (*objects, *places, *inside)}
         self._held = [(each, _content(each)) for each in found.values() if _can_change(each)]
@@ -210,8 +210,8 @@ def _content(value: Any) -> list[Any]:
     if isinstance(value, list | set | deque | bytearray):
         return list(value)
     own = value
-    if isinstance(value, type):  # without what Python makes when it is read
-        own = {name: each for name, each in vars(value).items() if not name.startswith("__")}
+    if isinstance(value, type):  # without what Python, and an enum, keeps there for itself
+        own = {name: each for name, each in vars(value).items() if not _is_reserved(name)}
     elif not isinstance(value, dict):
         own = {
             name: content
@@ -219,6 +219,10 @@ def _content(value: Any) -> list[Any]:
             if not hasattr(getattr(type(value), name, None), "__get__")  # a cached_property
         }
     return [part for pair in own.items() for part in pair]
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith("_") and name.endswith("_")
 
 
 def _refill(value: Any, content: list[Any]) -> None:
