@@ -439,3 +439,46 @@ facts["made"] = [type(made) is Output, np.asarray(made.value).tolist(), int(made
 def test_a_dataclass_of_chex_needs_no_instance_here(live: LiveServer) -> None:
     """chex registers one of the main program with jax when it first makes an instance."""
     assert run_program(live, OF_CHEX) == {"made": [True, [2.0] * 3, 2], "traces": 1}
+
+
+DATA = """
+import datetime, decimal, enum
+from dataclasses import dataclass, field
+from jax.sharding import PartitionSpec
+
+class Flags(enum.Flag):
+    A = 1
+    B = 2
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Solution:
+    value: object
+    about: object = field(metadata={"static": True})
+
+mesh = jax.make_mesh((1,), ("d",))
+
+def about():
+    return (
+        jax.ShapeDtypeStruct((3,), jnp.float32), jax.eval_shape(lambda: jax.random.key(0)),
+        PartitionSpec("d", None), jax.sharding.NamedSharding(mesh, PartitionSpec("d")),
+        slice(1, None), range(3), ..., decimal.Decimal("1.5"), datetime.date(2020, 1, 2),
+        Flags.A | Flags.B, frozenset({Flags.A}), jax.tree_util.DictKey("a"),
+    )
+
+@persistent_call(fallback="error")
+def solve(x):
+    return Solution(x * 2, about())
+
+found = solve(x)
+facts["data"] = [bool(one == other) for one, other in zip(found.about, about(), strict=True)]
+facts["types"] = [type(one) is type(other) for one, other in zip(found.about, about())]
+facts["back"] = float(persistent_call(lambda s: s.value.sum() + len(s.about))(found))
+"""
+
+
+def test_values_that_are_nothing_but_data(live: LiveServer) -> None:
+    """Come home as they are, from the cache on disk as well, and are arguments like others."""
+    first = run_program(live, DATA)
+    assert first == {"data": [True] * 12, "types": [True] * 12, "back": 36.0, "traces": 2}
+    assert run_program(live, DATA) == {**first, "traces": 0}

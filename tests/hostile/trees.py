@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from jaxd_protocol.pytree import dump_literal
+from jaxd_protocol.pytree.data_values import KINDS
 from jaxd_protocol.pytree.leaves import Leaf, lay_out_leaves, spec_bytes
 from tests.hostile.drawing import DTYPES, PATHS, RandomValues, WeightedChoice
 
@@ -313,8 +314,19 @@ class TreeWriter:
     def _r_dtype(self, depth: int) -> tuple[Any, ...]:
         return (self._draws.rng.choice((*DTYPES, "object", "V8", self._draws.text())),)
 
-    def _r_set(self, depth: int) -> tuple[Any, ...]:
-        return self._draws.rng.choice(("set", "frozenset", "x")), (1, "a", self._draws.plain(0))
+    def _r_data(self, depth: int) -> tuple[Any, ...]:
+        count = self._draws.rng.randrange(5)
+        return self._draws.rng.choice(_DATA), tuple(self._part(depth) for _ in range(count))
+
+    def _part(self, depth: int) -> Any:
+        """Of a value that is nothing but data: a literal, several, or a reference."""
+        rng = self._draws.rng
+        if not depth or rng.random() < 0.4:
+            return rng.choice((1, 0, "a", b"a", None, True, "0", "F", 1 << 20, self._draws.text()))
+        if rng.random() < 0.5:
+            return "r", self._reference_of(depth - 1)
+        tag = rng.choice("ttlld?")
+        return tag, *(self._part(depth - 1) for _ in range(2 * rng.randrange(3)))
 
     def _r_nothing(self, depth: int) -> tuple[Any, ...]:
         return ()
@@ -348,6 +360,13 @@ _NODES: Final[Mapping[str, tuple[float, _Writer]]] = {
     "?": (1.1, TreeWriter._nothing),
 }
 
+_DATA: Final = (
+    *(f"{cls.__module__}.{cls.__qualname__}" for cls in KINDS),
+    *("shape", "abstract array", "key type", "partition spec", "device", "mesh", "named sharding"),
+    *("single device sharding", "DictKey", "SequenceKey", "GetAttrKey", "os.system", "?"),
+)
+"""Kinds of values that are nothing but data, and what is none."""
+
 _TO_SERVERS: Final[Mapping[str, float]] = {
     "A": 12, "S": 5, "F": 3, "I": 3, "U": 3, "O": 4, "Q": 2, "X": 3, "V": 2, "P": 2,
     "R": 1, "G": 1, "J": 1,  # only towards a client: refused
@@ -363,6 +382,6 @@ _REFERENCES: Final[Mapping[str, tuple[float, Callable[[TreeWriter, int], tuple[A
     "m": (2, TreeWriter._r_method),
     "e": (1, TreeWriter._r_member),
     "d": (1, TreeWriter._r_dtype),
-    "s": (1, TreeWriter._r_set),
+    "v": (4, TreeWriter._r_data),
     "o": (1, TreeWriter._r_nothing),
 }

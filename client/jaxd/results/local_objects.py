@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from enum import Flag
+from functools import partial, reduce
+from operator import or_
 from types import CodeType, FunctionType, MethodType
 from typing import Any, ClassVar, Final
 from weakref import WeakValueDictionary
@@ -48,7 +50,6 @@ _PLAIN_DTYPES: Final = frozenset(
 )
 _NUMBER_MODULES: Final = ("numpy", "jax.numpy", "ml_dtypes")
 _NUMBER_NAMES: Final = _PLAIN_DTYPES | {"bfloat16"}
-_SETS: Final[Mapping[str, type]] = {"set": set, "frozenset": frozenset}
 _missing: Final = object()
 
 _live_instances: WeakValueDictionary[bytes, LocalObjects] = WeakValueDictionary()
@@ -280,8 +281,8 @@ class LocalObjects:
         elif reference.kind == "c":  # the latest of several with equal content
             (content,) = reference.detail
             return lambda: self._contents.get(content, found)
-        elif reference.kind == "s":
-            return lambda: set(found) if type(found) is set else found
+        elif reference.kind == "v":
+            return self._maker(reference, found)
         return lambda: found
 
     def _remote_object(self, reference: Reference) -> RemoteObject:
@@ -411,7 +412,10 @@ class LocalObjects:
         cls: Any = self._by_class_name(module, name, content)
         if cls is _missing and not content:
             cls = self._in_package(module, name)
-        found = getattr(cls, "__dict__", {}).get("_member_map_", {}).get(member, _missing)
+        members = getattr(cls, "__dict__", {}).get("_member_map_", {})
+        found = members.get(member, _missing)
+        if found is _missing and "|" in member:
+            found = _several_flags(cls, [members.get(each) for each in member.split("|")])
         return _missing if callable(found) and not content else found
 
     def _dtype(self, name: str) -> Any:
@@ -425,6 +429,41 @@ class LocalObjects:
         except ProtocolError:  # of records, or text: no number
             return _missing
 
+    def _data_value(self, name: str, parts: tuple[Any, ...]) -> Any:
+        """A value that is nothing but data, of a kind that this process can make."""
+        from jaxd_protocol.jax_objects.data_values import find_kind
+        from jaxd_protocol.pytree.data_values import load_parts
+
+        kind = find_kind(name)
+        if kind is None:
+            return _missing
+        try:
+            return kind.make(*load_parts(parts, self._part))
+        except ProtocolError:
+            raise
+        except Exception:  # noqa: BLE001  parts that another version of jax, or nobody, has made
+            return _missing
+
+    def _part(self, reference: Any) -> Any:
+        """A part of such a value; `LookupError` when this process does not have it."""
+        from jaxd_protocol.jax_objects.data_values import kind_name
+
+        found = self._resolve(load_reference(reference))
+        if callable(found) and kind_name(found) is None:  # a mesh is, as a decorator
+            found = self._held_or_data_type(found)
+        if found is _missing:
+            raise LookupError
+        return found
+
+    def _maker(self, reference: Reference, found: Any) -> Callable[[], Any]:
+        """What gives such a value: where it can be changed, another one for each result."""
+        from jaxd_protocol.jax_objects.data_values import find_kind
+
+        kind = find_kind(reference.detail[0])
+        if kind is None or not kind.is_mutable:
+            return lambda: found
+        return lambda: self._data_value(*reference.detail)
+
     _FINDERS: ClassVar[dict[str, Callable[..., Any]]] = {
         "n": _by_numbers,
         "c": lambda self, content: self._contents.get(content, _missing),
@@ -434,7 +473,7 @@ class LocalObjects:
         "m": _method,
         "e": _member,
         "d": _dtype,
-        "s": lambda _, kind, items: _SETS[kind](items) if kind in _SETS else _missing,
+        "v": _data_value,
         "o": lambda _: _missing,
     }
 
@@ -444,6 +483,13 @@ def _number_type(module: Any, name: Any) -> Any:
     if module not in _NUMBER_MODULES or name not in _NUMBER_NAMES:
         return _missing
     return getattr(sys.modules.get(module), name, _missing)
+
+
+def _several_flags(cls: Any, members: list[Any]) -> Any:
+    """Members of a flag as one, put together as Python does it."""
+    if not issubclass(cls, Flag) or cls.__or__ is not Flag.__or__ or None in members:
+        return _missing
+    return reduce(or_, members)
 
 
 def _is_calling_container(cls: type) -> bool:

@@ -15,11 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from jaxd_protocol.jax_objects.data_values import parts_of
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.instances import installed_name
 from jaxd_protocol.pickling.unpack.archives import content_id_of
 from jaxd_protocol.pickling.unpack.object_tokens import keep_object
-from jaxd_protocol.pytree import is_literal
+from jaxd_protocol.pytree.data_values import dump_parts
 from jaxd_protocol.pytree.references import Reference, function_mark
 
 _LIMIT: Final = 1000
@@ -130,18 +131,38 @@ def _place_of(value: Any) -> Place | None:
 
 
 def _place_by_kind(value: Any) -> Place | None:
-    if type(value) in (set, frozenset):
-        items = tuple(value)
-        return ("s", (type(value).__name__, items)) if is_literal(items) else None
     if isinstance(value, np.dtype):
         return "d", (value.name,)
+    data = parts_of(value)
+    if data is not None:
+        return _data(*data)
     if isinstance(value, MethodType):
         return _method(value)
     if isinstance(value, Enum):
-        name = class_name(type(value))
-        return None if name is None else ("e", (*name, value.name))
+        name, member = class_name(type(value)), value.name
+        return None if name is None or member is None else ("e", (*name, member))
     installed = installed_name(value)
     return None if installed is None else ("i", installed)
+
+
+def _data(kind: str, parts: tuple[Any, ...]) -> Place | None:
+    """A value that is nothing but data, where its client finds all that it is made of."""
+    try:
+        return "v", (kind, dump_parts(parts, _part))
+    except (LookupError, RecursionError):
+        return None
+
+
+def _part(value: Any) -> tuple[Any, ...]:
+    """The reference to a part, for which there is no token: the whole has one.
+
+    Raises:
+        LookupError: when the client has none.
+    """
+    place = _place_of(value)
+    if place is None:
+        raise LookupError
+    return Reference(*place, b"", "").plain()
 
 
 def _method(method: MethodType) -> Place | None:

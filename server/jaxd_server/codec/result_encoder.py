@@ -48,7 +48,7 @@ class _LeafPlaceholder:
 
 
 _LEAF_PLACEHOLDER: Final = _LeafPlaceholder()
-_NUMBERS: Final = frozenset({bool, int, float, complex})
+_STATIC: Final = frozenset({bool, int, float, complex, type(...)})
 
 
 class ResultEncoder(TreeEncoder):
@@ -71,7 +71,7 @@ class ResultEncoder(TreeEncoder):
 
     def node(self, value: Any) -> None:
         """Appends one tree."""
-        if type(value) in _NUMBERS:
+        if type(value) in _STATIC:
             self.static(value)  # part of a class's structure: data is always in slots
         else:
             super().node(value)

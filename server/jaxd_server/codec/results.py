@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import ResultError, ValueDeleted
+from jaxd_protocol.jax_objects.data_values import find_kind
 from jaxd_protocol.messages.data_locations import (
     KEEP_ALL,
     ResultPolicy,
@@ -24,6 +25,7 @@ from jaxd_protocol.messages.data_locations import (
 )
 from jaxd_protocol.pickling.unpack.object_tokens import keep_lookup
 from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
+from jaxd_protocol.pytree.data_values import load_parts
 from jaxd_protocol.pytree.decoder import parameter_default
 from jaxd_protocol.pytree.leaves import dtype_of
 from jaxd_protocol.pytree.references import Reference, load_reference, replace_tokens
@@ -315,10 +317,17 @@ def _imported(module: str, name: str) -> Any:
     return found
 
 
+def _made(name: str, parts: tuple[Any, ...]) -> Any:
+    kind = find_kind(name)
+    if kind is None:
+        raise LookupError(f"a {name}")
+    return kind.make(*load_parts(parts, lambda part: _find(load_reference(part))))
+
+
 _FINDERS: Final[Mapping[str, Callable[..., Any]]] = {
     "i": _imported,
     "d": dtype_of,
-    "s": lambda name, items: {"set": set, "frozenset": frozenset}[name](items),
+    "v": _made,
     "m": lambda owner, name: getattr(_find(load_reference(owner)), name),
     "p": lambda module, name, field: parameter_default(_imported(module, name), field, None),
     "n": object_numbers.at,

@@ -270,6 +270,8 @@ def find_nan(call: Call, functions: Functions, executables: Executables) -> Floa
                 "and it cannot be run step by step to find the line, because its io_callback must "
                 "not run twice. Leave that out, or look with JAXD_INLINE=1."
             )
+        finally:
+            function.captured.restore()
     return FloatingPointError(
         f"invalid value (nan or inf) in the result of {function.name}, {why_not}"
     )

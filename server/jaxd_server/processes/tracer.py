@@ -165,7 +165,9 @@ class Tracer:
         Raises:
             Exception: when they differ from those of the worker.
         """
-        function = self._functions.obtain(order.key, _RequestedFunction(order))
+        source = _RequestedFunction(order)
+        function = self._functions.obtain(order.key, source)
+        self._functions.unpack(function, source)  # again, where a trace has spoiled it
         layout = parse_arguments(order.skeleton)
         arguments = build_arguments(
             layout, leaves_of_request(layout, order.scalars, order.buffers), function.statics

@@ -2,19 +2,23 @@
 
 Under `jax.jit` such a change is made in the caller's process. Here it would be made in a copy, and
 be lost; and whatever is traced later, for anybody, would see it. So it is undone, and an error.
+What cannot be undone, such as an iterator from which something was taken, spoils the function: it
+is not traced again, but unpacked anew.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import LostUpdateError
 from jaxd_protocol.fingerprint.code.callbacks import names_in
 from jaxd_protocol.packages.installed import is_local_module
+from jaxd_server.user_code.hidden_state import HiddenStates
 
 _MISSING: Final = object()
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -53,9 +57,13 @@ class MutationGuard:
     Args:
         objects: what a function reaches.
         ignored: names of globals and variables that may change.
+
+    Attributes:
+        is_spoiled: whether something was changed that could not be made what it was.
     """
 
     def __init__(self, objects: Iterable[Any] = (), ignored: Iterable[str] = ()) -> None:
+        self.is_spoiled = False
         objects = list(objects)
         self._functions = [each for each in objects if isinstance(each, FunctionType)]
         self._places = [
@@ -65,8 +73,12 @@ class MutationGuard:
             if place.name not in ignored
         ]
         self._names = {id(place.before): place.name for place in self._places}
-        found = {id(each): each for each in (*objects, *(place.before for place in self._places))}
+        classes = (each for each in objects if isinstance(each, type))
+        inside = [each for cls in classes if _can_change(cls) for each in _content(cls)[1::2]]
+        places = (place.before for place in self._places)
+        found = {id(each): each for each in (*objects, *places, *inside)}
         self._held = [(each, _content(each)) for each in found.values() if _can_change(each)]
+        self._hidden = HiddenStates(found.values())
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -90,7 +102,8 @@ class MutationGuard:
             )
 
     def restore(self) -> None:
-        """Makes all of it what it was."""
+        """Makes all of it what it was, as far as that is possible."""
+        self.is_spoiled = self.is_spoiled or self._hidden.changed() is not None
         for place in self._changed_places():
             place.undo()
         for holder, content in self._changed_holders():
@@ -105,7 +118,12 @@ class MutationGuard:
             return f"{kind} {place.name!r}"
         holder, _ = next(self._changed_holders(), (None, None))
         if holder is None:
-            return None
+            holder = self._hidden.changed()
+        return None if holder is None else self._words_for(holder)
+
+    def _words_for(self, holder: Any) -> str:
+        if isinstance(holder, type):
+            return f"the class {holder.__qualname__}"
         name = self._names.get(id(holder))
         return f"a {type(holder).__name__}" + ("" if name is None else f", {name!r},")
 
@@ -171,10 +189,12 @@ def _contents(cell: CellType) -> Any:
 
 
 def _can_change(value: Any) -> bool:
-    """Whether it is a container, or an object of a class of the user's."""
-    if isinstance(value, type | FunctionType | ModuleType):
+    """Whether it is a container, a class of the user's, or an object of one."""
+    if isinstance(value, FunctionType | ModuleType):
         return False
-    if _is_container(value):
+    if isinstance(value, type):
+        return is_local_module(value.__module__)
+    if _is_container(value) or type(value) in (SimpleNamespace, Namespace):
         return True
     return isinstance(getattr(value, "__dict__", None), dict) and is_local_module(
         type(value).__module__
@@ -187,19 +207,28 @@ def _is_container(value: Any) -> bool:
 
 def _content(value: Any) -> list[Any]:
     """What it holds, flat; of an object without what a descriptor keeps there for itself."""
-    if not _is_container(value):
+    if isinstance(value, list | set | deque | bytearray):
+        return list(value)
+    own = value
+    if isinstance(value, type):  # without what Python, and an enum, keeps there for itself
+        own = {name: each for name, each in vars(value).items() if not _is_reserved(name)}
+    elif not isinstance(value, dict):
         own = {
             name: content
             for name, content in vars(value).items()
             if not hasattr(getattr(type(value), name, None), "__get__")  # a cached_property
         }
-        return [part for pair in own.items() for part in pair]
-    if isinstance(value, dict):
-        return [part for pair in value.items() for part in pair]
-    return list(value)
+    return [part for pair in own.items() for part in pair]
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith("_") and name.endswith("_")
 
 
 def _refill(value: Any, content: list[Any]) -> None:
+    if isinstance(value, type):
+        _refill_class(value, dict(zip(content[::2], content[1::2], strict=True)))
+        return
     if not _is_container(value):
         value = vars(value)
         for name in set(value) - set(content[::2]):
@@ -212,6 +241,15 @@ def _refill(value: Any, content: list[Any]) -> None:
         value.update(content)
     else:
         value.extend(content)
+
+
+def _refill_class(cls: type, content: dict[str, Any]) -> None:
+    now = dict(zip(*[iter(_content(cls))] * 2, strict=True))
+    for name in now.keys() - content.keys():
+        type.__delattr__(cls, name)
+    for name, value in content.items():
+        if now.get(name, _MISSING) is not value:
+            type.__setattr__(cls, name, value)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -30,10 +30,12 @@ class Guards:
 
     Attributes:
         complete: whether every change is noticed; not when something is pinned.
+        arrays: those that can be written to.
     """
 
     def __init__(self) -> None:
         self.complete = True
+        self.arrays: list[Any] = []
         self._items: list[tuple[dict[Any, Any], Any, Any]] = []
         self._functions: list[tuple[FunctionType, Any, Any, Any]] = []
         self._cells: list[tuple[CellType, Any]] = []
@@ -82,6 +84,7 @@ class Guards:
 
     def array(self, value: Any) -> None:
         """The content of an array that can be written to, unless it is too large."""
+        self.arrays.append(value)
         if value.nbytes <= ARRAY_LIMIT:
             self._arrays[id(value)] = (value, (value.shape, value.dtype, value.tobytes()))
         else:

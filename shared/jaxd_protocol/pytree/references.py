@@ -10,7 +10,7 @@
     m     (reference, name)             a bound method of what the reference leads to
     e     (module, name, content id, member)   a member of an enum
     d     (name,)                       a dtype
-    s     (kind, items)                 a set or frozenset of plain values
+    v     (kind, parts)                 a value that is nothing but data, see `data_values`
     o     ()                            an object that the client cannot have
 
 Each holds a token as well, by which the server finds its object when it is sent back.
@@ -33,7 +33,7 @@ _DETAIL_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "m": (tuple, str),
     "e": (str, str, bytes, str),
     "d": (str,),
-    "s": (str, tuple),
+    "v": (str, tuple),
     "o": (),
 }
 

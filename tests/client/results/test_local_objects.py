@@ -152,7 +152,7 @@ def test_what_nobody_has_and_nobody_keeps(own: LocalObjects) -> None:
 
 def test_a_set_is_a_new_one_in_each_result(own: LocalObjects) -> None:
     """It can be changed."""
-    getter = own.getter(Reference("s", ("set", (1, 2)), b"", ""))
+    getter = own.getter(Reference("v", ("builtins.set", (("l", 1, 2),)), b"", ""))
     assert getter() == {1, 2}
     assert getter() is not getter()
 

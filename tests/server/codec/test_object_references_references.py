@@ -39,7 +39,7 @@ class Prickly:
         (dict, "k", ("builtins", "dict", b"")),
         (jax, "i", ("jax", "")),
         (np.dtype("int8"), "d", ("int8",)),
-        (frozenset({2}), "s", ("frozenset", (2,))),
+        (frozenset({2}), "v", ("builtins.frozenset", (("l", 2),))),
     ],
     ids=repr,
 )

@@ -6,6 +6,7 @@ import enum
 import sys
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -71,7 +72,11 @@ HERE: dict[str, tuple[tuple[Any, ...], Any]] = {
     "a class": (("k", "fractions", "Fraction", b""), __import__("fractions").Fraction),
     "a member": (("e", "socket", "AddressFamily", b"", "AF_UNIX"), None),
     "a dtype": (("d", "bfloat16"), None),
-    "a set": (("s", "frozenset", (1, 2)), frozenset({1, 2})),
+    "a set": (("v", "builtins.frozenset", (("l", 1, 2),)), frozenset({1, 2})),
+    "a spec": (
+        ("v", "shape", (("t", 2), ("r", ("d", ("int8",), b"", "")), False, None)),
+        jax.ShapeDtypeStruct((2,), "int8"),
+    ),
 }
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
+import io
+import itertools
+import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from jaxd_protocol.errors import LostUpdateError
@@ -59,6 +66,110 @@ def test_a_container_or_object_that_changes(value: Any, change: Callable[[Any], 
     ):
         change(value)
     assert content() == before
+
+
+class Slotted:
+    """An object of the user's without a dict."""
+
+    __slots__ = ("rate",)
+
+    def __init__(self) -> None:
+        self.rate = 0.5
+
+
+class Counting:
+    """A class of the user's that counts in itself."""
+
+    count = 0
+    seen: ClassVar[list[int]] = []
+
+
+_MEMORY = bytearray(b"ab")
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (itertools.count(1), next),
+        (iter([1, 2]), next),
+        (iter({1: 2}.items()), next),
+        (itertools.chain([1], [2]), next),
+        (zip([1, 2], [3, 4], strict=True), next),
+        (map(abs, iter([1, 2])), next),
+        (random.Random(0), lambda value: value.random()),
+        (np.random.RandomState(0), lambda value: value.rand()),
+        (np.random.default_rng(0), lambda value: value.random()),
+        (np.random.SeedSequence(0), lambda value: value.spawn(1)),
+        (io.StringIO("ab"), lambda value: value.read(1)),
+        (io.BytesIO(b"ab"), lambda value: value.close()),
+        (array.array("d", [1.0]), lambda value: value.append(2.0)),
+        (memoryview(_MEMORY), lambda value: value.__setitem__(0, 0)),
+        (ctypes.c_double(1.0), lambda value: setattr(value, "value", 2.0)),
+        (np.zeros((2, 2)).T, lambda value: value.__setitem__((0, 1), 1)),
+        (np.zeros(2, ml_dtypes.bfloat16), lambda value: value.fill(1)),
+        (Slotted(), lambda value: setattr(value, "rate", 0.25)),
+    ],
+    ids=stable_id,
+)
+def test_state_that_no_attribute_shows(value: Any, change: Callable[[Any], Any]) -> None:
+    """It is named, and nothing is traced with the object again: it cannot be made what it was."""
+    guard = MutationGuard([value])
+    with guard.kept():
+        repr(value)
+    assert not guard.is_spoiled
+    with (
+        pytest.raises(LostUpdateError, match=f"changes a {type(value).__name__} while"),
+        guard.kept(),
+    ):
+        change(value)
+    assert guard.is_spoiled
+
+
+def test_a_failed_trace_spoils_as_well() -> None:
+    """What it has taken is gone."""
+    numbers = itertools.count()
+    guard = MutationGuard([numbers])
+    with pytest.raises(ZeroDivisionError), guard.kept():
+        divmod(next(numbers), 0)
+    assert guard.is_spoiled
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: setattr(Counting, "count", 1),
+        lambda: setattr(Counting, "fresh", 1),
+        lambda: delattr(Counting, "count"),
+    ],
+    ids=["set", "added", "deleted"],
+)
+def test_a_class_that_changes(change: Callable[[], Any]) -> None:
+    """It is as it was before: other functions may have it as well."""
+    before = dict(vars(Counting))
+    with (
+        pytest.raises(LostUpdateError, match="changes the class Counting while"),
+        MutationGuard([Counting]).kept(),
+    ):
+        change()
+    assert dict(vars(Counting)) == before
+
+
+def test_what_a_class_holds() -> None:
+    """A list in it is one of the function's as well."""
+    with pytest.raises(LostUpdateError, match="a list"), MutationGuard([Counting]).kept():
+        Counting.seen.append(1)
+    assert Counting.seen == []
+
+
+def test_a_namespace() -> None:
+    """An object of Python's that is nothing but its attributes."""
+    namespace = types.SimpleNamespace(count=0)
+    with (
+        pytest.raises(LostUpdateError, match="a SimpleNamespace"),
+        MutationGuard([namespace]).kept(),
+    ):
+        namespace.count += 1
+    assert namespace.count == 0
 
 
 def test_a_global_and_a_variable_of_a_closure() -> None:

@@ -19,7 +19,7 @@ from jaxd_protocol.pytree.references import Reference, function_mark, load_refer
         ("m", (("o", (), b"t", "it"), "apply")),
         ("e", ("m", "Color", b"", "RED")),
         ("d", ("bfloat16",)),
-        ("s", ("set", (1, 2))),
+        ("v", ("builtins.slice", (1, 2, None))),
         ("o", ()),
     ],
 )

@@ -77,9 +77,10 @@ def receive_function(
     if not manifest.shared:
         # its key is like no other
         targets = CallbackCandidates()
-        with suppress(PackingError):  # it could not be compared either
-            targets = walked_over().reach.targets
         captured = MutationGuard([arrived.function], manifest.ignored)
+        with suppress(PackingError):  # it could not be compared either
+            walked = walked_over()
+            targets, captured = walked.reach.targets, _guard_of(walked, manifest)
         return UnpackedFunction(arrived.function, None, (), targets, manifest.callbacks, captured)
     walked = walked_over()
     found = walked.fingerprint
@@ -94,7 +95,7 @@ def receive_function(
             f"fingerprint than here ({_differing(manifest.parts, found.parts)}). Was it changed "
             "while it was sent? Else set extra_key= and report this."
         )
-    captured = MutationGuard(objects, manifest.ignored)
+    captured = _guard_of(walked, manifest)
     targets = walked.reach.targets
     return UnpackedFunction(arrived.function, doubt, objects, targets, manifest.callbacks, captured)
 
@@ -107,6 +108,13 @@ def _receive_by_bytes(fingerprint: bytes, data: bytes | memoryview) -> UnpackedF
             "Install the same jaxd on both sides."
         )
     return UnpackedFunction(unpack(data))
+
+
+def _guard_of(walked: WalkResult, manifest: FunctionManifest) -> MutationGuard:
+    """What a trace could change: what has a number, and what has none, arrays and classes."""
+    reach = walked.reach
+    classes = (each for each in reach.objects if isinstance(each, type))
+    return MutationGuard((*reach.numbered, *classes, *walked.guards.arrays), manifest.ignored)
 
 
 def _is_right(name: ClassId, cls: type, there: ClientProcess, archives: Any) -> bool:

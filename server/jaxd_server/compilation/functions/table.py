@@ -155,11 +155,12 @@ class Functions:
             FunctionReplaced: when what was kept of it is in doubt.
             Exception: whatever unpacking raises, such as ImportError.
         """
-        if function.unpacked is not None:
+        if function.unpacked is not None and not function.unpacked.captured.is_spoiled:
             return
         with source.waiting():
+            is_doubted = function.doubt is not None
             arrival = self._arrival(function.described, source)
-            if arrival.doubt is None:
+            if arrival.doubt is None or is_doubted:
                 function.unpacked = arrival
                 return
             self._functions.pop(function.key, None)
@@ -171,7 +172,7 @@ class Functions:
     def _arrival(self, described: Described, source: FunctionSource) -> UnpackedFunction:
         """The code; requested once for all callers, unless it is in doubt."""
         name = described.fingerprint
-        known = self._arrivals.use(name)
+        known = self._arrived(name)
         if known is not None:
             return known
         owner, arrival = self._receiving.run(
@@ -185,7 +186,7 @@ class Functions:
         self, described: Described, source: FunctionSource
     ) -> tuple[bytes, UnpackedFunction]:
         fingerprint = described.fingerprint
-        known = self._arrivals.use(fingerprint)
+        known = self._arrived(fingerprint)
         if known is not None:  # while this one waited for its turn
             return source.owner, known
         arrival = self._unpack_kept(described)
@@ -198,6 +199,11 @@ class Functions:
         if arrival.doubt is None:
             self._arrivals[fingerprint] = arrival
         return source.owner, arrival
+
+    def _arrived(self, fingerprint: bytes) -> UnpackedFunction | None:
+        """What has arrived under that name, and was not spoiled by a trace."""
+        found = self._arrivals.use(fingerprint)
+        return None if found is None or found.captured.is_spoiled else found
 
     def _unpack_kept(self, described: Described) -> UnpackedFunction | None:
         """From the code on disk; None when there is none, or it can no longer be unpacked."""

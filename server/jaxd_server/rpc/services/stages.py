@@ -84,7 +84,7 @@ class Stages:
         options = function.options
         traced = self._counted(function.traceable)
         try:
-            with pinned(options.config):
+            with pinned(options.config), function.captured.kept():
                 jitted = jax.jit(traced, **options.jit_arguments())
                 if stage == "jaxpr":
                     return {"text": str(jitted.trace(*args, **kwargs).jaxpr)}
