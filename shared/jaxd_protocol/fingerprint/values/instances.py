@@ -67,6 +67,11 @@ _FIELD_ATTRIBUTES: Final = [
 
 def emit_other(walk: Walk, value: Any) -> None:
     """Appends an object by what it is made of: all of it, also where code reads only a part."""
+    if settings.is_config(value):
+        from jaxd_protocol.fingerprint.values import configs  # many functions read none
+
+        if configs.emit_config(walk, value):
+            return
     walk.reach.whole.add(id(value))
     if is_struct_sequence(value):
         walk.nested(value, emit_struct_sequence)
@@ -79,12 +84,6 @@ def _emit_instance(walk: Walk, value: Any) -> None:
     kind = type(value)
     if settings.is_environment(value):
         settings.refuse_whole_environment(walk)
-    if settings.is_config(value):
-        from jaxd_protocol.fingerprint.values import configs  # many functions read none
-
-        if configs.emit_config(walk, value):
-            return
-    walk.reach.whole.add(id(value))
     name = f"{kind.__module__}.{kind.__qualname__}"
     if type(value) is Field:
         walk.numbered(value, _field)
