@@ -25,6 +25,7 @@ _EVENTS = ("traces", "lowers", "compiles", "cache_hits")
 _KEPT_OUTPUT = 200_000
 _LAST_S = 30.0
 """How long a program that is given up has to write down what it knows."""
+_NO_PYTHON = re.compile(r"\s*%%(?!time|capture)")
 
 
 @dataclass(frozen=True)
@@ -195,11 +196,29 @@ class Runner:
 
 
 def code_of_notebook(file: Path) -> str:
-    """The code cells of a notebook, without lines that are for the notebook alone."""
-    cells = json.loads(file.read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    lines = [line for cell in code for line in [*cell.splitlines(), ""]]
-    return "\n".join(line for line in lines if not re.match(r"\s*[%!]", line)) + "\n"
+    """The code cells of a notebook, without lines that are for the notebook alone.
+
+    A cell that is there to show an error, which its author has tagged, may raise one.
+    """
+    lines: list[str] = []
+    for cell in json.loads(file.read_text())["cells"]:
+        if cell["cell_type"] == "code" and not re.match(_NO_PYTHON, "".join(cell["source"])):
+            lines += [*_lines_of_cell(cell), ""]
+    return "\n".join(lines) + "\n"
+
+
+def _lines_of_cell(cell: Mapping[str, Any]) -> list[str]:
+    code = [
+        re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in "".join(cell["source"]).splitlines()
+    ]
+    if "raises-exception" not in cell.get("metadata", {}).get("tags", ()):
+        return code
+    return [
+        "try:",
+        *(f"    {line}" for line in (*code, "pass")),
+        "except Exception as error:",
+        "    print(type(error))",
+    ]
 
 
 def _run_measured(

@@ -87,10 +87,19 @@ def test_the_code_of_a_notebook_is_that_of_its_cells(tmp_path: Path) -> None:
         {"cell_type": "markdown", "source": ["# Title"]},
         {"cell_type": "code", "source": ["%matplotlib inline\n", "x = 1\n", "y = x % 2"]},
         {"cell_type": "code", "source": ["!pip install p\n", "print(y)"]},
+        {"cell_type": "code", "source": ["%%bash\n", "ls | wc"]},
+        {"cell_type": "code", "source": ["%%time\n", "try:\n", "  z\n", "except:\n", "  %pip"]},
+        {
+            "cell_type": "code",
+            "source": ["y / 0"],
+            "metadata": {"tags": ["raises-exception"]},
+        },
     ]
     file = tmp_path / "n.ipynb"
     file.write_text(json.dumps({"cells": cells}))
-    assert code_of_notebook(file).split() == ["x", "=", "1", "y", "=", "x", "%", "2", "print(y)"]
+    said: list[str] = []
+    exec(code_of_notebook(file), {"print": lambda thing: said.append(str(thing))})
+    assert said == ["1", str(ZeroDivisionError)]
 
 
 def test_projects_take_turns() -> None:

@@ -181,7 +181,7 @@ class Staging:
             caller.requires_export()  # which connects
             return caller.session.platform
 
-        staged = StagedFunction(local, call, platform)
+        staged = StagedFunction(local, call, platform, self._local_run)
         return staged, *with_jax_specs(args[self._bound :], kwargs, local.statics)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -23,7 +23,11 @@ from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.jit.static_leaves import unwrapping_arguments, wrap_untraceable
 
 if TYPE_CHECKING:
+    from jaxd.dispatch.caller import Caller
+    from jaxd.tracing.fallback import LocalRun
     from jaxd.tracing.inline import InlineFunction
+
+T = TypeVar("T")
 
 _MAX_SHOWN: Final = 5
 _PLATFORMS: Final = {"gpu": "cuda"}  # as lowering names them
@@ -36,16 +40,34 @@ class StagedFunction(NamedTuple):
         local: traces it in this process.
         call: compiles and runs it.
         platform: what the server computes on; asked for when it is lowered.
+        local_run: gives the run in this process that follows an error, or None.
     """
 
     local: InlineFunction
     call: LoweredCall
     platform: Callable[[], str]
+    local_run: Callable[[Caller, BaseException, None], LocalRun | None]
 
     @property
     def is_strict(self) -> bool:
         """Whether what jax cannot trace is an error, and not static."""
         return self.call.call.spec.statics.strict
+
+    def run(self, there: Callable[[], T], here: Callable[[], T]) -> T:
+        """What the server answers, or where it cannot, what is compiled in this process.
+
+        Raises:
+            BaseException, JaxdError: as a call of the function.
+        """
+        try:
+            return there()
+        except BaseException as error:
+            caller = self.call.caller
+            local = self.local_run(caller, error, None) if isinstance(error, Exception) else None
+            if local is None:
+                hide_own_frames(error)
+                raise
+        return local.ask((), {}, lambda *_: here())
 
 
 def with_jax_specs(
@@ -122,26 +144,26 @@ class _Lowering:
         compiler_options: Mapping[str, Any] | None = None,
         *,
         device_assignment: object = None,
-    ) -> _Executable:
-        """Has the server compile it."""
+    ) -> Any:
+        """Has the server compile it, or jax of this process, where the server cannot."""
         if device_assignment is not None:
             raise ConfigurationError(
                 "device_assignment names devices of this process, and a server has its own. Leave "
                 "it out, and choose a device with f.on(device=…)."
             )
         options = dict(compiler_options or {})
-        try:
-            compiled = self._function.call.compiled(options)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
-        return _Executable(
-            self._lowered,
-            len(self._own.const_args),
-            self._function._replace(call=compiled),
-            self._traced.jaxpr.debug_info,
-            partial(self._compile_here, options),
-        )
+        here = partial(self._compile_here, options)
+
+        def there() -> _Executable:
+            return _Executable(
+                self._lowered,
+                len(self._own.const_args),
+                self._function._replace(call=self._function.call.compiled(options)),
+                self._traced.jaxpr.debug_info,
+                here,
+            )
+
+        return self._function.run(there, here)
 
     def _compile_here(self, options: Mapping[str, Any]) -> Any:
         with self._function.local.settings():
@@ -189,22 +211,19 @@ class _Executable:
             TypeError: as jax, when they have other shapes or dtypes.
             BaseException, JaxdError: as a call of the function.
         """
-        leaves = leaves[self._constants :]
+        whole, leaves = leaves, leaves[self._constants :]
         types = jax.tree.leaves(self._lowered.in_avals)
         given = [jax.typeof(_jax_spec(leaf)) for leaf in leaves]
         _check_types(types, given, self._debug_info)
         fitting = map(_fitted, types, given, leaves)
         args, kwargs = jax.tree.unflatten(self._lowered.in_tree, fitting)
         run = unwrapping_arguments(self._run, NO_STATIC_ARGS)
-        found: list[Any] = jax.tree.leaves(run(*args, **kwargs))
-        return found
+        return self._function.run(
+            lambda: jax.tree.leaves(run(*args, **kwargs)), lambda: self._here.call(*whole)
+        )
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self._function.call.run(args, kwargs, is_checked=True)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
+        return self._function.call.run(args, kwargs, is_checked=True)
 
     def as_text(self) -> str:
         """The program as the server runs it."""

@@ -331,6 +331,28 @@ def test_a_result_that_cannot_travel(client: Client) -> None:
     assert float(found.args[0]) == float(expected.args[0])
 
 
+def test_stages(client: Client) -> None:
+    """What the server cannot compile, or not return, is compiled in this process."""
+    before, weights = client.statistics().fallback_calls, jnp.arange(3.0)
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        with falling_back():
+            compiled = local(client, lambda x: x * weights).lower(jnp.ones(3)).compile()
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+    np.testing.assert_array_equal(compiled(jnp.ones(3)), weights)
+    assert "HloModule" in compiled.as_text()
+
+    def returning(x: Any) -> Any:
+        return jax.tree_util.Partial(Unpackable(2.0).__reduce__, x * weights)
+
+    with falling_back():
+        compiled = local(client, returning).lower(jnp.ones(3)).compile()
+        found = compiled(jnp.ones(3))
+    np.testing.assert_array_equal(found.args[0], weights)
+    assert client.statistics().fallback_calls == before + 2
+
+
 def test_a_setting_that_no_server_has(client: Client) -> None:
     """Is jax's own here."""
     function = local(client, lambda x: x * 2)
