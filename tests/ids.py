@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def stable_id(value: object) -> str:
