@@ -124,6 +124,7 @@ _DIGITS = "MNIST is not to be had offline: the digits of scikit-learn, enlarged,
 _TOY = "examples/nnx_toy_examples/"
 _MCMC = ("--num-samples", "100", "--num-warmup", "100")
 _NOTEBOOK = "the code cells of the notebook"
+_EIGHT_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 _RLAX = """
 import sys
@@ -221,7 +222,14 @@ PROGRAMS: Final[tuple[Program, ...]] = (
         FLAX,
         _TOY,
         "02_lifted_transforms.py 03_train_state.py 05_vae.py "
-        "06_scan_over_layers.py 09_parameter_surgery.py 10_fsdp_and_optimizer.py hijax_demo.py",
+        "06_scan_over_layers.py 09_parameter_surgery.py hijax_demo.py",
+    ),
+    *_files(
+        FLAX,
+        _TOY,
+        "10_fsdp_and_optimizer.py",
+        environment=_EIGHT_DEVICES,
+        note="on eight devices that are none, and so is its server",
     ),
     *_files(DISTRAX, "examples/", "hmm.py"),
     *_files(EVOSAX, "examples/", "learned_sphere.py"),

@@ -36,7 +36,7 @@ class Program:
         project: whose it is.
         file: in the checkout of the project, or in this repository where the project has none.
         arguments: of its command line; they shorten it.
-        environment: variables that it needs.
+        environment: variables that it needs; its server has them too, as one that it starts itself.
         path: folders of the checkout whose modules are importable.
         packages: folders of the checkout that are importable themselves.
         launcher: a program that imports the file and calls it with less to do; instead of the file.
@@ -129,6 +129,7 @@ class Runner:
             "CORPUS_MODE": "count",
             "CORPUS_RECORDS": str(counts),
             "HOME": str(self._corpus.home),
+            **self._own_environment(),
         }
         return LiveServer(place, executable=str(self._python), **environment)
 
@@ -163,7 +164,7 @@ class Runner:
             "HOME": str(self._corpus.home),
             "MPLBACKEND": "agg",
             "PYTHONHASHSEED": "0",
-            **{name: self._filled(value) for name, value in program.environment.items()},
+            **self._own_environment(),
             **more,
             "PYTHONPATH": os.pathsep.join((_python_path(), *folders)),
             "CORPUS_MODE": mode,
@@ -190,6 +191,9 @@ class Runner:
         else:
             main = file
         return main
+
+    def _own_environment(self) -> dict[str, str]:
+        return {name: self._filled(value) for name, value in self._program.environment.items()}
 
     def _filled(self, text: str) -> str:
         return text.replace("{files}", str(self._files)).replace("{home}", str(self._corpus.home))

@@ -124,7 +124,11 @@ def comparison(plain: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str,
 
 
 _JAX = Project("jax", ("matplotlib==3.11.2",), "jax-ml/jax", "refs/tags/jax-v0.10.2")
-_ABSL: Final = {"JAX_NUM_GENERATED_CASES": "4", "JAX_SKIP_SLOW_TESTS": "1"}
+_ABSL: Final = {
+    "JAX_NUM_GENERATED_CASES": "4",
+    "JAX_SKIP_SLOW_TESTS": "1",
+    "JAX_NUM_CPU_DEVICES": "8",  # which the tests ask for themselves
+}
 _OPTAX = Project("optax", (), "google-deepmind/optax", "refs/tags/v0.2.8")
 _CHEX = Project("chex", ("chex==0.1.92",), "google-deepmind/chex", "refs/tags/v0.1.92")
 _HAIKU = Project("haiku", ("dm-haiku==0.0.16",), "google-deepmind/dm-haiku", "refs/tags/v0.0.16")
