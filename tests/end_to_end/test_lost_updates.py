@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -113,6 +115,57 @@ def test_state_of_any_kind(
             asked(np.ones((1, 2), np.float32))
         with pytest.raises(ValueError, match=rf"counted {first}\b"):
             asked(ONES)
+
+
+class Trainer:
+    """Counts while it is traced: in itself, in an object of its own, in a list."""
+
+    def __init__(self) -> None:
+        self.rate = 2.0
+        self.traces = 0
+        self.inner = Counter()
+        self.shapes: list[Any] = []
+
+    def in_itself(self, x: Any) -> Any:
+        """Changes an attribute that it reads."""
+        self.traces += 1
+        return x * self.rate
+
+    def anew(self, x: Any) -> Any:
+        """Sets an attribute that nothing reads."""
+        self.last = x
+        return x * self.rate
+
+    def in_another(self, x: Any) -> Any:
+        """Changes an attribute of an attribute."""
+        self.inner.own += 1
+        return x * self.rate
+
+    def in_a_list(self, x: Any) -> Any:
+        """Adds to a list that it holds."""
+        self.shapes.append(x.shape)
+        return x * self.rate
+
+
+@pytest.mark.parametrize("name", ["in_itself", "anew", "in_another", "in_a_list"])
+@pytest.mark.parametrize("how", ["bound", "argument", "static", "attribute of a global"])
+def test_an_object_of_a_method(client: Client, name: str, how: str) -> None:
+    """Whether its method is what is called, or it is an argument that jax does not trace."""
+    trainer, method = Trainer(), getattr(Trainer, name)
+    holder = SimpleNamespace(trainer=trainer)
+    makers: dict[str, Callable[[], Callable[[Any], Any]]] = {
+        "bound": lambda: client.persistent_call(getattr(trainer, name)),
+        "argument": lambda: partial(client.persistent_call(method), trainer),
+        "static": lambda: partial(client.persistent_call(method, static_argnums=0), trainer),
+        "attribute of a global": lambda: client.persistent_call(
+            lambda x: getattr(holder.trainer, name)(x * 1)
+        ),
+    }
+    call = makers[how]()
+    for _ in range(2):  # what is traced again begins with the object as it was
+        with pytest.raises(LostUpdateError, match=r"changes a (Trainer|Counter|list)"):
+            call(ONES)
+    assert trainer.traces == trainer.inner.own == len(trainer.shapes) == 0
 
 
 def test_a_cache_may_be_left_out(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Guards what a function reaches while it is traced against changes: globals, containers, objects.
+"""Guards what a function reaches, or is given, while it is traced: globals, containers, objects.
 
 Under `jax.jit` such a change is made in the caller's process. Here it would be made in a copy, and
 be lost; and whatever is traced later, for anybody, would see it. So it is undone, and an error.
@@ -15,9 +15,17 @@ from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Final, NamedTuple
 
-from jaxd_protocol.errors import LostUpdateError
+import jax
+import numpy as np
+
+from jaxd_protocol.errors import LostUpdateError, PackingError
+from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.fingerprint.code.callbacks import names_in
+from jaxd_protocol.fingerprint.walk import WalkResult
+from jaxd_protocol.jax_objects.names import is_of_jax
+from jaxd_protocol.jit.static_leaves import StaticLeaf
 from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.pytree import is_literal
 from jaxd_server.user_code.hidden_state import HiddenStates
 
 _MISSING: Final = object()
@@ -79,6 +87,31 @@ class MutationGuard:
         found = {id(each): each for each in (*objects, *places, *inside)}
         self._held = [(each, _content(each)) for each in found.values() if _can_change(each)]
         self._hidden = HiddenStates(found.values())
+
+    @classmethod
+    def of_walk(cls, walked: WalkResult, ignored: Iterable[str] = ()) -> MutationGuard:
+        """A snapshot of all that a walk has reached and a trace could change.
+
+        What has a number, and what has none: objects of which some attributes are read, as the one
+        of a method is, arrays and classes.
+        """
+        reach = walked.reach
+        partial = (each.value for each in reach.partial_reads.values())
+        classes = (each for each in reach.objects if isinstance(each, type))
+        return cls((*reach.numbered, *partial, *classes, *walked.guards.arrays), ignored)
+
+    @classmethod
+    def of_statics(cls, arguments: Any) -> MutationGuard:
+        """A snapshot of what jax does not trace among the arguments of a call."""
+        leaves = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, StaticLeaf))
+        values = (leaf.value if isinstance(leaf, StaticLeaf) else leaf for leaf in leaves)
+        objects = tuple(each for each in values if not (is_literal(each) or _is_data(type(each))))
+        if not objects:
+            return NO_GUARD
+        try:
+            return cls.of_walk(walk(objects, "arguments"))
+        except PackingError:
+            return cls(objects)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -162,6 +195,11 @@ def _slots_of(function: FunctionType) -> Iterator[_AssignableSlot]:
         pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in pairs:
             yield _AssignableSlot(name, cell, _contents(cell))
+
+
+def _is_data(cls: type) -> bool:
+    """Whether instances are arrays, or specs of some, and so are traced or never change."""
+    return issubclass(cls, np.ndarray | np.generic) or is_of_jax(cls)
 
 
 def _is_import(place: _AssignableSlot) -> bool:

@@ -108,7 +108,7 @@ class Compiler:
         Raises:
             Interrupted: when it was, see `run_interruptibly`.
             Exception: whatever the function raises while it is traced, and jax's own errors.
-            LostUpdateError: when it changes what it reaches.
+            LostUpdateError: when it changes what it reaches, or a static argument.
             ResultError: when its result cannot travel.
         """
         started = time.monotonic()
@@ -119,6 +119,7 @@ class Compiler:
                 jax.log_compiles(True),
                 output_to(CallOutput(emit)),
                 captured.kept(),
+                MutationGuard.of_statics(arguments).kept(),
             ):
                 capture_warnings()
                 jitted = jax.jit(self._private(function), **options.jit_arguments())

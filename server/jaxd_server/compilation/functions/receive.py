@@ -80,7 +80,10 @@ def receive_function(
         captured = MutationGuard([arrived.function], manifest.ignored)
         with suppress(PackingError):  # it could not be compared either
             walked = walked_over()
-            targets, captured = walked.reach.targets, _guard_of(walked, manifest)
+            targets, captured = (
+                walked.reach.targets,
+                MutationGuard.of_walk(walked, manifest.ignored),
+            )
         return UnpackedFunction(arrived.function, None, (), targets, manifest.callbacks, captured)
     walked = walked_over()
     found = walked.fingerprint
@@ -95,7 +98,7 @@ def receive_function(
             f"fingerprint than here ({_differing(manifest.parts, found.parts)}). Was it changed "
             "while it was sent? Else set extra_key= and report this."
         )
-    captured = _guard_of(walked, manifest)
+    captured = MutationGuard.of_walk(walked, manifest.ignored)
     targets = walked.reach.targets
     return UnpackedFunction(arrived.function, doubt, objects, targets, manifest.callbacks, captured)
 
@@ -108,13 +111,6 @@ def _receive_by_bytes(fingerprint: bytes, data: bytes | memoryview) -> UnpackedF
             "Install the same jaxd on both sides."
         )
     return UnpackedFunction(unpack(data))
-
-
-def _guard_of(walked: WalkResult, manifest: FunctionManifest) -> MutationGuard:
-    """What a trace could change: what has a number, and what has none, arrays and classes."""
-    reach = walked.reach
-    classes = (each for each in reach.objects if isinstance(each, type))
-    return MutationGuard((*reach.numbered, *classes, *walked.guards.arrays), manifest.ignored)
 
 
 def _is_right(name: ClassId, cls: type, there: ClientProcess, archives: Any) -> bool:

@@ -27,6 +27,7 @@ from jaxd_server.jax_compat.config import pinned, restore_defaults
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.lowered import out_leaves
 from jaxd_server.runtime.counters import Counts
+from jaxd_server.user_code.mutation_guard import MutationGuard
 
 _STAGES: Final = ("jaxpr", "lowered", "compiled")
 
@@ -84,7 +85,8 @@ class Stages:
         options = function.options
         traced = self._counted(function.traceable)
         try:
-            with pinned(options.config), function.captured.kept():
+            guards = function.captured, MutationGuard.of_statics(arguments)
+            with pinned(options.config), guards[0].kept(), guards[1].kept():
                 jitted = jax.jit(traced, **options.jit_arguments())
                 if stage == "jaxpr":
                     return {"text": str(jitted.trace(*args, **kwargs).jaxpr)}
