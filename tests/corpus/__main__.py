@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def _run_all(corpus: Corpus, options: argparse.Namespace) -> int:
     if options.report:
         report.write(corpus)
         return 0
+    if options.patience:
+        chosen = [replace(row, patience_s=options.patience) for row in chosen]
     if table is PROGRAMS:
         make_data()
     bad = 0
@@ -192,6 +195,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--suites", action="store_true", help="test suites instead of programs")
     parser.add_argument("--quick", action="store_true", help="what needs no downloads")
     parser.add_argument("--list", action="store_true", help="list them and run nothing")
+    parser.add_argument("--patience", type=float, help="seconds after which a run is given up")
     parser.add_argument("--again", action="store_true", help="run under jaxd what has been run")
     parser.add_argument("--scratch", action="store_true", help="keep and use no earlier results")
     parser.add_argument("--report", action="store_true", help="write docs/compatibility.md")

@@ -53,7 +53,7 @@ class Program:
     packages: tuple[str, ...] = ()
     launcher: str = ""
     note: str = ""
-    patience_s: float = 300
+    patience_s: float = field(default=300, repr=False)
     name: str = ""
 
     @property

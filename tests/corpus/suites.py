@@ -33,7 +33,7 @@ class Suite:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()
-    patience_s: float = 1800
+    patience_s: float = field(default=1800, repr=False)
     name: str = "tests"
 
     @property
@@ -79,7 +79,7 @@ class SuiteRunner:
         arguments = ["-q", "-p", "corpus_outcomes", "-p", "no:cacheprovider", "-p", "no:xdist"]
         arguments += ["--continue-on-collection-errors"]
         arguments += ["--import-mode=importlib", "--rootdir", str(flat), "-o", "addopts="]
-        arguments += ["-W", "ignore", *suite.arguments]
+        arguments += ["-W", "ignore", "--tb=native", *suite.arguments]
         arguments += sorted(str(file) for file in flat.glob("*.py") if "conftest" not in file.name)
         environment = {**suite.environment, "CORPUS_OUTCOMES": str(place / "outcomes")}
         launcher = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"

@@ -48,6 +48,7 @@ _WITHOUT_CONTENT: Final = frozenset(
         "weakref.WeakSet",
         "_weakrefset.WeakSet",
         "concurrent.futures.thread.ThreadPoolExecutor",
+        "unittest.case._Outcome",  # of a test that runs: it leads to all tests of the session
     ]
 )
 """Types whose instances count as such: what they hold cannot change a result."""

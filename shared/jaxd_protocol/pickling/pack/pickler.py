@@ -39,7 +39,7 @@ from jaxd_protocol.pickling.pack.modules import (
     reduce_unnamed_namespace,
     refuse_compiled_object,
 )
-from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_stream
+from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_per_process
 from jaxd_protocol.pickling.unpack import rebuild
 from jaxd_protocol.pickling.unpack.content_table import ClassId
 from jaxd_protocol.pickling.unpack.private_modules import PrivateModules
@@ -159,7 +159,13 @@ class Pickler(pickle.Pickler):
 
     def _reduce_other(self, value: Any) -> Any:
         refuse_compiled_object(value)
-        ways = (reduce_array, reduce_jax, reduce_stream, reduce_struct_sequence, reduce_config)
+        ways = (
+            reduce_array,
+            reduce_jax,
+            reduce_per_process,
+            reduce_struct_sequence,
+            reduce_config,
+        )
         for reduce in ways:
             reduced = reduce(value)
             if reduced is not NotImplemented:

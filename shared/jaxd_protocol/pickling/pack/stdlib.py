@@ -99,8 +99,13 @@ DISPATCH: Final[dict[type, Callable[[Any], Any]]] = {
 }
 
 
-def reduce_stream(value: Any) -> Any:
-    """The standard streams are those of the server; `NotImplemented` for any other object."""
+def reduce_per_process(value: Any) -> Any:
+    """What is another one in each process; `NotImplemented` for any other object.
+
+    The standard streams are those of the server, and a test that runs has no outcome there.
+    """
+    if (type(value).__module__, type(value).__qualname__) == ("unittest.case", "_Outcome"):
+        return type(value), ()
     for name in ("stdout", "stderr"):
         if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
             return rebuild.standard_stream, (name,)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.pickling.pack.arguments import pack
-from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_stream
+from jaxd_protocol.pickling.pack.stdlib import DISPATCH, reduce_per_process
 from jaxd_protocol.pickling.unpack.unpickler import unpack
 from tests.ids import stable_id
 from tests.shared.pickling.processes import round_trip
@@ -95,7 +95,7 @@ def test_standard_streams_are_those_of_the_server() -> None:
     """Other files are refused."""
     assert sent(sys.stdout) is sys.stdout
     assert sent(sys.stderr) is sys.stderr
-    assert reduce_stream(object()) is NotImplemented
+    assert reduce_per_process(object()) is NotImplemented
 
 
 @functools.lru_cache(maxsize=7, typed=True)
