@@ -53,11 +53,13 @@ class _CachedPickle(NamedTuple):
     packed: Packed
 
 
-_pickle_cache: Final = BoundedDict[int, _CachedPickle](_MAX_CACHED)
+_pickle_cache: Final = BoundedDict[Any, _CachedPickle](_MAX_CACHED)
 
 
 def pack_cached(value: Any, what: str) -> Packed:
     """An object as bytes; of the same object the same, if nothing in it has changed.
+
+    So it is for tuples and jax's structures of trees that are made anew of the same objects.
 
     Args:
         value: any object.
@@ -68,7 +70,8 @@ def pack_cached(value: Any, what: str) -> Packed:
     """
     archives = current_archives()
     now = b"" if archives is None else archives.archive.content
-    known = _pickle_cache.get(id(value))
+    key = _identity(value)
+    known = _pickle_cache.get(key)
     if known is not None and known.archives == now and known.guards.hold():
         return known.packed
     watched = guard_content(
@@ -76,8 +79,42 @@ def pack_cached(value: Any, what: str) -> Packed:
     )  # first: what changes meanwhile is noticed
     packed = pack(value, what)
     if watched is not None and len(packed) <= _MAX_CACHED_BYTES:
-        _pickle_cache[id(value)] = _CachedPickle(value, now, watched.guards, packed)
+        _pickle_cache[key] = _CachedPickle(value, now, watched.guards, packed)
     return packed
+
+
+_ATOMS: Final = frozenset({int, bool, str, bytes, type(None)})
+_LISTING_KEYS: Final = frozenset({dict, OrderedDict, defaultdict})
+"""Nodes of jax whose aux data is a list of keys, made anew each time."""
+
+
+def _identity(value: Any) -> Any:
+    """Equal for values that are made of the same objects in the same way, as long as those live.
+
+    What can be made anew and never changes is looked into, so that libraries may make it in each
+    call: equinox gives a function the structure of its arguments as a static one.
+    """
+    cls = type(value)
+    if cls in _ATOMS:
+        return cls, value
+    if cls in (float, complex):
+        return cls, repr(value)  # zeros have signs
+    if cls is tuple:
+        return "tuple", tuple(map(_identity, value))
+    if kind_of(value) == "tree structure":
+        return _identity_of_structure(value)
+    return id(value)
+
+
+def _identity_of_structure(structure: Any) -> Any:
+    node = structure.node_data()
+    if node is None:
+        return "leaf" if structure.num_leaves else "none"
+    cls, aux = node
+    if cls in _LISTING_KEYS:
+        *factory, keys = aux if type(aux) is tuple else (aux,)
+        aux = (*factory, *keys)
+    return id(cls), _identity(aux), tuple(map(_identity_of_structure, structure.children()))
 
 
 # whether changes of an object would be noticed ---------------------------------------------------

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -71,6 +73,32 @@ def test_a_change_is_noticed(packings: list[Any], monkeypatch: pytest.MonkeyPatc
     pack_cached(scaled, "it")
     monkeypatch.setattr(RATE, "value", 2)
     assert unpack(pack_cached(scaled, "it"))(3) == 6
+
+
+def test_tuples_and_structures_that_are_made_anew_are_packed_once(packings: list[Any]) -> None:
+    """Of the same objects; any other object, and any other kind of number, is packed."""
+    setting, other = Setting(), Setting()
+
+    def made(one: Any, keys: tuple[str, ...] = ("a", "b"), factory: Any = None) -> Any:
+        tree = {key: [jax.tree_util.Partial(scaled, 1.0), None] for key in keys}
+        held = tree if factory is None else defaultdict(factory, tree)
+        return one, (jax.tree.structure(held), (keys, None))
+
+    kinds = (1, True, 1.0, 0.0, -0.0, "1", b"1", setting, other, [setting], (setting,), ((),), ())
+    different: list[tuple[Any, ...]] = [(kind,) for kind in kinds]
+    different += [(1, ("a",)), (1, ("b", "c")), (1, ("a", "b"), list), (1, ("a", "b"), set)]
+    for number, given in enumerate(different, 1):
+        kept = made(*given)
+        assert pack_cached(kept, "it") is pack_cached(kept, "it")
+        assert len(packings) == number
+    for given in different:
+        pack_cached(made(*given), "it")
+    assert len(packings) == len(different)
+    setting.width = 2
+    assert unpack(pack_cached(made(setting), "it"))[0].width == 2
+    pack_cached(([other],), "it")
+    pack_cached(([other],), "it")  # a list can change: another one is packed
+    assert len(packings) == len(different) + 3
 
 
 def test_an_object_that_can_be_called_is_watched_whole(packings: list[Any]) -> None:
