@@ -42,6 +42,7 @@ JAX_AT_IMPORT = (
     "server/jaxd_server/rpc/services/values.py",
     "server/jaxd_server/user_code/callback_targets.py",
     "server/jaxd_server/user_code/jax_callbacks.py",
+    "server/jaxd_server/user_code/mutation_guard.py",
     "server/jaxd_server/values/references.py",
 )
 

@@ -8,6 +8,7 @@ from collections import OrderedDict, defaultdict, deque
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from jaxd.request.static_keys import hashable, is_implemented_in_c, static_key
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import Guards, current_archives, walk
@@ -47,7 +48,7 @@ def guard_content(value: Any, name: str) -> GuardedContent | None:
 
 
 class _CachedPickle(NamedTuple):
-    value: Any  # kept, so that nothing else gets its id
+    kept: Any  # so that nothing else gets the ids in its key
     archives: bytes
     guards: Guards
     packed: Packed
@@ -59,7 +60,7 @@ _pickle_cache: Final = BoundedDict[Any, _CachedPickle](_MAX_CACHED)
 def pack_cached(value: Any, what: str) -> Packed:
     """An object as bytes; of the same object the same, if nothing in it has changed.
 
-    So it is for tuples and jax's structures of trees that are made anew of the same objects.
+    So it is for one that is made anew of the same objects, see `static_key`.
 
     Args:
         value: any object.
@@ -70,7 +71,8 @@ def pack_cached(value: Any, what: str) -> Packed:
     """
     archives = current_archives()
     now = b"" if archives is None else archives.archive.content
-    key = _identity(value)
+    kept: list[Any] = []
+    key = hashable(static_key(value, kept))
     known = _pickle_cache.get(key)
     if known is not None and known.archives == now and known.guards.hold():
         return known.packed
@@ -79,42 +81,8 @@ def pack_cached(value: Any, what: str) -> Packed:
     )  # first: what changes meanwhile is noticed
     packed = pack(value, what)
     if watched is not None and len(packed) <= _MAX_CACHED_BYTES:
-        _pickle_cache[key] = _CachedPickle(value, now, watched.guards, packed)
+        _pickle_cache[key] = _CachedPickle((value, kept), now, watched.guards, packed)
     return packed
-
-
-_ATOMS: Final = frozenset({int, bool, str, bytes, type(None)})
-_LISTING_KEYS: Final = frozenset({dict, OrderedDict, defaultdict})
-"""Nodes of jax whose aux data is a list of keys, made anew each time."""
-
-
-def _identity(value: Any) -> Any:
-    """Equal for values that are made of the same objects in the same way, as long as those live.
-
-    What can be made anew and never changes is looked into, so that libraries may make it in each
-    call: equinox gives a function the structure of its arguments as a static one.
-    """
-    cls = type(value)
-    if cls in _ATOMS:
-        return cls, value
-    if cls in (float, complex):
-        return cls, repr(value)  # zeros have signs
-    if cls is tuple:
-        return "tuple", tuple(map(_identity, value))
-    if kind_of(value) == "tree structure":
-        return _identity_of_structure(value)
-    return id(value)
-
-
-def _identity_of_structure(structure: Any) -> Any:
-    node = structure.node_data()
-    if node is None:
-        return "leaf" if structure.num_leaves else "none"
-    cls, aux = node
-    if cls in _LISTING_KEYS:
-        *factory, keys = aux if type(aux) is tuple else (aux,)
-        aux = (*factory, *keys)
-    return id(cls), _identity(aux), tuple(map(_identity_of_structure, structure.children()))
 
 
 # whether changes of an object would be noticed ---------------------------------------------------
@@ -137,12 +105,3 @@ def _changes_are_seen(value: Any) -> bool:
         base in _GUARDED_TYPES or base.__module__ == "numpy" or not is_implemented_in_c(base)
         for base in type(value).__mro__
     )
-
-
-def is_implemented_in_c(cls: type) -> bool:
-    """Whether a class, or how its instances are made, is not written in Python."""
-    is_of_python = cls.__flags__ & _HEAP_TYPE_FLAG
-    return not is_of_python or isinstance(vars(cls).get("__new__"), types.BuiltinFunctionType)
-
-
-_HEAP_TYPE_FLAG: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE

@@ -3,25 +3,20 @@
 The template is all that is not a leaf: classes, static fields, functions. It is packed once for as
 long as nothing in it changes. Data is compared by content and exact type in each call, everything
 else by identity; whether that has changed inside, the guards of a walk over it say.
-
-Private to jax: `PyTreeDef.__getstate__`, a list of nodes of which the third item is the aux data.
 """
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import is_dataclass
 from hashlib import blake2b
-from itertools import chain
 from typing import Any, Final
 
 from jaxd.interop.jax_runtime import loaded_jax
-from jaxd.request.packing_cache import guard_content, is_implemented_in_c
+from jaxd.request.packing_cache import guard_content
+from jaxd.request.static_keys import node_keys
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.fingerprint import Guards, current_archives
-from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
 from jaxd_protocol.pytree import dump_literal, is_literal
@@ -110,10 +105,6 @@ def _template_of(value: Any, structure: Any) -> PytreeTemplate:
 
 # has anything changed? ---------------------------------------------------------------------------
 
-_VALUE_TYPES: Final = frozenset({str, bytes, int, bool, type(None), type(...)})
-_FLOAT_TYPES: Final = frozenset({float, complex})
-_STRING_TYPES: Final = frozenset({str})
-
 
 def _structure_key(structure: Any) -> tuple[Any, list[Any]]:
     """What is equal for two structures exactly when they are made of the same.
@@ -123,64 +114,7 @@ def _structure_key(structure: Any) -> tuple[Any, list[Any]]:
     kept: list[Any] = []
     archives = current_archives()
     content = b"" if archives is None else archives.archive.content
-    return (content, _node_keys(structure, kept)), kept
-
-
-def _node_keys(structure: Any, kept: list[Any]) -> list[Any]:
-    nodes = structure.__getstate__()[1]
-    keys = [node[2] for node in nodes if type(node[2]) is list]
-    are_names = _STRING_TYPES.issuperset(map(type, chain.from_iterable(keys)))
-    return [
-        node
-        if node[2] is None or (are_names and type(node[2]) is list)
-        else (node[0], node[1], node[3], _static_key(node[2], kept))
-        for node in nodes
-    ]
-
-
-def _static_key(value: Any, kept: list[Any]) -> Any:
-    kind: Any = type(value)
-    if kind in _VALUE_TYPES:
-        return kind, value
-    if kind in _FLOAT_TYPES:
-        return kind, dump_literal(value)  # 0.0 and -0.0 differ
-    if kind is tuple or kind is list or _is_named_tuple(value):
-        return (kind, *[_static_key(item, kept) for item in value])
-    if kind is types.MethodType or issubclass(kind, BoundWrapper):  # a new one at each access
-        kept += (value.__func__, value.__self__)
-        return kind, id(value.__func__), id(value.__self__)
-    if kind is loaded_jax().tree_util.PyTreeDef:  # a new one each time that a tree is taken apart
-        return (kind, *_node_keys(value, kept))
-    if kind is dict or _is_plain_dataclass(kind):
-        pairs = (value if kind is dict else vars(value)).items()
-        return (kind, *[_static_key(item, kept) for item in chain.from_iterable(pairs)])
-    kept.append(value)
-    return id(value)
-
-
-def _is_named_tuple(value: Any) -> bool:
-    return (
-        isinstance(value, tuple)
-        and hasattr(value, "_fields")
-        and not getattr(value, "__dict__", None)
-    )
-
-
-def _is_plain_dataclass(cls: type) -> bool:
-    """Whether the instances of a dataclass are nothing but their attributes.
-
-    Those of a result are made anew each time.
-    """
-    return is_dataclass(cls) and all(
-        base is object
-        or (_CUSTOM_STATE_ATTRIBUTES.isdisjoint(vars(base)) and not is_implemented_in_c(base))
-        for base in cls.__mro__
-    )
-
-
-_CUSTOM_STATE_ATTRIBUTES: Final = frozenset(
-    {"__slots__", "__reduce__", "__reduce_ex__", "__getstate__", "__fingerprint__"}
-)
+    return (content, node_keys(structure, kept)), kept
 
 
 def _statics(structure: Any) -> Iterator[tuple[type, Any]]:
