@@ -192,3 +192,37 @@ results, made = [step(count, jnp.ones(3)), step(count, jnp.ones(3)), count[...]]
     plain, hooked = report(program, "plain"), report(program)
     assert hooked["results"] == plain["results"] == [6.0, 12.0, 6.0]
     assert (hooked["persistent"], hooked["calls"]) == ([True], 2)
+
+
+@pytest.mark.libraries("flax")
+def test_nnx_jit_in_the_mode_that_it_has_anyway_is_served(report: Report) -> None:
+    """In another mode changes of attributes do not come home, and nnx itself does it."""
+    program = """
+import contextlib
+from flax import nnx
+import jax.numpy as jnp
+class Box(nnx.Module):
+    def __init__(self):
+        self.count, self.mode = nnx.Variable(jnp.zeros(())), 0
+def step(box, x):
+    box.count[...] += x
+    box.mode = box.mode + 1
+made, results = [], []
+def use(**options):
+    made.append(nnx.jit(step, **options))
+    box = Box()
+    made[-1](box, 2.0)
+    results.append(box.count[...] + 10 * box.mode)
+for graph in (None, True, False):
+    for updates in (None, True, False):
+        use(graph=graph, graph_updates=updates)
+for mode in (nnx.set_graph_mode, nnx.set_graph_updates):
+    with mode(False):
+        use()
+        use(graph=True, graph_updates=True)
+"""
+    plain, hooked = report(program, "plain"), report(program)
+    assert hooked["results"] == plain["results"]
+    expected = [True, True, False] * 2 + [False] * 3 + [False, True] * 2
+    assert hooked["persistent"] == expected
+    assert hooked["not_served"] == {"the option graph": 4, "the option graph_updates": 3}

@@ -181,6 +181,65 @@ def test_a_change_that_cannot_come_home_is_an_error(client: Client) -> None:
         client.persistent_call(replaces)(model)
 
 
+def cached_training(function: Callable[..., Any]) -> list[Any]:
+    """The losses of calls with cached objects, and what the caller's own hold afterwards."""
+    model, optimizer, metric = start()
+    cached = nnx.cached_partial(function, model, optimizer)
+    losses = [cached(metric, IMAGES)[1] for _ in range(4)]
+    losses.append(function(model, optimizer, metric, IMAGES)[1])  # the caller's own, in between
+    losses.append(cached(metric, IMAGES)[1])
+    return [*losses, *map(_numbers, jax.tree.leaves([nnx.state(model), nnx.state(optimizer)]))]
+
+
+def test_objects_that_nnx_caches_are_the_callers_own(client: Client) -> None:
+    """`nnx.cached_partial` over a function that is called without it in between: one program."""
+    function = client.persistent_call(step)
+    function(*start(), IMAGES)
+    traces = client.statistics().traces
+    got = cached_training(function)
+    assert client.statistics().traces == traces
+    jax.tree.map(np.testing.assert_array_equal, got, cached_training(nnx.jit(step)))
+
+
+def test_a_cached_object_keeps_its_attributes(client: Client) -> None:
+    """As in nnx: the caller's own would not have the change."""
+
+    def sets(model: Any, x: Any) -> None:
+        model.one.bias[...] += 1
+        model.note = x
+
+    for jitted in (client.persistent_call(sets), nnx.jit(sets)):
+        model = Model(nnx.Rngs(0))
+        cached = nnx.cached_partial(jitted, model)
+        with pytest.raises(ValueError, match="cached_partial"):
+            cached(1.0)
+        np.testing.assert_array_equal(model.one.bias[...], np.zeros(3))
+
+
+class Derived(nnx.Linear):  # type: ignore[misc]
+    """Its base class has defaults that its own signature does not show."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+def test_a_new_module_has_the_defaults_of_its_base(client: Client) -> None:
+    """Functions that `__init__` of a base class has put into it."""
+
+    def sets(model: Any) -> None:
+        model.one = Derived(3, 3, rngs=nnx.Rngs(1))
+        model.low = nnx.LoRALinear(3, 3, lora_rank=2, rngs=nnx.Rngs(2))
+
+    def outcome(jitted: Callable[..., Any]) -> Any:
+        model = Model(nnx.Rngs(0))
+        jitted(model)
+        assert model.one.dot_general is jax.lax.dot_general
+        return model.one(IMAGES), model.low(IMAGES)
+
+    got, expected = outcome(client.persistent_call(sets)), outcome(nnx.jit(sets))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
 def helper() -> None:
     """Stands in the place of a method."""
 

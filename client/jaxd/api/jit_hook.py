@@ -37,11 +37,28 @@ class _Jit(NamedTuple):
         name: of the function in its module.
         static: what is static in the functions that it makes, as for `persistent_call`.
         plain: options that only the original has.
+        resolve: gives options without those that mean what is done anyway.
     """
 
     name: str
     static: str
     plain: frozenset[str]
+    resolve: Callable[[dict[str, Any]], dict[str, Any]] = dict
+
+
+def _without_graph_mode(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `nnx.jit`, with a mode only where it is another one than `persistent_call`'s.
+
+    That is nnx's own default, of which a program may have made another.
+    """
+    nnx = sys.modules["flax.nnx"]
+    for option, mode in (("graph", "set_graph_mode"), ("graph_updates", "set_graph_updates")):
+        asked = options.get(option)
+        if asked is None and hasattr(nnx, mode):
+            asked = getattr(nnx, mode).current_value()
+        if asked is not None:
+            options = {**options, option: None if asked else False}
+    return options
 
 
 _PLACEMENT: Final = frozenset({"device", "backend", "abstracted_axes"})
@@ -50,7 +67,9 @@ _JITS: Final[Mapping[str, tuple[_Jit, ...]]] = MappingProxyType(
     {
         "jax": (_Jit("jit", "jax", _PLACEMENT),),
         "jax.experimental.pjit": (_Jit("pjit", "jax", _PLACEMENT),),
-        "flax.nnx": (_Jit("jit", "auto", _PLACEMENT | {"graph", "graph_updates"}),),
+        "flax.nnx": (
+            _Jit("jit", "auto", _PLACEMENT | {"graph", "graph_updates"}, _without_graph_mode),
+        ),
     }
 )
 """By the module in which users find them."""
@@ -101,11 +120,12 @@ class JitHook:
         self, jit: _Jit, original: Callable[..., Any], function: Any, options: dict[str, Any]
     ) -> Any:
         """The function as a persistent one; as the original makes it where that is not possible."""
-        given = {name for name, value in options.items() if value is not None}
+        resolved = jit.resolve(options)
+        given = {name for name, value in resolved.items() if value is not None}
         for name in sorted(given & jit.plain):
             self.not_served[f"the option {name}"] += 1
             return original(function, **options)
-        passed = {name: value for name, value in options.items() if name not in jit.plain}
+        passed = {name: value for name, value in resolved.items() if name not in jit.plain}
         try:
             return self._make(function, static=jit.static, **_without_defaults(passed))
         except Exception as error:  # noqa: BLE001  the original raises what jax raises, or nothing

@@ -32,10 +32,12 @@ class NnxCall(NamedTuple, Generic[F]):
     Attributes:
         function: what is called in the place of the function.
         call: its arguments.
+        cached: ids of the objects that `nnx.cached_partial` holds copies of.
     """
 
     function: F
     call: ObjectCall
+    cached: frozenset[int]
 
     @property
     def sent_args(self) -> tuple[Any, ...]:
@@ -52,7 +54,15 @@ class NnxCall(NamedTuple, Generic[F]):
 
         Raises:
             ResultError: when an attribute that is no data cannot be had here. Nothing is changed.
+            ValueError: when more than values has changed in a copy that is cached, as in nnx.
         """
+        for changed in self.call.restructured(reply):
+            if id(changed) in self.cached:
+                raise ValueError(
+                    f"the function changes attributes of a {type(changed).__qualname__} that "
+                    "nnx.cached_partial holds a copy of, and may change only what variables hold. "
+                    "Pass the object itself to the function."
+                )
         return self.call.finish(reply, _as_jax_value, _check_attribute)
 
 
@@ -92,6 +102,7 @@ class NnxCalls(Generic[F]):
         """
         if isinstance(self._function, Updating) or loaded_nnx() is None:
             return None
+        cached = _take_cached()
         call = ObjectCall.of(args, kwargs, self._statics)
         if call is None:
             return None
@@ -99,11 +110,21 @@ class NnxCalls(Generic[F]):
         if made is None:
             updating = Updating(self._function, refuses=refuses, all_of_them=self._donates)
             made = self._made.setdefault(refuses, make(updating))
-        return NnxCall(made, call)
+        return NnxCall(made, call, cached)
 
     def clear(self) -> int:
         """Has the server forget what it built for such calls; returns how many programs."""
         return sum(each.clear() for each in tuple(self._made.values()))
+
+
+def _take_cached() -> frozenset[int]:
+    """Ids of the objects that an `nnx.cached_partial` which makes this call has in its cache.
+
+    It wants the cache taken by what it calls, as `nnx.jit` does, which needs not flatten them then.
+    """
+    with loaded_nnx().update_context("jaxd") as context:
+        cache = context.static_cache or {}
+        return frozenset(id(each) for node in cache for each in (node, *cache[node].new_ref_index))
 
 
 def _as_jax_value(value: Any) -> Any:

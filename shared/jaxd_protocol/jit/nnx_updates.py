@@ -102,6 +102,10 @@ class ObjectCall(NamedTuple):
             self.objects[number].set_raw_value(value if convert is None else convert(value))
         return result
 
+    def restructured(self, reply: Reply) -> list[Any]:
+        """The caller's objects of which a call has changed more than the values of variables."""
+        return [self._own(number) for update in reply[2] for number in update]
+
     def _update(self, update: dict[int, Any]) -> tuple[Any, ObjectParts]:
         ((number, parts),) = update.items()
         own = self._own(number)

@@ -308,7 +308,8 @@ _NODES: Final[dict[str, Callable[[SkeletonReader, str], Build]]] = {
 def parameter_default(cls: Any, name: str, missing: Any) -> Any:
     """The default of a parameter of a class.
 
-    Each end reads its own class, so that neither accepts a callable from the other.
+    Each end reads its own class, so that neither accepts a callable from the other. Parameters of
+    a base class count where the class has no default of that name.
 
     Args:
         cls: a dataclass, or any class with a signature.
@@ -320,15 +321,14 @@ def parameter_default(cls: Any, name: str, missing: Any) -> Any:
         return field.default
     from inspect import Parameter, signature  # few results have such attributes
 
-    try:
-        parameter = signature(cls).parameters.get(name)
-        if parameter is None:  # a metaclass may hide them, as that of flax nnx
-            parameter = signature(cls.__init__).parameters.get(name)
-    except (TypeError, ValueError):  # written in C
-        return missing
-    if parameter is None or parameter.default is Parameter.empty:
-        return missing
-    return parameter.default
+    for made_by in (cls, *(vars(base).get("__init__") for base in cls.__mro__)):
+        try:  # a metaclass may hide parameters, as that of flax nnx, and a class those of its base
+            parameter = signature(made_by).parameters.get(name)
+        except (TypeError, ValueError):  # there is none, or it is written in C
+            continue
+        if parameter is not None and parameter.default is not Parameter.empty:
+            return parameter.default
+    return missing
 
 
 def restore_instance(cls: Any, state: dict[Any, Any], *, is_own: bool = True) -> Any:
