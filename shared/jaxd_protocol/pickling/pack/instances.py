@@ -20,6 +20,7 @@ from jaxd_protocol.fingerprint.values.reductions import (
     reduce_by_content,
     reduce_object,
     set_state,
+    sets_state,
     slot_content,
 )
 from jaxd_protocol.packages.importable import bare_object_name, importable_name
@@ -99,10 +100,10 @@ def reduce_own(value: Any) -> Any:
 
     By content, for an object of the user's own that pickle would write by name: the server lacks
     its module. With its own state, for one that passes attributes on to another object, or whose
-    class makes none without arguments that pickle does not know.
+    class makes none without arguments that pickle does not know, or sets its state by a method.
     """
     cls = type(value)
-    if forwards(cls) or needs_arguments(cls) or edits_state(cls):
+    if forwards(cls) or needs_arguments(cls) or edits_state(cls) or sets_state(cls):
         return _reduce_by_state(value)
     reduce: Any = cls.__reduce__
     if reduce is object.__reduce__ or not is_local_module(cls.__module__):
@@ -113,10 +114,10 @@ def reduce_own(value: Any) -> Any:
 def _reduce_by_state(value: Any) -> Any:
     reduced = reduce_object(value)
     if type(reduced) is not str:
-        make, *parts = (*reduced, None, None, None)[:5]
+        make, *parts, setter = (*reduced, None, None, None, None)[:6]
         if make is copyreg.__newobj__:  # type: ignore[attr-defined]
             make = rebuild.make_instance if needs_arguments(type(value)) else new_object
-        return reduced if len(reduced) == 6 else (make, *parts, set_state)
+        return (make, *parts, setter or set_state)
     return reduce_by_content(value) if is_local_module(type(value).__module__) else reduced
 
 
