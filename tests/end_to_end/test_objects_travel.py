@@ -174,6 +174,17 @@ class Numbers(dict[str, float]):
         self.update(state)
 
 
+class Copies(dict[str, Any]):
+    """Copies what is set, as those of easydict: an item and the attribute of its name are one."""
+
+    def __init__(self, sizes: list[float]) -> None:
+        dict.__setitem__(self, "sizes", sizes)
+        vars(self)["sizes"] = sizes
+
+    def __setitem__(self, name: str, value: list[float]) -> None:
+        super().__setitem__(name, [*value])
+
+
 class Numbered:
     """Is made with arguments that nothing keeps."""
 
@@ -298,7 +309,7 @@ def others(make: Make) -> Any:
     env, numbered, table = Env(2.0), Numbered(1.0, second=2.0), {"a": 1.0, "b": 2.0}
     keys, values, items, memory = table.keys(), table.values(), table.items(), memoryview(b"xyz")
     method, sampler = weakref.WeakMethod(env.step), Sampler(3.0)
-    restored, numbers = Restored(2.0), Numbers(rate=0.5)
+    restored, numbers, copies = Restored(2.0), Numbers(rate=0.5), Copies([1.0, 3.0])
     restored.source["rate"] = 3.0
     infos: Any = [jnp.finfo(np.float32), np.iinfo(np.int8)]  # type: ignore[no-untyped-call]
     return [
@@ -311,6 +322,7 @@ def others(make: Make) -> Any:
         make(lambda x: x * restored.rate + [restored][0].rate)(X),
         make(lambda r, x: x * r.rate, static_argnums=0)(restored, X),
         make(lambda x: x * numbers.rate + numbers.other + [numbers][0]["another"])(X),
+        make(lambda x: x * ([copies][0]["sizes"] is vars([copies][0])["sizes"]))(X),
         make(lambda x: x + infos[0].eps + infos[1].max)(X),
     ]
 

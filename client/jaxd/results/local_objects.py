@@ -584,7 +584,8 @@ def _code_of(objects: Iterable[Any]) -> Iterable[CodeType]:
             continue
         members = list(vars(value).values()) if isinstance(value, type) else []
         for each in (value, *members):
-            method = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
-            code = getattr(method, "__code__", None)
-            if isinstance(code, CodeType):
-                yield code
+            method = each.fget if isinstance(each, property) else each
+            if isinstance(method, MethodType | classmethod | staticmethod):
+                method = method.__func__
+            if isinstance(method, FunctionType):  # any other object might answer with anything
+                yield method.__code__

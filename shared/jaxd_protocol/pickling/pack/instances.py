@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copyreg
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
-from types import ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.mappings import has_own_attributes, is_its_own_dict
 from jaxd_protocol.fingerprint.values.reductions import (
     edits_state,
@@ -50,14 +52,15 @@ def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any])
 def reduce_mapping(value: Any, names: set[str] | None) -> Any:
     """A reduce tuple for a subclass of dict with only the items that are read.
 
-    Also for a whole one whose attributes are its items. `NotImplemented` for any other.
+    Also for a whole one whose attributes are its items, or whose class may make something else of
+    items that are set. `NotImplemented` for any other.
 
     Args:
         value: the object.
         names: keys of items, and names of attributes; None: all.
     """
     is_own = is_its_own_dict(value)
-    if names is None and not is_own:
+    if names is None and not (is_own or _sets_items(type(value))):
         return NotImplemented
     items = {key: each for key, each in dict.items(value) if names is None or key in names}
     attributes = value.__dict__ if has_own_attributes(value) and not is_own else {}
@@ -68,6 +71,19 @@ def reduce_mapping(value: Any, names: set[str] | None) -> Any:
         kept["_box_config"] = kept["_box_config"] | {"__created": True, "__unpickling": False}
     state = (items, kept, both, is_own)
     return rebuild.make_mapping, (type(value),), state, None, None, rebuild.fill_mapping
+
+
+def _sets_items(cls: Any) -> bool:
+    """Whether pickle would give items to a method of a class, and all else is set as it is."""
+    return (
+        type(next(vars(base)["__setitem__"] for base in cls.__mro__ if "__setitem__" in vars(base)))
+        is FunctionType
+        and cls.__reduce_ex__ is object.__reduce_ex__
+        and cls.__reduce__ in (object.__reduce__, OrderedDict.__reduce__)
+        and cls.__getstate__ is object.__getstate__
+        and type(cls.__new__) is BuiltinFunctionType
+        and not slot_names(cls)
+    )
 
 
 def reduce_config(value: Any) -> Any:
