@@ -146,6 +146,47 @@ class Sampler:
         return x if self.scale is None or self.made is None else self.made(x) + self.scale
 
 
+class Restored:
+    """Is given all that it holds when it is unpickled, and makes something else of that."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.source = rate, {"rate": rate}
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(state["source"]["rate"])  # type: ignore[misc]
+
+
+class Numbers(dict[str, float]):
+    """Pickles as itself, without its attributes: as those of addict."""
+
+    def __init__(self, **items: float) -> None:
+        super().__init__(items)
+        vars(self)["missing"] = 7.0
+
+    def __missing__(self, name: str) -> float:
+        return vars(self)["missing"]  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> float:
+        return self[name]
+
+    def __getstate__(self) -> Any:
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        self.update(state)
+
+
+class Copies(dict[str, Any]):
+    """Copies what is set, as those of easydict: an item and the attribute of its name are one."""
+
+    def __init__(self, sizes: list[float]) -> None:
+        dict.__setitem__(self, "sizes", sizes)
+        vars(self)["sizes"] = sizes
+
+    def __setitem__(self, name: str, value: list[float]) -> None:
+        super().__setitem__(name, [*value])
+
+
 class Numbered:
     """Is made with arguments that nothing keeps."""
 
@@ -270,6 +311,8 @@ def others(make: Make) -> Any:
     env, numbered, table = Env(2.0), Numbered(1.0, second=2.0), {"a": 1.0, "b": 2.0}
     keys, values, items, memory = table.keys(), table.values(), table.items(), memoryview(b"xyz")
     method, sampler = weakref.WeakMethod(env.step), Sampler(3.0)
+    restored, numbers, copies = Restored(2.0), Numbers(rate=0.5), Copies([1.0, 3.0])
+    restored.source["rate"] = 3.0
     infos: Any = [jnp.finfo(np.float32), np.iinfo(np.int8)]  # type: ignore[no-untyped-call]
     return [
         make(lambda x: x * numbered.total + [numbered][0].total)(X),
@@ -278,6 +321,10 @@ def others(make: Make) -> Any:
         make(lambda x: x + memory[1])(X),
         make(lambda x: sampler(x) + [sampler][0](x))(X),
         make(lambda x: method()(x) + 1)(X),  # type: ignore[misc]
+        make(lambda x: x * restored.rate + [restored][0].rate)(X),
+        make(lambda r, x: x * r.rate, static_argnums=0)(restored, X),
+        make(lambda x: x * numbers.rate + numbers.other + [numbers][0]["another"])(X),
+        make(lambda x: x * ([copies][0]["sizes"] is vars([copies][0])["sizes"]))(X),
         make(lambda x: x + infos[0].eps + infos[1].max)(X),
     ]
 

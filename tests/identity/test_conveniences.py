@@ -48,6 +48,8 @@ def step(x): return x * cfg.rate
 def item(x): return x * cfg["rate"]
 def deep(x): return x * cfg.deep.width
 def whole(x): return x * use(cfg)
+def has(x): return x * ("late" in cfg)
+def asks(x): return x * cfg.get("late", 2)
 # end
 """
 MAPPINGS = {
@@ -182,7 +184,10 @@ def old(x): return Old().rate * x
 ATTRS_NAMES = "step makes freezes old"
 
 PROJECTS: dict[str, tuple[str, str]] = {
-    **{name: (text + READERS, "step narrow item deep whole") for name, text in MAPPINGS.items()},
+    **{
+        name: (text + READERS, "step narrow item deep whole has asks")
+        for name, text in MAPPINGS.items()
+    },
     "unsure": (UNSURE, "by_item by_case by_wrapping by_number"),
     "beartype": (BEARTYPE, "step method"),
     "jaxtyping": (JAXTYPING, "step method"),
@@ -223,7 +228,7 @@ def _mapping_rows() -> list[Edit]:
                 'name="first"',
                 'name="second"',
                 "whole",
-                "step narrow item deep",
+                "step narrow item deep has asks",
             ),
             edit(
                 f"{name}: an item further down",
@@ -247,7 +252,15 @@ def _mapping_rows() -> list[Edit]:
                 "# end",
                 'cfg["rate"] = 3.0',
                 "step narrow item whole",
-                "deep",
+                "deep has asks",
+            ),
+            edit(
+                f"{name}: an item that appears",
+                text,
+                "# end",
+                'cfg["late"] = 3.0',
+                "has asks whole",
+                "step narrow item deep",
             ),
         ]
     return rows

@@ -89,6 +89,7 @@ def imported(x): return environ["READ"]
 def imported_get(x): return environ.get("READ", "1")
 def imported_getenv(x): return getenv("READ")
 def later(x): return os.environ.get("LATER", "none")
+def is_set(x): return "LATER" in os.environ
 def inside(x):
     import os
     return os.environ["READ"]
@@ -132,10 +133,10 @@ ROWS = [
     edit("an attribute that nothing reads", PROJECT, "# here", "toolbox.UNIT = 'km'", "", EVERY),
     edit("a new attribute that nothing reads", PROJECT, "# here", "toolbox.mine = mine", "", EVERY),
     edit("an instance of its class", PROJECT, "Box(3)", "Box(4)", "attribute method", "by_class other"),
-    edit("a variable that is read", ENVIRON, '"a"\nos', '"b"\nos', READS, "later other"),
-    edit("a variable that is not read", ENVIRON, '["UNREAD"] = "b"', '["UNREAD"] = "c"', "", f"{READS} later other"),
-    edit("a variable that appears", ENVIRON, "# here", 'os.environ["LATER"] = "x"', "later", f"{READS} other"),
-    edit("a variable that disappears", ENVIRON, "# here", 'os.environ.pop("UNREAD")', "", f"{READS} later other"),
+    edit("a variable that is read", ENVIRON, '"a"\nos', '"b"\nos', READS, "later is_set other"),
+    edit("a variable that is not read", ENVIRON, '["UNREAD"] = "b"', '["UNREAD"] = "c"', "", f"{READS} later is_set other"),
+    edit("a variable that appears", ENVIRON, "# here", 'os.environ["LATER"] = "x"', "later is_set", f"{READS} other"),
+    edit("a variable that disappears", ENVIRON, "# here", 'os.environ.pop("UNREAD")', "", f"{READS} later is_set other"),
     edit("a function of the standard library", STANDARD, "# here", "math.sin = mine", "step", "constant encoder other"),
     edit("one swapped for another", STANDARD, "# here", "math.sin = math.cos", "step", "constant encoder other"),
     edit("its constant", STANDARD, "# here", "math.pi = 3", "constant", "step encoder other"),
@@ -176,14 +177,13 @@ def test_what_is_patched_inside_is_refused_or_counts(tmp_path: Path, says: str) 
 
 UNCLEAR = """
 import os
-def contains(x): return "READ" in os.environ
 def loops(x): return list(os.environ)
 def computed(x, name="READ"): return os.environ[name]
 def passed(x): return dict(os.environ)
 """
 
 
-@pytest.mark.parametrize("name", ["contains", "loops", "computed", "passed"])
+@pytest.mark.parametrize("name", ["loops", "computed", "passed"])
 def test_an_unclear_read_of_the_environment_is_refused(tmp_path: Path, name: str) -> None:
     """All of it would be another key in every shell."""
     (found,) = probe([Job(str(write(tmp_path / "unclear", UNCLEAR)), (name,))])

@@ -50,6 +50,7 @@ args = Config(0.5, "first")
 """,
 }
 USES = """
+import functools
 def use(config): return config.lr
 def keep(config): return [config]
 def deeper(x, *, config): return use(config) * x
@@ -71,13 +72,20 @@ def stored(x):
 def looked_up(x, name="lr"): return getattr(args, name)
 def as_dict(x): return vars(args) if hasattr(args, "__dict__") else repr(args)
 def default(x, config=args): return use(config)
+def by_word(x, *, config=args): return x * config.lr
+def given(x, config=args): return [config][0].lr * x
+def scaled(config, x): return x * config.lr
+def hoarded(config, x): return [config][0].lr * x
+bound, bound_by_word = functools.partial(scaled, args), functools.partial(deeper, config=args)
+bound_whole = functools.partial(hoarded, args)
+def holds(x): return bound.args[0].lr
 def chosen(x): return (args if x else None).lr
 def renamed(x):
     config = args
     return use(config)
 """
-PARTS = "step twice closed passed passed_on named renamed"
-WHOLES = "kept stored looked_up as_dict default"
+PARTS = "step twice closed passed passed_on named renamed default by_word bound bound_by_word"
+WHOLES = "kept stored looked_up as_dict given bound_whole holds"
 
 CLASS = """
 class Trainer:
@@ -132,6 +140,7 @@ def named(x):
 def loops(x): return [key for key in CONFIG]
 def counts(x): return len(CONFIG)
 def contains(x): return "late" in CONFIG
+def contains_not(x): return x if "late" not in CONFIG else CONFIG["model"]["width"]
 def unpacks(x): return {**CONFIG}
 def values(x): return list(CONFIG.values())
 def by_key(x, key="run_name"): return CONFIG[key]
@@ -237,7 +246,7 @@ ROWS = [
     for row in (
         edit(f"{kind}: unread", source + USES, '"first"', '"second"', WHOLES, PARTS),
         edit(f"{kind}: read", source + USES, "0.5", "0.7", f"{PARTS} {WHOLES} chosen"),
-        edit(f"{kind}: a helper that it is passed to", source + USES, "return config.lr", "return config.run_name", "passed passed_on renamed default", "step named kept"),
+        edit(f"{kind}: a helper that it is passed to", source + USES, "return config.lr", "return config.run_name", "passed passed_on renamed default bound_by_word", "step named kept by_word bound"),
     )
 ] + [
     edit("self: a counter that is not read", CLASS, "# here", "trainer.step_count = 1", "gives", "passes run calls by_property inside nested by_super"),
@@ -248,18 +257,18 @@ ROWS = [
     edit("self: one that hides the class's", CLASS, "# here", "trainer.decay = 0.1", "by_property gives", "passes run"),
     edit("self: a method that hides the class's", CLASS, "# here", "trainer.run = lambda x: 0", "calls gives", "passes inside"),
     edit("self: a method that the class gets", CLASS, "# here", "Child.calls = lambda self, x: 0", "by_super", "run"),
-    edit("dict: an unread entry", TABLE, '"first"', '"second"', WHOLE_TABLE, "step nested named passed by_number absent asked"),
+    edit("dict: an unread entry", TABLE, '"first"', '"second"', WHOLE_TABLE, "step nested named passed by_number absent asked contains contains_not"),
     edit("dict: a read entry", TABLE, "0.5", "0.7", "step passed kept unpacks values", "nested named by_number absent"),
     edit("dict: an entry in an entry", TABLE, '"width": 8', '"width": 9', "nested named kept values", "passed step"),
     edit("dict: an unread entry in an entry", TABLE, '"inner"', '"outer"', "kept values", "passed step nested named"),
     edit("dict: by number", TABLE, '"three"', '"four"', "by_number", "step nested"),
-    edit("dict: an entry that appears", TABLE, "# here", 'CONFIG["late"] = 1', "absent asked loops counts contains", "step nested"),
+    edit("dict: an entry that appears", TABLE, "# here", 'CONFIG["late"] = 1', "absent asked loops counts contains contains_not", "step nested"),
     edit("dict: what fills gaps", TABLE, "key * 2", "key * 3", "falls", "step"),
     edit("dict: the order of entries", TABLE, '"lr": 0.5, "run_name": "first"', '"run_name": "first", "lr": 0.5', "loops values unpacks", "step nested"),
     edit("computed: by __getattr__", COMPUTED, "0.5", "0.7", "step", "by_property"),
     edit("computed: by __getattribute__", COMPUTED, "self.hidden = 1, 5", "self.hidden = 1, 6", "intercepted", "step"),
     edit("computed: how", COMPUTED, '"hidden")', '"lr")', "intercepted", "step"),
-    edit("computed: what a property reads", COMPUTED, "self.run_name = 2", "self.run_name = 3", "by_property by_method", "step"),
+    edit("computed: what a property reads", COMPUTED, "self.run_name = 2", "self.run_name = 3", "by_property by_method", "step absent tries"),
     edit("computed: what a property reads of the class", COMPUTED, "base = 7", "base = 8", "by_property by_class", "step"),
     edit("computed: the property", COMPUTED, "self.rate * ", "self.rate / ", "by_property", "step"),
     edit("computed: an attribute that hides the class's", COMPUTED, "# here", "derived.base = 1", "by_property by_class", "step"),

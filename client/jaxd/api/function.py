@@ -227,7 +227,10 @@ class PersistentFunction(
         return nested, (self.__wrapped__, self._jit_options)
 
     def __repr__(self) -> str:
-        return f"<persistent {self.__wrapped__!r}>"
+        try:
+            return f"<persistent {self.__wrapped__!r}>"
+        except Exception:  # noqa: BLE001  of an object of the user's, whose repr may do anything
+            return f"<persistent {object.__repr__(self.__wrapped__)}>"
 
     # calls -------------------------------------------------------------------------------------
 
@@ -473,12 +476,15 @@ class PersistentFunction(
         """As `clear`; with `JAXD_INLINE=1` what jax has in this process."""
         if self._binding.find_caller() is None:
             self._inlined().clear_cache()
-        else:
-            self.clear()
+            return
+        self.clear()
+        if self._fallback is not None:
+            self._fallback.clear_cache()
 
     def _cache_size(self) -> int:
         """How many programs of the function there are, for whatever arguments; as jax's."""
-        return self._staging().program_count()
+        local = 0 if self._fallback is None else self._fallback.cache_size()
+        return self._staging().program_count() + local
 
     def _staging(self, bound: int = 0) -> Staging:
         from jaxd.api.staging import Staging

@@ -173,7 +173,7 @@ class TransformMethods(Generic[Other, WithValue, Mapped]):
 
         That function takes a cotangent for the value and returns a tuple with one for each primal.
         Each call of it computes the value again, as `jax.checkpoint` does: nothing is kept but the
-        primals, and of numpy arrays copies.
+        primals, and of numpy arrays copies. In a process with jax it is a tree of these.
 
         Args:
             *primals: the positional arguments.
@@ -190,7 +190,11 @@ class TransformMethods(Generic[Other, WithValue, Mapped]):
         found: Any = self._value_at(kept, kwargs)
         value, *aux = found if has_aux else (found,)
         pull_back: Any = self._transformed("vjp", has_aux=has_aux)
-        return (value, functools.partial(pull_back, kept, **kwargs), *aux)
+        from jaxd.interop.jax_runtime import loaded_jax
+
+        jax = loaded_jax()
+        bind: Any = functools.partial if jax is None else jax.tree_util.Partial
+        return (value, bind(pull_back, kept, **kwargs), *aux)
 
 
 def _own_copy(leaf: Any) -> Any:

@@ -277,7 +277,7 @@ class LocalObjects:
         if reference.kind == "p" and holders:
             found = _attribute_default(reference, holders[-1], field)
         if found is _missing:
-            found = self._remote_object(reference)
+            found = self._remote_object(reference, holders)
         elif reference.kind == "c":  # the latest of several with equal content
             (content,) = reference.detail
             return lambda: self._contents.get(content, found)
@@ -285,7 +285,13 @@ class LocalObjects:
             return self._maker(reference, found)
         return lambda: found
 
-    def _remote_object(self, reference: Reference) -> RemoteObject:
+    def _remote_object(self, reference: Reference, holders: tuple[type, ...]) -> RemoteObject:
+        if holders and _is_function_of_jax(holders[-1]):
+            raise ResultError(
+                f"the result of {self._function} holds a {holders[-1].__qualname__} of jax, which "
+                f"calls what exists only on the server: {reference.about}. Call it in the function "
+                "and return what it gives."
+            )
         if not reference.token:
             raise ResultError(
                 f"the result of {self._function} holds something that this process does not "
@@ -502,6 +508,11 @@ def _is_calling_container(cls: type) -> bool:
     return any("__call__" in vars(base) for base in cls.__mro__) and _is_installed(cls)
 
 
+def _is_function_of_jax(cls: type) -> bool:
+    """Whether instances of a class of jax are called, as what `jax.vjp` returns."""
+    return cls.__module__.partition(".")[0] == "jax" and _is_calling_container(cls)
+
+
 def _is_installed(cls: type) -> bool:
     """Whether a class travels by its name."""
     from jaxd_protocol.pickling.pack.classes import class_name
@@ -573,7 +584,8 @@ def _code_of(objects: Iterable[Any]) -> Iterable[CodeType]:
             continue
         members = list(vars(value).values()) if isinstance(value, type) else []
         for each in (value, *members):
-            method = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
-            code = getattr(method, "__code__", None)
-            if isinstance(code, CodeType):
-                yield code
+            method = each.fget if isinstance(each, property) else each
+            if isinstance(method, MethodType | classmethod | staticmethod):
+                method = method.__func__
+            if isinstance(method, FunctionType):  # any other object might answer with anything
+                yield method.__code__

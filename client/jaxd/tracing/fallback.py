@@ -225,6 +225,15 @@ class Fallback:
         if call is not None:
             call.spec.snapshot.refused.pop(call.kind, None)
 
+    def cache_size(self) -> int:
+        """How many programs of the function jax has in this process."""
+        return sum(each.cache_size() for each in set(self._versions.values()))
+
+    def clear_cache(self) -> None:
+        """Has jax forget them."""
+        for each in set(self._versions.values()):
+            each.clear_cache()
+
     def count(self, session: Session) -> None:
         """Counts a call that has run here."""
         is_new, self._is_counted = not self._is_counted, True

@@ -98,7 +98,7 @@ def follow(walk: Walk, value: Any, steps: Steps, written: bool = False) -> None:
     """
     while steps and steps[0][0] != "+":
         if steps[0][0] == "p":
-            if _follow_into(walk, value, *steps[0][1]):
+            if follow_into(walk, value, *steps[0][1]):
                 return
             break
         if steps[0][0] == "!" or (walk.listed is not None and walk.is_listed(value, steps)):
@@ -136,7 +136,7 @@ def bound_steps(walk: Walk, globals_: Mapping[str, Any], steps: Steps) -> Steps:
     for name in passed.callee[1:]:
         is_module = isinstance(callee, ModuleType) and walk.is_local(callee.__name__)
         callee = vars(callee).get(name) if is_module else None
-    name = None if type(callee) is not FunctionType else _parameter(callee, passed.place)
+    name = None if type(callee) is not FunctionType else parameter_at(callee, passed.place)
     return before if name is None else (*before, ("p", (callee, name)))
 
 
@@ -150,7 +150,7 @@ def bound_uses(
     return None if () in found else found
 
 
-def _parameter(function: FunctionType, place: int | str) -> str | None:
+def parameter_at(function: FunctionType, place: int | str) -> str | None:
     """The name of a parameter, given its position or keyword; None when it is no such."""
     code = function.__code__
     if isinstance(place, int):
@@ -158,7 +158,7 @@ def _parameter(function: FunctionType, place: int | str) -> str | None:
     return place if place in parameters_of(code)[code.co_posonlyargcount :] else None
 
 
-def _follow_into(walk: Walk, value: Any, function: FunctionType, name: str) -> bool:
+def follow_into(walk: Walk, value: Any, function: FunctionType, name: str) -> bool:
     """Appends what a function reads of an argument; False when that may be all."""
     if type(value) in _VALUES:
         return False
@@ -205,7 +205,7 @@ def _follow_step(walk: Walk, value: Any, steps: Steps) -> Followed | None:
     if kind == "c":
         return value, ()
     if isinstance(value, ModuleType):
-        if kind == "i":
+        if kind in "ik":
             return None
         if walk.is_local(value.__name__):
             return _module_attribute(walk, value, kind, name, steps[1:])
@@ -266,7 +266,7 @@ def _dict_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> Followed | No
     (kind, name), rest = steps[0], steps[1:]
     if kind == "a" and name == "get" and rest and rest[0][0] == "c":
         name, rest = rest[0][1], ()
-    elif kind != "i":
+    elif kind not in "ik":
         return None
     walk.reach.partial_read_of(value).names.add(name)
     item = value.get(name, MISSING)
@@ -372,12 +372,21 @@ def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) 
     if base is not None and (name not in attributes or hasattr(type(on_class), "__set__")):
         is_own = walk.is_local(cls.__module__)
         return _attribute_of_class(walk, value, base, name, rest) if is_own else None
-    if name not in attributes:
+    if name not in attributes and not _is_absent(walk, value, name):
         return None
     _begin_partial_read(walk, value)
     walk.reach.partial_read_of(value).names.add(name)
-    walk.guards.item(attributes, name, attributes[name])
-    return _result_of_step(walk, attributes[name], f".{name}", rest)
+    walk.guards.item(attributes, name, attributes.get(name, MISSING))
+    return _result_of_step(walk, attributes.get(name, MISSING), f".{name}", rest)
+
+
+def _is_absent(walk: Walk, value: Any, name: str) -> bool:
+    """Whether an object has no such attribute, which code may ask for: `getattr(args, "x", 0)`."""
+    cls = type(value)
+    if _static_lookup(cls, name)[0] is not None or forwards(cls):
+        return False
+    walk.guards.answer(lambda: _static_lookup(cls, name)[0] is None and not forwards(cls), True)
+    return True
 
 
 def _begin_partial_read(walk: Walk, value: Any) -> Followed:

@@ -116,10 +116,11 @@ class Archives(Protocol):
 
 
 Step = tuple[str, Any]
-"""`("a", name)` an attribute, `("i", key)` an item by a constant key, `("w", name)` an attribute
-that is assigned, `("!", None)` given to jax to be called back, `("c", constant)` called with this
-constant as its first argument, `("p", …)` passed to a function, `("+", None)` after an attribute or
-item that is read and then assigned, as in ``CONFIG["n"] += 1``."""
+"""`("a", name)` an attribute, `("i", key)` an item by a constant key, `("k", key)` whether there is
+one, as in ``"lr" in CONFIG``, `("w", name)` an attribute that is assigned, `("!", None)` given to
+jax to be called back, `("c", constant)` called with this constant as its first argument, `("p", …)`
+passed to a function, `("+", None)` after an attribute or item that is read and then assigned, as in
+``CONFIG["n"] += 1``."""
 
 Steps = tuple[Step, ...]
 

@@ -25,6 +25,9 @@ def _emit_root(walk: Walk, value: Any) -> None:
     value = _unbound_wrapper(value)
     if archive_members.emit_archived(walk, value):
         return
+    if type(value) is functools.partial:
+        functions.emit_called_partial(walk, value)
+        return
     if type(value) not in _EMITTERS and not isinstance(value, type):
         walk.label = f"self {type(value).__name__}"
         if access_paths.emit_callable_object(walk, value):

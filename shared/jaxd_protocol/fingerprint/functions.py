@@ -80,7 +80,7 @@ def _defaults(walk: Walk, function: FunctionType) -> None:
     walk.text(len(defaults))
     first = code.co_argcount - len(defaults)
     for name, value in zip(code.co_varnames[first : code.co_argcount], defaults, strict=False):
-        walk.emit_labelled(f"default {name} of {function.__name__}", value)
+        _default(walk, function, name, name, value)
     given = function.__kwdefaults__ or {}
     keywords = {name: value for name, value in given.items() if name not in _CHECKER_STATE}
     walk.text(len(keywords))
@@ -88,7 +88,23 @@ def _defaults(walk: Walk, function: FunctionType) -> None:
     for name in sorted(keywords, key=lambda each: stable.get(each, each)):
         shown = stable.get(name, name)
         walk.text(shown)
-        walk.emit_labelled(f"default {shown} of {function.__name__}", keywords[name])
+        _default(walk, function, name, shown, keywords[name])
+
+
+def _default(walk: Walk, function: FunctionType, name: str, shown: str, value: Any) -> None:
+    """Appends the default of a parameter, by what the function reads of that."""
+    label = f"default {shown} of {function.__name__}"
+    _emit_argument(walk, label, value, function, name)
+
+
+def _emit_argument(
+    walk: Walk, label: str, value: Any, function: FunctionType, name: str | None
+) -> None:
+    """Appends an argument by what a function reads of that parameter; whole where it is None."""
+    before, walk.label = walk.label, label
+    if name is None or not access_paths.follow_into(walk, value, function, name):
+        walk.emit(value)
+    walk.label = before
 
 
 def _attributes(walk: Walk, function: FunctionType) -> None:
@@ -156,23 +172,40 @@ def emit_method(walk: Walk, method: MethodType) -> None:
         walk.emit(instance)
 
 
-def emit_partial(walk: Walk, value: functools.partial[Any]) -> None:
-    """Appends a `functools.partial`."""
+def emit_called_partial(walk: Walk, value: functools.partial[Any]) -> None:
+    """Appends a `functools.partial` that is called, and whose attributes nothing reads."""
+    emit_partial(walk, value, is_called=True)
+
+
+def emit_partial(walk: Walk, value: functools.partial[Any], *, is_called: bool = False) -> None:
+    """Appends a `functools.partial`; of its arguments all, unless it is only called."""
     walk.tag("partial")
     walk.emit(value.func)
     walk.text(len(value.args))
     walk.guards.mapping(value.keywords)
     code = getattr(value.func, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if isinstance(code, CodeType) else ()
+    function = value.func if is_called and type(value.func) is FunctionType else None
     for index, argument in enumerate(value.args):
         name = names[index] if index < len(names) else str(index)
-        walk.emit_labelled(f"partial {name}", argument)
+        _bound_argument(walk, function, index, name, argument)
     walk.text(len(value.keywords))
     for name, argument in value.keywords.items():
         walk.text(name)
-        walk.emit_labelled(f"partial {name}", argument)
+        _bound_argument(walk, function, name, name, argument)
     if vars(value):
         walk.emit(vars(value))
+
+
+def _bound_argument(
+    walk: Walk, function: FunctionType | None, place: int | str, name: str, value: Any
+) -> None:
+    """Appends an argument of a partial, by what its function reads of it, if that is given."""
+    if function is None:
+        walk.emit_labelled(f"partial {name}", value)
+        return
+    parameter = access_paths.parameter_at(function, place)
+    _emit_argument(walk, f"partial {name}", value, function, parameter)
 
 
 def emit_builtin(walk: Walk, value: BuiltinFunctionType) -> None:

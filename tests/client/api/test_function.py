@@ -93,6 +93,19 @@ def test_its_repr_names_the_function() -> None:
     assert repr(persistent_call(step)).startswith("<persistent <function test_its_repr")
 
 
+def test_its_repr_does_not_raise() -> None:
+    """Where that of what was decorated does."""
+
+    class Model:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+        def __repr__(self) -> str:
+            raise ValueError
+
+    assert "Model object" in repr(persistent_call(Model()))
+
+
 def test_its_fingerprint_is_hexadecimal_and_stable(client: Client) -> None:
     """It needs no server."""
     made = persistent_call(lambda x: x + 1)

@@ -123,6 +123,17 @@ def test_without_a_server_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in divided" in shown
 
 
+def test_an_object_that_answers_anything_hides_no_error(shared: Client) -> None:
+    """Such as a dict whose missing attributes are missing items, and no AttributeError."""
+
+    class Items(dict[str, float]):
+        __getattr__ = dict.__getitem__
+
+    items = Items(rate=0.5)
+    with pytest.raises(ZeroDivisionError):
+        shared.persistent_call(lambda x: x * len([items]) / (1 // 0))(X)
+
+
 def test_what_led_to_an_error_is_shown_without_our_frames(shared: Client) -> None:
     """An exception that the user was handling stays the context, with its frames."""
 

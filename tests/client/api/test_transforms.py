@@ -167,6 +167,20 @@ def test_a_change_underneath_is_noticed(shared: Client, monkeypatch: pytest.Monk
     assert float(gradient(3.0)) == 5.0
 
 
+def test_a_pull_back_is_a_tree_as_that_of_jax(shared: Client) -> None:
+    """It may be given on, to jax and to the server, and another one has the same structure."""
+    function = shared.persistent_call(loss)
+    pulls = [function.vjp(X * n, Y)[1] for n in (1, 2)]
+    jitted: Any = jax.jit(lambda pull, ct: pull(ct))
+    steps: list[Any] = [jitted, shared.persistent_call(lambda pull, ct: pull(ct))]
+    for step in steps:
+        for n, pull in zip((1, 2), pulls, strict=True):
+            np.testing.assert_allclose(step(pull, 1.0)[0], jax.grad(loss)(X * n, Y), rtol=1e-6)
+    assert jitted._cache_size() == 1
+    structures: list[Any] = [jax.tree.structure(pull) for pull in pulls]
+    assert structures[0] == structures[1]
+
+
 def test_static_arguments_stay_static(shared: Client) -> None:
     """By position, by name, and where the others come as one tuple."""
     function = shared.persistent_call(scaled, static_argnames="mode")

@@ -91,6 +91,29 @@ def test_arguments_that_cannot_travel(client: Client) -> None:
         assert [float(function(x, by=Unpackable(3.0))) for x in (1.0, 2.0)] == [3.0, 6.0]
 
 
+def test_a_function_of_jax_in_a_result_that_can_only_be_called_there(client: Client) -> None:
+    """What `jax.vjp` returns is a tree of arrays, around a function that jax has made."""
+
+    def pulled(x: Any) -> Any:
+        return jax.vjp(lambda y: y**2 * 5, x)[1]
+
+    with falling_back():
+        assert local(client, pulled)(2.0)(3.0) == (60.0,)
+    with pytest.raises(errors.ResultError, match=r"VJP of jax.* Call it in the function"):
+        client.persistent_call(pulled)(2.0)
+
+
+def test_programs_of_this_process_are_counted_and_dropped(client: Client) -> None:
+    """Beside those of the server, of which there are none."""
+    function = local(client, listing([]))
+    with falling_back():
+        function(1.0)
+    function(2.0)
+    assert function._cache_size() == 1
+    function.clear_cache()
+    assert function._cache_size() == 0
+
+
 def test_fallback_error_is_the_servers_answer(client: Client) -> None:
     """As option, and as the tests of this repository are run."""
     with pytest.raises(errors.LostUpdateError):

@@ -188,6 +188,9 @@ class _CodeReader:
         if self.instructions[at].offset in self.given:
             return AS_CALLBACK, at + 1
         steps, end = self.instructions.chain(at + 1)
+        tested = self.instructions.tested_key(at, end)
+        if tested is not None and all(kind in "ai" for kind, _ in steps):
+            return (*steps, ("k", tested)), end
         passed = self.passed.get(at)
         if passed is not None and passed[0] == end and all(kind in "ai" for kind, _ in steps):
             return (*steps, ("p", passed[1])), end
@@ -458,6 +461,14 @@ class Instructions(list[Instruction]):
         simple = self._at(at + 1, "LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF")
         two = self._at(at + 2, "CALL")
         return simple is not None and two is not None and two.arg == 2
+
+    def tested_key(self, at: int, end: int) -> str | None:
+        """The constant of `constant in value`, whose value is loaded at `at` and before `end`."""
+        key = self[at - 1] if at else None
+        is_key = key is not None and key.op == "LOAD_CONST" and type(key.value) is str
+        if not is_key or self[at].target or self._at(end, "CONTAINS_OP") is None:
+            return None
+        return str(self[at - 1].value)
 
     def is_written(self, steps: Steps, at: int) -> bool:
         """Whether the value that was loaded before `at` is changed by what follows."""

@@ -48,6 +48,9 @@ class ReadFields:
             return self._jaxd_fields["i", key]
         raise KeyError(key)
 
+    def __contains__(self, key: object) -> bool:
+        return ("i", key) in self._jaxd_fields
+
 
 class ReadConfig(ReadFields):
     """Of a configuration, a single flag, or what holds one."""
@@ -69,9 +72,6 @@ class ReadFlags(ReadFields):
 
     def __iter__(self) -> Iterator[Any]:
         return iter([name for kind, name in self._jaxd_fields if kind == "i"])
-
-    def __contains__(self, name: object) -> bool:
-        return ("i", name) in self._jaxd_fields
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -98,12 +98,14 @@ class _Kind(NamedTuple):
         fields: attributes that are fields; None for all that the class itself does not have.
         stand_in: what replaces one of which only fields are read.
         is_replaced: whether that replaces one that counts whole, too: then all its fields count.
+        is_mapping: whether one with keys says by `in` which fields `get` has a value for.
     """
 
     guard: Callable[[Walk, Any, Step, Any], None]
     fields: tuple[str, ...] | None = None
     stand_in: type[ReadFields] = ReadConfig
     is_replaced: bool = False
+    is_mapping: bool = False
 
 
 def is_config(value: Any) -> bool:
@@ -135,8 +137,11 @@ def read_field(walk: Walk, config: Any, steps: Steps) -> tuple[Any, str, Steps] 
 
 
 def _field_step(kind: _Kind, config: Any, steps: Steps) -> Step | None:
-    """The step that names the field; `get` is one to an item."""
+    """The step that names the field; `get` and `in` are one to an item."""
     step, rest = steps[0], steps[1:]
+    if step[0] == "k":
+        has_keys = type(config) is ReadConfig or hasattr(type(config), "keys")
+        return ("i", step[1]) if kind.is_mapping and has_keys else None
     if step[0] == "i" and rest != _ASSIGNED:
         return step
     if step[0] != "a" or rest == _ASSIGNED or step[1].startswith("_"):
@@ -245,10 +250,10 @@ _FLAG_FIELDS: Final = ("value", "default", "present", "name")
 
 _FLAG: Final = _Kind(_guard_by_reading, _FLAG_FIELDS, is_replaced=True)
 _FLAGS: Final = _Kind(_guard_by_reading, stand_in=ReadFlags, is_replaced=True)
-_REPLACED: Final = _Kind(_guard_by_reading, is_replaced=True)
+_REPLACED: Final = _Kind(_guard_by_reading, is_replaced=True, is_mapping=True)
 _FIDDLE: Final = _Kind(guard_argument)
-_ML_COLLECTIONS: Final = _Kind(guard_reference)
-_OMEGACONF: Final = _Kind(guard_node)
+_ML_COLLECTIONS: Final = _Kind(guard_reference, is_mapping=True)
+_OMEGACONF: Final = _Kind(guard_node, is_mapping=True)
 
 _KINDS: Final[Mapping[tuple[str, str], _Kind]] = MappingProxyType(
     {

@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.code.reads import Instruction, Instructions
-from jaxd_protocol.fingerprint.data_model import Steps
+from jaxd_protocol.fingerprint.data_model import Step, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
@@ -38,10 +38,12 @@ def public(name: str, content: Any) -> Any:
 def follow_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> tuple[Any, Steps] | None:
     """One step from an instance of a subclass of dict; None when all of it counts."""
     found = _item_that_is_read(value, steps)
-    if found is None or not dict.__contains__(value, found[0]) or not _can_be_made(type(value)):
+    if found is None or not _can_be_made(type(value)):
         return None
     name, rest = found
-    item = dict.__getitem__(value, name)
+    item = dict.get(value, name, MISSING)
+    if item is MISSING and not _may_be_missing(steps[0]):
+        return None
     attributes = _attributes(value)
     if attributes.get(name, item) is not item:
         return None
@@ -59,8 +61,23 @@ def follow_item(walk: Walk, value: dict[Any, Any], steps: Steps) -> tuple[Any, S
         walk.emit_child(f".{_SETTINGS}", public(_SETTINGS, attributes[_SETTINGS]))
         walk.reach.partial_read_of(value).names.add(_SETTINGS)
     walk.reach.partial_read_of(value).names.add(name)
+    if item is MISSING:
+        walk.tag("missing")
+        return MISSING, ()
     walk.label += f".{name}" if steps[0] == ("a", name) else f"[{short_repr(name)}]"
     return item, rest
+
+
+def _looks_up(cls: type, key: Any, method: str) -> bool:
+    """Whether that method looks for such a key among the items, and nowhere else."""
+    is_path = isinstance(key, str) and not key.isidentifier()  # as `box_dots` has them
+    of_library = _is_of_library(cls, method) and not is_path
+    return of_library or _found_in(cls, method) is vars(dict)[method]
+
+
+def _may_be_missing(step: Step) -> bool:
+    """Whether code that takes such a step expects that there may be no such item."""
+    return step[0] == "k" or step == ("a", "get")
 
 
 def has_own_attributes(value: Any) -> bool:
@@ -76,12 +93,14 @@ def _attributes(value: dict[Any, Any]) -> dict[str, Any]:
 def _item_that_is_read(value: dict[Any, Any], steps: Steps) -> tuple[Any, Steps] | None:
     """The key of the item that the first step gives, and the steps that remain."""
     cls, (kind, name) = type(value), steps[0]
+    if kind == "k":
+        return (name, ()) if _looks_up(cls, name, "__contains__") else None
     if kind == "i":
         is_plain = _found_in(cls, "__getitem__") is dict.__getitem__
         return (name, steps[1:]) if is_plain or _is_of_library(cls, "__getitem__") else None
     if kind != "a" or _home_of(cls, "__getattribute__").__module__ not in _PYTHON:
         return None
-    if name == "get" and steps[1:2] and steps[1][0] == "c" and _found_in(cls, "get") is dict.get:
+    if name == "get" and steps[1:2] and steps[1][0] == "c" and _looks_up(cls, steps[1][1], name):
         return steps[1][1], ()
     if name.startswith("__") or _found_in(cls, name) is not MISSING:
         return None

@@ -28,6 +28,16 @@ def reduce_object(value: Any) -> str | tuple[Any, ...]:
     if edits_state(cls):
         make, arguments, state, *rest = value.__reduce_ex__(4)
         return (make, arguments, _with_own_values(value, state), *rest)
+    reduced = _reduce_by_class(value)
+    if type(reduced) is tuple and len(reduced) < 6 and _is_own_state(value, reduced[2:3]):
+        make, arguments, items, pairs = ((*reduced, None, None)[each] for each in (0, 1, 3, 4))
+        return make, arguments, own_state(value), items, pairs, set_own_state
+    return reduced
+
+
+def _reduce_by_class(value: Any) -> str | tuple[Any, ...]:
+    """What the methods of a class say, without asking an object that passes questions on."""
+    cls: Any = type(value)
     if not forwards(cls):
         reduced: str | tuple[Any, ...] = value.__reduce_ex__(4)
     elif cls.__reduce_ex__ is not object.__reduce_ex__:
@@ -37,6 +47,25 @@ def reduce_object(value: Any) -> str | tuple[Any, ...]:
     else:
         reduced = _reduce_forwarding(value)
     return reduced
+
+
+def sets_state(cls: Any) -> bool:
+    """Whether a class is given all that an object holds, and sets it by a method of its own.
+
+    It may make something else of it. What the object holds is set as it is, so that it arrives as
+    it was.
+    """
+    return (
+        cls.__getstate__ is object.__getstate__
+        and cls.__reduce_ex__ is object.__reduce_ex__
+        and cls.__reduce__ is object.__reduce__
+        and type(_find_method(cls, "__setstate__")) is FunctionType
+    )
+
+
+def _is_own_state(value: Any, state: tuple[Any, ...]) -> bool:
+    """Whether the state is all that the object holds, or the object itself, which says nothing."""
+    return bool(state) and (state[0] is value or sets_state(type(value)))
 
 
 def edits_state(cls: Any) -> bool:

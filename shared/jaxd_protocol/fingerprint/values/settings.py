@@ -74,8 +74,8 @@ def _variable_name(value: Any, steps: Steps) -> str | None:
     kinds = "".join(kind for kind, _ in steps)
     if callable(value):
         return steps[0][1] if kinds == "c" else None
-    if kinds[:1] == "i" or (kinds[:2] == "ac" and steps[0][1] == "get"):
-        name = steps[0][1] if kinds[0] == "i" else steps[1][1]
+    if kinds[:1] in ("i", "k") or (kinds[:2] == "ac" and steps[0][1] == "get"):
+        name = steps[0][1] if kinds[0] in "ik" else steps[1][1]
         return name if isinstance(name, str) else None
     return None
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copyreg
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
-from types import ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from jaxd_protocol.fingerprint.guards import MISSING
+from jaxd_protocol.fingerprint.values.classes import slot_names
 from jaxd_protocol.fingerprint.values.mappings import has_own_attributes, is_its_own_dict
 from jaxd_protocol.fingerprint.values.reductions import (
     edits_state,
@@ -20,6 +22,7 @@ from jaxd_protocol.fingerprint.values.reductions import (
     reduce_by_content,
     reduce_object,
     set_state,
+    sets_state,
     slot_content,
 )
 from jaxd_protocol.packages.importable import bare_object_name, importable_name
@@ -49,14 +52,15 @@ def reduce_partial(value: Any, names: set[str], replacements: Mapping[str, Any])
 def reduce_mapping(value: Any, names: set[str] | None) -> Any:
     """A reduce tuple for a subclass of dict with only the items that are read.
 
-    Also for a whole one whose attributes are its items. `NotImplemented` for any other.
+    Also for a whole one whose attributes are its items, or whose class may make something else of
+    items that are set. `NotImplemented` for any other.
 
     Args:
         value: the object.
         names: keys of items, and names of attributes; None: all.
     """
     is_own = is_its_own_dict(value)
-    if names is None and not is_own:
+    if names is None and not (is_own or _sets_items(type(value))):
         return NotImplemented
     items = {key: each for key, each in dict.items(value) if names is None or key in names}
     attributes = value.__dict__ if has_own_attributes(value) and not is_own else {}
@@ -67,6 +71,19 @@ def reduce_mapping(value: Any, names: set[str] | None) -> Any:
         kept["_box_config"] = kept["_box_config"] | {"__created": True, "__unpickling": False}
     state = (items, kept, both, is_own)
     return rebuild.make_mapping, (type(value),), state, None, None, rebuild.fill_mapping
+
+
+def _sets_items(cls: Any) -> bool:
+    """Whether pickle would give items to a method of a class, and all else is set as it is."""
+    return (
+        type(next(vars(base)["__setitem__"] for base in cls.__mro__ if "__setitem__" in vars(base)))
+        is FunctionType
+        and cls.__reduce_ex__ is object.__reduce_ex__
+        and cls.__reduce__ in (object.__reduce__, OrderedDict.__reduce__)
+        and cls.__getstate__ is object.__getstate__
+        and type(cls.__new__) is BuiltinFunctionType
+        and not slot_names(cls)
+    )
 
 
 def reduce_config(value: Any) -> Any:
@@ -99,10 +116,10 @@ def reduce_own(value: Any) -> Any:
 
     By content, for an object of the user's own that pickle would write by name: the server lacks
     its module. With its own state, for one that passes attributes on to another object, or whose
-    class makes none without arguments that pickle does not know.
+    class makes none without arguments that pickle does not know, or sets its state by a method.
     """
     cls = type(value)
-    if forwards(cls) or needs_arguments(cls) or edits_state(cls):
+    if forwards(cls) or needs_arguments(cls) or edits_state(cls) or sets_state(cls):
         return _reduce_by_state(value)
     reduce: Any = cls.__reduce__
     if reduce is object.__reduce__ or not is_local_module(cls.__module__):
@@ -113,10 +130,10 @@ def reduce_own(value: Any) -> Any:
 def _reduce_by_state(value: Any) -> Any:
     reduced = reduce_object(value)
     if type(reduced) is not str:
-        make, *parts = (*reduced, None, None, None)[:5]
+        make, *parts, setter = (*reduced, None, None, None, None)[:6]
         if make is copyreg.__newobj__:  # type: ignore[attr-defined]
             make = rebuild.make_instance if needs_arguments(type(value)) else new_object
-        return reduced if len(reduced) == 6 else (make, *parts, set_state)
+        return (make, *parts, setter or set_state)
     return reduce_by_content(value) if is_local_module(type(value).__module__) else reduced
 
 

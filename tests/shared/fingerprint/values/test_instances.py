@@ -84,6 +84,20 @@ def test_attributes_that_a_class_replaces_when_it_is_pickled_count() -> None:
         assert digest_of([Edited(1, 2)]) != digest_of([other])
 
 
+def test_attributes_of_a_dict_that_pickles_as_itself_count() -> None:
+    """They are no part of the state that its class gives."""
+
+    class Itself(dict[str, int]):
+        def __init__(self, missing: int) -> None:
+            super().__init__(rate=1)
+            vars(self)["missing"] = missing
+
+        def __getstate__(self) -> Any:
+            return self
+
+    assert digest_of([Itself(1)]) == digest_of([Itself(1)]) != digest_of([Itself(2)])
+
+
 @pytest.mark.parametrize("make", [Plain, Slotted, lambda a, b: SimpleNamespace(a=a, b=b)])
 def test_all_attributes_count_and_are_watched(make: Any) -> None:
     """By name, so that exchanging two is a change."""
