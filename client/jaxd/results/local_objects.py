@@ -168,6 +168,20 @@ class LocalObjects:
                 self._code.setdefault(code_mark(code), []).append(code)
         return self._code.get(mark, ())
 
+    def reaches(self, module: str) -> bool:
+        """Whether the function or its arguments reach the installed package of a module."""
+        from jaxd_protocol.packages.distributions import import_root
+
+        return not self._packages.isdisjoint((module.partition(".")[0], import_root(module)))
+
+    def reaches_libraries(self) -> bool:
+        """Whether they reach a package beside Python, jax and numpy; it may be imported later."""
+        from jaxd_protocol.fingerprint.client_object import SERVER_PACKAGES
+        from jaxd_protocol.packages.installed import is_local_module
+
+        others = self._packages - SERVER_PACKAGES
+        return any(root not in sys.modules or not is_local_module(root) for root in others)
+
     # classes ----------------------------------------------------------------------------------
 
     def class_of(
