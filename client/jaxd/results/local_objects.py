@@ -582,12 +582,19 @@ def _code_of(objects: Iterable[Any]) -> Iterable[CodeType]:
     from jaxd_protocol.packages.installed import is_local_module
 
     for value in objects:
-        home = getattr(value, "__module__", None)
+        function = _function_of(value)
+        is_class = issubclass(type(value), type)
+        home = value.__module__ if is_class else getattr(function, "__module__", None)
         if not isinstance(home, str) or not is_local_module(home):
             continue
-        members = list(vars(value).values()) if isinstance(value, type) else []
-        for each in (value, *members):
-            method = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
-            code = getattr(method, "__code__", None)
-            if isinstance(code, CodeType):
-                yield code
+        members = list(vars(value).values()) if is_class else []
+        yield from (each.__code__ for each in (function, *map(_function_of, members)) if each)
+
+
+def _function_of(value: Any) -> FunctionType | None:
+    """The function that something is, or a method or a property has; runs nothing of its class."""
+    if type(value) is property:
+        value = value.fget
+    elif type(value) in (MethodType, classmethod, staticmethod):
+        value = value.__func__
+    return value if type(value) is FunctionType else None
