@@ -185,6 +185,10 @@ def attacks(path: str) -> dict[str, list[Any]]:
         (("partial", ("get", ("given", 0), "__self__"), (), ()), folder),
         (("get", ("held", 0), "tofile"), folder),
         (("live", 0, ("wipe",)), folder),
+        (("library", "os", "global", "mkdir", ()), folder),
+        (("library", "jax._src.debugging", "module", "os", ("mkdir",)), folder),
+        (("library", "pytest", "module", "os", ("mkdir",)), folder),
+        (("library", __name__, "global", "box", ("wipe",)), folder),
     ]
     return {
         "tofile of its array": [(("get", ("array", Array()), "tofile"), folder, {})],

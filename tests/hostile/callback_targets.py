@@ -28,7 +28,7 @@ class CallbackTargetWriter:
     def literal(self, depth: int) -> tuple[Any, ...]:
         """A target that is a literal: an entry of the client's own table, with data."""
         rng = self._draws.rng
-        kind = rng.choice(("given", "given", "listed", "argument", "partial", "made", "other"))
+        kind = rng.choice(_LITERALS)
         self._draws.counts["aim", kind] += 1
         number = rng.randrange(4) if rng.random() < 0.95 else rng.choice(NUMBERS)
         if kind == "partial" and depth:
@@ -37,9 +37,22 @@ class CallbackTargetWriter:
             return kind, self.literal(depth - 1), data, named
         if kind == "made":
             return kind, number, *self._cells(depth)
+        if kind == "library":
+            return kind, *self._library()
         if kind == "other":
             return tuple(self._draws.plain(1) for _ in range(rng.randrange(4)))
         return kind, number
+
+    def _library(self) -> tuple[Any, ...]:
+        """What a module gives, by a name: often one that reaches far."""
+        rng, known = self._draws.rng, self._draws.inventory
+        callables = known["callables"]
+        module, name, _ = rng.choices(callables, [weight for *_, weight in callables])[0]
+        by = module if rng.random() < 0.6 else rng.choice(known["modules"])
+        if rng.random() < 0.5:
+            return by, "global", name, ()
+        names = tuple(name.split(".")) if rng.random() < 0.9 else (self._draws.text(),)
+        return by, rng.choice(("module", "variable", "code")), module, names
 
     def _cells(self, depth: int) -> tuple[Any, ...]:
         rng = self._draws.rng
@@ -217,6 +230,8 @@ class CallbackTargetWriter:
         self._head(tree, self._draws.text(), 2)
         self._trees.value(tree, depth - 1)
 
+
+_LITERALS: Final = ("given", "given", "listed", "argument", "partial", "made", "library", "other")
 
 _Writer = Callable[[CallbackTargetWriter, TreeBuffer, int, str], None]
 

@@ -22,7 +22,7 @@ from jaxd.request.call_request import callback_scope
 from jaxd_protocol.errors import CallbackError, ProtocolError
 from jaxd_protocol.fingerprint.client_object import holds_function
 from jaxd_protocol.fingerprint.code.callbacks import CellOrigin, cell_origin, code_at
-from jaxd_protocol.fingerprint.data_model import CallbackCandidates, CodePath
+from jaxd_protocol.fingerprint.data_model import CallbackCandidates, CodePath, Origin
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS
 from jaxd_protocol.pytree.literals import load_literal
 
@@ -42,6 +42,7 @@ class CallbackTable:
         targets: the functions that the walk has found.
         listed: those of `callbacks=`.
         arguments: what the function itself was called with; None when they are not its own.
+        reaches: whether the function and its arguments reach the package of a module.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class CallbackTable:
         targets: CallbackCandidates,
         listed: Sequence[Callable[..., Any]] = (),
         arguments: CallArguments | None = None,
+        reaches: Callable[[str], bool] | None = None,
     ) -> None:
         self._targets = targets
         self._listed_callbacks = listed
         self._arguments = arguments
+        self._reaches = reaches
 
     def function_at(
         self, callback_target: CallbackTarget, held: Sequence[Any]
@@ -94,6 +97,18 @@ class CallbackTable:
             raise KeyError(parameter)
         return self._targets.argument(parameter, *self._arguments)
 
+    def _library_function(
+        self, _: Sequence[Any], module: str, kind: str, name: str, names: Sequence[str]
+    ) -> Any:
+        """What a module gives to be called back in this process's own copy of its code."""
+        from jaxd_protocol.fingerprint.code.library_callbacks import given_function
+
+        texts = [_checked_text(each) for each in (module, kind, name, *names)]
+        if self._reaches is None or not self._reaches(module):
+            raise LookupError(module)
+        _module_of(module)  # nothing is imported because a server says so
+        return given_function(module, Origin(texts[1], name, tuple(names)))  # type: ignore[arg-type]
+
     def _partial_function(
         self,
         held: Sequence[Any],
@@ -113,6 +128,7 @@ class CallbackTable:
         "given": _given_object,
         "listed": _listed_callback,
         "argument": _argument_function,
+        "library": _library_function,
         "partial": _partial_function,
         "made": _built_function,
     }
@@ -381,7 +397,7 @@ def _resolve(
     literal, end = load_literal(callback_target, 0)
     if type(literal) is not tuple or end != len(callback_target):
         raise _unknown_callback()
-    table = CallbackTable(snapshot.targets, snapshot.callbacks, arguments)
+    table = CallbackTable(snapshot.targets, snapshot.callbacks, arguments, snapshot.reader.reaches)
     function = table.function_at(literal, held)
     check_no_functions((args, kwargs))
     return function, args, kwargs

@@ -277,7 +277,8 @@ class FunctionSnapshot:
     def calls_back(self) -> bool:
         """Whether a server may have anything called back."""
         found = self.targets
-        return bool(found.objects or found.codes or found.parameters or self.callbacks)
+        own = found.objects or found.codes or found.parameters or self.callbacks
+        return bool(own) or self.reader.reaches_libraries()
 
     def pickling_context(self) -> AbstractContextManager[None]:
         """Around the packing of its arguments and the reading of its results."""

@@ -168,6 +168,19 @@ class LocalObjects:
                 self._code.setdefault(code_mark(code), []).append(code)
         return self._code.get(mark, ())
 
+    def reaches(self, module: str) -> bool:
+        """Whether the function or its arguments reach the installed package of a module."""
+        from jaxd_protocol.packages.distributions import import_root
+
+        return not self._packages.isdisjoint((module.partition(".")[0], import_root(module)))
+
+    def reaches_libraries(self) -> bool:
+        """Whether they reach a package beside Python, jax and numpy; it may be imported later."""
+        from jaxd_protocol.packages.installed import SERVER_PACKAGES, is_local_module
+
+        others = self._packages - SERVER_PACKAGES
+        return any(root not in sys.modules or not is_local_module(root) for root in others)
+
     # classes ----------------------------------------------------------------------------------
 
     def class_of(
@@ -579,13 +592,19 @@ def _code_of(objects: Iterable[Any]) -> Iterable[CodeType]:
     from jaxd_protocol.packages.installed import is_local_module
 
     for value in objects:
-        home = getattr(value, "__module__", None)
+        function = _function_of(value)
+        is_class = issubclass(type(value), type)
+        home = value.__module__ if is_class else getattr(function, "__module__", None)
         if not isinstance(home, str) or not is_local_module(home):
             continue
-        members = list(vars(value).values()) if isinstance(value, type) else []
-        for each in (value, *members):
-            method = each.fget if isinstance(each, property) else each
-            if isinstance(method, MethodType | classmethod | staticmethod):
-                method = method.__func__
-            if isinstance(method, FunctionType):  # any other object might answer with anything
-                yield method.__code__
+        members = list(vars(value).values()) if is_class else []
+        yield from (each.__code__ for each in (function, *map(_function_of, members)) if each)
+
+
+def _function_of(value: Any) -> FunctionType | None:
+    """The function that something is, or a method or a property has; runs nothing of its class."""
+    if type(value) is property:
+        value = value.fget
+    elif type(value) in (MethodType, classmethod, staticmethod):
+        value = value.__func__
+    return value if type(value) is FunctionType else None

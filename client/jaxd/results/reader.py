@@ -169,6 +169,14 @@ class ResultReader:
         """Code that the function reaches; see `code_mark`."""
         return self._local_objects.find_code(mark)
 
+    def reaches(self, module: str) -> bool:
+        """See `LocalObjects.reaches`."""
+        return self._local_objects.reaches(module)
+
+    def reaches_libraries(self) -> bool:
+        """See `LocalObjects.reaches_libraries`."""
+        return self._local_objects.reaches_libraries()
+
     def attributes(self, skeleton: bytes, blob: bytes) -> dict[str, Any]:
         """The attributes of an exception of the user's own: plain values, and arrays.
 

@@ -10,6 +10,7 @@ Also the messages of callbacks: what a program sends is a result, what comes bac
     ("given", number)                   what the code gives to be called back
     ("listed", number)                  what `callbacks=` lists
     ("argument", number)                a parameter that the function itself gives
+    ("library", module, kind, name, names)  what an installed module gives, see `Origin`
     ("partial", callback target, data, ((name, data)))       functools.partial
     ("made", number, cells, defaults, keywords)  a function that is made in place
 
@@ -29,8 +30,9 @@ for one of numpy's), or a plain container of data under the name of its type.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import chain
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
@@ -40,8 +42,12 @@ import jax
 import numpy as np
 
 from jaxd_protocol.errors import CallbackError, ProtocolError, ResultError
-from jaxd_protocol.fingerprint.client_object import ClientObject, holds_function
+from jaxd_protocol.fingerprint.client_object import (
+    ClientObject,
+    holds_function,
+)
 from jaxd_protocol.fingerprint.code.callbacks import CellOrigin, cell_origin, code_at
+from jaxd_protocol.fingerprint.code.library_callbacks import place_given
 from jaxd_protocol.fingerprint.data_model import (
     CallbackCandidate,
     CallbackCandidates,
@@ -50,7 +56,7 @@ from jaxd_protocol.fingerprint.data_model import (
     callback_name,
 )
 from jaxd_protocol.packages.importable import importable_name
-from jaxd_protocol.packages.installed import is_local_module
+from jaxd_protocol.packages.installed import SERVER_PACKAGES, is_local_module
 from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.result_encoder import LeafSlot, ResultEncoder
@@ -59,7 +65,6 @@ from jaxd_server.runtime.threads.context_variables import assigned
 
 CallbackTarget = tuple[Any, ...]
 
-_SERVER_PACKAGES: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
 _CONTAINERS: Final = (list, tuple, set, frozenset)
 _missing: Final = object()
 
@@ -85,7 +90,7 @@ def runs_on_server(function: Callable[..., Any]) -> bool:
     if not module or is_local_module(module):
         return not module
     is_named = isinstance(function, FunctionType) and importable_name(function) is not None
-    return module.partition(".")[0] in _SERVER_PACKAGES or not is_named
+    return module.partition(".")[0] in SERVER_PACKAGES or not is_named
 
 
 def recording_arguments(
@@ -161,7 +166,7 @@ class CallbackTargets:
             for number, origin in enumerate(self._targets.parameters)
             if _is_same(_attribute(self._argument(origin.name), origin.names), function)
         )
-        return next(chain(given, passed), None)
+        return next(chain(given, passed, _library_targets(function)), None)
 
     def _refused(self, function: Any) -> CallbackError:
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -296,6 +301,25 @@ class _Describer:
             return ("again",)
         self._open.add(there)
         return "code", *self.contents(there, value)
+
+
+def _library_targets(function: Any) -> Iterator[CallbackTarget]:
+    """The target of a function that a library itself gives, in the module that does so."""
+    if type(function) is FunctionType:
+        found = place_given(function, chain((function.__module__,), _modules_that_call()))
+        if found is not None:
+            module, origin = found
+            yield "library", module, origin.kind, origin.name, origin.names
+
+
+def _modules_that_call() -> Iterator[str]:
+    """The modules whose code is being run, the innermost first."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        if isinstance(name, str):
+            yield name
+        frame = frame.f_back
 
 
 def _is_array(value: Any) -> bool:

@@ -5,13 +5,10 @@ And what callbacks are not given: functions, which they could call.
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from jaxd_protocol.errors import CallbackError
-
-_FOREIGN_PACKAGES: Final = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
-"""Whose functions, methods and partials are no objects of the user's."""
+from jaxd_protocol.packages.installed import SERVER_PACKAGES
 
 
 class ClientObject:
@@ -62,5 +59,5 @@ def holds_function(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return any(map(holds_function, value))
     home = str(type(value).__module__).partition(".")[0]
-    is_functions = home in _FOREIGN_PACKAGES or type(value) is ClientObject
+    is_functions = home in SERVER_PACKAGES or type(value) is ClientObject
     return callable(value) and (isinstance(value, type) or is_functions)

@@ -16,6 +16,9 @@ from functools import lru_cache
 from typing import Any
 
 OWN_PACKAGES = frozenset({"jaxd", "jaxd_protocol", "jaxd_server"})
+SERVER_PACKAGES = frozenset({"jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
+"""Whose functions, methods and partials are no objects of the user's; callbacks to them run on
+the server."""
 
 _SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,8 +15,12 @@ import numpy as np
 import pytest
 
 from jaxd.events.jax_callbacks import CallbackTable, check_no_functions
+from jaxd.results.local_objects import LocalObjects
+from jaxd.results.reader import ResultReader
 from jaxd_protocol.errors import CallbackError, ProtocolError
 from jaxd_protocol.fingerprint import walk
+from tests.fake_packages import FakeSite
+from tests.ids import stable_id
 
 seen: list[Any] = []
 
@@ -225,3 +231,66 @@ class Network:
 def test_objects_that_can_be_called_are_arguments() -> None:
     """A program may give its callback a model."""
     check_no_functions(((Network(), {"model": Network()}), {}))
+
+
+LIBRARY = """
+import os, jax
+def check(x): return x
+def wipe(path): os.remove(path)
+def solve(x): jax.debug.callback(check, x)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An installed module that gives one of its functions."""
+    site = FakeSite(tmp_path)
+    site.install("gives-one", "1.0", {"gives_one/__init__.py": LIBRARY})
+    monkeypatch.syspath_prepend(str(site.path))
+    yield importlib.import_module("gives_one")
+    monkeypatch.delitem(sys.modules, "gives_one")
+
+
+def of_library(reached: str, *literal: Any) -> Any:
+    """What is called of a function that reaches a package."""
+    snapshot = ResultReader({}, LocalObjects(packages=(reached,)))
+    targets = walk(box.put, "f").reach.targets
+    return CallbackTable(targets, reaches=snapshot.reaches).function_at(("library", *literal), ())
+
+
+def test_a_library_s_own_function_is_called(library: Any) -> None:
+    """Where the function reaches that library, and its code gives it."""
+    assert of_library("gives_one", "gives_one", "global", "check", ()) is library.check
+
+
+@pytest.mark.parametrize(
+    ("reached", "literal"),
+    [
+        ("another", ("gives_one", "global", "check", ())),
+        ("gives_one", ("gives_one", "global", "wipe", ())),
+        ("gives_one", ("gives_one", "global", "os", ("system",))),
+        ("gives_one", ("gives_one", "global", "check", ("__globals__",))),
+        ("gives_one", ("gives_one", "module", "os", ("system",))),
+        ("gives_one", ("os", "global", "system", ())),
+        ("os", ("os", "global", "system", ())),
+        ("gives_one", ("gives_one.os", "global", "system", ())),
+        ("gives_one", ("gives_one", "global", ["check"], ())),
+        ("gives_one", ("gives_one", "global", "check", (1,))),
+        ("gives_one", ("gives_one", "global", "check")),
+    ],
+    ids=stable_id,
+)
+def test_a_library_s_other_functions_are_not(
+    library: Any, reached: str, literal: tuple[Any, ...]
+) -> None:
+    """Nor anything of one that is not reached, nor of Python."""
+    assert library is not None
+    with pytest.raises((ProtocolError, CallbackError)):
+        of_library(reached, *literal)
+
+
+def test_only_libraries_open_a_call_to_questions() -> None:
+    """Not jax, numpy or Python, nor the user's own modules."""
+    own = [LocalObjects(packages=("jax", "numpy", "os", __name__.partition(".")[0]))]
+    assert not any(each.reaches_libraries() for each in (*own, LocalObjects()))
+    assert LocalObjects(packages=("not_imported_yet",)).reaches_libraries()

@@ -255,3 +255,17 @@ def test_it_becomes_the_object_where_that_is() -> None:
     """It travels as its token."""
     thing = ["a", "b"]
     assert pickle.loads(pickle.dumps(RemoteObject(keep_object(thing), "list", "f"))) is thing
+
+
+def test_code_is_looked_for_without_a_word_to_objects() -> None:
+    """Their attributes are code of the user's, and may raise."""
+
+    class Refusing:
+        def __getattr__(self, name: str) -> Any:
+            raise ValueError(name)
+
+    known = LocalObjects(others=(Refusing(), Model, Model().apply))
+    known.find_code(b"")
+    assert known._code is not None
+    found = {code for codes in known._code.values() for code in codes}
+    assert {Model.apply.__code__, Model.quiet.__code__} <= found
