@@ -73,6 +73,65 @@ def other(x): return toolbox.triple(x)
 EVERY = "by_module by_name by_class by_submodule constant lazily lazy_module method other"
 PROJECT = USES + TOOLBOX
 
+CLOSURES = """
+import toolbox
+def mine(x): return x + 1
+model = toolbox.Model()
+# here
+reads = toolbox.reading(model)
+bound = toolbox.passing(model)
+calls = toolbox.calling(model)
+gives = toolbox.giving(model)
+writes = toolbox.writing(model)
+nested = toolbox.nesting(model)
+looks = toolbox.looking(model)
+deep = toolbox.reaching(model)
+items = toolbox.picking({"used": 1, "unused": 2})
+--- site-packages/toolbox/__init__.py
+class Part:
+    def __init__(self):
+        self.size, self.other = 3, 4
+    def twice(self): return self.size * 2
+class Model:
+    def __init__(self):
+        self.width, self.depth, self.part, self.unread = 1, 2, Part(), 0
+    def area(self): return self.width ** 2
+def reading(self):
+    def read(x): return x * self.width if self.depth is None else x
+    return read
+def passing(self):
+    def given(x): return self.width * x, self.part.twice()
+    return given
+def calling(self):
+    def called(x): return self.area() * x
+    return called
+def giving(self):
+    def gave(x): return str(self), self.width * x
+    return gave
+def writing(self):
+    def wrote(x):
+        self.depth = x
+        return self.width * x
+    return wrote
+def nesting(self):
+    def outer(x):
+        def inner(y): return self.width * y
+        return inner(x)
+    return outer
+def looking(self):
+    def looked(x): return vars()["self"].unread, self.width
+    return looked
+def reaching(self):
+    def reached(x): return self.part.size * x
+    return reached
+def picking(table):
+    def picked(x): return table["used"] * x
+    return picked
+"""
+CLOSED = "reads bound calls gives writes nested looks"
+METADATA = TOOLBOX[TOOLBOX.index("--- site-packages/toolbox-1.0.dist-info/METADATA") :]
+CLOSURES += METADATA
+
 ENVIRON = """
 import os
 from os import environ, getenv
@@ -139,6 +198,15 @@ ROWS = [
     edit("a variable that disappears", ENVIRON, "# here", 'os.environ.pop("UNREAD")', "", f"{READS} later is_set other"),
     edit("a function of the standard library", STANDARD, "# here", "math.sin = mine", "step", "constant encoder other"),
     edit("one swapped for another", STANDARD, "# here", "math.sin = math.cos", "step", "constant encoder other"),
+    edit("an attribute that its closure reads", CLOSURES, "# here", "model.width = 5", CLOSED, "deep items"),
+    edit("another that it reads", CLOSURES, "# here", "model.depth = None", "reads calls gives writes looks", "bound nested deep items"),
+    edit("an attribute that only some closures can reach", CLOSURES, "# here", "model.unread = 5", "calls gives writes looks", "reads bound nested deep items"),
+    edit("a new attribute of what its closure holds", CLOSURES, "# here", "model.new = {id(model): 1}", "", "reads bound nested deep items"),
+    edit("an attribute further away", CLOSURES, "# here", "model.part.size = 5", "deep bound calls gives writes looks", "reads nested items"),
+    edit("one beside it", CLOSURES, "# here", "model.part.other = 5", "bound calls gives writes looks", "deep reads nested items"),
+    edit("an item that its closure reads", CLOSURES, '"used": 1', '"used": 5', "items", CLOSED),
+    edit("an item that it does not read", CLOSURES, '"unused": 2', '"unused": 5', "", f"items {CLOSED}"),
+    edit("a method of one's own on what its closure holds", CLOSURES, "# here", "model.area = mine", "calls gives writes looks", "reads bound nested deep items"),
     edit("its constant", STANDARD, "# here", "math.pi = 3", "constant", "step encoder other"),
 ]  # fmt: skip
 

@@ -6,11 +6,12 @@ import builtins
 import functools
 import sys
 from collections.abc import Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import access_paths, archive_members
+from jaxd_protocol.fingerprint.canonical_bytes import ATOMS
 from jaxd_protocol.fingerprint.code.content import stable_names
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.data_model import Steps
@@ -29,6 +30,9 @@ _CALLBACK_FUNCTIONS: Final = frozenset(
 )
 """A function that uses one of these may read clocks and files in the callback: no warning."""
 
+
+_WITHOUT_PARTS: Final = ATOMS | {FunctionType, tuple}
+"""Types of values that count whole where a library's function closes over them."""
 
 _CHECKER_STATE: Final = frozenset({"__beartype_call_curr", "__beartype_getrandbits"})
 """Defaults of functions that beartype makes: what it says of an error, which item it looks at."""
@@ -149,7 +153,28 @@ def _installed_function(walk: Walk, function: FunctionType) -> None:
     walk.guards.function(function)
     _defaults(walk, function)
     _attributes(walk, function)
-    _closure(walk, function, {})
+    _closure(walk, function, _plain_uses(function))
+
+
+def _plain_uses(function: FunctionType) -> dict[str, dict[Steps, int]]:
+    """What a library's function only reads, attribute by attribute, of what it closes over.
+
+    A variable of which it assigns something, or that it passes on, is missing and counts whole.
+    """
+    if not any(map(_has_parts, function.__closure__ or ())):
+        return {}
+    return {
+        name: uses
+        for name, uses in facts_of(function.__code__).uses.items()
+        if all(kind in "aic" for steps in uses for kind, _ in steps)
+    }
+
+
+def _has_parts(cell: CellType) -> bool:
+    try:
+        return type(cell.cell_contents) not in _WITHOUT_PARTS
+    except ValueError:
+        return False
 
 
 def emit_method(walk: Walk, method: MethodType) -> None:
