@@ -220,6 +220,44 @@ def test_objects_of_libraries_that_are_made_there_come_home(live: LiveServer) ->
         assert facts["works here"]
 
 
+NNX_MADE_THERE = """
+from functools import partial
+from flax import nnx
+from flax.core import FrozenDict, freeze
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.pool = partial(nnx.avg_pool, window_shape=(2, 2), strides=(2, 2))
+        self.general = nnx.LinearGeneral(1, (2, 2), rngs=rngs)
+        self.last = nnx.Sequential(nnx.Linear(2, 4, rngs=rngs), nnx.relu, jnp.tanh)
+    def __call__(self, x):
+        return self.last(self.general(self.pool(x)))
+
+@persistent_call(fallback="error")
+def make():
+    return Net(nnx.Rngs(0))
+
+@persistent_call(fallback="error")
+def frozen(x):
+    return freeze({"a": {"b": x}, "c": x * 2})
+
+net, found = make(), frozen(x)
+facts["works here"] = jax.eval_shape(net, jnp.ones((2, 8, 8, 1))).shape == (2, 4, 4, 2, 4)
+facts["own"] = [
+    net.last.layers[1:] == [nnx.relu, jnp.tanh], net.pool.func is nnx.avg_pool,
+    net.pool.keywords == Net(nnx.Rngs(0)).pool.keywords, type(net.general.batch_axis) is FrozenDict,
+    type(found) is FrozenDict, type(found["a"]) is FrozenDict]
+"""
+
+
+@libraries("flax")
+def test_objects_of_nnx_that_are_made_there_work_here(live: LiveServer) -> None:
+    """With the functions of jax and pools of flax that they call, and the mappings they hold."""
+    first = run_program(live, NNX_MADE_THERE)
+    assert first == {"works here": True, "own": [True] * 6, "traces": 2}
+    assert run_program(live, NNX_MADE_THERE) == {**first, "traces": 0}
+
+
 COUNTED = """
 from typing import NamedTuple
 

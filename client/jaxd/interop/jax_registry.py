@@ -21,6 +21,7 @@ from typing import Any, Final
 from jaxd.interop.jax_runtime import loaded_jax, outside_trace
 from jaxd.interop.lazy_array import ArrayLike
 from jaxd_protocol.errors import ResultError
+from jaxd_protocol.pytree.decoder import FLAX_MAPPINGS
 
 
 def is_registered(cls: type) -> bool:
@@ -103,8 +104,8 @@ def _structure(cls: type, aux: Any, count: int) -> Any:
 
 def mapping_class(module: str, name: str) -> type | None:
     """The class of that name whose instances are keys and values; None when it is no such."""
-    if (module, name) == ("flax.typing", "HashableMapping") and module in sys.modules:
-        found: type = sys.modules[module].HashableMapping
+    if (module, name) in FLAX_MAPPINGS and module in sys.modules:
+        found: type = getattr(sys.modules[module], name)
         MAPPINGS.setdefault(
             found, lambda keys, children: found(dict(zip(keys, children, strict=True)))
         )

@@ -285,7 +285,11 @@ class LocalObjects:
             ResultError: when this process has no such object, and the server has not kept it.
         """
         found = self._resolve(reference)
-        if callable(found) and any(map(_is_calling_container, holders)):
+        if (
+            reference.kind != "v"  # a mesh can be called, and a function that only calculates
+            and callable(found)
+            and any(map(_is_calling_container, holders))
+        ):
             found = self._held_or_data_type(found)
         if reference.kind == "p" and holders:
             found = _attribute_default(reference, holders[-1], field)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from jaxd_protocol.jax_objects.data_values import parts_of
+from jaxd_protocol.jax_objects.data_values import numeric_function_name, parts_of
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.pack.instances import installed_name
 from jaxd_protocol.pickling.unpack.archives import content_id_of
@@ -118,6 +118,8 @@ def _place_of(value: Any) -> Place | None:
     if isinstance(value, type):
         name = class_name(value)
         return None if name is None else ("k", name)
+    if numeric_function_name(value) is not None:
+        return _place_by_kind(value)
     installed = installed_name(value)
     if installed is not None and not is_local_module(installed[0]):
         return "i", installed  # a number would be known only to clients of one function

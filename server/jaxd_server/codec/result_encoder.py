@@ -10,10 +10,10 @@ from typing import Any, Final
 import jax
 
 from jaxd_protocol.errors import ResultError
-from jaxd_protocol.jit.nnx_objects import ObjectParts, is_node_mapping, is_object, is_object_state
+from jaxd_protocol.jit.nnx_objects import ObjectParts, is_object, is_object_state
 from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
-from jaxd_protocol.pytree.decoder import COUNT, NNX_PARTS, parameter_default
+from jaxd_protocol.pytree.decoder import COUNT, FLAX_MAPPINGS, NNX_PARTS, parameter_default
 from jaxd_protocol.pytree.leaves import spec_bytes
 from jaxd_protocol.pytree.references import Reference
 from jaxd_server.codec.object_references import (
@@ -86,7 +86,7 @@ class ResultEncoder(TreeEncoder):
             self._named_tuple(value)
         elif isinstance(value, jax.tree_util.PyTreeDef):
             self._structure(value)
-        elif type(value) is defaultdict or is_node_mapping(value):
+        elif type(value) is defaultdict or _is_mapping_of_flax(type(value)):
             self._keyed(value)
         elif type(value) is ObjectParts:
             self._object_parts(value)
@@ -187,6 +187,10 @@ class ResultEncoder(TreeEncoder):
         if parts is None:
             raise _unencodable(value)
         self._class_node(type(value), parts[1], list(parts[0]))
+
+
+def _is_mapping_of_flax(cls: type) -> bool:
+    return (cls.__module__, cls.__qualname__) in FLAX_MAPPINGS
 
 
 def _unencodable(value: Any) -> ResultError:

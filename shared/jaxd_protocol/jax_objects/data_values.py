@@ -1,13 +1,16 @@
 """Values of jax's own types that are nothing but data: shapes, dtypes, shardings, keys of paths.
 
-As those of Python in `pytree.data_values`. Each end makes them with its own jax, by the public
-constructors; where it has not imported jax there are none.
+And functions that do nothing but calculate, such as `jax.nn.relu`, by their names in a table, and
+partials of these. As those of Python in `pytree.data_values`. Each end makes them with its own
+jax, by the public constructors; where it has not imported jax there are none.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
+from types import FunctionType
 from typing import Any, Final
 
 from jaxd_protocol.jax_objects.names import is_of_jax, kind_of
@@ -15,6 +18,26 @@ from jaxd_protocol.pytree.data_values import KINDS, DataKind, check, typed
 
 _MAX_RANK: Final = 64
 _MAX_SIZE: Final = 1 << 59
+
+NUMERIC_FUNCTIONS: Final[dict[str, frozenset[str]]] = {
+    "jax.nn": frozenset({
+        "celu", "elu", "gelu", "glu", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh",
+        "identity", "leaky_relu", "log_sigmoid", "log_softmax", "mish", "relu", "relu6", "selu",
+        "sigmoid", "silu", "soft_sign", "softmax", "softplus", "sparse_plus", "sparse_sigmoid",
+        "squareplus", "standardize", "swish",
+    }),
+    "jax.numpy": frozenset({
+        "abs", "absolute", "add", "arctan", "cos", "exp", "log", "log1p", "max", "maximum",
+        "mean", "min", "minimum", "multiply", "sign", "sin", "sqrt", "square", "sum", "tanh",
+    }),
+    "flax.linen.pooling": frozenset({
+        "avg_pool", "max_pool", "min_pool",
+    }),
+}  # fmt: skip
+"""Functions of arrays that a library calls for its users, by module: they read and write nothing.
+
+Each end finds its own where it has loaded the module.
+"""
 
 
 def kind_name(value: Any) -> str | None:
@@ -24,7 +47,22 @@ def kind_name(value: Any) -> str | None:
     kind = kind_of(value)
     if kind is None and is_of_jax(type(value)) and type(value).__name__ in _PATH_KEYS:
         kind = type(value).__name__
+    if type(value) is partial and not vars(value) and numeric_function_name(value.func):
+        return "functools.partial"
+    if numeric_function_name(value) is not None:
+        return "numeric function"
     return kind if kind in _KINDS_OF_JAX else None
+
+
+def numeric_function_name(value: Any) -> tuple[str, str] | None:
+    """The module and name of a function of `NUMERIC_FUNCTIONS`; None for anything else."""
+    if type(value) is not FunctionType and kind_of(value) not in _FUNCTION_KINDS:
+        return None
+    for module, names in NUMERIC_FUNCTIONS.items():
+        name = value.__name__
+        if name in names and getattr(sys.modules.get(module), name, None) is value:
+            return module, name
+    return None
 
 
 def find_kind(name: str) -> DataKind | None:
@@ -53,7 +91,7 @@ def _is_equal(made: Any, value: Any) -> bool:
     """Whether what was made of the parts of a value is all of it."""
     if type(made) is not type(value):
         return False
-    if type(value) in KINDS:
+    if type(value) in KINDS or type(value) is partial:
         return True
     return bool(made == value)
 
@@ -156,6 +194,20 @@ def _single_device_sharding(device: Any, memory: Any) -> Any:
     return _jax().sharding.SingleDeviceSharding(device, memory_kind=memory)
 
 
+def _numeric_function(module: Any, name: Any) -> Any:
+    typed(str, module, name)
+    check(name in NUMERIC_FUNCTIONS.get(module, ()))
+    return getattr(sys.modules[module], name)
+
+
+def _partial(function: Any, arguments: Any, keywords: Any) -> Any:
+    check(numeric_function_name(function) is not None)
+    typed(tuple, arguments)
+    typed(dict, keywords)
+    typed(str, *keywords)
+    return partial(function, *arguments, **keywords)
+
+
 def _path_key(name: str, field: str, *types: type) -> DataKind:
     def make(part: Any) -> Any:
         check(not types or type(part) in types)
@@ -167,6 +219,9 @@ def _path_key(name: str, field: str, *types: type) -> DataKind:
 def _take(*names: str) -> Callable[[Any], tuple[Any, ...]]:
     return lambda value: tuple(getattr(value, name) for name in names)
 
+
+_FUNCTION_KINDS: Final = frozenset({"jit", "custom_jvp", "custom_vjp", "ufunc"})
+"""Of what stands for a function of jax."""
 
 _PATH_KEYS: Final[dict[str, DataKind]] = {
     "DictKey": _path_key("DictKey", "key"),
@@ -197,6 +252,10 @@ _KINDS_OF_JAX: Final[dict[str, DataKind]] = {
     "single device sharding": DataKind(
         lambda value: (*value.device_set, value.memory_kind), _single_device_sharding
     ),
+    "numeric function": DataKind(
+        lambda value: numeric_function_name(value) or (), _numeric_function
+    ),
+    "functools.partial": DataKind(_take("func", "args", "keywords"), _partial),
     **_PATH_KEYS,
 }
-"""By what `names.JAX_TYPES` calls them."""
+"""Those of types by what `names.JAX_TYPES` calls them."""

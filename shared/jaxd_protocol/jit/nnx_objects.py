@@ -67,12 +67,6 @@ def is_object(value: Any) -> bool:
     return loaded_nnx() is not None and kind_of(value) == OBJECT
 
 
-def is_node_mapping(value: Any) -> bool:
-    """Whether it is the mapping in which an object of nnx has which attributes are data."""
-    cls = type(value)
-    return (cls.__module__, cls.__qualname__) == ("flax.typing", "HashableMapping")
-
-
 def is_object_state(value: Any) -> bool:
     """Whether it is what nnx keeps of an object, apart from the trace that it belongs to."""
     cls = type(value)

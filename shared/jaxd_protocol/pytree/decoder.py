@@ -48,6 +48,11 @@ NNX_PARTS: Final = "jaxd: parts"
 """Attribute of an object of flax nnx which is sent in parts: names of its data and of its other
 attributes, and the rest and the flags of its `ObjectParts`."""
 
+FLAX_MAPPINGS: Final = frozenset(
+    {("flax.typing", "HashableMapping"), ("flax.core.frozen_dict", "FrozenDict")}
+)
+"""Classes of flax, by module and name, whose instances are sent as keys and values."""
+
 COUNT: Final = struct.Struct("!I")
 T = TypeVar("T")
 

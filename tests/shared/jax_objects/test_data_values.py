@@ -10,6 +10,7 @@ import types
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxd_protocol.jax_objects.data_values import find_kind, kind_name, parts_of
+from jaxd_protocol.jax_objects.data_values import NUMERIC_FUNCTIONS, find_kind, kind_name, parts_of
 from jaxd_protocol.pytree.data_values import dump_parts, load_parts
 from jaxd_protocol.pytree.literals import is_literal
 from tests.ids import stable_id
@@ -101,13 +102,43 @@ def test_a_value_comes_back(value: Any) -> None:
     assert repr(found) == repr(value) or isinstance(value, set | frozenset)
 
 
+@pytest.mark.parametrize("module", NUMERIC_FUNCTIONS)
+def test_functions_that_only_calculate_come_back(module: str) -> None:
+    """As this process's own, and partials of them."""
+    functions = vars(pytest.importorskip(module))
+    for name in NUMERIC_FUNCTIONS[module]:
+        plain = referred(functions[name])
+        assert is_literal(plain)
+        assert resolved(plain) is functions[name]
+        found = resolved(referred(partial(functions[name], 1, axis=(0, 1))))
+        assert (found.func, found.args) == (functions[name], (1,))
+        assert found.keywords == {"axis": (0, 1)}
+
+
 class Hash(bytearray):
     """A subclass is another type."""
 
 
+tagged = partial(jax.nn.relu)
+tagged.more = 1  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     "value",
-    [Hash(b"a"), print, 1, [1], object(), jnp.sin, jax.jit(jnp.sin), Mesh, jnp.ones(2)],
+    [
+        Hash(b"a"),
+        print,
+        1,
+        [1],
+        object(),
+        jnp.load,
+        jax.jit(jnp.sin),
+        Mesh,
+        jnp.ones(2),
+        partial(print, end=""),
+        partial(jnp.save),
+        tagged,
+    ],
     ids=stable_id,
 )
 def test_what_is_more_than_data_is_of_no_kind(value: Any) -> None:
@@ -152,6 +183,12 @@ def test_what_a_constructor_does_not_take_is_not_left_out() -> None:
         ("mesh", ((1,), tuple(jax.devices()[:1]), ("d",), ("Wild",))),
         ("named sharding", (print, print, None)),
         ("SequenceKey", ("a",)),
+        ("numeric function", ("jax.numpy", "load")),
+        ("numeric function", ("os", "system")),
+        ("numeric function", ("jax.nn", ["relu"])),
+        ("functools.partial", (print, (), {})),
+        ("functools.partial", (jax.nn.relu, [], {})),
+        ("functools.partial", (jax.nn.relu, (), {1: 2})),
     ],
 )
 def test_wild_parts_are_refused(name: str, parts: tuple[Any, ...]) -> None:
