@@ -365,6 +365,23 @@ facts["repr"] = repr(box.how)
     assert facts["traces"] == 2
 
 
+@libraries("flax")
+def test_where_the_call_can_run_here_the_result_is_whole(live: LiveServer) -> None:
+    """As under `jax.jit`: a program may call what is in it."""
+    program = (
+        HELD
+        + """
+box = make(x)
+facts["calls it"] = float(box.how(box.data)[0, 0])
+facts["uses it"] = float(use(box)[0][0, 0])
+facts["here"] = statistics().fallback_functions - here
+"""
+    )
+    started = "here = statistics().fallback_functions\n"
+    facts = run_program(live, started + program, JAXD_FALLBACK="local")
+    assert facts == {"calls it": 3.0, "uses it": 3.0, "here": 1, "traces": 2}
+
+
 @pytest.mark.soak
 @libraries("flax")
 def test_a_token_of_a_server_that_is_gone(start_live: Callable[..., LiveServer]) -> None:

@@ -114,15 +114,16 @@ class FunctionBinding(NamedTuple):
         spec = None
         try:
             spec = self.snapshots.spec(config)
-            _, form, timeout_s, strict, _ = self.settings
+            _, form, timeout_s, strict, fallback = self.settings
             if caller.session.accepts != "code" and caller.requires_export(timeout_s):
                 # imports jax, and few servers ask for it
                 from jaxd.tracing.export import exported_call
 
                 given = self.settings.config, args, kwargs
                 made = exported_call(caller, spec, self.function, *given)
-                return caller.encode(*made, {}, timeout_s, results or form, strict)
-            call = caller.encode(spec, args, kwargs, timeout_s, results or form, strict)
+                return caller.encode(*made, {}, timeout_s, results or form, strict, fallback)
+            form = results or form
+            call = caller.encode(spec, args, kwargs, timeout_s, form, strict, fallback)
             if not spec.snapshot.guards.complete:
                 call = self.with_pinned_spec(caller, call, config)
         except Exception as error:

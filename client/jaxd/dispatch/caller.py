@@ -72,6 +72,7 @@ class Caller:
         timeout_s: float | None,
         results: ResultsAs,
         strict: bool = False,
+        fallback: str | None = "error",
     ) -> CallRequest:
         """A call, ready to be sent.
 
@@ -99,6 +100,7 @@ class Caller:
             encoded.sources,
             encoded.leaf_headers,
             (args, kwargs) if spec.snapshot.takes_arguments else None,
+            fallback=fallback,
         )
 
     def requires_export(self, timeout_s: float | None = None) -> bool:
@@ -420,12 +422,28 @@ class OpenCall:
             raise self._exception_of(value[1])
         if len(value) < 3 or type(value[2]) is not bytes:
             raise unreadable_reply_error()
+        had_no_effects = not (self.has_called_back or self._output or call.values)
         try:
-            return self._read(value, frame)
+            result = self._read(value, frame)
+            about = call.spec.snapshot.reader.remote_object(value[1])
+            if about is not None and had_no_effects:
+                self._refuse_remote_object(about)
         except ResultError as error:
-            if not (self.has_called_back or self._output or call.values):
-                set_origin(error, FailureOrigin("reading"))  # nothing has happened
+            if had_no_effects:
+                set_origin(error, FailureOrigin("reading"))
             raise
+        return result
+
+    def _refuse_remote_object(self, about: str) -> None:
+        """Raises `ResultError` where the call can run here, with a result that is whole."""
+        from jaxd.dispatch.local_runs import runs_locally  # few results have such objects
+
+        if runs_locally(self._session, self.call.fallback):
+            raise ResultError(
+                f"the result of {self.call.spec.snapshot.name} holds something that only the "
+                f"server has: {about}. Return dicts, lists and tuples of arrays, or use a "
+                "function that this process has."
+            )
 
     def _read(self, value: tuple[Any, ...], frame: Frame) -> Any:
         call, snapshot, buffers = self.call, self.call.spec.snapshot, frame.buffers

@@ -22,7 +22,7 @@ from jaxd_protocol.network.addresses import Address
 if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
     from jaxd.connection.server_requests import ServerRequestHandler
-    from jaxd.dispatch.fallback_counts import FallbackCounts
+    from jaxd.dispatch.local_runs import FallbackCounts
     from jaxd.events.output import OutputPrinter
     from jaxd.events.progress import Progress
     from jaxd.results.reader import ResultReader
@@ -304,7 +304,7 @@ def _make_progress() -> Progress:
 
 
 def _make_fallback_counts() -> FallbackCounts:
-    from jaxd.dispatch.fallback_counts import FallbackCounts  # few functions fall back
+    from jaxd.dispatch.local_runs import FallbackCounts  # few functions fall back
 
     return FallbackCounts()
 

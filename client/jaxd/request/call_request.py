@@ -88,6 +88,7 @@ class CallRequest(NamedTuple):
         sources: the arrays of jax whose data is in a buffer, by leaf.
         arguments: what it was called with, where it may call that back.
         lost_workers: how many workers have died during it.
+        fallback: what becomes of it where the server cannot answer it; None: as the client says.
         leaf_headers: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
     """
 
@@ -105,6 +106,7 @@ class CallRequest(NamedTuple):
     leaf_headers: Mapping[int, bytes] = {}
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
     lost_workers: int = 0
+    fallback: str | None = None
 
     @property
     def data_locations(self) -> Sequence[DataLocation]:

@@ -107,6 +107,10 @@ class LocalObjects:
             classes taken by name, and only those that hold nothing but data.
         others: what else it reaches; of these its classes are known.
         installed: modules and callables of installed packages that its code names.
+
+    Attributes:
+        remote_objects: what was met so far that exists only on the server: what each is, for
+            people. Its reader empties it.
     """
 
     def __init__(
@@ -130,6 +134,7 @@ class LocalObjects:
         self._held_by_arguments: dict[tuple[str, str], Any] = {}
         self._names: frozenset[str] | None = None
         self._code: dict[bytes, list[CodeType]] | None = None
+        self.remote_objects: list[str] = []
         self._learn_classes((*objects, *others))
         if mark:
             _live_instances[mark] = self
@@ -295,6 +300,7 @@ class LocalObjects:
             found = _attribute_default(reference, holders[-1], field)
         if found is _missing:
             found = self._remote_object(reference, holders)
+            self.remote_objects.append(reference.about)
         elif reference.kind == "c":  # the latest of several with equal content
             (content,) = reference.detail
             return lambda: self._contents.get(content, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -93,6 +94,8 @@ class ResultReader:
     def __init__(self, known_objects: KnownObjects, own: LocalObjects | None = None) -> None:
         self._local_objects = own or LocalObjects()
         self._layouts = BoundedDict[bytes, Layout](_MAX_LAYOUTS)
+        self._remote_objects = BoundedDict[bytes, str](_MAX_LAYOUTS)
+        self._parsing = threading.Lock()  # guards the list of objects that a parse has met
         self._local_objects.learn(known_objects)
 
     def learn(self, known_objects: KnownObjects) -> None:
@@ -158,8 +161,18 @@ class ResultReader:
             layout = self._layouts[skeleton] = self._parsed(skeleton)
         return layout
 
+    def remote_object(self, skeleton: bytes) -> str | None:
+        """What exists only on the server in a result that was read; None when nothing does."""
+        return self._remote_objects.get(skeleton)
+
     def _parsed(self, skeleton: bytes) -> Layout:
-        return parse_skeleton(skeleton, self._find_class, None, self._local_objects)
+        with self._parsing:
+            found = self._local_objects.remote_objects
+            found.clear()
+            layout = parse_skeleton(skeleton, self._find_class, None, self._local_objects)
+            if found:
+                self._remote_objects[skeleton] = found[0]
+            return layout
 
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
         """An exception of the user's own, by its content id; None when none is reached."""

@@ -13,19 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from jaxd.interop.jax_runtime import (
-    PRNGKeys,
-    import_jax,
-    loaded_jax,
-    map_leaves,
-    started_platform,
-    to_jax_keys,
-)
+from jaxd.dispatch.local_runs import runs_locally
+from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax, map_leaves, to_jax_keys
 from jaxd.request.refusals import Refused, WalkRefusal
 from jaxd.tracing.inline import InlineFunction, local_jax_settings
 from jaxd_protocol import errors
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.errors import ConfigurationError, FallbackWarning, JaxdError, TracerError
+from jaxd_protocol.errors import FallbackWarning, JaxdError, TracerError
 from jaxd_protocol.jit.options import Config, Options
 from jaxd_protocol.messages.calls import origin_of
 from jaxd_protocol.packages.installed import is_local_module
@@ -85,39 +79,6 @@ def may_follow(error: BaseException) -> bool:
     if isinstance(error, JaxdError) or origin.phase != "building":
         return True
     return not (origin.raised_in and is_local_module(origin.raised_in))
-
-
-def runs_locally(session: Session, chosen: str | None) -> bool:
-    """Whether calls that the server cannot answer run in this process; jax is imported then.
-
-    Args:
-        session: with the server.
-        chosen: the option of the function.
-    """
-    chosen = chosen or session.settings.fallback
-    if chosen == "error" or (chosen is None and loaded_jax() is None):
-        return False
-    if chosen == "local" and started_platform() is not None:
-        return True
-    try:
-        session.current()  # which keeps jax of this process off the GPU of a server beside it
-    except JaxdError:
-        if chosen is None:
-            return False
-    if chosen is None:
-        return _default_platform(session.platform) == session.platform
-    with suppress(JaxdError):
-        import_jax(ConfigurationError, "fallback='local' needs jax in this process.")
-    return loaded_jax() is not None
-
-
-def _default_platform(servers: str) -> str | None:
-    """The kind of jax's default device here; no accelerator is taken to find it out."""
-    device = loaded_jax().config.jax_default_device
-    if device is not None:
-        return str(getattr(device, "platform", device))
-    found = started_platform()
-    return str(loaded_jax().default_backend()) if found is None and servers == "cpu" else found
 
 
 class Fallback:

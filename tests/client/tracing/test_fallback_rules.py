@@ -1,16 +1,12 @@
-"""When a call runs in this process: the table of docs/fallback.md, and the default."""
+"""When a call runs in this process: the table of docs/fallback.md."""
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
 from typing import Any
 
-import jax
 import pytest
 
 from jaxd import persistent_call
-from jaxd.connection.settings import Settings
 from jaxd.tracing import fallback
 from jaxd_protocol import errors
 from jaxd_protocol.messages.calls import FailureOrigin, set_origin
@@ -107,59 +103,6 @@ def test_what_would_end_this_process_is_final(name: str) -> None:
     """As an error of the server it ends nothing."""
     assert not fallback.may_follow(failing(errors.RemoteError("no", name), "building"))
     assert fallback.may_follow(failing(errors.RemoteError("no", "lib.Error"), "building"))
-
-
-def session(platform: str, chosen: str | None = None, current: Any = None) -> Any:
-    """One with a server that computes on that."""
-    return SimpleNamespace(
-        settings=Settings(fallback=chosen), platform=platform, current=current or (lambda: None)
-    )
-
-
-def test_by_default_on_the_servers_kind_of_device() -> None:
-    """Never silently a thousand times slower."""
-    assert fallback.runs_locally(session("cpu"), None)
-    assert not fallback.runs_locally(session("gpu"), None)
-    assert not fallback.runs_locally(session("tpu"), None)
-
-
-def test_by_default_on_jaxs_default_device() -> None:
-    """As it is set in this thread, and not the one that jax would have taken."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        assert not fallback.runs_locally(session("gpu"), None)
-        assert fallback.runs_locally(session("cpu"), None)
-
-
-def test_no_accelerator_is_taken_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where jax has no backend, the server's GPU is not asked for."""
-    monkeypatch.setattr(fallback, "started_platform", lambda: None)
-    monkeypatch.setattr(jax, "default_backend", lambda: pytest.fail("asked"))
-    assert not fallback.runs_locally(session("gpu"), None)
-
-
-def test_what_is_chosen_wins() -> None:
-    """The option over the client, and either over the default."""
-    assert fallback.runs_locally(session("gpu", "local"), None)
-    assert fallback.runs_locally(session("gpu"), "local")
-    assert fallback.runs_locally(session("cpu", "error"), "local")
-    assert not fallback.runs_locally(session("cpu", "local"), "error")
-    assert not fallback.runs_locally(session("cpu", "error"), None)
-
-
-def test_without_jax_the_default_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A light client stays light."""
-    monkeypatch.delitem(sys.modules, "jax")
-    assert not fallback.runs_locally(session("cpu"), None)
-
-
-def test_without_a_server_nothing_is_known_of_it() -> None:
-    """Then the error stays what it is, unless a run here was asked for."""
-
-    def none_there() -> None:
-        raise errors.NoServer("none")
-
-    assert not fallback.runs_locally(session("cpu", current=none_there), None)
-    assert fallback.runs_locally(session("cpu", current=none_there), "local")
 
 
 def test_the_option_is_checked() -> None:

@@ -1,0 +1,67 @@
+"""Whether calls run in this process that the server cannot answer: the option, and the default."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from jaxd.connection.settings import Settings
+from jaxd.dispatch import local_runs
+from jaxd_protocol import errors
+
+
+def session(platform: str, chosen: str | None = None, current: Any = None) -> Any:
+    """One with a server that computes on that."""
+    return SimpleNamespace(
+        settings=Settings(fallback=chosen), platform=platform, current=current or (lambda: None)
+    )
+
+
+def test_by_default_on_the_servers_kind_of_device() -> None:
+    """Never silently a thousand times slower."""
+    assert local_runs.runs_locally(session("cpu"), None)
+    assert not local_runs.runs_locally(session("gpu"), None)
+    assert not local_runs.runs_locally(session("tpu"), None)
+
+
+def test_by_default_on_jaxs_default_device() -> None:
+    """As it is set in this thread, and not the one that jax would have taken."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert not local_runs.runs_locally(session("gpu"), None)
+        assert local_runs.runs_locally(session("cpu"), None)
+
+
+def test_no_accelerator_is_taken_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where jax has no backend, the server's GPU is not asked for."""
+    monkeypatch.setattr(local_runs, "started_platform", lambda: None)
+    monkeypatch.setattr(jax, "default_backend", lambda: pytest.fail("asked"))
+    assert not local_runs.runs_locally(session("gpu"), None)
+
+
+def test_what_is_chosen_wins() -> None:
+    """The option over the client, and either over the default."""
+    assert local_runs.runs_locally(session("gpu", "local"), None)
+    assert local_runs.runs_locally(session("gpu"), "local")
+    assert local_runs.runs_locally(session("cpu", "error"), "local")
+    assert not local_runs.runs_locally(session("cpu", "local"), "error")
+    assert not local_runs.runs_locally(session("cpu", "error"), None)
+
+
+def test_without_jax_the_default_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A light client stays light."""
+    monkeypatch.delitem(sys.modules, "jax")
+    assert not local_runs.runs_locally(session("cpu"), None)
+
+
+def test_without_a_server_nothing_is_known_of_it() -> None:
+    """Then the error stays what it is, unless a run here was asked for."""
+
+    def none_there() -> None:
+        raise errors.NoServer("none")
+
+    assert not local_runs.runs_locally(session("cpu", current=none_there), None)
+    assert local_runs.runs_locally(session("cpu", current=none_there), "local")
