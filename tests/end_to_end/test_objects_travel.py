@@ -7,10 +7,12 @@ import enum
 import functools
 import os
 import sys
+import threading
 import time
 import unittest
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -355,7 +357,35 @@ def in_a_test(make: Make) -> Any:
     return [make(case.check)(X), make(lambda x: [case][0].check(x) + 1)(X)]
 
 
-PROGRAMS = [adam, structures, forwarding, partly_read, arrays, struct_sequences, others, in_a_test]
+WIDTH: ContextVar[float] = ContextVar("width", default=2.0)
+DEPTH: ContextVar[float] = ContextVar("depth")
+OWN = threading.local()
+
+
+def of_the_caller(make: Make) -> Any:
+    """What is read in the context and the thread that call, and sent by another thread."""
+
+    def calls() -> Any:
+        WIDTH.set(3.0)
+        DEPTH.set(4.0)
+        OWN.scale = 5.0
+        functions = [
+            lambda x: x * WIDTH.get(),
+            lambda x: x * WIDTH.get(7.0),
+            lambda x: x * DEPTH.get(7.0),
+            lambda x: x * OWN.scale,
+            lambda x: x * getattr(OWN, str("scale")),  # noqa: UP018  not seen as an attribute
+        ]
+        return [make(each)(X) for each in functions]
+
+    unset = [make(lambda x: x * WIDTH.get())(X), make(lambda x: x * DEPTH.get(7.0))(X)]
+    return [*unset, *copy_context().run(calls)]
+
+
+PROGRAMS = [
+    *(adam, structures, forwarding, partly_read, arrays, struct_sequences, others, in_a_test),
+    of_the_caller,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -47,6 +47,7 @@ _MODULES: Final = {
     "jaxd_protocol.jax_objects.structures": _same("make_structure"),
     "jaxd_protocol.pickling.unpack.object_tokens": {"kept_object": "find_kept_object"},
     "jaxd_protocol.fingerprint.client_object": {"Live": "ClientObject"},
+    "jaxd_protocol.fingerprint.values.instances": _same("ThreadLocal"),
     "jaxd_protocol.jit.nested": _same("nested"),
     "jaxd_protocol.pickling.unpack.archives": _same("add_archive", "find_archived"),
     "jaxd_protocol.pickling.arrays": {
@@ -62,7 +63,7 @@ _MODULES: Final = {
     "jaxd_protocol.pickling.unpack.rebuild": {
         "fill_part": "set_attributes",
         **_same(
-            *("ThreadLocal", "class_attribute", "dead_reference", "fill", "fill_cell"),
+            *("class_attribute", "dead_reference", "fill", "fill_cell"),
             *(
                 "fill_class",
                 "fill_config",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,6 +86,9 @@ class Function:
     def traceable(self) -> Callable[..., Any]:
         """What jax is given of it: takes closed arguments, and loses no change of nnx objects."""
         function = refusing_lost_updates(self.function)
+        if self.unpacked is not None:
+            held = [each for each in self.unpacked.objects if type(each) is ContextVar]
+            function = _setting(held, function) if held else function
         if self.unpacked is not None and not self.options.transformations:
             function = recording_arguments(function, self.unpacked.targets)
         return unwrapping_arguments(function, self.statics)
@@ -103,3 +109,21 @@ class Function:
         """Whether its key means the same in every process, so that it may be kept on disk."""
         manifest = self.described.manifest
         return manifest is not None and manifest.shared and self.doubt is None
+
+
+def _setting(
+    variables: Iterable[ContextVar[Any]], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The function with context variables set where it runs, as they were where it was called.
+
+    They have arrived with their values as defaults, which `variable.get(other)` does not look at.
+    """
+
+    @functools.wraps(function)
+    def setting(*args: Any, **kwargs: Any) -> Any:
+        for variable in variables:
+            with suppress(LookupError):  # it has no value
+                variable.set(variable.get())
+        return function(*args, **kwargs)
+
+    return setting

@@ -66,6 +66,13 @@ _FIELD_ATTRIBUTES: Final = [
 ]
 
 
+class ThreadLocal(threading.local):
+    """A client's `threading.local`: each thread has the content of the client's calling thread."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        vars(self).update(content)
+
+
 def emit_other(walk: Walk, value: Any) -> None:
     """Appends an object by what it is made of: all of it, also where code reads only a part."""
     if settings.is_config(value):
@@ -120,8 +127,11 @@ def _context_variable(walk: Walk, value: ContextVar[Any]) -> None:
     walk.text(value.name)
     content = _current_value(value)
     walk.guards.answer(lambda: _current_value(value) is content, True)
+    sent: ContextVar[Any] = ContextVar(value.name)
     if content is not MISSING:
+        sent = ContextVar(value.name, default=content)
         walk.emit_child(".get()", content)
+    walk.reach.replacements[id(value)] = sent  # another thread packs it, in its own context
 
 
 def _current_value(variable: ContextVar[Any]) -> Any:
@@ -135,6 +145,7 @@ def _thread_local(walk: Walk, value: threading.local) -> None:
     """By what it holds in this thread."""
     walk.tag("thread local")
     walk.guards.mapping(vars(value))
+    walk.reach.replacements[id(value)] = ThreadLocal(dict(vars(value)))  # as seen in this thread
     for name in sorted(vars(value)):
         walk.text(name)
         walk.emit_child(f".{name}", vars(value)[name])

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
+from jaxd_protocol.fingerprint.values.instances import ThreadLocal
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.pickling.unpack import rebuild
 
@@ -74,8 +75,8 @@ DISPATCH: Final[dict[type, Callable[[Any], Any]]] = {
     type(threading.RLock()): _recreate(threading.RLock),
     threading.Condition: _recreate(threading.Condition),
     threading.Event: lambda value: (rebuild.make_event, (value.is_set(),)),
-    threading.local: lambda value: (rebuild.ThreadLocal, (vars(value),)),
-    rebuild.ThreadLocal: lambda value: (rebuild.ThreadLocal, (vars(value),)),
+    threading.local: lambda value: (ThreadLocal, (vars(value),)),
+    ThreadLocal: lambda value: (ThreadLocal, (vars(value),)),
     weakref.WeakKeyDictionary: _recreate(weakref.WeakKeyDictionary),
     weakref.WeakValueDictionary: _recreate(weakref.WeakValueDictionary),
     weakref.WeakSet: _recreate(weakref.WeakSet),

@@ -27,13 +27,6 @@ Filler = Callable[[Any, Any], None]
 """Completes an object, the first argument, with its state."""
 
 
-class ThreadLocal(threading.local):
-    """A client's `threading.local`: each thread has the content of the client's calling thread."""
-
-    def __init__(self, content: dict[str, Any]) -> None:
-        vars(self).update(content)
-
-
 def make_context_variable(name: str, value: Any) -> ContextVar[Any]:
     """A context variable that has this value in every context."""
     return ContextVar(name, default=value)
