@@ -507,6 +507,7 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
     else:
         if isinstance(value, type):
             refuse_patched_class(value, walk.is_local, walk.path)
+            classes.refuse_registered(walk, value)
         emit_setting(walk, module.__name__, name, value, rest)
 
 

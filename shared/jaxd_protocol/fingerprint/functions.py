@@ -13,7 +13,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import access_paths, archive_members
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS
 from jaxd_protocol.fingerprint.code.content import stable_names
-from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.code.reads import PROCESS_METHODS, facts_of
 from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.import_statements import emit_import
 from jaxd_protocol.fingerprint.unpatched import (
@@ -60,6 +60,9 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     facts = facts_of(code)
     walk.where = source_location(code)
     walk.quiet = not _CALLBACK_FUNCTIONS.isdisjoint(code.co_names)
+    if facts.process_methods and not walk.quiet:
+        name = min(facts.process_methods)
+        modules.refuse_state(walk, f"{PROCESS_METHODS[name]} ({name})", "Python")
     walk.tag("function")
     walk.write(facts.digest)
     kind = "lambda" if code.co_name == "<lambda>" else "function"

@@ -12,7 +12,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
@@ -121,7 +121,7 @@ def source_location(code: CodeType) -> str:
 
 
 def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> None:
-    """Raises for an installed function whose code is the user's own.
+    """Raises for an installed function whose code, or one of whose forms, is the user's own.
 
     Args:
         function: the function.
@@ -131,14 +131,29 @@ def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> 
         PackingError: the server's function is as it was installed.
     """
     code = function.__code__
-    file = code.co_filename
-    home = getattr(sys.modules.get(globals_module(function)), "__file__", None) or file
-    if os.path.isabs(file) and is_local_file(file) and not is_local_file(home):
+    home = getattr(sys.modules.get(globals_module(function)), "__file__", None) or code.co_filename
+    if is_local_file(home):
+        return
+    name = f"{function.__module__}.{function.__qualname__}"
+    if _is_own_code(code):
         raise PackingError(
-            f"{path()} uses {function.__module__}.{function.__qualname__}, whose code was "
-            f"replaced by that of {code.co_qualname} ({source_location(code)}). "
-            "The server has the original. Call your own function instead."
+            f"{path()} uses {name}, whose code was replaced by that of {code.co_qualname} "
+            f"({source_location(code)}). The server has the original. Call your own function "
+            "instead."
         )
+    forms = vars(function).get("registry")  # of `functools.singledispatch`
+    for form in forms.values() if isinstance(forms, Mapping) else ():
+        added = getattr(form, "__code__", None)
+        if isinstance(added, CodeType) and _is_own_code(added):
+            raise PackingError(
+                f"{path()} uses {name}, with which {added.co_qualname} is registered "
+                f"({source_location(added)}). The server's does not have it. Call your own "
+                "function instead."
+            )
+
+
+def _is_own_code(code: CodeType) -> bool:
+    return os.path.isabs(code.co_filename) and is_local_file(code.co_filename)
 
 
 def refuse_patched_class(

@@ -83,7 +83,8 @@ class CodeFacts(NamedTuple):
         uses: for each free variable, each parameter and each variable that an import binds, the
             reads of it and the line of each; a name that is missing counts whole.
         imports: import statements.
-        gives: what is given to jax to be called back.
+        callbacks_passed: what is given to jax to be called back.
+        process_methods: names of `PROCESS_METHODS` that are read of something.
     """
 
     digest: bytes
@@ -92,7 +93,15 @@ class CodeFacts(NamedTuple):
     uses: dict[str, dict[Steps, int]]
     imports: tuple[Import, ...]
     callbacks_passed: CallbackReferences
+    process_methods: frozenset[str]
 
+
+PROCESS_METHODS: Final = {
+    "__subclasses__": "which classes were defined",
+    "getEffectiveLevel": "the level of a logger",
+    "isEnabledFor": "the level of a logger",
+}
+"""Methods that give what a process holds, and what that is."""
 
 _facts: Final = IdentityMemo[CodeFacts]()
 
@@ -149,6 +158,9 @@ class _CodeReader:
             uses,
             tuple(dict.fromkeys([*self._own_imports(uses), *self.inner_imports])),
             callback_references(self.code, [each.callbacks_passed for each in self.inner]),
+            frozenset(PROCESS_METHODS.keys() & self.code.co_names).union(
+                *(each.process_methods for each in self.inner)
+            ),
         )
 
     # what is loaded ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from enum import Enum, EnumMeta
 from types import FunctionType, MemberDescriptorType
 from typing import Any, Final
@@ -73,8 +74,36 @@ def emit_class(walk: Walk, cls: type) -> None:
         _by_content(walk, cls)
         return
     refuse_patched_class(cls, walk.is_local, walk.path)
+    refuse_registered(walk, cls)
     walk.reach.installed.append(cls)
     modules.emit_reference(walk, *name)
+
+
+def refuse_registered(walk: Walk, cls: type) -> None:
+    """Refuses an installed abstract class with which classes of the user's own are registered.
+
+    Raises:
+        PackingError: when there are any: the server's has none, and `isinstance` says otherwise.
+    """
+    if type(cls) is not abc.ABCMeta:
+        return
+    token = abc.get_cache_token()  # another one after each registration with any class
+
+    def has_registered() -> bool:
+        nonlocal token
+        if (now := abc.get_cache_token()) != token and _has_local_registered(cls, walk.is_local):
+            return True
+        token = now
+        return False
+
+    if _has_local_registered(cls, walk.is_local):
+        modules.refuse_state(walk, f"which classes are registered with {cls.__name__}", "Python")
+    walk.guards.answer(has_registered, False)
+
+
+def _has_local_registered(cls: abc.ABCMeta, is_local: Callable[[str], bool]) -> bool:
+    registered = (reference() for reference in abc._get_dump(cls)[0])  # type: ignore[attr-defined]  # noqa: SLF001
+    return any(each is not None and is_local(each.__module__) for each in registered)
 
 
 def _by_content(walk: Walk, cls: type) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import digest
@@ -98,11 +98,20 @@ _HIDDEN_STATE: Final = {
         "gin's bindings",
     ),
     ("hydra.core.hydra_config", "HydraConfig"): "hydra's configuration of itself",
+    ("sys", "getrecursionlimit"): "the recursion limit",
+    **dict.fromkeys(
+        [("decimal", name) for name in ("Decimal", "getcontext", "localcontext")],
+        "decimal's context",
+    ),
+    **dict.fromkeys(
+        [("locale", name) for name in ("getlocale", "localeconv", "nl_langinfo", "setlocale")],
+        "the locale",
+    ),
 }
 
 
 def refuse_hidden_state(walk: Walk, module: str, name: str) -> None:
-    """Refuses an installed function or class that gives what a library keeps in its process.
+    """Refuses an installed function or class that gives what a module keeps in its process.
 
     Args:
         walk: says how it was reached.
@@ -116,12 +125,17 @@ def refuse_hidden_state(walk: Walk, module: str, name: str) -> None:
     if what is None:
         return
     if _has_state(module):
-        raise PackingError(
-            f"{walk.path()} reads {what} ({walk.where}), which {module.partition('.')[0]} keeps "
-            "where no key can see it. Read it outside of the function, and pass what it gives as "
-            "an argument, or have the function close over it."
-        )
+        refuse_state(walk, what, module.partition(".")[0])
     walk.guards.answer(lambda: _has_state(module), False)
+
+
+def refuse_state(walk: Walk, what: str, keeper: str) -> NoReturn:
+    """For code that reads what a process holds, and a server does not."""
+    raise PackingError(
+        f"{walk.path()} reads {what} ({walk.where}), which {keeper} keeps where no key can see "
+        "it. Read it outside of the function, and pass what it gives as an argument, or have the "
+        "function close over it."
+    )
 
 
 def _has_state(module: str) -> bool:
@@ -131,7 +145,23 @@ def _has_state(module: str) -> bool:
         return content["get_current_context"](silent=True) is not None
     if module == "hydra.core.hydra_config" and content:
         return bool(content["HydraConfig"].initialized())
+    if module == "decimal" and content:
+        return _decimal_settings(content["getcontext"]()) != _PLAIN_DECIMAL
     return True
+
+
+_PLAIN_DECIMAL: Final = (
+    (28, "ROUND_HALF_EVEN", -999999, 999999, 1, 0),
+    {"DivisionByZero", "InvalidOperation", "Overflow"},
+)
+"""The context that Python starts with."""
+
+
+def _decimal_settings(context: Any) -> tuple[Any, ...]:
+    """Those that decide about a result, without the flags that calculations set."""
+    names = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+    traps = {signal.__name__ for signal, is_on in context.traps.items() if is_on}
+    return tuple(getattr(context, name) for name in names), traps
 
 
 def emit_module(walk: Walk, module: ModuleType) -> None:

@@ -1,7 +1,15 @@
-"""What libraries keep in their process, and functions that read it there."""
+"""What Python and libraries keep in their process, and functions that read it there."""
 
 from __future__ import annotations
 
+import abc
+import decimal
+import json
+import locale
+import logging
+import numbers
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -47,3 +55,102 @@ def test_gin_s_bindings_are_refused(body: str) -> None:
     made = function(body, gin=gin, query=gin.query_parameter)
     with pytest.raises(PackingError, match=r"reads gin's bindings .*outside of the function"):
         walk_of(made)
+
+
+class Base:
+    """Has subclasses, or none."""
+
+    @classmethod
+    def known(cls) -> list[type]:
+        """Those that were defined."""
+        return cls.__subclasses__()
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("return x * len(Base.__subclasses__())", "which classes were defined"),
+        ("return x * len(Base.known())", "which classes were defined"),
+        ("return [(lambda: Base.__subclasses__())() for _ in x]", "which classes were defined"),
+        ("return x if log.isEnabledFor(10) else -x", "the level of a logger"),
+        ("return x * logging.getLogger('a').getEffectiveLevel()", "the level of a logger"),
+        ("return x * sys.getrecursionlimit()", "the recursion limit"),
+        ("return x * limit()", "the recursion limit"),
+        ("return x, locale.getlocale()", "the locale"),
+    ],
+)
+def test_what_python_holds_is_refused(body: str, what: str) -> None:
+    """The server has its own."""
+    names: dict[str, Any] = {"log": logging.getLogger("a"), "limit": sys.getrecursionlimit}
+    made = function(body, Base=Base, logging=logging, sys=sys, locale=locale, **names)
+    with pytest.raises(PackingError, match=f"reads {what} .*outside of the function"):
+        walk_of(made)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "log.debug('seen'); return x",
+        "jax.debug.callback(lambda: log.isEnabledFor(10)); return x",
+        "return isinstance(x, numbers.Number)",
+        "return isinstance(x, Mapping)",
+        "return decimal.Decimal(1)",
+    ],
+)
+def test_what_changes_nothing_is_not_refused(body: str) -> None:
+    """To log, to ask in this process, to use classes as they were installed."""
+    jax: Any = pytest.importorskip("jax")
+    log = logging.getLogger("a")
+    modules: dict[str, Any] = {"numbers": numbers, "decimal": decimal}
+    assert walk_of(function(body, jax=jax, log=log, Mapping=Mapping, **modules)).guards.hold()
+
+
+@pytest.mark.parametrize(
+    "body", ["return x * decimal.Decimal(1)", "return x, decimal.getcontext().prec"]
+)
+def test_another_context_of_decimal_is_refused(body: str) -> None:
+    """Flags that calculations have set are none."""
+    made = function(body, decimal=decimal)
+    with decimal.localcontext() as context:
+        context.flags[decimal.Inexact] = True
+        walked = walk_of(made)
+        assert walked.guards.hold()
+        context.prec = 5
+        assert not walked.guards.hold()
+        with pytest.raises(PackingError, match="reads decimal's context"):
+            walk_of(made)
+
+
+@pytest.mark.parametrize("way", ["by name", "of a module"])
+def test_classes_registered_with_an_installed_one_are_refused(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of installed packages are registered on a server, too."""
+    abstract = abc.ABCMeta("Made", (), {"__module__": "numbers"})
+    monkeypatch.setattr(numbers, "Made", abstract, raising=False)
+    body = "return isinstance(x, {})".format("Made" if way == "by name" else "numbers.Made")
+    made = function(body, Made=abstract, numbers=numbers)
+    abstract.register(float)
+    walked = walk_of(made)
+    assert walked.guards.hold()
+    abc.ABCMeta("Other", (), {}).register(Base)
+    assert walked.guards.hold()
+    abstract.register(Base)
+    assert not walked.guards.hold()
+    with pytest.raises(PackingError, match="reads which classes are registered with Made"):
+        walk_of(made)
+
+
+def test_a_form_of_the_user_s_of_an_installed_function_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server's function has only those that were installed."""
+    source = "import functools\n@functools.singledispatch\ndef convert(x): return x\n"
+    made: dict[str, Any] = {"__name__": "json"}
+    exec(compile(source, json.__file__, "exec"), made)
+    monkeypatch.setattr(json, "convert", made["convert"], raising=False)
+    uses = function("return json.convert(x)", json=json)
+    assert walk_of(uses).guards.hold()
+    made["convert"].register(Base, lambda x: 2 * x)
+    with pytest.raises(PackingError, match=r"uses json.convert, with which .* is registered"):
+        walk_of(uses)
