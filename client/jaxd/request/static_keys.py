@@ -29,12 +29,17 @@ _STRING_TYPES: Final = frozenset({str})
 _MAX_DEPTH: Final = 32
 
 
-def static_key(value: Any, kept: list[Any], depth: int = 0) -> Any:
-    """What is equal for two values exactly when they are made of the same.
+Seen = dict[int, tuple[int, Any]]
+"""The values that a key has met, by id: their numbers, and they themselves, so that they live."""
+
+
+def static_key(value: Any, kept: list[Any], seen: Seen | None = None, depth: int = 0) -> Any:
+    """What is equal for two values exactly when they are made of the same, in the same way.
 
     Args:
         value: anything.
         kept: gets the objects that count by identity; the key is good while they live.
+        seen: what the key has met so far.
         depth: in how many other values it stands.
     """
     kind: Any = type(value)
@@ -42,8 +47,12 @@ def static_key(value: Any, kept: list[Any], depth: int = 0) -> Any:
         return kind, value
     if kind in _FLOAT_TYPES:
         return kind, dump_literal(value)  # 0.0 and -0.0 differ
+    seen = {} if seen is None else seen
+    if id(value) in seen:  # it holds itself, or is held twice
+        return "seen", seen[id(value)][0]
+    seen[id(value)] = len(seen), value
     depth += 1
-    if depth > _MAX_DEPTH:  # or it holds itself
+    if depth > _MAX_DEPTH:
         items = None
     elif kind is tuple or kind is list or _is_named_tuple(value):
         items = iter(value)
@@ -53,24 +62,27 @@ def static_key(value: Any, kept: list[Any], depth: int = 0) -> Any:
         kept += (value.__func__, value.__self__)
         return kind, id(value.__func__), id(value.__self__)
     elif _is_structure(kind):  # a new one each time that a tree is taken apart
-        return (kind, *node_keys(value, kept, depth))
+        return (kind, *node_keys(value, kept, seen, depth))
     else:
         items = _attributes(value) if _is_value_class(kind) else None
     if items is None:
         kept.append(value)
         return id(value)
-    return (kind, *[static_key(item, kept, depth) for item in items])
+    return (kind, *[static_key(item, kept, seen, depth) for item in items])
 
 
-def node_keys(structure: Any, kept: list[Any], depth: int = 0) -> list[Any]:
+def node_keys(
+    structure: Any, kept: list[Any], seen: Seen | None = None, depth: int = 0
+) -> list[Any]:
     """The same for each node of a structure of jax."""
+    seen = {} if seen is None else seen
     nodes = structure.__getstate__()[1]
     keys = [node[2] for node in nodes if type(node[2]) is list]
     are_names = _STRING_TYPES.issuperset(map(type, chain.from_iterable(keys)))
     return [
         node
         if node[2] is None or (are_names and type(node[2]) is list)
-        else (node[0], node[1], node[3], static_key(node[2], kept, depth))
+        else (node[0], node[1], node[3], static_key(node[2], kept, seen, depth))
         for node in nodes
     ]
 

@@ -32,6 +32,8 @@ _ITERATORS: Final = frozenset(
 )
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH: Final = 8
+_MAX_BYTES: Final = 1 << 24
+"""Of an array or a buffer that is compared: a trace is not to take longer than a walk."""
 
 
 def hidden_state(value: Any) -> Any:
@@ -48,7 +50,8 @@ def hidden_state(value: Any) -> Any:
         if isinstance(value, io.StringIO | io.BytesIO):
             return "closed" if value.closed else (value.tell(), value.getvalue())
         if _is_buffer(value):
-            return digest(memoryview(value).cast("B"))
+            view = memoryview(value)
+            return digest(view.cast("B")) if view.nbytes <= _MAX_BYTES else None
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None:
             return _of_numpy(numpy, value) or _slots(value)
@@ -65,13 +68,29 @@ def _plain(value: Any, depth: int) -> Any:
     """Plain data for a part of an iterator: its own iterators by content, all else by identity."""
     if isinstance(value, _PLAIN):
         return value
+    if type(value) is range:  # iterators make a new one each time
+        return value.start, value.stop, value.step
     if depth > _MAX_DEPTH:
         return None
     if type(value) in _ITERATORS:
         return _iterator(value, depth + 1)
     if type(value) in (tuple, list):  # what a dict's iterator has left is a list, new each time
         return tuple(_plain(each, depth + 1) for each in value)
-    return id(value)
+    return _Same(value)
+
+
+class _Same:
+    """Equal where it holds the very same object, which it keeps alive: an id may be used again."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Same and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _is_buffer(value: Any) -> bool:
@@ -87,7 +106,9 @@ def _is_buffer(value: Any) -> bool:
 
 def _of_numpy(numpy: Any, value: Any) -> Any:
     if isinstance(value, numpy.ndarray):
-        return digest(value.tobytes()) if not value.dtype.hasobject else tuple(map(id, value.flat))
+        if value.dtype.hasobject:
+            return tuple(map(_Same, value.flat))
+        return digest(value.tobytes()) if value.nbytes <= _MAX_BYTES else None
     if isinstance(value, numpy.random.Generator):
         value = value.bit_generator
     if isinstance(value, numpy.random.RandomState):
@@ -111,7 +132,7 @@ def _slots(value: Any) -> Any:
 
 
 def _identity(value: Any) -> Any:
-    return (type(value).__name__, repr(value)) if isinstance(value, _PLAIN) else id(value)
+    return (type(value).__name__, repr(value)) if isinstance(value, _PLAIN) else _Same(value)
 
 
 class HiddenStates:

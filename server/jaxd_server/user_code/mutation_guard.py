@@ -86,7 +86,7 @@ class MutationGuard:
         places = (place.before for place in self._places)
         found = {id(each): each for each in (*objects, *places, *inside)}
         self._held = [(each, _content(each)) for each in found.values() if _can_change(each)]
-        self._hidden = HiddenStates(found.values())
+        self._reached = list(found.values())
 
     @classmethod
     def of_walk(cls, walked: WalkResult, ignored: Iterable[str] = ()) -> MutationGuard:
@@ -120,14 +120,15 @@ class MutationGuard:
         Raises:
             LostUpdateError: when something was changed.
         """
+        hidden = HiddenStates(self._reached)  # what runs on the host may have changed it before
         try:
             yield
-            changed = self._changed()
+            changed = self._changed(hidden)
         except BaseException:
-            self.restore()
+            self._restore_after(hidden)
             raise
         if changed is not None:
-            self.restore()
+            self._restore_after(hidden)
             raise LostUpdateError(
                 f"the function changes {changed} while it is traced. On the server that is a copy: "
                 "yours would stay as it is. Return what is new, or do it outside of the function; "
@@ -135,14 +136,18 @@ class MutationGuard:
             )
 
     def restore(self) -> None:
-        """Makes all of it what it was, as far as that is possible."""
-        self.is_spoiled = self.is_spoiled or self._hidden.changed() is not None
+        """Makes all of it what it was that can be assigned."""
         for place in self._changed_places():
             place.undo()
         for holder, content in self._changed_holders():
             _refill(holder, content)
 
-    def _changed(self) -> str | None:
+    def _restore_after(self, hidden: HiddenStates) -> None:
+        """As `restore`; what it cannot restore has spoiled the function."""
+        self.is_spoiled = self.is_spoiled or hidden.changed() is not None
+        self.restore()
+
+    def _changed(self, hidden: HiddenStates) -> str | None:
         """What has changed first, in words; None when nothing has."""
         places = (place for place in self._changed_places() if not self._is_kept_by_module(place))
         place = next(places, None)
@@ -151,7 +156,7 @@ class MutationGuard:
             return f"{kind} {place.name!r}"
         holder, _ = next(self._changed_holders(), (None, None))
         if holder is None:
-            holder = self._hidden.changed()
+            holder = hidden.changed()
         return None if holder is None else self._words_for(holder)
 
     def _words_for(self, holder: Any) -> str:

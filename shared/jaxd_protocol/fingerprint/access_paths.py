@@ -366,7 +366,7 @@ def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) 
             type(on_class), "__set__"
         )
         return _begin_partial_read(walk, value) if plain else None
-    attributes = own_attributes(value) or {}
+    attributes = _watched_attributes(value)
     if type(on_class) is MemberDescriptorType:
         return _slot_attribute(walk, value, name, rest)
     if base is not None and (name not in attributes or hasattr(type(on_class), "__set__")):
@@ -378,6 +378,12 @@ def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) 
     walk.reach.partial_read_of(value).names.add(name)
     walk.guards.item(attributes, name, attributes.get(name, MISSING))
     return _result_of_step(walk, attributes.get(name, MISSING), f".{name}", rest)
+
+
+def _watched_attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object themselves, also where there are none yet: one may be set."""
+    found = own_attributes(value)
+    return {} if found is None else found
 
 
 def _is_absent(walk: Walk, value: Any, name: str) -> bool:
@@ -429,7 +435,7 @@ def _attribute_of_class(
     walk.reach.partial_read_of(cls).names.add(name)
     walk.guards.answer(lambda: _static_lookup(cls, name)[1] is found, True)
     if not hasattr(type(found), "__set__"):
-        walk.guards.item(own_attributes(value) or {}, name)
+        walk.guards.item(_watched_attributes(value), name)
     if function is None:
         walk.label += f".{name}"
         return found, (rest if type(found) is not staticmethod else ())

@@ -124,3 +124,22 @@ def test_what_holds_itself_has_a_key() -> None:
     for _ in range(2000):
         deep = (deep,)
     assert key_of(deep)[0] == key_of(deep)[0]
+
+
+def test_what_is_held_twice_is_looked_at_once() -> None:
+    """So are values that hold each other: the time is that of their number."""
+    shared: Any = ("a",)
+    for _ in range(30):
+        shared = (shared, shared)
+    nodes = [Plain(number, {"parent": None}) for number in range(20)]
+    for node in nodes:
+        node.more |= {"parent": nodes[0], "children": nodes}
+    for value in (shared, nodes):
+        first, _kept = key_of(value)
+        assert first == key_of(value)[0]
+
+
+def test_one_value_twice_is_not_two_values() -> None:
+    """The function may ask whether they are the same."""
+    one, other = [1], [1]
+    assert key_of([one, one])[0] != key_of([one, other])[0]

@@ -87,6 +87,19 @@ class Counting:
 _MEMORY = bytearray(b"ab")
 
 
+def holding(rate: Any) -> Slotted:
+    """An object with something in its slot that nothing else holds."""
+    made = Slotted()
+    made.rate = rate
+    return made
+
+
+def reassign_twice(value: Slotted) -> None:
+    """The second object is made where the first one was in memory."""
+    for number in (1, 2):
+        value.rate = (number, number + 1)  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("value", "change"),
     [
@@ -95,6 +108,9 @@ _MEMORY = bytearray(b"ab")
         (iter({1: 2}.items()), next),
         (itertools.chain([1], [2]), next),
         (zip([1, 2], [3, 4], strict=True), next),
+        (iter(range(3)), next),
+        (iter(range(1 << 70)), next),
+        (enumerate(range(3)), next),
         (map(abs, iter([1, 2])), next),
         (random.Random(0), lambda value: value.random()),
         (np.random.RandomState(0), lambda value: value.rand()),
@@ -108,6 +124,7 @@ _MEMORY = bytearray(b"ab")
         (np.zeros((2, 2)).T, lambda value: value.__setitem__((0, 1), 1)),
         (np.zeros(2, ml_dtypes.bfloat16), lambda value: value.fill(1)),
         (Slotted(), lambda value: setattr(value, "rate", 0.25)),
+        (holding(tuple(range(2))), reassign_twice),
     ],
     ids=stable_id,
 )
@@ -123,6 +140,24 @@ def test_state_that_no_attribute_shows(value: Any, change: Callable[[Any], Any])
     ):
         change(value)
     assert guard.is_spoiled
+
+
+def test_what_changes_between_two_traces_is_no_change_of_either() -> None:
+    """A program may change it, in what it calls back on the server."""
+    generator = np.random.default_rng(0)
+    guard = MutationGuard([generator])
+    for _ in range(2):
+        with guard.kept():
+            repr(generator)
+        generator.random()
+    assert not guard.is_spoiled
+
+
+def test_large_arrays_are_not_compared() -> None:
+    """It would take longer than the trace."""
+    large = np.zeros((1 << 24) + 1, np.int8)
+    with MutationGuard([large]).kept():
+        large[0] = 1
 
 
 def test_a_failed_trace_spoils_as_well() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from argparse import Namespace
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +42,26 @@ def test_of_a_module_only_what_is_read_counts(body: str, names: set[str]) -> Non
     assert walk_of(function(body, H=module)).reach.part_of(module) == names
     unread = helpers(UNREAD=1)
     assert digest_of(function(body, H=unread)) == digest_of(function(body, H=module))
+
+
+class Plain:
+    """Objects of it may have attributes of their own."""
+
+    rate = 0.1
+
+
+@pytest.mark.parametrize("made", [Plain, SimpleNamespace, Namespace], ids=lambda cls: cls.__name__)
+def test_an_attribute_that_an_empty_object_gets_later_is_noticed(made: Callable[[], Any]) -> None:
+    """Also one that its class has, and one that code asks for."""
+    held = made()
+    names = ["other"] + ["rate"] * (made is Plain)
+    for name in names:
+        reads = function(f"return getattr(held, {name!r}, 0.5)", held=held)
+        walked = walk_of(reads)
+        assert walked.guards.hold()
+        setattr(held, name, 5.0)
+        assert not walked.guards.hold()
+        assert digest_of(reads) != walked.fingerprint.digest
 
 
 def test_a_name_that_a_module_gets_later_is_noticed() -> None:
