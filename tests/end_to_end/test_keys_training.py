@@ -105,7 +105,6 @@ def train_step(params, x, y):
     loss, grads = jax.value_and_grad(loss_of)(params, x, y)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 state = init(0)
-local = jax.tree.map(jnp.array, state)  # the first step takes the buffers of `state`
 """,
     "flax linen with TrainState": LINEN
     + """

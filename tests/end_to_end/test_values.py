@@ -327,31 +327,6 @@ def test_what_was_here_first_is_dead_at_once_when_it_is_there(client: Client) ->
     assert not y.is_deleted()
 
 
-@pytest.mark.parametrize("size", [3, LARGE])
-def test_a_donated_jax_array_is_deleted_where_jax_deletes_it(client: Client, size: int) -> None:
-    """By position and by name, where a result can have its memory."""
-
-    def step(state: Any, batch: Any) -> Any:
-        return jax.tree.map(lambda x: x + batch, state), batch.sum()
-
-    for options in ({"donate_argnums": (0, 1)}, {"donate_argnames": ("state", "batch")}):
-        plain, served = jax.jit(step, **options), client.persistent_call(step, **options)
-        deleted = []
-        for function in (plain, served):
-            state = [jnp.ones(size), jnp.ones((2, 1))]
-            batch = jnp.float32(2.0)
-            function(state, batch=batch)
-            deleted.append([leaf.is_deleted() for leaf in (*state, batch)])
-        assert deleted == [[True, True, True]] * 2
-    keeps = client.persistent_call(lambda x: x.sum(), donate_argnums=0)
-    x = jnp.ones(size)
-    keeps(x)
-    assert not x.is_deleted()
-    view = np.asarray(x)
-    client.persistent_call(lambda x: x + 1, donate_argnums=0)(x)
-    np.testing.assert_array_equal(view, np.ones(size, np.float32))
-
-
 def test_a_call_that_fails_before_it_runs_leaves_its_arrays_alive(client: Client) -> None:
     """A wrong shape, an array that is gone, a call that is too large to be sent."""
     step = donor(client)

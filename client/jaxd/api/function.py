@@ -258,10 +258,7 @@ class PersistentFunction(
                     call = None
                 if call is None:
                     return self._traced(caller, config, args, kwargs)  # type: ignore[no-any-return]
-                result: R = caller.call(call)
-                if self._donates and "jax" in sys.modules:
-                    self._delete_donated(args, kwargs, result)
-                return result
+                return caller.call(call)  # type: ignore[no-any-return]
             except Exception as error:
                 local = None
                 if caller is not None:
@@ -575,19 +572,6 @@ class PersistentFunction(
         """Whether arguments are given up to calls."""
         options = self._binding.options
         return bool(options.donate_argnums or options.donate_argnames)
-
-    def _delete_donated(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Has the caller's own jax arrays taken, as by `jax.jit`, when a call has returned."""
-        from jaxd.interop.jax_runtime import delete_donated
-        from jaxd_protocol.jit.static_args import infer_static_args
-
-        options = self._binding.options
-        as_static = Options(
-            static_argnums=options.donate_argnums, static_argnames=options.donate_argnames
-        )
-        donated = infer_static_args(self.__wrapped__, as_static)
-        given = [args[i] for i in sorted(donated.at(len(args))) if i < len(args)]
-        delete_donated((given, [kwargs[n] for n in kwargs.keys() & donated.names]), result)
 
     def _derive(
         self, function: Callable[..., Any], options: Options, base: Callable[..., Any]

@@ -426,7 +426,7 @@ class OpenCall:
         try:
             result = self._read(value, frame)
             about = call.spec.snapshot.reader.remote_object(value[1])
-            if about is not None and had_no_effects:
+            if about is not None and had_no_effects and call.results != "remote":
                 self._refuse_remote_object(about)
         except ResultError as error:
             if had_no_effects:
@@ -438,7 +438,7 @@ class OpenCall:
         """Raises `ResultError` where the call can run here, with a result that is whole."""
         from jaxd.dispatch.local_runs import runs_locally  # few results have such objects
 
-        if runs_locally(self._session, self.call.fallback):
+        if runs_locally(self._session, self.call.fallback, is_connected=True):
             raise ResultError(
                 f"the result of {self.call.spec.snapshot.name} holds something that only the "
                 f"server has: {about}. Return dicts, lists and tuples of arrays, or use a "

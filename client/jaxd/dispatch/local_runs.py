@@ -28,12 +28,13 @@ class ServerSession(Protocol):
         """Connects where it is not connected; raises `JaxdError` where it cannot."""
 
 
-def runs_locally(session: ServerSession, chosen: str | None) -> bool:
+def runs_locally(session: ServerSession, chosen: str | None, *, is_connected: bool = False) -> bool:
     """Whether calls that the server cannot answer run in this process; jax is imported then.
 
     Args:
         session: with the server.
         chosen: the option of the function.
+        is_connected: whether the server has just answered, so that nobody has to wait for it.
     """
     chosen = chosen or session.settings.fallback
     if chosen == "error" or (chosen is None and loaded_jax() is None):
@@ -41,7 +42,8 @@ def runs_locally(session: ServerSession, chosen: str | None) -> bool:
     if chosen == "local" and started_platform() is not None:
         return True
     try:
-        session.current()  # which keeps jax of this process off the GPU of a server beside it
+        if not is_connected:
+            session.current()  # which keeps jax of this process off the GPU of a server beside it
     except JaxdError:
         if chosen is None:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -110,25 +110,6 @@ def is_mutable_in_jax(cls: type) -> bool:
         return False
     is_value = cls.__module__.partition(".")[0] in ("builtins", "ml_dtypes", "numpy")
     return not is_value and cls.__name__ not in ("ShapeDtypeStruct", "_ScalarMeta")
-
-
-def delete_donated(arguments: Any, result: Any) -> None:
-    """Deletes the jax arrays of donated arguments that `jax.jit` would have given to a result.
-
-    Those for which the result has an array of equal shape and dtype; others it leaves alone. Their
-    data was sent: nothing of the call needs them any more.
-    """
-    jax = sys.modules["jax"]
-    leaves = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.Array)]
-    if not leaves:
-        return
-    made = [leaf for leaf in jax.tree.leaves(result) if hasattr(leaf, "dtype")]
-    free = Counter((tuple(leaf.shape), str(leaf.dtype)) for leaf in made)
-    for leaf in leaves:
-        kind = tuple(leaf.shape), str(leaf.dtype)
-        if free[kind] and not isinstance(leaf, jax.core.Tracer):
-            free[kind] -= 1
-            leaf.delete()
 
 
 def logs_compiles() -> bool:

@@ -181,9 +181,13 @@ class LocalObjects:
 
     def reaches_libraries(self) -> bool:
         """Whether they reach a package beside Python, jax and numpy; it may be imported later."""
-        from jaxd_protocol.packages.installed import SERVER_PACKAGES, is_local_module
+        from jaxd_protocol.packages.installed import (
+            OWN_PACKAGES,
+            SERVER_PACKAGES,
+            is_local_module,
+        )
 
-        others = self._packages - SERVER_PACKAGES
+        others = self._packages - SERVER_PACKAGES - OWN_PACKAGES
         return any(root not in sys.modules or not is_local_module(root) for root in others)
 
     # classes ----------------------------------------------------------------------------------
@@ -278,7 +282,7 @@ class LocalObjects:
     ) -> Callable[[], Any]:
         """What gives the object of a reference, or what stands for it in this process.
 
-        A set is a new one each time.
+        A value that is nothing but data is a new one each time.
 
         Args:
             reference: what the server wrote.
@@ -305,7 +309,7 @@ class LocalObjects:
             (content,) = reference.detail
             return lambda: self._contents.get(content, found)
         elif reference.kind == "v":
-            return self._maker(reference, found)
+            return lambda: self._data_value(*reference.detail)  # its parts may be changed
         return lambda: found
 
     def _remote_object(self, reference: Reference, holders: tuple[type, ...]) -> RemoteObject:
@@ -483,15 +487,6 @@ class LocalObjects:
         if found is _missing:
             raise LookupError
         return found
-
-    def _maker(self, reference: Reference, found: Any) -> Callable[[], Any]:
-        """What gives such a value: where it can be changed, another one for each result."""
-        from jaxd_protocol.jax_objects.data_values import find_kind
-
-        kind = find_kind(reference.detail[0])
-        if kind is None or not kind.is_mutable:
-            return lambda: found
-        return lambda: self._data_value(*reference.detail)
 
     _FINDERS: ClassVar[dict[str, Callable[..., Any]]] = {
         "n": _by_numbers,

@@ -93,8 +93,7 @@ class ResultReader:
 
     def __init__(self, known_objects: KnownObjects, own: LocalObjects | None = None) -> None:
         self._local_objects = own or LocalObjects()
-        self._layouts = BoundedDict[bytes, Layout](_MAX_LAYOUTS)
-        self._remote_objects = BoundedDict[bytes, str](_MAX_LAYOUTS)
+        self._layouts = BoundedDict[bytes, tuple[Layout, str | None]](_MAX_LAYOUTS)
         self._parsing = threading.Lock()  # guards the list of objects that a parse has met
         self._local_objects.learn(known_objects)
 
@@ -156,23 +155,28 @@ class ResultReader:
         Raises:
             JaxdError: as `read`.
         """
-        layout = self._layouts.get(skeleton)
-        if layout is None:
-            layout = self._layouts[skeleton] = self._parsed(skeleton)
-        return layout
+        return self._found(skeleton)[0]
 
     def remote_object(self, skeleton: bytes) -> str | None:
-        """What exists only on the server in a result that was read; None when nothing does."""
-        return self._remote_objects.get(skeleton)
+        """What exists only on the server in results that look like this; None when nothing does.
 
-    def _parsed(self, skeleton: bytes) -> Layout:
+        Raises:
+            JaxdError: as `read`.
+        """
+        return self._found(skeleton)[1]
+
+    def _found(self, skeleton: bytes) -> tuple[Layout, str | None]:
+        found = self._layouts.get(skeleton)
+        if found is None:
+            found = self._layouts[skeleton] = self._parsed(skeleton)
+        return found
+
+    def _parsed(self, skeleton: bytes) -> tuple[Layout, str | None]:
         with self._parsing:
-            found = self._local_objects.remote_objects
-            found.clear()
+            met = self._local_objects.remote_objects
+            met.clear()
             layout = parse_skeleton(skeleton, self._find_class, None, self._local_objects)
-            if found:
-                self._remote_objects[skeleton] = found[0]
-            return layout
+            return layout, met[0] if met else None
 
     def exception_type(self, module: str, name: str, content: bytes) -> type | None:
         """An exception of the user's own, by its content id; None when none is reached."""

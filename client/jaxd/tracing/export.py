@@ -81,10 +81,11 @@ class _TreeReader(ResultReader):
         super().__init__({})
         self._tree_structure = structure
 
-    def _parsed(self, skeleton: bytes) -> Layout:
+    def _parsed(self, skeleton: bytes) -> tuple[Layout, str | None]:
         structure = self._tree_structure
         flat = parse_leaves(skeleton, structure.num_leaves)
-        return Layout(flat.leaves, lambda leaves: structure.unflatten(flat.build(list(leaves))))
+        layout = Layout(flat.leaves, lambda leaves: structure.unflatten(flat.build(list(leaves))))
+        return layout, None
 
 
 def exported_call(

@@ -12,6 +12,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import access_paths, archive_members
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS
+from jaxd_protocol.fingerprint.code.callbacks import names_in
 from jaxd_protocol.fingerprint.code.content import stable_names
 from jaxd_protocol.fingerprint.code.reads import PROCESS_METHODS, facts_of
 from jaxd_protocol.fingerprint.data_model import Steps
@@ -33,6 +34,11 @@ _CALLBACK_FUNCTIONS: Final = frozenset(
 
 _WITHOUT_PARTS: Final = ATOMS | {FunctionType, tuple}
 """Types of values that count whole where a library's function closes over them."""
+
+_REFLECTION: Final = frozenset(
+    {"__closure__", "cell_contents", "f_locals", "currentframe", "_getframe", "stack"}
+)
+"""Names by which code gets at its variables without naming them."""
 
 _CHECKER_STATE: Final = frozenset({"__beartype_call_curr", "__beartype_getrandbits"})
 """Defaults of functions that beartype makes: what it says of an error, which item it looks at."""
@@ -163,8 +169,11 @@ def _plain_uses(function: FunctionType) -> dict[str, dict[Steps, int]]:
     """What a library's function only reads, attribute by attribute, of what it closes over.
 
     A variable of which it assigns something, or that it passes on, is missing and counts whole.
+    So do all where it may look at its own frame or closure.
     """
     if not any(map(_has_parts, function.__closure__ or ())):
+        return {}
+    if not _REFLECTION.isdisjoint(names_in(function.__code__)):
         return {}
     return {
         name: uses

@@ -59,7 +59,7 @@ def numeric_function_name(value: Any) -> tuple[str, str] | None:
     if type(value) is not FunctionType and kind_of(value) not in _FUNCTION_KINDS:
         return None
     for module, names in NUMERIC_FUNCTIONS.items():
-        name = value.__name__
+        name = getattr(value, "__name__", None)  # of a partial that jax has wrapped there is none
         if name in names and getattr(sys.modules.get(module), name, None) is value:
             return module, name
     return None

@@ -37,12 +37,10 @@ class DataKind(NamedTuple):
     Attributes:
         take: the parts of a value.
         make: the value of such parts; raises `TypeError` or `ValueError` when they are none.
-        is_mutable: whether each result has one of its own.
     """
 
     take: Callable[[Any], tuple[Any, ...]]
     make: Callable[..., Any]
-    is_mutable: bool = False
 
 
 def check(is_right: bool) -> None:
@@ -233,13 +231,13 @@ KINDS: Final[dict[type, DataKind]] = {
     datetime.datetime: _moment(datetime.datetime, ("year", "month", "day", *_TIME)),
     uuid.UUID: DataKind(lambda value: (value.int,), _uuid),
     frozenset: DataKind(lambda value: (list(value),), _one_of(frozenset, list)),
-    set: DataKind(lambda value: (list(value),), _one_of(set, list), is_mutable=True),
-    bytearray: DataKind(lambda value: (bytes(value),), _one_of(bytearray, bytes), is_mutable=True),
-    deque: DataKind(lambda value: (value.maxlen, *value), _deque, is_mutable=True),
-    Counter: DataKind(lambda value: (dict(value),), _one_of(Counter, dict), is_mutable=True),
+    set: DataKind(lambda value: (list(value),), _one_of(set, list)),
+    bytearray: DataKind(lambda value: (bytes(value),), _one_of(bytearray, bytes)),
+    deque: DataKind(lambda value: (value.maxlen, *value), _deque),
+    Counter: DataKind(lambda value: (dict(value),), _one_of(Counter, dict)),
     types.MappingProxyType: DataKind(
         lambda value: (dict(value),), _one_of(types.MappingProxyType, dict)
     ),
-    types.SimpleNamespace: DataKind(lambda value: (vars(value),), _namespace, is_mutable=True),
+    types.SimpleNamespace: DataKind(lambda value: (vars(value),), _namespace),
 }
 """By the type of the values. On the wire a kind is module and name of that type."""

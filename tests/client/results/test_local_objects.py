@@ -150,10 +150,20 @@ def test_what_nobody_has_and_nobody_keeps(own: LocalObjects) -> None:
         get(own, "c", b"content", token=b"")
 
 
-def test_a_set_is_a_new_one_in_each_result(own: LocalObjects) -> None:
-    """It can be changed."""
-    getter = own.getter(Reference("v", ("builtins.set", (("l", 1, 2),)), b"", ""))
-    assert getter() == {1, 2}
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("builtins.set", (("l", 1, 2),)),
+        ("builtins.mappingproxy", (("d", "log", ("l", 1)),)),
+        ("builtins.slice", (("l", 1), None, None)),
+    ],
+)
+def test_a_value_of_data_is_a_new_one_in_each_result(
+    own: LocalObjects, kind: str, parts: Any
+) -> None:
+    """It can be changed, or what is in it."""
+    getter = own.getter(Reference("v", (kind, parts), b"", ""))
+    assert getter() == getter()
     assert getter() is not getter()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.code.callbacks import callback_references, nested_codes
@@ -48,11 +48,15 @@ def given_function(module: str, origin: Origin) -> FunctionType:
         names = names[1:]
     else:
         found = content_of(module)[origin.name]
-    for name in names:
-        found = getattr(found, name)
-    if type(found) is not FunctionType or found.__module__.partition(".")[0] in SERVER_PACKAGES:
+    for name in names:  # a module's own `__getattr__` might import something
+        found = vars(found)[name] if isinstance(found, ModuleType) else getattr(found, name)
+    if type(found) is not FunctionType or _root_of(found) in SERVER_PACKAGES:
         raise LookupError(origin)
     return found
+
+
+def _root_of(function: FunctionType) -> str:
+    return str(function.__module__).partition(".")[0]
 
 
 def place_given(function: FunctionType, modules: Iterable[str]) -> tuple[str, Origin] | None:
