@@ -103,11 +103,11 @@ class CallbackTable:
         """What a module gives to be called back in this process's own copy of its code."""
         from jaxd_protocol.fingerprint.code.library_callbacks import given_function
 
-        texts = [_checked_text(each) for each in (module, kind, name, *names)]
-        if self._reaches is None or not self._reaches(module):
+        kind, name, *names = (_checked_text(each) for each in (kind, name, *names))
+        if self._reaches is None or not self._reaches(_checked_text(module)):
             raise LookupError(module)
         _module_of(module)  # nothing is imported because a server says so
-        return given_function(module, Origin(texts[1], name, tuple(names)))  # type: ignore[arg-type]
+        return given_function(module, Origin(kind, name, tuple(names)))  # type: ignore[arg-type]
 
     def _partial_function(
         self,

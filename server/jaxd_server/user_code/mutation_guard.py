@@ -82,7 +82,7 @@ class MutationGuard:
         ]
         self._names = {id(place.before): place.name for place in self._places}
         classes = (each for each in objects if isinstance(each, type))
-        inside = [each for cls in classes if _can_change(cls) for each in _content(cls)[1::2]]
+        inside = [each for cls in classes if _can_change(cls) for each in _members(cls).values()]
         places = (place.before for place in self._places)
         found = {id(each): each for each in (*objects, *places, *inside)}
         self._held = [(each, _content(each)) for each in found.values() if _can_change(each)]
@@ -252,16 +252,19 @@ def _content(value: Any) -> list[Any]:
     """What it holds, flat; of an object without what a descriptor keeps there for itself."""
     if isinstance(value, list | set | deque | bytearray):
         return list(value)
-    own = value
-    if isinstance(value, type):  # without what Python, and an enum, keeps there for itself
-        own = {name: each for name, each in vars(value).items() if not _is_reserved(name)}
-    elif not isinstance(value, dict):
-        own = {
-            name: content
-            for name, content in vars(value).items()
-            if not hasattr(getattr(type(value), name, None), "__get__")  # a cached_property
-        }
+    own = value if isinstance(value, dict) else _members(value)
     return [part for pair in own.items() for part in pair]
+
+
+def _members(value: Any) -> dict[str, Any]:
+    """The attributes of a class or an object that are not kept there by Python or a descriptor."""
+    if isinstance(value, type):  # an enum keeps some for itself as well
+        return {name: each for name, each in vars(value).items() if not _is_reserved(name)}
+    return {
+        name: content
+        for name, content in vars(value).items()
+        if not hasattr(getattr(type(value), name, None), "__get__")  # a cached_property
+    }
 
 
 def _is_reserved(name: str) -> bool:
@@ -287,7 +290,7 @@ def _refill(value: Any, content: list[Any]) -> None:
 
 
 def _refill_class(cls: type, content: dict[str, Any]) -> None:
-    now = dict(zip(*[iter(_content(cls))] * 2, strict=True))
+    now = _members(cls)
     for name in now.keys() - content.keys():
         type.__delattr__(cls, name)
     for name, value in content.items():
