@@ -371,14 +371,14 @@ def of_the_caller(make: Make) -> Any:
         OWN.scale = 5.0
         functions = [
             lambda x: x * WIDTH.get(),
-            lambda x: x * WIDTH.get(7.0),
-            lambda x: x * DEPTH.get(7.0),
+            lambda x: x * WIDTH.get(7.25),
+            lambda x: x * DEPTH.get(7.25),
             lambda x: x * OWN.scale,
             lambda x: x * getattr(OWN, str("scale")),  # noqa: UP018  not seen as an attribute
         ]
         return [make(each)(X) for each in functions]
 
-    unset = [make(lambda x: x * WIDTH.get())(X), make(lambda x: x * DEPTH.get(7.0))(X)]
+    unset = [make(lambda x: x * WIDTH.get())(X), make(lambda x: x * DEPTH.get(7.25))(X)]
     return [*unset, *copy_context().run(calls)]
 
 
