@@ -145,11 +145,13 @@ class RemoteArray(ArrayLike):
         return leaf_class(RemoteArray)
 
     def __init__(self, origin: ResultBatch, number: int) -> None:
-        self.origin = origin
         self.number = number
+        self.origin = origin  # last: `__del__` looks for it
 
     def __del__(self) -> None:
-        self.origin.release_handle(self.number)
+        origin = vars(self).get("origin")  # Ctrl-C may have come while it was made
+        if origin is not None:
+            origin.release_handle(self.number)
 
     @property
     def __class__(self) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from jaxd import PRNGKeys
-from jaxd.interop.remote_array import handle_reducer
+from jaxd.interop.remote_array import RemoteArray, handle_reducer
 from jaxd_protocol.errors import ValueDeleted
 from tests.client.array_operations import ANY, JAX, NUMPY, Operation
 from tests.client.fake_fetcher import FakeFetcher
@@ -421,3 +421,13 @@ assert type(old + 1) is type(jnp.ones(3) + old) is type(jnp.ones(1))
 assert jax.jit(jnp.sum)(old) == 3 and jax.grad(lambda x: x.sum())(old)[0] == 1
 assert type(keep((3,), 0, 1, 2)) is not RemoteArray
 """)
+
+
+def test_one_that_was_never_finished_is_dropped_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C may come between any two steps of its making."""
+    made = RemoteArray.__new__(RemoteArray)
+    del made
+    gc.collect()
+    assert capsys.readouterr() == ("", "")
