@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -79,7 +78,7 @@ def in_place(numbers: Any) -> int:
 
 
 COUNTING: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
-    (lambda: itertools.count(1), next),
+    (lambda: enumerate("abcdefgh"), lambda held: next(held)[0]),
     (lambda: np.random.default_rng(0), lambda rng: int(rng.integers(100))),
     (lambda: np.zeros(2, int), in_place),
     (Counter, Counter.in_class),

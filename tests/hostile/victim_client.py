@@ -72,8 +72,8 @@ def allowed_to_clients(server: str) -> Mapping[str, Rule]:
         "exec": (_of_a_frame, _of_a_named_tuple),
         "code.__new__": (_of_a_frame,),
         "compile": (_of_a_named_tuple, _of_a_shown_line),
-        "open": (of_a_source, _of_a_shown_line, _of_packing),
-        "marshal.loads": (_of_packing,),
+        "open": (of_a_source, _of_a_shown_line, _of_library_code),
+        "marshal.loads": (_of_library_code,),
         "function.__new__": (_is_callback_target,),
         "object.__setattr__": (_is_callback_target, _of_a_named_tuple, _of_an_annotation),
         "object.__delattr__": (_is_callback_target,),
@@ -112,11 +112,11 @@ def _of_an_annotation(args: tuple[Any, ...], frame: FrameType) -> bool:
     return _stands(frame, "jaxtyping/_pytree_type.py") and str(args[1]) in _NAMED
 
 
-def _of_packing(args: tuple[Any, ...], frame: FrameType) -> bool:
-    """A function of a library's is packed by its place in the code of its own module."""
+def _of_library_code(args: tuple[Any, ...], frame: FrameType) -> bool:
+    """A function of a library's is packed, or given, by its place in the code of its module."""
     at: FrameType | None = frame
     for _ in range(4):
-        if _stands(at, "jaxd_protocol/pickling/code_objects.py"):
+        if _stands(at, "pickling/code_objects.py", "fingerprint/code/library_callbacks.py"):
             return True
         at = at.f_back if at is not None else None
     return False
