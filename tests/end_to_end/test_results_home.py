@@ -258,6 +258,25 @@ def test_objects_of_nnx_that_are_made_there_work_here(live: LiveServer) -> None:
     assert run_program(live, NNX_MADE_THERE) == {**first, "traces": 0}
 
 
+CONSTANTS = """
+import equinox as eqx, lineax as lx
+
+@persistent_call(fallback="error")
+def solve(a, b):
+    operator = lx.MatrixLinearOperator(a, lx.positive_semidefinite_tag)
+    return eqx.error_if(lx.linear_solve(operator, b, solver=lx.CG(1e-5, 1e-5)).result, False, "")
+
+facts["own"] = bool(solve(jnp.eye(2), jnp.ones(2)) == lx.RESULTS.successful)
+"""
+
+
+@libraries("lineax")
+def test_constants_of_equinox_come_home(live: LiveServer) -> None:
+    """Those of a package that the function uses; its code need not name their class."""
+    facts = run_program(live, CONSTANTS)
+    assert facts["own"]
+
+
 COUNTED = """
 from typing import NamedTuple
 

@@ -18,6 +18,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, ClassVar, Final
 from weakref import WeakValueDictionary
 
+from jaxd.interop.jax_runtime import leaves_of
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.pytree.decoder import NNX_PARTS, restore_instance
@@ -368,11 +369,17 @@ class LocalObjects:
         """The structure of a tree, as jax has it.
 
         Raises:
-            ResultError: when this process has not imported jax.
+            ResultError: when this process has not imported jax, or a node is only on the server.
         """
         from jaxd.interop.jax_registry import structure
 
-        return structure(tree)
+        made = structure(tree)
+        if RemoteObject in map(type, leaves_of(tree)):  # where the server has a node, not a leaf
+            raise ResultError(
+                f"the result of {self._function} holds the structure of a tree with something in "
+                "it that this process does not have. Return dicts, lists and tuples."
+            )
+        return made
 
     def _resolve(self, reference: Reference) -> Any:
         return self._FINDERS[reference.kind](self, *reference.detail)
@@ -406,7 +413,10 @@ class LocalObjects:
     def _by_class_name(self, module: str, name: str, content: bytes) -> Any:
         if not content:
             found = self._installed_object(module, name)
-            return found if isinstance(found, type) else _missing
+            if not isinstance(found, type):
+                found = self._in_package(module, name)
+                return found if _is_enumeration(found) else _missing
+            return found
         return self._local_class(module, name, content) or _missing
 
     def _installed_object(self, module: str, name: str) -> Any:
@@ -507,6 +517,12 @@ def _number_type(module: Any, name: Any) -> Any:
     if module not in _NUMBER_MODULES or name not in _NUMBER_NAMES:
         return _missing
     return getattr(sys.modules.get(module), name, _missing)
+
+
+def _is_enumeration(cls: Any) -> bool:
+    """Whether it is a class of constants, of equinox's kind: it makes nothing when called."""
+    meta = type(cls)
+    return (meta.__module__, meta.__name__) == ("equinox._enum", "_EnumerationMeta")
 
 
 def _several_flags(cls: Any, members: list[Any]) -> Any:

@@ -9,6 +9,7 @@ import random
 import sys
 from typing import Any, NamedTuple
 
+import jax
 import ml_dtypes  # noqa: F401  as in a process that has jax
 import numpy as np
 import pytest
@@ -165,6 +166,13 @@ def test_a_value_of_data_is_a_new_one_in_each_result(
     getter = own.getter(Reference("v", (kind, parts), b"", ""))
     assert getter() == getter()
     assert getter() is not getter()
+
+
+def test_a_structure_has_no_leaf_where_the_server_has_a_node(own: LocalObjects) -> None:
+    """The tree would be another one."""
+    assert own.structure([1, (2, None)]) == jax.tree.structure([0, (0, None)])
+    with pytest.raises(ResultError, match="holds the structure of a tree with something in it"):
+        own.structure([1, RemoteObject(b"t" * 16, "it", "step")])
 
 
 def test_dtypes(own: LocalObjects) -> None:
