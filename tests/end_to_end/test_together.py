@@ -76,7 +76,7 @@ def test_sixteen_connections_build_once(live: LiveServer, client: Client) -> Non
 
     def step(x: Any) -> Any:
         Path(path).read_bytes()
-        return x * 3
+        return x * 3 - 1616  # of no other test: its program is not shared
 
     with ExitStack() as stack, costs(client) as spent:
         clients = [stack.enter_context(connect(live.unix)) for _ in range(16)]
@@ -84,7 +84,7 @@ def test_sixteen_connections_build_once(live: LiveServer, client: Client) -> Non
         with gates.reached():
             wait_until(running(client, 16))
         for call in calls:
-            np.testing.assert_array_equal(call.result(), X * 3)
+            np.testing.assert_array_equal(call.result(), X * 3 - 1616)
     assert spent == {**BUILT, "executable_hits": 15}
 
 

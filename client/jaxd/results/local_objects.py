@@ -521,8 +521,8 @@ def _number_type(module: Any, name: Any) -> Any:
 
 def _is_enumeration(cls: Any) -> bool:
     """Whether it is a class of constants, of equinox's kind: it makes nothing when called."""
-    meta = type(cls)
-    return (meta.__module__, meta.__name__) == ("equinox._enum", "_EnumerationMeta")
+    enumeration = getattr(sys.modules.get("equinox"), "Enumeration", None)
+    return enumeration is not None and isinstance(cls, type) and issubclass(cls, enumeration)
 
 
 def _several_flags(cls: Any, members: list[Any]) -> Any:
