@@ -62,6 +62,7 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 SHAPES = ((2, 4, 4), (5, 3), (3, 5), (2, 2, 4, 4), (40, 33), (1, 1))
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
 
 
@@ -77,8 +78,19 @@ def calls_of(function: Function, *specs: Any, platform: str = "cpu") -> set[Nati
         return {call for _, call in native_calls(made.mlir_module(serialized=False)) if call}
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize(
+    ("dtype", "platform"),
+    [
+        pytest.param(
+            dtype,
+            platform,
+            marks=[] if platform == "cpu" or dtype == np.float32 else pytest.mark.soak,
+            id=f"{dtype.__name__}-{platform}",
+        )
+        for platform in PLATFORMS
+        for dtype in DTYPES
+    ],
+)
 def test_what_jax_writes_is_allowed(platform: str, dtype: Any) -> None:
     """Of whatever shape, batched or not, in single precision also without 64 bits."""
     found: set[NativeCall] = set()
@@ -93,7 +105,9 @@ def test_what_jax_writes_is_allowed(platform: str, dtype: Any) -> None:
     assert len(found) > 10
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
+@pytest.mark.parametrize(
+    "platform", ["cpu", *(pytest.param(each, marks=pytest.mark.soak) for each in PLATFORMS[1:])]
+)
 def test_every_call_of_the_table_that_jax_exports_was_written(platform: str) -> None:
     """On this jax: a name that is never written here would be a gap that nobody looks at."""
     written = {
