@@ -66,6 +66,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "client/jaxd/interop/jax_registry.py": "handles become arguments of jax's own functions",
     "client/jaxd/interop/jax_runtime.py": "whether a backend was made already",
     "client/jaxd/interop/jax_settings.py": "the settings and contexts of a thread",
+    "client/jaxd/tracing/primitive.py": "the rules of checkify",
     "server/jaxd_server/jax_compat/arrays.py": "arrays with weak types, keys",
     "server/jaxd_server/jax_compat/compilation_cache.py": "jax's own cache on disk",
     "server/jaxd_server/jax_compat/lowered.py": "what a lowered program consists of",

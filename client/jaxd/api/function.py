@@ -21,7 +21,7 @@ from typing import (
 from jaxd.api.method import PersistentMethod, check_class_known
 from jaxd.api.transforms import TransformMethods, frames_hidden, hide_frames
 from jaxd.dispatch.caller import Caller, CallerLookup
-from jaxd.interop.jax_runtime import current_config
+from jaxd.interop.jax_runtime import current_config, is_checked
 from jaxd.request.call_request import CallRequest, CallSettings
 from jaxd.request.function_snapshot import SnapshotCache
 from jaxd.results.reader import ResultsAs
@@ -253,7 +253,8 @@ class PersistentFunction(
                     return self._call_inline(*args, **kwargs)  # type: ignore[no-any-return]
                 config = binding.config()
                 try:
-                    call = binding.encode(caller, config, args, kwargs)
+                    if not is_checked():
+                        call = binding.encode(caller, config, args, kwargs)
                 except TracerError:  # jax traces the calling code: the call is to be in its program
                     call = None
                 if call is None:

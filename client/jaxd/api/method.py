@@ -70,7 +70,9 @@ class PersistentMethod(
         return MethodType(self._unbound().__wrapped__, self.args[0])
 
     def __getattr__(self, name: str) -> Any:
-        """As with any method: what is known of the function."""
+        """As with any method: what is known of the function, without the instance."""
+        if name == "__signature__":
+            raise AttributeError(name)
         return getattr(self.func, name)
 
     def __repr__(self) -> str:

@@ -84,7 +84,7 @@ def _send_leaves(values: RemoteStore, leaves: list[Any]) -> list[RemoteArray]:
     if not leaves:
         return []
     pickled: dict[Any, Any] = {}
-    encoder = ArgumentEncoder(pickled, values)
+    encoder = ArgumentEncoder(pickled, values, gathers=True)
     encoder.node(tuple(leaves))
     if encoder.count != len(leaves) or pickled:
         odd = next(leaf for leaf in leaves if _is_not_one_array(leaf))
@@ -97,7 +97,7 @@ def _send_leaves(values: RemoteStore, leaves: list[Any]) -> list[RemoteArray]:
 
 def _is_not_one_array(leaf: Any) -> bool:
     pickled: dict[Any, Any] = {}
-    encoder = ArgumentEncoder(pickled)
+    encoder = ArgumentEncoder(pickled, gathers=True)
     encoder.node(leaf)
     return encoder.count != 1 or bool(pickled)
 

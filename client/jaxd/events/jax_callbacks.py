@@ -412,5 +412,5 @@ def _unknown_callback() -> ProtocolError:
 
 def _encode_result(snapshot: FunctionSnapshot, result: Any) -> tuple[Any, Sequence[memoryview]]:
     with snapshot.pickling_context():
-        encoded = encode_arguments((result,), {}, NO_STATIC_ARGS, {})
+        encoded = encode_arguments((result,), {}, NO_STATIC_ARGS, {}, gathers=True)
     return (encoded.skeleton, encoded.blob), encoded.buffers

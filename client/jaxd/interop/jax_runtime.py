@@ -164,11 +164,17 @@ def _read_as_jax(name: str, text: str) -> Any:
         ) from error
 
 
-def encode_jax(encoder: TreeEncoder, value: Any) -> bool:
+def encode_jax(encoder: TreeEncoder, value: Any, *, is_gathered: bool = False) -> bool:
     """Appends a jax array, or an array of PRNG keys; False when the value is neither.
+
+    Args:
+        encoder: appends it.
+        value: may be anything.
+        is_gathered: whether one that is spread over several devices is sent as a whole.
 
     Raises:
         TracerError: when it is a tracer: jax traces the caller.
+        PackingError: when it is spread over several devices, and not to be gathered.
     """
     jax = loaded_jax()
     if jax is None or not isinstance(value, jax.Array):
@@ -182,12 +188,32 @@ def encode_jax(encoder: TreeEncoder, value: Any) -> bool:
         )
     import numpy
 
+    if not (is_gathered or type(value.sharding) is jax.sharding.SingleDeviceSharding):
+        from jaxd_protocol.jax_objects.decomposition import check_one_device
+
+        check_one_device(value, "an argument", "pass jaxd.put(x)")
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = numpy.asarray(outside_trace(jax.random.key_data, value))
         encoder.key(str(jax.random.key_impl(value)), data)
     else:
         encoder.array(numpy.ascontiguousarray(value).reshape(value.shape), bool(value.weak_type))
     return True
+
+
+def is_checked() -> bool:
+    """Whether checkify traces the caller: then it has to see each call, also of known values.
+
+    Uses jax's private stack of traces, since checkify has no public mark.
+    """
+    if "jax.experimental.checkify" not in sys.modules:
+        return False
+    trace = sys.modules["jax._src.core"].trace_ctx.trace
+    while trace is not None:
+        about = getattr(getattr(trace, "frame", None), "debug_info", None)
+        if getattr(about, "traced_for", None) == "checkify":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
 
 
 def outside_trace(make: Callable[..., Any], *args: Any) -> Any:

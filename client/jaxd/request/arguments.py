@@ -31,10 +31,14 @@ def encode_arguments(
     statics: StaticArgs,
     known_objects: dict[Any, Any],
     fetcher: object = None,
+    *,
+    gathers: bool = False,
 ) -> ArgumentEncoder:
     """Encodes the arguments of a call; the result has their skeleton, blob and buffers.
 
-    Arrays on the server, of this `fetcher`, do not move; those of others are fetched first.
+    Arrays on the server, of this `fetcher`, do not move; those of others are fetched first. Those
+    of jax that are spread over several devices of this process are refused, or sent as a whole
+    where `gathers` says so.
 
     Classes and callables that are met on the way are entered in `known_objects`, by name and by
     content id, so that results can come back as their instances, and with them. Large contiguous
@@ -48,7 +52,7 @@ def encode_arguments(
         TracerError: when a value is a tracer.
         PackingError: when an object among them cannot travel.
     """
-    encoder = ArgumentEncoder(known_objects, fetcher, statics.strict)
+    encoder = ArgumentEncoder(known_objects, fetcher, statics.strict, gathers=gathers)
     if statics.positions or statics.names:
         encoder.call(args, kwargs, statics)
     else:
@@ -64,14 +68,21 @@ class ArgumentEncoder(TreeEncoder):
     Attributes:
         sources: the arrays of jax whose data is in a buffer, by leaf.
         leaf_headers: of each array whose data is in a buffer its bytes in the skeleton, by leaf.
+        gathers: whether an array that is spread over several devices is sent as a whole.
     """
 
     types: ClassVar[dict[type, Callable[[Any, Any], None]]] = dict(TreeEncoder.types)
 
     def __init__(
-        self, known_objects: dict[Any, Any], fetcher: object = None, strict: bool = False
+        self,
+        known_objects: dict[Any, Any],
+        fetcher: object = None,
+        strict: bool = False,
+        *,
+        gathers: bool = False,
     ) -> None:
         super().__init__()
+        self.gathers = gathers
         self._handle_ranges: HandleRanges | None = None
         self.sources: dict[int, Any] = {}
         self.leaf_headers: dict[int, bytes] = {}
@@ -143,7 +154,7 @@ class ArgumentEncoder(TreeEncoder):
             import numpy as np
 
             self.key(value.impl, np.asarray(value.data))
-        elif encode_jax(self, value):
+        elif encode_jax(self, value, is_gathered=self.gathers):
             if self.buffer_leaves and self.buffer_leaves[-1] == self.count - 1:
                 self.sources[self.count - 1] = value
         elif (

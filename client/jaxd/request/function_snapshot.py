@@ -174,6 +174,7 @@ class FunctionSnapshot:
     """A snapshot of a function: its fingerprint, guards, and packed code.
 
     Attributes:
+        function: what it is a snapshot of.
         name: what people call it.
         manifest: its fingerprint, and what that is made of.
         specs: one for each configuration that it was called under.
@@ -215,7 +216,7 @@ class FunctionSnapshot:
         self.forms = BoundedDict[bytes, bytes](_MAX_KNOWN)
         self.refused = BoundedDict[bytes, str](_MAX_KNOWN)
         self.served = BoundedDict[bytes, None](_MAX_KNOWN)
-        self._function = function
+        self.function = function
         self.archives: LocalArchives | None = None
         if ship == "source":
             from jaxd_protocol.fingerprint.local_archives import LocalArchives
@@ -265,7 +266,7 @@ class FunctionSnapshot:
             if self._packed is None:
                 what = f"function {self.name!r}"
                 with using_archives(self.archives):
-                    self._packed = pack_function(self._function, what, self._walk_result.reach)
+                    self._packed = pack_function(self.function, what, self._walk_result.reach)
             return self._packed
 
     @property

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax
+from jaxd.dispatch.local_runs import runs_locally
+from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax, map_leaves
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.function_snapshot import FunctionSpec
+from jaxd.tracing.inline import local_jax_settings
+from jaxd_protocol.errors import TracerError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
-from jaxd_protocol.jit.transforms import Transformation, display_name, encode_transformation
+from jaxd_protocol.jit.transforms import (
+    Transformation,
+    apply_transformations,
+    display_name,
+    encode_transformation,
+    untransformed,
+)
 
 if TYPE_CHECKING:
     from jaxd.dispatch.caller import Caller
@@ -170,16 +179,41 @@ class TracedCall:
             record_last_error(error)
             raise
 
+    def inlined(self, *arrays: Any) -> list[Any]:
+        """What it computes, in this process: for jax to trace where it looks into the program.
+
+        Raises:
+            TracerError: when calls of the function do not run in this process.
+            Exception: what the function raises.
+        """
+        caller, settings = self.outline.caller, self.outline.settings
+        if not runs_locally(caller.session, settings.fallback):
+            raise TracerError(
+                f"{self!r} runs on the server, so checkify cannot check what is in it: checks of "
+                "divisions, indices and NaN would be left out. Let it run in this process "
+                "(fallback='local'), or give checkify the plain function, which is its __wrapped__."
+            )
+        spec, (args, kwargs) = self._spec_and_arguments(arrays)
+        transformations = Options.from_bytes(spec.options).transformations
+        function = apply_transformations(untransformed(spec.snapshot.function), transformations)
+        args, kwargs = map_leaves(_as_keys, (args, kwargs))
+        with local_jax_settings(settings.config):
+            leaves = loaded_jax().tree.leaves(function(*args, **kwargs))
+        return [_key_data(leaf) for leaf in leaves if not _is_float0(leaf)]
+
     def _call(self, arrays: Sequence[Any], results: ResultsAs) -> Sequence[Any]:
         caller, settings = self.outline.caller, self.outline.settings
-        if self.stages:
-            spec, (args, kwargs) = self._derived_spec(), self._derived_arguments(arrays)
-        else:
-            spec, (args, kwargs) = self.outline.spec, self._own_arguments(arrays)
+        spec, (args, kwargs) = self._spec_and_arguments(arrays)
         call = caller.encode(spec, args, kwargs, settings.timeout_s, results, settings.strict)
         jax: Any = loaded_jax()
         leaves = jax.tree.leaves(caller.call(call))
         return [_key_data(leaf) for leaf in leaves if not _is_float0(leaf)]
+
+    def _spec_and_arguments(self, arrays: Sequence[Any]) -> tuple[FunctionSpec, _Arguments]:
+        """The function with the stages applied, and what it is called with."""
+        if self.stages:
+            return self._derived_spec(), self._derived_arguments(arrays)
+        return self.outline.spec, self._own_arguments(arrays)
 
     def _own_arguments(self, arrays: Sequence[Any]) -> _Arguments:
         """The arguments of the program's own call."""
@@ -240,6 +274,14 @@ def _is_float0(leaf: Any) -> bool:
     """Whether it is a float0 array, which has no data."""
     jax: Any = loaded_jax()
     return bool(getattr(leaf, "dtype", None) == jax.dtypes.float0)
+
+
+def _as_keys(leaf: Any) -> Any:
+    """The leaf; for numbers of random keys the keys."""
+    if type(leaf) is not PRNGKeys:
+        return leaf
+    jax: Any = loaded_jax()
+    return jax.random.wrap_key_data(leaf.data, impl=leaf.impl)
 
 
 def _key_data(leaf: Any) -> Any:

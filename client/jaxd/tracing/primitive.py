@@ -2,7 +2,8 @@
 
 Each rule returns another call, which the server derives; nothing is computed here. All names of
 jax's extension interface that this client uses are in this file: `Primitive`, `ad`, `batching`,
-`mlir` and their tables. The primitive is made when a persistent function is first called with a
+`mlir` and their tables, and, of jax's private modules, the rules of
+`jax.experimental.checkify`. The primitive is made when a persistent function is first called with a
 tracer, in a process that has imported jax.
 """
 
@@ -39,6 +40,7 @@ def _primitive() -> Any:
     ad.primitive_transposes[made] = partial(_transpose, made)
     batching.primitive_batchers[made] = partial(_batch, made)
     mlir.register_lowering(made, _lower)
+    _register_checks(made)
     return made
 
 
@@ -102,6 +104,26 @@ def _batch(
     size = next(one.shape[axis] for one, axis in pairs if axis is not None)
     found = primitive.bind(*inputs, call=call.mapped(tuple(axes), size))
     return found, [0] * len(found)
+
+
+def _register_checks(primitive: Any) -> None:
+    """Lets checkify look into the function; it takes what it does not know for free of errors.
+
+    Uses jax's private table of its rules, which has no public name.
+    """
+    from jax._src import checkify
+
+    checkify.error_checks[primitive] = partial(_check, primitive)
+
+
+def _check(primitive: Any, error: Any, enabled: Any, *inputs: Any, call: TracedCall) -> Any:
+    """The error that the values show so far, and the results."""
+    import jax
+    from jax._src import checkify
+
+    if not enabled - checkify.user_checks:  # a `check` in the function has to be traced here anyway
+        return error, primitive.bind(*inputs, call=call)
+    return checkify.checkify_jaxpr(jax.make_jaxpr(call.inlined)(*inputs), enabled, error, *inputs)
 
 
 def _lower(context: Any, *inputs: Any, call: TracedCall) -> Any:

@@ -12,6 +12,23 @@ JitOptions = tuple[tuple[str, Any], ...]
 """Name and value of each option of `jaxd_protocol.jit.options.Options` that is not the default."""
 
 
+class _WrappedSignature:
+    """The signature of what an object wraps, for `inspect.signature(…, follow_wrapped=False)`.
+
+    Of the class there is none, which `inspect` then takes from its `__init__`.
+    """
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return None
+        import inspect
+
+        try:
+            return inspect.signature(instance.__wrapped__)
+        except (TypeError, ValueError) as error:
+            raise AttributeError("__signature__") from error
+
+
 class FunctionWrapper:
     """Base of the objects that wrap a function, and count as that function inside of another one.
 
@@ -25,6 +42,7 @@ class FunctionWrapper:
 
     __wrapped__: Callable[..., Any]
     _jit_options: JitOptions | None = None
+    __signature__ = _WrappedSignature()
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As for any function: found on an instance, the instance is the first argument."""

@@ -38,6 +38,7 @@ def test_the_function_keeps_its_name_signature_and_docstring() -> None:
     made: Any = persistent_call(step)
     assert (made.__name__, made.__doc__, made.__module__) == ("step", "Adds.", __name__)
     assert inspect.signature(made) == inspect.signature(step)
+    assert inspect.signature(made, follow_wrapped=False) == inspect.signature(step)
 
 
 def test_an_unknown_option_is_named() -> None:

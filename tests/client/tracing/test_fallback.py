@@ -7,12 +7,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
 import jaxd
 from jaxd import Client, FallbackWarning, errors
@@ -89,6 +91,59 @@ def test_arguments_that_cannot_travel(client: Client) -> None:
     function = local(client, scaled, static_argnames="by")
     with falling_back():
         assert [float(function(x, by=Unpackable(3.0))) for x in (1.0, 2.0)] == [3.0, 6.0]
+
+
+SPREAD_OUT = """
+import warnings
+
+import jax, jaxd, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+x = np.arange(16, dtype=np.float32).reshape(8, 2)
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+explicit = NamedSharding(mesh, P("x", "y"))
+alone = NamedSharding(jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,)), P("x"))
+automatic = NamedSharding(jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,)), P("d"))
+captured = jax.device_put(x, automatic)
+
+def by_type(x):
+    return x * len([each for each in jax.typeof(x).sharding.spec if each])
+
+def adding(x):
+    return x + captured
+
+for function in by_type, adding:
+    for where in explicit, alone, automatic:
+        if function is by_type or where is automatic:
+            array = jax.device_put(x, where)
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                result = jaxd.persistent_call(function, fallback="local")(array)
+            assert {each.category for each in seen} <= {jaxd.FallbackWarning}, seen
+            wanted = jax.jit(function)(array)
+            np.testing.assert_array_equal(result, wanted)
+            assert result.sharding == wanted.sharding, (result.sharding, wanted.sharding)
+
+for error in (by_type, jax.device_put(x, explicit)), (adding, x):
+    try:
+        jaxd.persistent_call(error[0], fallback="error")(error[1])
+    except jaxd.errors.PackingError as refused:
+        print(str(refused).partition(": ")[0])
+sent = jaxd.put(jax.device_put(x, explicit))
+np.testing.assert_array_equal(jaxd.persistent_call(lambda x: x @ x.T)(sent), x @ x.T)
+"""
+
+
+def test_arrays_that_are_spread_over_devices_of_this_process(live: Any) -> None:
+    """The type of such an array says how, and so do results; what is put on the server is whole."""
+    done = live.run(SPREAD_OUT, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    assert (done.stderr, done.stdout.splitlines()) == (
+        "",
+        [
+            "an argument is spread over 4 device(s) of this process",
+            "a function captures a jax array that is spread over 4 device(s) of this process",
+        ],
+    )
 
 
 def test_a_function_of_jax_in_a_result_that_can_only_be_called_there(client: Client) -> None:
@@ -219,6 +274,30 @@ def test_inside_of_what_jax_traces_here(client: Client) -> None:
     with falling_back():
         assert float(jax.grad(lambda x: function(x) * x)(3.0)) == 12.0
         assert float(jax.jit(function)(4.0)) == 8.0
+
+
+def test_checkify_looks_into_a_function(client: Client) -> None:
+    """As into one of `jax.jit`: it is traced here, also when no argument is a tracer."""
+
+    def taken(x: Any, index: Any, by: Any) -> Any:
+        return x[index] / by
+
+    def drawn(key: Any, by: Any) -> Any:
+        return jax.random.normal(key) / by
+
+    function, random = local(client, taken), local(client, drawn)
+    checked = partial(checkify.checkify, errors=checkify.float_checks | checkify.index_checks)
+    x = jnp.ones(2)
+    many = jax.vmap(function, (None, 0, None))
+    for each in (function, jax.jit(function), function.grad(), jax.grad(function)):
+        assert "division by zero" in str(checked(each)(x, 1, 0.0)[0].get())
+        assert "out-of-bounds" in str(checked(each)(x, 5, 2.0)[0].get())
+        assert checked(each)(x, 1, 2.0)[0].get() is None
+    assert "out-of-bounds" in str(checked(many)(x, jnp.array([0, 7]), 2.0)[0].get())
+    assert "division by zero" in str(checked(random)(jax.random.key(1), 0.0)[0].get())
+    assert checkify.checkify(function)(x, 1, 0.0)[0].get() is None  # no checks but the user's own
+    with pytest.raises(errors.TracerError, match="checkify cannot check what is in it"):
+        checked(client.persistent_call(taken))(x, 1, 0.0)
 
 
 def test_a_closure_over_a_tracer(client: Client) -> None:

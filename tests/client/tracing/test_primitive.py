@@ -100,6 +100,7 @@ def _empty() -> None:
         ("jax.interpreters.batching", ["primitive_batchers"]),
         ("jax.interpreters.mlir", ["emit_python_callback", "register_lowering"]),
         ("jax.core", ["ShapedArray", "Tracer"]),
+        ("jax._src.checkify", ["error_checks", "checkify_jaxpr", "user_checks"]),
     ],
 )
 def test_what_it_takes_of_jax_is_where_it_was(module: str, names: list[str]) -> None:
