@@ -134,6 +134,25 @@ def test_libraries_are_served_or_left_alone_as_is_asked_for(report: Report) -> N
     assert (everything["persistent"], own["persistent"]) == ([True, True], [False, True])
 
 
+def test_a_jitted_function_of_a_library_is_the_servers_own(report: Report) -> None:
+    """An object around it, as equinox makes, counts by its name: there nothing is hooked."""
+    pytest.importorskip("lineax")
+    program = """
+import jax, jax.numpy as jnp
+from lineax import DiagonalLinearOperator, linear_solve
+
+@jax.jit
+def solved(x):
+    return linear_solve(DiagonalLinearOperator(x), x * x).value
+
+made, results = [solved, vars(linear_solve)["_cached"]], [solved(jnp.arange(1.0, 4.0))]
+"""
+    first, second = report(program), report(program)
+    assert first["results"] == second["results"] == [[1.0, 2.0, 3.0]]
+    assert first["persistent"] == [True, True]
+    assert second["traces"] == first["traces"] == 1
+
+
 def test_jax_itself_uses_its_own_jit(report: Report) -> None:
     """Functions of jax that are jitted with `jax.jit` are not served."""
     program = """

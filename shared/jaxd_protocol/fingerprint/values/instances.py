@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.canonical_bytes import constant
+from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING, Guards
 from jaxd_protocol.fingerprint.values import generated, mappings, modules, settings
 from jaxd_protocol.fingerprint.values.arrays import emit_array
@@ -28,8 +29,9 @@ from jaxd_protocol.fingerprint.values.struct_sequences import (
 )
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 from jaxd_protocol.jax_objects.decomposition import ObjectParts, decompose
-from jaxd_protocol.jax_objects.names import name_of_jax_object
-from jaxd_protocol.packages.importable import bare_object_name
+from jaxd_protocol.jax_objects.names import kind_of, name_of_jax_object
+from jaxd_protocol.packages.importable import bare_object_name, importable_name
+from jaxd_protocol.packages.installed import is_local_module
 
 _WITHOUT_CONTENT: Final = frozenset(
     [
@@ -175,6 +177,11 @@ def _instance(walk: Walk, value: Any) -> None:
     if name is not None:
         modules.emit_reference(walk, *name)
         return
+    name = _jitted_name(value)
+    if name is not None:
+        walk.reach.installed.append(value)
+        modules.emit_reference(walk, *name)
+        return
     hook = getattr(kind, "__fingerprint__", None)
     if hook is not None:
         walk.tag("hook")
@@ -195,6 +202,20 @@ def _instance(walk: Walk, value: Any) -> None:
         modules.emit_reference(walk, kind.__module__, reduced)
         return
     _reduced(walk, value, reduced)
+
+
+def _jitted_name(value: Any) -> tuple[str, str] | None:
+    """Module and name of an installed object around a jitted function, as `eqx.filter_jit` makes.
+
+    It travels by that name. Here `jax.jit` may have made a persistent function, and there not.
+    """
+    attributes = own_attributes(value) if callable(value) else None
+    if type(attributes) is not dict or is_local_module(type(value).__module__):
+        return None
+    held = attributes.values()
+    if any(isinstance(each, FunctionWrapper) or kind_of(each) == "jit" for each in held):
+        return importable_name(value)
+    return None
 
 
 def _reduced(walk: Walk, value: Any, reduced: tuple[Any, ...]) -> None:
