@@ -10,6 +10,8 @@ from typing import Any, Final
 import jax
 
 from jaxd_protocol.errors import ResultError
+from jaxd_protocol.jax_objects.names import is_of_jax
+from jaxd_protocol.jax_objects.structures import is_registered
 from jaxd_protocol.jit.nnx_objects import ObjectParts, is_object, is_object_state
 from jaxd_protocol.pickling.unpack.object_tokens import keep_object
 from jaxd_protocol.pytree import TreeEncoder, dump_literal
@@ -214,6 +216,8 @@ def _is_encodable(value: Any) -> bool:
     cls = type(value)
     if callable(value) and not is_dataclass(cls):
         return False
+    if is_of_jax(cls) and not (is_dataclass(cls) or is_registered(cls)):
+        return False  # a jaxpr, say: clients make none
     return class_name(cls) is not None and _attributes(value) is not None
 
 

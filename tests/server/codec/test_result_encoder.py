@@ -155,7 +155,13 @@ def test_a_callable_that_came_with_an_argument() -> None:
 
 @pytest.mark.parametrize(
     "static",
-    [lambda: 1, functools.partial(len), optax.adam(0.1).init, threading.Lock()],
+    [
+        lambda: 1,
+        functools.partial(len),
+        optax.adam(0.1).init,
+        threading.Lock(),
+        jax.make_jaxpr(lambda x: x + 1)(1.0).jaxpr,  # of a class that no client makes
+    ],
     ids=stable_id,
 )
 def test_what_the_client_cannot_have_is_a_token(static: Any) -> None:
