@@ -139,13 +139,15 @@ def test_a_jitted_function_of_a_library_is_the_servers_own(report: Report) -> No
     pytest.importorskip("lineax")
     program = """
 import jax, jax.numpy as jnp
-from lineax import DiagonalLinearOperator, linear_solve
+from lineax import RESULTS, DiagonalLinearOperator, linear_solve
 
 @jax.jit
 def solved(x):
-    return linear_solve(DiagonalLinearOperator(x), x * x).value
+    return linear_solve(DiagonalLinearOperator(x), x * x)
 
-made, results = [solved, vars(linear_solve)["_cached"]], [solved(jnp.arange(1.0, 4.0))]
+made, solution = [solved, vars(linear_solve)["_cached"]], solved(jnp.arange(1.0, 4.0))
+assert solution.result == RESULTS.successful
+results = [solution.value]
 """
     first, second = report(program), report(program)
     assert first["results"] == second["results"] == [[1.0, 2.0, 3.0]]

@@ -179,8 +179,9 @@ def _instance(walk: Walk, value: Any) -> None:
         return
     name = _jitted_name(value)
     if name is not None:
-        walk.reach.installed.append(value)
+        walk.reach.installed += [value, kind]
         modules.emit_reference(walk, *name)
+        walk.package(kind.__module__)
         return
     hook = getattr(kind, "__fingerprint__", None)
     if hook is not None:
