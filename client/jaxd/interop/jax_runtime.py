@@ -191,7 +191,7 @@ def encode_jax(encoder: TreeEncoder, value: Any, *, is_gathered: bool = False) -
     if not (is_gathered or type(value.sharding) is jax.sharding.SingleDeviceSharding):
         from jaxd_protocol.jax_objects.decomposition import check_one_device
 
-        check_one_device(value, "an argument", "pass jaxd.put(x)")
+        check_one_device(value.sharding, "an argument", "pass jaxd.put(x)")
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = numpy.asarray(outside_trace(jax.random.key_data, value))
         encoder.key(str(jax.random.key_impl(value)), data)

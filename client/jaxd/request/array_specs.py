@@ -31,7 +31,7 @@ def encode_specs(
     Raises:
         ArgumentError: when a value is of no use to jax, or a spec's shape or dtype is none.
         TracerError: when a value is a tracer.
-        PackingError: when an object among them cannot travel.
+        PackingError: when an object among them cannot travel, or is spread over several devices.
     """
     encoder = _SpecEncoder(known_objects, strict=statics.strict)
     encoder.call(args, kwargs, statics)
@@ -75,11 +75,20 @@ class _SpecEncoder(ArgumentEncoder):
         if not is_spec(value):
             super().other(value)
             return
+        self._check_sharding(value)
         keys = _keys_of(value)
         if keys is None:
             self._skeleton.append(_array_of(value))
         else:
             self.key(keys.impl, keys)
+
+    def _check_sharding(self, spec: Any) -> None:
+        jax = loaded_jax()
+        sharding = getattr(spec, "sharding", None)
+        if jax is not None and isinstance(sharding, jax.sharding.Sharding):
+            from jaxd_protocol.jax_objects.decomposition import check_one_device
+
+            check_one_device(sharding, "a spec", "leave its sharding out")
 
     def _pickled(self, value: Any) -> None:
         super()._pickled(_ZeroArrays().of(value))

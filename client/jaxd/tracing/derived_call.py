@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd.dispatch.local_runs import runs_locally
-from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax, map_leaves
+from jaxd.interop.jax_runtime import PRNGKeys, loaded_jax, map_leaves, to_jax
 from jaxd.request.arguments import ArgumentEncoder
 from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.tracing.inline import local_jax_settings
@@ -163,7 +163,7 @@ class TracedCall:
         """
         jax: Any = loaded_jax()
         wanted = self.outline.settings.results
-        given = [x if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in arrays]
+        given = [_whole(x) if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in arrays]
         return self._call(given, "jax" if wanted == "numpy" else wanted)
 
     def callback(self, arrays: Sequence[Any], weak: Sequence[bool]) -> Sequence[Any]:
@@ -274,6 +274,14 @@ def _is_float0(leaf: Any) -> bool:
     """Whether it is a float0 array, which has no data."""
     jax: Any = loaded_jax()
     return bool(getattr(leaf, "dtype", None) == jax.dtypes.float0)
+
+
+def _whole(array: Any) -> Any:
+    """The array, gathered where it is spread over several devices of this process."""
+    jax: Any = loaded_jax()
+    if type(array.sharding) is jax.sharding.SingleDeviceSharding:
+        return array
+    return to_jax(jax.device_get(array), bool(array.weak_type))
 
 
 def _as_keys(leaf: Any) -> Any:

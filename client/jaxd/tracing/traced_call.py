@@ -17,6 +17,7 @@ from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.tracing.derived_call import Aval, CallOutline, TracedCall
 from jaxd.tracing.primitive import bind
 from jaxd_protocol.errors import ResultError, TracerError
+from jaxd_protocol.jax_objects.decomposition import check_one_device
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import FailureOrigin, origin_of, set_origin
 from jaxd_protocol.pytree import Layout
@@ -46,6 +47,7 @@ def call_traced(
 
     Raises:
         TracerError: when a tracer is where no array can be.
+        PackingError: when the type of an array says how it is spread over devices.
         BaseException: what the function raises while it is traced on the server, and, where jax
             makes the call at once, what the call raises.
     """
@@ -170,6 +172,8 @@ def _traced_input(leaf: Any) -> _TracedInput | None:
     if type(leaf) is PRNGKeys:
         return _TracedInput(jax.numpy.asarray(leaf.data), leaf.impl, leaf)
     if isinstance(leaf, jax.Array):
+        sharding = getattr(jax.typeof(leaf), "sharding", None)
+        check_one_device(sharding, "a tracer", "make its mesh with AxisType.Auto")
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             stands = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
             return _TracedInput(jax.random.key_data(leaf), str(jax.random.key_impl(leaf)), stands)

@@ -301,32 +301,32 @@ def _check_readable(array: Any) -> None:
             "a function captures a jax array that lies in part on other machines: "
             "pass it as an argument, or capture a local copy"
         )
-    check_one_device(array, "a function captures a jax array that", "capture numpy.asarray of it")
+    what = "a function captures a jax array that"
+    check_one_device(array.sharding, what, "capture numpy.asarray of it")
 
 
-def check_one_device(array: Any, what: str, instead: str) -> None:
-    """Returns when a jax array lies as a server would place it: whole, on one device.
+def check_one_device(sharding: Any, what: str, instead: str) -> None:
+    """Returns when an array of jax lies as a server would place it: whole, on one device.
 
     How an array is spread over devices is part of its type where the axes of its mesh are explicit
     (`jax.sharding.AxisType`), and decides where the result lies. A server has other devices.
 
     Args:
-        array: an array that can be read.
+        sharding: that of the array, or of its type; None where it has none.
         what: begins the error's text.
         instead: what to write.
 
     Raises:
         PackingError: when it is spread, or has a type that says so.
     """
-    sharding = array.sharding
-    if kind_of(sharding) == "single device sharding":
+    if sharding is None or kind_of(sharding) == "single device sharding":
         return
-    count = len(sharding.device_set)
-    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
-    if count > 1 or any(kind.name == "Explicit" for kind in kinds):
+    mesh = getattr(sharding, "mesh", None)
+    is_spread = kind_of(mesh) != "abstract mesh" and len(sharding.device_set) > 1
+    if is_spread or any(kind.name == "Explicit" for kind in getattr(mesh, "axis_types", ())):
         raise PackingError(
-            f"{what} is spread over {count} device(s) of this process: {sharding}. A server has "
-            f"others, and types and results depend on it: {instead}, and say inside of the "
-            "function how it is spread over the server's (jax.lax.with_sharding_constraint), or "
-            "run the function here with JAXD_INLINE=1"
+            f"{what} is spread over devices of this process: {sharding}. A server has others, and "
+            f"types and results depend on it: {instead}, and say inside of the function how it is "
+            "spread over the server's (jax.lax.with_sharding_constraint), or run the function here "
+            "with JAXD_INLINE=1"
         )

@@ -107,10 +107,14 @@ automatic = NamedSharding(jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,
 captured = jax.device_put(x, automatic)
 
 def by_type(x):
-    return x * len([each for each in jax.typeof(x).sharding.spec if each])
+    return x * x * len([each for each in jax.typeof(x).sharding.spec if each])
 
 def adding(x):
     return x + captured
+
+@jaxd.persistent_call(fallback="error")
+def served(x):
+    return x * 3
 
 for function in by_type, adding:
     for where in explicit, alone, automatic:
@@ -129,6 +133,21 @@ for error in (by_type, jax.device_put(x, explicit)), (adding, x):
         jaxd.persistent_call(error[0], fallback="error")(error[1])
     except jaxd.errors.PackingError as refused:
         print(str(refused).partition(": ")[0])
+function = jaxd.persistent_call(by_type, fallback="local")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", jaxd.FallbackWarning)
+    array = jax.device_put(x, explicit)
+    spec = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=explicit)
+    for given in array, spec:
+        assert function.lower(given).compile()(array).sharding == explicit
+    gradient = jax.jit(jax.grad(lambda x: function(x).sum()))
+    assert gradient(array).sharding == explicit
+    array = jax.device_put(x, automatic)
+    np.testing.assert_array_equal(jax.grad(lambda x: (served(x) * x).sum())(array), 6 * x)
+try:
+    jaxd.persistent_call(by_type, fallback="error").lower(spec)
+except jaxd.errors.PackingError as refused:
+    print(str(refused).partition(": ")[0])
 sent = jaxd.put(jax.device_put(x, explicit))
 np.testing.assert_array_equal(jaxd.persistent_call(lambda x: x @ x.T)(sent), x @ x.T)
 """
@@ -140,8 +159,9 @@ def test_arrays_that_are_spread_over_devices_of_this_process(live: Any) -> None:
     assert (done.stderr, done.stdout.splitlines()) == (
         "",
         [
-            "an argument is spread over 4 device(s) of this process",
-            "a function captures a jax array that is spread over 4 device(s) of this process",
+            "an argument is spread over devices of this process",
+            "a function captures a jax array that is spread over devices of this process",
+            "a spec is spread over devices of this process",
         ],
     )
 
