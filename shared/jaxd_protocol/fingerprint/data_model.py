@@ -68,16 +68,31 @@ class ImpureRead(NamedTuple):
     where: str
 
 
+class ProcessValues(NamedTuple):
+    """What the source of a module finds in its client's process, as far as it names it.
+
+    Attributes:
+        variables: names of variables of the environment, with their values; None where there is
+            none of that name.
+        arguments: `sys.argv`; None where the source does not name it.
+    """
+
+    variables: tuple[tuple[str, str | None], ...] = ()
+    arguments: tuple[str, ...] | None = None
+
+
 class Source(NamedTuple):
     """A local module that reached code imports and that this process has not imported yet.
 
     Attributes:
         code: its compiled source.
         is_package: whether it has submodules.
+        process: what it finds in its client's process; None where that was not looked at.
     """
 
     code: CodeType
     is_package: bool
+    process: ProcessValues | None = None
 
 
 Name = tuple[str, str]

@@ -14,7 +14,7 @@ from jaxd_protocol.fingerprint import access_paths, archive_members, functions
 from jaxd_protocol.fingerprint.canonical_bytes import constant
 from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper, jit_options_of
-from jaxd_protocol.fingerprint.values import classes, modules
+from jaxd_protocol.fingerprint.values import classes, modules, settings
 from jaxd_protocol.fingerprint.walk import Handlers, Walk, short_repr
 
 Emit = Callable[[Walk, Any], None]
@@ -225,7 +225,15 @@ _EMITTERS: Final[dict[type, Emit]] = {
     **dict.fromkeys(_DESCRIPTORS, _descriptor),
 }
 
-HANDLERS: Final = Handlers(
-    _emit_root, _emit_object, access_paths.follow, archive_members.emit_archive
-)
+
+def _emit_archive(walk: Walk) -> None:
+    """The archive, and what its modules find in the client's process when they run."""
+    archive_members.emit_archive(walk)
+    assert walk.archives is not None
+    for _, source in sorted(walk.archives.archive.sources.items()):
+        if source.process is not None:
+            settings.emit_process(walk, source.process)
+
+
+HANDLERS: Final = Handlers(_emit_root, _emit_object, access_paths.follow, _emit_archive)
 """What a walk is constructed with."""

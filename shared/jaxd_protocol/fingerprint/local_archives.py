@@ -18,6 +18,7 @@ from typing import Any, Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import atom, digest
 from jaxd_protocol.fingerprint.code.callbacks import nested_codes
+from jaxd_protocol.fingerprint.code.process_reads import process_values
 from jaxd_protocol.fingerprint.code.reads import Read, facts_of
 from jaxd_protocol.fingerprint.data_model import Archive, Name, Source
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
@@ -34,8 +35,9 @@ def archive_of(sources: Mapping[str, Source], packages: tuple[Package, ...] = ()
     """An archive of these modules, by full name, and the installed packages that they import."""
     data = bytearray(b"archive")
     for name in sorted(sources):
-        code, is_package = sources[name]
+        code, is_package, process = sources[name]
         data += b"".join(filter(None, map(atom, (name, is_package, facts_of(code).digest))))
+        data += repr(process).encode()
     for package in packages:
         data += b"".join(filter(None, map(atom, package)))
     return Archive(digest(data), sources, packages)
@@ -91,7 +93,7 @@ class LocalArchives:
         self._locations = None
         for name, path in files.items():
             if (source := source_of(path)) is not None:
-                self._sources[name] = source
+                self._sources[name] = source._replace(process=process_values(source.code))
         for name in files.keys() & self._sources.keys():
             self._add_packages_of(name, self._sources[name])
 

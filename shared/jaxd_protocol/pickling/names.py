@@ -21,7 +21,7 @@ def _same(*names: str) -> dict[str, str]:
 
 _MODULES: Final = {
     "jaxd.interop.lazy_array": {"lazy_array": "_restore"},
-    "jaxd_protocol.fingerprint.data_model": _same("Source"),
+    "jaxd_protocol.fingerprint.data_model": _same("ProcessValues", "Source"),
     "jaxd_protocol.fingerprint.values.configs": _same("ReadConfig", "ReadFlags"),
     "jaxd_protocol.fingerprint.values.reductions": _same(
         "new_object", "set_own_state", "set_state"

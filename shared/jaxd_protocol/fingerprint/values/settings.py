@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import atom
-from jaxd_protocol.fingerprint.data_model import Steps
+from jaxd_protocol.fingerprint.data_model import ProcessValues, Steps
 from jaxd_protocol.fingerprint.walk import Walk
 
 
@@ -57,16 +57,35 @@ def emit_variable(walk: Walk, value: Any, steps: Steps) -> None:
         refuse_whole_environment(walk)
     environ = value if isinstance(value, dict) else getattr(value, "__self__", os.environ)
     content = environ.get(name)
-    walk.tag("variable")
-    walk.text(name)
-    walk.write(atom(content) or b"")
-    # not its value: parts are shown to others, and a variable may hold a secret
-    walk.part("variable", f"environment {name}", atom(content) or b"", where="")
+    emit_value(walk, name, content)
     if environ is os.environ:
         walk.guards.variable(name, content)
     kept = _replacement(walk)
     if content is not None:
         kept[name] = content
+
+
+def emit_value(walk: Walk, name: str, content: str | None) -> None:
+    """Appends a variable of the environment; None: there is none of that name."""
+    walk.tag("variable")
+    walk.text(name)
+    walk.write(atom(content) or b"")
+    # not its value: parts are shown to others, and a variable may hold a secret
+    walk.part("variable", f"environment {name}", atom(content) or b"", where="")
+
+
+def emit_process(walk: Walk, values: ProcessValues) -> None:
+    """Appends what the source of a module finds in the client's process: this one, or it sent it.
+
+    A server's walk makes guards as well, and asks none.
+    """
+    for name, content in values.variables:
+        emit_value(walk, name, content)
+        walk.guards.variable(name, content)
+    arguments = values.arguments
+    if arguments is not None:
+        walk.emit_child("global sys.argv", list(arguments))
+        walk.guards.answer(lambda: tuple(map(str, sys.argv)) == arguments, True)
 
 
 def _variable_name(value: Any, steps: Steps) -> str | None:

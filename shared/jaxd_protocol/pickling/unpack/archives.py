@@ -22,7 +22,8 @@ from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.local_archives import IMPORTLIB, archive_of, archived_id, look_up
 from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pickling.unpack.content_table import content_table
-from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PatchedModule, PrivateModules
+from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule, SourceProcess
+from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules
 
 
 class UnpackedArchive(PrivateModules):
@@ -100,6 +101,10 @@ class UnpackedArchive(PrivateModules):
                 f"server. Write 'import {full.partition('.')[0]}' in the function or in a module "
                 "of its package, so that it is sent as well."
             ) from error
+
+    def _builtins_of(self, process: SourceProcess) -> dict[str, Any]:
+        """As of any source; a package may look for files that lie beside it."""
+        return {**super()._builtins_of(process), "open": open}
 
     def special(self, module: ModuleType) -> ModuleType:
         """A module of the server's own; those that give access to modules are patched."""

@@ -22,6 +22,7 @@ from jaxd_protocol.fingerprint.canonical_bytes import is_same
 from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.values.modules import LazySubmodules
 from jaxd_protocol.packages.installed import is_local_file
+from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule, SourceProcess
 
 
 class NotShipped(PackingError, ModuleNotFoundError):
@@ -91,6 +92,14 @@ class PrivateModules:
                 vars(module).setdefault(item, self.load(inner))
         return module if fromlist else self.load(full.partition(".")[0])
 
+    def _builtins_of(self, process: SourceProcess) -> dict[str, Any]:
+        """`__builtins__` of a module whose source runs in such a process."""
+
+        def import_(*args: Any, **kwargs: Any) -> ModuleType:
+            return process.module(self._import(*args, **kwargs))
+
+        return {**self.builtins, "__import__": import_, "open": process.open}
+
     def special(self, module: ModuleType) -> ModuleType:
         """A module of the server's own, or the patched one that replaces it."""
         return self.patched_modules.get(module.__name__, module)
@@ -142,6 +151,9 @@ class PrivateModules:
             package = name if source.is_package else name.rpartition(".")[0]
             module = self.make_module(name, package, source.is_package)
             vars(module)["__file__"] = source.code.co_filename
+            if source.process is not None:
+                process = SourceProcess(name, source.process)
+                vars(module)["__builtins__"] = self._builtins_of(process)
             self._executed[name] = module
             try:
                 with _in_sys_modules(name, module):
@@ -190,24 +202,6 @@ def _package_of(namespace: Mapping[str, Any]) -> str:
 def add_sources(blob: PrivateModules, sources: Mapping[str, tuple[CodeType, bool]]) -> None:
     """Adds modules that run when they are first imported."""
     blob.sources.update({name: Source(*source) for name, source in sources.items()})
-
-
-class PatchedModule(ModuleType):
-    """An installed module with some attributes of a client's; the others are the server's own."""
-
-    def __init__(self, real: ModuleType, attributes: Mapping[str, Any]) -> None:
-        super().__init__(real.__name__, real.__doc__)
-        for name in ("__package__", "__path__", "__spec__", "__file__"):
-            if hasattr(real, name):
-                vars(self)[name] = getattr(real, name)
-        vars(self)["_jaxd_real"] = real
-        vars(self).update(attributes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_jaxd_real"], name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *dir(vars(self)["_jaxd_real"])} - {"_jaxd_real"})
 
 
 def installed_module(name: str) -> ModuleType:

@@ -1,0 +1,129 @@
+"""Modules that are imported while a function is traced find their client's process."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxd import Client, errors
+from tests.live_server import LiveServer
+
+LATE = """
+import os, sys
+from os import environ
+import late_inner
+AT_IMPORT = float(os.getenv("LATE_ONE", "1"))
+os.environ.setdefault("LATE_UNSET", "2")
+ARGUMENTS = len(sys.argv)
+
+def scale(x):
+    read = float(environ.get("LATE_TWO", "1")) * float(os.environ["LATE_UNSET"])
+    return x * AT_IMPORT * late_inner.INNER * ARGUMENTS * read
+"""
+INNER = """
+import os
+INNER = float(os.environ["LATE_THREE"]) if "LATE_THREE" in os.environ else 1.0
+"""
+PROGRAM = """
+import json, sys
+sys.path.insert(0, sys.argv.pop(1))
+import jaxd
+
+def step(x):
+    import late
+    return late.scale(x)
+
+function = jaxd.persistent_call(step, ship=sys.argv.pop(1))
+before = jaxd.statistics().traces
+print(json.dumps([float(function(1.0)), jaxd.statistics().traces - before]))
+"""
+
+
+@pytest.mark.parametrize("ship", ["value", "source"])
+def test_what_a_module_reads_of_its_process_is_its_clients(
+    start_live: Callable[..., LiveServer], tmp_path: Path, ship: str
+) -> None:
+    """At its import and later, also in a module that it imports; nothing else builds."""
+    (tmp_path / "late.py").write_text(LATE)
+    (tmp_path / "late_inner.py").write_text(INNER)
+    server = start_live()
+
+    def run(*arguments: str, **variables: str) -> Any:
+        done = server.run(PROGRAM, str(tmp_path), ship, *arguments, **variables)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert run() == [2.0, 1]
+    assert run(LATE_OTHER="3") == [2.0, 0]
+    assert run(LATE_ONE="3") == [6.0, 1]
+    assert run(LATE_TWO="5") == [10.0, 1]
+    assert run(LATE_THREE="7") == [14.0, 1]
+    assert run("more") == [4.0, 1]
+    assert run() == [2.0, 0]
+
+
+def late_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    """A module that can be imported, and has not been."""
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_a_variable_that_is_set_between_calls_counts(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As does one that goes."""
+    text = "import os\ndef rate(): return float(os.environ.get('LATE_RATE', '1'))"
+    late_module(tmp_path, monkeypatch, "late_rate", text)
+
+    @client.persistent_call
+    def step(x: Any) -> Any:
+        import late_rate  # type: ignore[import-not-found]
+
+        return x * late_rate.rate()
+
+    found = [float(step(2.0))]
+    monkeypatch.setenv("LATE_RATE", "4")
+    found.append(float(step(2.0)))
+    monkeypatch.delenv("LATE_RATE")
+    found.append(float(step(2.0)))
+    assert found == [2.0, 8.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("import os; K = os.environ['LATE' + '_'.join(['', 'X'])]", "variable 'LATE_X'"),
+        ("import os; K = os.environ.get('late_name'.upper())", "variable 'LATE_NAME'"),
+        ("import os; K = dict(os.environ)", "the whole environment"),
+        ("import os; K = os.environb.get(b'HOME')", "variable b'HOME'"),
+        ("from os.path import expandvars; K = expandvars('$HOME')", "variables of the environment"),
+        ("import os; K = os.path.expandvars('$HOME')", "variables of the environment"),
+        ("import os; K = os.getcwd()", "the current folder"),
+        ("with open(__file__) as file: K = file.read()", "a file"),
+    ],
+)
+def test_what_it_does_not_name_is_refused(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, what: str
+) -> None:
+    """No process of a server shows its own; where calls may run here, this one runs here."""
+    late_module(tmp_path, monkeypatch, "late_refused", text)
+
+    def step(x: Any) -> Any:
+        import late_refused  # type: ignore[import-not-found]  # noqa: F401
+
+        return x * 2
+
+    with pytest.raises(errors.PackingError, match=f"reads (the )?{what}") as caught:
+        client.persistent_call(step)(1.0)
+    assert "Import it at the top of the file" in str(caught.value)
+    monkeypatch.setenv("LATE_X", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", errors.FallbackWarning)  # it is the same code each time
+        assert float(client.persistent_call(step, fallback="local")(1.0)) == 2.0
