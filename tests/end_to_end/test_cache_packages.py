@@ -10,6 +10,7 @@ import pytest
 
 from jaxd import connect
 from tests.end_to_end.counting import BUILT, LOADED, costs, warnings_of
+from tests.end_to_end.gates import wait_until
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, LiveServer
 
@@ -25,6 +26,37 @@ def step(x):
 
 print(float(step(2.0)))
 """
+
+
+def test_a_package_below_a_package_that_changes_while_the_server_runs(
+    tmp_path: Path, start_live: Callable[..., LiveServer]
+) -> None:
+    """A hit is none any more within seconds, whether this worker has built it or loaded it."""
+    site = FakeSite(tmp_path / "installed")
+    site.install("outerlib", "1.0", {"outerlib/__init__.py": OUTER})
+    folders = [str(site.path), *(str(ROOT / name) for name in ("client", "server", "shared"))]
+    environment = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def install(number: int) -> None:
+        site.install(
+            "deeplib",
+            f"{number}.0",
+            {"deeplib/__init__.py": INNER.replace("{number}", str(number))},
+        )
+
+    def value() -> float:
+        done = server.run(CALL, **environment)
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
+
+    install(3)
+    for number, name in ((5, "built"), (7, "loaded")):
+        server = start_live(name=name, **environment)
+        before = value()
+        install(number)
+        wait_until(lambda before=before: value() != before)  # type: ignore[misc]
+        assert (before, value()) == ({5: 6.0, 7: 10.0}[number], 2.0 * number)
+        assert server.close() == 0
 
 
 @pytest.mark.soak

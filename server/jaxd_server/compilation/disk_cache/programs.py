@@ -52,6 +52,13 @@ class Environments:
         self._packages = packages
         self._remove_invalid = remove_invalid
         self._known: dict[bytes, tuple[tuple[str, Package], ...]] = {}
+        self._adopted: set[bytes] = set()
+
+    def adopt(self, name: bytes) -> None:
+        """Has this process watch the packages of a current one, as if it had imported them."""
+        if name not in self._adopted:
+            self._adopted.add(name)
+            self._packages.adopt(self._known[name])
 
     def is_current(self, name: bytes) -> bool:
         """Whether the packages that were loaded then are the same now."""
@@ -222,6 +229,7 @@ class ProgramCache:
         if kept is None or kept.key != function.key:
             return None
         self.store.touch("calls", name)
+        self._environments.adopt(kept.environment)
         return kept
 
     def has(self, name: bytes) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxd_server.values.store import ValueStore
 
 
+_CHECK_INTERVAL_S: Final = 1.0
 _RESTARTED: Final = "the server's worker was restarted."
 _KEPT_RUNNING: Final = (
     "the server's worker goes on with the old packages, because it holds arrays of clients. "
@@ -27,10 +28,10 @@ _KEPT_RUNNING: Final = (
 
 
 class PackageMonitor:
-    """Checks before each build whether the imported packages are still current.
+    """Checks before each build, and now and then before a hit, whether packages are still current.
 
-    Existing executables stay valid: their keys name the packages that they were built with. A
-    worker that holds arrays of clients is not replaced: they would be lost.
+    The key of an executable names the packages that its function names, but not those that these
+    import in turn. A worker that holds arrays of clients is not replaced: they would be lost.
 
     Args:
         packages: those that this process has imported.
@@ -51,6 +52,7 @@ class PackageMonitor:
         self._begin = begin
         self._has_values = has_values
         self._begun = False
+        self._next_check_s = 0.0
         self._lock = threading.Lock()  # guards _begun
         # In the background: it takes some 20 ms.
         SerialExecutor("jaxd-packages").put(self._packages.record)
@@ -73,6 +75,13 @@ class PackageMonitor:
         if begins:
             self._admission.replace()
             self._begin([change.text for change in changes])
+
+    def poll_for_hit(self, emit: Emit) -> None:
+        """As `poll`, at most once a second: hits may be microseconds apart."""
+        now = time.monotonic()
+        if now >= self._next_check_s:
+            self._next_check_s = now + _CHECK_INTERVAL_S
+            self.poll(emit)
 
     def record_imports(self) -> None:
         """Records the imports of a call."""
