@@ -28,6 +28,7 @@ print(float(step(2.0)))
 """
 
 
+@pytest.mark.soak
 def test_a_package_below_a_package_that_changes_while_the_server_runs(
     tmp_path: Path, start_live: Callable[..., LiveServer]
 ) -> None:
