@@ -63,6 +63,7 @@ def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
     name = read.name
     if not hasattr(builtins, name):
         walk.tag("missing")
+        walk.guards.item(vars(builtins), name)
         return
     walk.tag("builtin")
     if isinstance(getattr(builtins, name), type):
@@ -399,6 +400,7 @@ def _begin_partial_read(walk: Walk, value: Any) -> Followed:
     """The object, and its class, are read in part."""
     walk.tag("of")
     walk.guards.instance(value)
+    walk.guards.access(type(value))
     attributes = own_attributes(value)
     if attributes is not None:
         walk.guards.attribute(value, "__dict__", attributes)

@@ -43,6 +43,7 @@ class Guards:
         self._dicts: dict[int, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {}
         self._sequences: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         self._attributes: list[tuple[Any, str, Any]] = []
+        self._accesses: dict[type, tuple[Any, Any]] = {}
         self._arrays: dict[int, tuple[Any, Any]] = {}
         self._variables: list[tuple[str, str | None]] = []
         self._answers: list[tuple[Callable[[], Any], Any]] = []
@@ -73,6 +74,11 @@ class Guards:
     def attribute(self, value: Any, name: str, content: Any) -> None:
         """An attribute that is not kept in a `__dict__`."""
         self._attributes.append((value, name, content))
+
+    def access(self, cls: type) -> None:
+        """How the attributes of a class's instances are found."""
+        if cls not in self._accesses:
+            self._accesses[cls] = _access(cls)
 
     def mapping(self, value: Any) -> None:
         """All keys and values, in order."""
@@ -171,6 +177,9 @@ class Guards:
         for value, name, content in self._attributes:
             if getattr(value, name, MISSING) is not content:
                 return False
+        for cls, access in self._accesses.items():
+            if _access(cls) != access:
+                return False
         for array, content in self._arrays.values():
             if (array.shape, array.dtype, array.tobytes()) != content:
                 return False
@@ -178,6 +187,10 @@ class Guards:
             if os.environ.get(name) != text:
                 return False
         return all(_answers(ask, answer) for ask, answer in self._answers)
+
+
+def _access(cls: type) -> tuple[Any, Any]:
+    return cls.__getattribute__, getattr(cls, "__getattr__", MISSING)
 
 
 def _answers(ask: Callable[[], Any], answer: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -208,3 +209,27 @@ def test_what_the_code_assigns_counts_as_it_was_found() -> None:
     assert digest_of(function("CONFIG.rate += 1", CONFIG=Config(rate=1.0))) != digest_of(
         function("CONFIG.rate += 1", CONFIG=Config(rate=2.0))
     )
+
+
+def test_a_class_that_begins_to_answer_for_its_instances() -> None:
+    """What was read is no longer what would be read."""
+
+    class Parent:
+        pass
+
+    class Child(Parent):
+        rate = 1.0
+
+    made = function("return CONFIG.rate", CONFIG=Child())
+    before, walked = digest_of(made), walk_of(made)
+    Parent.__getattribute__ = lambda self, name: 2.0  # type: ignore[method-assign]
+    assert not walked.guards.hold()
+    assert digest_of(made) != before
+
+
+def test_a_name_that_is_put_into_the_builtins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that catches the `NameError` reads it from then on."""
+    walked = walk_of(function("return x * ADDED_LATER"))
+    assert walked.guards.hold()
+    monkeypatch.setattr(builtins, "ADDED_LATER", 2.0, raising=False)
+    assert not walked.guards.hold()

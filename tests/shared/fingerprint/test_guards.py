@@ -136,6 +136,20 @@ def test_the_bases_of_a_class() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["__getattribute__", "__getattr__"])
+def test_how_attributes_of_an_object_are_found(name: str) -> None:
+    """Its class, or one above it, may be given a method for that."""
+
+    class Parent:
+        pass
+
+    class Child(Parent):
+        pass
+
+    guards = taken(lambda g: g.access(Child))
+    check(guards, lambda: setattr(Parent, name, lambda *_: 1), lambda: delattr(Parent, name))
+
+
 def test_an_attribute_without_a_dict() -> None:
     """A slot; also one that is empty."""
 

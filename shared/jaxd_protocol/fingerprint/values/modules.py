@@ -99,6 +99,10 @@ _HIDDEN_STATE: Final = {
     ),
     ("hydra.core.hydra_config", "HydraConfig"): "hydra's configuration of itself",
     ("sys", "getrecursionlimit"): "the recursion limit",
+    ("posixpath", "expandvars"): "variables of the environment",
+    **dict.fromkeys(
+        [("os", "getcwd"), ("posix", "getcwd"), ("posix", "getcwdb")], "the current folder"
+    ),
     **dict.fromkeys(
         [("decimal", name) for name in ("Decimal", "getcontext", "localcontext")],
         "decimal's context",

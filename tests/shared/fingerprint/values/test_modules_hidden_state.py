@@ -8,6 +8,7 @@ import json
 import locale
 import logging
 import numbers
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -77,11 +78,17 @@ class Base:
         ("return x * sys.getrecursionlimit()", "the recursion limit"),
         ("return x * limit()", "the recursion limit"),
         ("return x, locale.getlocale()", "the locale"),
+        ("return x, os.getcwd()", "the current folder"),
+        ("return x, os.path.expandvars('$RATE')", "variables of the environment"),
     ],
 )
 def test_what_python_holds_is_refused(body: str, what: str) -> None:
     """The server has its own."""
-    names: dict[str, Any] = {"log": logging.getLogger("a"), "limit": sys.getrecursionlimit}
+    names: dict[str, Any] = {
+        "log": logging.getLogger("a"),
+        "limit": sys.getrecursionlimit,
+        "os": os,
+    }
     made = function(body, Base=Base, logging=logging, sys=sys, locale=locale, **names)
     with pytest.raises(PackingError, match=f"reads {what} .*outside of the function"):
         walk_of(made)
