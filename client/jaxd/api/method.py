@@ -70,9 +70,11 @@ class PersistentMethod(
         return MethodType(self._unbound().__wrapped__, self.args[0])
 
     def __getattr__(self, name: str) -> Any:
-        """As with any method: what is known of the function, without the instance."""
-        if name == "__signature__":
-            raise AttributeError(name)
+        """As with any method: what is known of the function."""
+        if name == "__signature__":  # without the instance
+            import inspect
+
+            return inspect.signature(self.__wrapped__)
         return getattr(self.func, name)
 
     def __repr__(self) -> str:

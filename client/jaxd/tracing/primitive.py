@@ -116,14 +116,20 @@ def _register_checks(primitive: Any) -> None:
     checkify.error_checks[primitive] = partial(_check, primitive)
 
 
-def _check(primitive: Any, error: Any, enabled: Any, *inputs: Any, call: TracedCall) -> Any:
-    """The error that the values show so far, and the results."""
+def _check(primitive: Any, *arguments: Any, call: TracedCall) -> Any:
+    """The error that the values show so far, and the results.
+
+    Since jax 0.11 the first argument is a context, which goes into all that is called below.
+    """
     import jax
     from jax._src import checkify
 
+    at = next(i for i, each in enumerate(arguments) if isinstance(each, checkify.Error))
+    context, (error, enabled, *inputs) = arguments[:at], arguments[at:]
     if not enabled - checkify.user_checks:  # a `check` in the function has to be traced here anyway
         return error, primitive.bind(*inputs, call=call)
-    return checkify.checkify_jaxpr(jax.make_jaxpr(call.inlined)(*inputs), enabled, error, *inputs)
+    program = jax.make_jaxpr(call.inlined)(*inputs)
+    return checkify.checkify_jaxpr(*context, program, enabled, error, *inputs)
 
 
 def _lower(context: Any, *inputs: Any, call: TracedCall) -> Any:

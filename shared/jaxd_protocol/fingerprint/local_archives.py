@@ -93,7 +93,9 @@ class LocalArchives:
         self._locations = None
         for name, path in files.items():
             if (source := source_of(path)) is not None:
-                self._sources[name] = source._replace(process=process_values(source.code))
+                # Not the arguments: a package holds commands, which the function does not reach.
+                process = process_values(source.code)._replace(arguments=None)
+                self._sources[name] = source._replace(process=process)
         for name in files.keys() & self._sources.keys():
             self._add_packages_of(name, self._sources[name])
 

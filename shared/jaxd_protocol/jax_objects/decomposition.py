@@ -301,7 +301,7 @@ def _check_readable(array: Any) -> None:
             "a function captures a jax array that lies in part on other machines: "
             "pass it as an argument, or capture a local copy"
         )
-    what = "a function captures a jax array that"
+    what = "a jax array that a function captures, or an object holds,"
     check_one_device(array.sharding, what, "capture numpy.asarray of it")
 
 
@@ -322,10 +322,13 @@ def check_one_device(sharding: Any, what: str, instead: str) -> None:
     if sharding is None or kind_of(sharding) == "single device sharding":
         return
     mesh = getattr(sharding, "mesh", None)
-    is_spread = kind_of(mesh) != "abstract mesh" and len(sharding.device_set) > 1
-    if is_spread or any(kind.name == "Explicit" for kind in getattr(mesh, "axis_types", ())):
+    is_type = kind_of(mesh) == "abstract mesh"
+    count = mesh.size if is_type else len(sharding.device_set)
+    is_explicit = any(kind.name == "Explicit" for kind in getattr(mesh, "axis_types", ()))
+    is_whole = count == 1 and all(axis is None for axis in getattr(sharding, "spec", ()))
+    if (count > 1 and not is_type) or (is_explicit and not is_whole):
         raise PackingError(
-            f"{what} is spread over devices of this process: {sharding}. A server has others, and "
+            f"{what} is placed on devices of this process: {sharding}. A server has others, and "
             f"types and results depend on it: {instead}, and say inside of the function how it is "
             "spread over the server's (jax.lax.with_sharding_constraint), or run the function here "
             "with JAXD_INLINE=1"

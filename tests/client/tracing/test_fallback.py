@@ -148,6 +148,11 @@ try:
     jaxd.persistent_call(by_type, fallback="error").lower(spec)
 except jaxd.errors.PackingError as refused:
     print(str(refused).partition(": ")[0])
+one = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+with jax.set_mesh(one):
+    here = jax.numpy.asarray(x)
+    np.testing.assert_array_equal(served(here), 3 * x)
+    np.testing.assert_array_equal(jax.grad(lambda x: served(x).sum())(here), 0 * x + 3)
 sent = jaxd.put(jax.device_put(x, explicit))
 np.testing.assert_array_equal(jaxd.persistent_call(lambda x: x @ x.T)(sent), x @ x.T)
 """
@@ -159,9 +164,12 @@ def test_arrays_that_are_spread_over_devices_of_this_process(live: Any) -> None:
     assert (done.stderr, done.stdout.splitlines()) == (
         "",
         [
-            "an argument is spread over devices of this process",
-            "a function captures a jax array that is spread over devices of this process",
-            "a spec is spread over devices of this process",
+            "an argument is placed on devices of this process",
+            (
+                "a jax array that a function captures, or an object holds, "
+                "is placed on devices of this process"
+            ),
+            "a spec is placed on devices of this process",
         ],
     )
 

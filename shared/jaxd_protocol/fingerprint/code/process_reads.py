@@ -1,8 +1,8 @@
 """What the source of a module reads of its process when it runs: variables, and arguments.
 
 A module that a function imports runs on the server, if its client has not imported it yet, and the
-process there is another one. What stands as text in the source is sent with it; all other reads of
-the process are refused there, see `jaxd_protocol.pickling.unpack.patched_modules`.
+process there is another one. What stands as text in the source is sent with it; which other reads
+are refused there, `jaxd_protocol.pickling.unpack.patched_modules` says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def process_values(code: CodeType) -> ProcessValues:
     variables: list[tuple[str, str | None]] = []
     if not _ENVIRONMENT.isdisjoint(names | texts):
         variables = [(name, os.environ.get(name)) for name in sorted(filter(_is_variable, texts))]
-    arguments = tuple(map(str, sys.argv)) if "argv" in names | texts else None
+    named = "argv" in names | texts
+    arguments = tuple(map(str, getattr(sys, "argv", ()))) if named else None
     return ProcessValues(tuple(variables), arguments)
 
 

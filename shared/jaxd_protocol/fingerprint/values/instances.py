@@ -182,6 +182,7 @@ def _instance(walk: Walk, value: Any) -> None:
         walk.reach.installed += [value, kind]
         modules.emit_reference(walk, *name)
         walk.package(kind.__module__)
+        _beside_jitted(walk, value)
         return
     hook = getattr(kind, "__fingerprint__", None)
     if hook is not None:
@@ -213,10 +214,21 @@ def _jitted_name(value: Any) -> tuple[str, str] | None:
     attributes = own_attributes(value) if callable(value) else None
     if type(attributes) is not dict or is_local_module(type(value).__module__):
         return None
-    held = attributes.values()
-    if any(isinstance(each, FunctionWrapper) or kind_of(each) == "jit" for each in held):
-        return importable_name(value)
-    return None
+    return importable_name(value) if any(map(_is_jitted, attributes.values())) else None
+
+
+def _is_jitted(value: Any) -> bool:
+    return issubclass(type(value), FunctionWrapper) or kind_of(value) == "jit"
+
+
+def _beside_jitted(walk: Walk, value: Any) -> None:
+    """The other attributes of such an object, which somebody may have set."""
+    attributes = own_attributes(value) or {}
+    walk.guards.mapping(attributes)
+    for name in sorted(attributes):
+        if not _is_jitted(attributes[name]):
+            walk.text(name)
+            walk.emit_child(f".{name}", attributes[name])
 
 
 def _reduced(walk: Walk, value: Any, reduced: tuple[Any, ...]) -> None:

@@ -85,7 +85,7 @@ def emit_process(walk: Walk, values: ProcessValues) -> None:
     arguments = values.arguments
     if arguments is not None:
         walk.emit_child("global sys.argv", list(arguments))
-        walk.guards.answer(lambda: tuple(map(str, sys.argv)) == arguments, True)
+        walk.guards.answer(lambda: tuple(map(str, getattr(sys, "argv", ()))) == arguments, True)
 
 
 def _variable_name(value: Any, steps: Steps) -> str | None:

@@ -22,7 +22,11 @@ from jaxd_protocol.fingerprint.canonical_bytes import is_same
 from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.values.modules import LazySubmodules
 from jaxd_protocol.packages.installed import is_local_file
-from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule, SourceProcess
+from jaxd_protocol.pickling.unpack.patched_modules import (
+    PatchedModule,
+    SourceProcess,
+    refusals_raised,
+)
 
 
 class NotShipped(PackingError, ModuleNotFoundError):
@@ -156,7 +160,7 @@ class PrivateModules:
                 vars(module)["__builtins__"] = self._builtins_of(process)
             self._executed[name] = module
             try:
-                with _in_sys_modules(name, module):
+                with _in_sys_modules(name, module), refusals_raised():
                     exec(source.code, vars(module))  # noqa: S102  it is what an import does
             except BaseException:
                 del self._executed[name]

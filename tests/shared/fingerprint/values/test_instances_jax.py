@@ -80,6 +80,21 @@ def test_a_jitted_function_of_a_library_counts_by_its_name() -> None:
     assert digest_of(jax.nn.relu) != digest_of(jax.nn.silu)
 
 
+def test_an_object_around_a_jitted_function_of_a_library() -> None:
+    """By its name, and by what else it holds, which somebody may set."""
+    lineax: Any = pytest.importorskip("lineax")
+    solve = lineax.linear_solve
+    made = function("return SOLVE(x)", SOLVE=solve)
+    walked, before = walk_of(made), digest_of(made)
+    object.__setattr__(solve, "filter_warning", not solve.filter_warning)
+    try:
+        assert not walked.guards.hold()
+        assert digest_of(made) != before
+    finally:
+        object.__setattr__(solve, "filter_warning", not solve.filter_warning)
+    assert digest_of(made) == before
+
+
 def test_what_is_only_a_value_is_the_same_wherever_it_is_met() -> None:
     """jax makes equal ones the same object whenever it likes."""
 
