@@ -54,9 +54,6 @@ class PackageWatch(Protocol):
     def poll(self, emit: Emit) -> None:
         """Checks whether they are current; the call that finds a change gets a warning."""
 
-    def poll_for_hit(self, emit: Emit) -> None:
-        """As `poll`, for a call that builds nothing: not each time."""
-
     def record_imports(self) -> None:
         """Records what a call has imported."""
 
@@ -163,8 +160,6 @@ class Pipeline:
 
     def _warm(self, call: Call, plan: Plan, executable: Executable) -> Finish:
         call.name = executable.name
-        if self._packages is not None:
-            self._packages.poll_for_hit(call.emit)
         self.admission.acquire(call)
         try:
             if self._are_several:

@@ -28,7 +28,7 @@ _KEPT_RUNNING: Final = (
 
 
 class PackageMonitor:
-    """Checks before each build, and now and then before a hit, whether packages are still current.
+    """Checks before each build, and once a second, whether the imported packages are still current.
 
     The key of an executable names the packages that its function names, but not those that these
     import in turn. A worker that holds arrays of clients is not replaced: they would be lost.
@@ -76,12 +76,12 @@ class PackageMonitor:
             self._admission.replace()
             self._begin([change.text for change in changes])
 
-    def poll_for_hit(self, emit: Emit) -> None:
-        """As `poll`, at most once a second: hits may be microseconds apart."""
+    def poll_regularly(self) -> None:
+        """As `poll`, for no call in particular, at most once a second; from one thread."""
         now = time.monotonic()
         if now >= self._next_check_s:
             self._next_check_s = now + _CHECK_INTERVAL_S
-            self.poll(emit)
+            self.poll(lambda *_: None)
 
     def record_imports(self) -> None:
         """Records the imports of a call."""

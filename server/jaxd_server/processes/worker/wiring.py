@@ -129,6 +129,18 @@ def _compilation(
     return _Compilation(packages, program_cache, functions, executables, compiler, tracing, builder)
 
 
+def _package_monitor(
+    compilation: _Compilation,
+    admission: Admission,
+    renew: Callable[[list[str]], None] | None,
+    has_values: Callable[[], bool],
+) -> PackageMonitor | None:
+    """What replaces the worker when a package has changed; None where nothing may."""
+    if renew is None:
+        return None
+    return PackageMonitor(compilation.packages, admission, renew, has_values)
+
+
 def _pipeline(
     compilation: _Compilation,
     reclaimer: Reclaimer,
@@ -216,15 +228,14 @@ class WorkerComponents:
             lambda: self._sessions.connections > 1,
         )
         self._tracing, self._program_cache = compilation.tracing, compilation.program_cache
+        self._package_monitor = _package_monitor(compilation, admission, renew, has_values)
         self.pipeline = _pipeline(
             compilation,
             reclaimer,
             self.values,
             counters,
             admission,
-            None
-            if renew is None
-            else PackageMonitor(compilation.packages, admission, renew, has_values),
+            self._package_monitor,
             CrashGuard(admission, suspects, recorder),
         )
         self._idle_shutdown = IdleShutdown(
@@ -331,6 +342,8 @@ class WorkerComponents:
         self._abandoned_work.poll()
         self._idle_shutdown.poll()
         self._connected_accounts.poll()
+        if self._package_monitor is not None:
+            self._package_monitor.poll_regularly()
 
     def _forget(self, principal: str) -> None:
         """Releases everything that belongs to a principal whose account was revoked."""

@@ -193,10 +193,10 @@ def test_a_change_closes_the_doors_and_is_told(
     )
 
 
-def test_before_hits_packages_are_looked_at_once_a_second(
+def test_packages_are_looked_at_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hits may be microseconds apart."""
+    """Also while nothing is built: a hit uses what was imported for its build."""
     site = FakeSite(tmp_path)
     monkeypatch.syspath_prepend(site.path)
     site.install("renewed_hit", "1", {"renewed_hit.py": "1"})
@@ -204,12 +204,12 @@ def test_before_hits_packages_are_looked_at_once_a_second(
     begun: list[list[str]] = []
     package_monitor = PackageMonitor(ImportedPackages(), Admission(), begun.append)
     package_monitor.record_imports()
-    package_monitor.poll_for_hit(lambda *_: None)
+    package_monitor.poll_regularly()
     site.install("renewed_hit", "2", {"renewed_hit.py": "22"})
-    package_monitor.poll_for_hit(lambda *_: None)
+    package_monitor.poll_regularly()
     assert begun == []
     package_monitor._next_check_s -= 1.0
-    package_monitor.poll_for_hit(lambda *_: None)
+    package_monitor.poll_regularly()
     assert begun == [["renewed_hit was changed from 1 to 2"]]
 
 
