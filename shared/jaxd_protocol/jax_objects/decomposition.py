@@ -321,7 +321,7 @@ def check_one_device(sharding: Any, what: str, instead: str) -> None:
     """
     if sharding is None or kind_of(sharding) == "single device sharding":
         return
-    mesh = getattr(sharding, "mesh", None)
+    mesh: Any = getattr(sharding, "mesh", None)
     is_type = kind_of(mesh) == "abstract mesh"
     count = mesh.size if is_type else len(sharding.device_set)
     is_explicit = any(kind.name == "Explicit" for kind in getattr(mesh, "axis_types", ()))
