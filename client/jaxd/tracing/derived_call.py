@@ -285,7 +285,7 @@ def _whole(array: Any) -> Any:
 
 
 def _as_keys(leaf: Any) -> Any:
-    """The leaf; for numbers of random keys the keys."""
+    """The leaf; for numbers of random keys the keys, also of tracers, which `to_jax_keys` lacks."""
     if type(leaf) is not PRNGKeys:
         return leaf
     jax: Any = loaded_jax()

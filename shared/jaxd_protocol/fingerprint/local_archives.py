@@ -18,12 +18,16 @@ from typing import Any, Final
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import atom, digest
 from jaxd_protocol.fingerprint.code.callbacks import nested_codes
-from jaxd_protocol.fingerprint.code.process_reads import process_values
 from jaxd_protocol.fingerprint.code.reads import Read, facts_of
 from jaxd_protocol.fingerprint.data_model import Archive, Name, Source
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.fingerprint.process_view import LocalProcess, compiled_source, is_extension
+from jaxd_protocol.fingerprint.process_view import (
+    LocalProcess,
+    compiled_source,
+    is_extension,
+    process_values,
+)
 from jaxd_protocol.fingerprint.unpatched import is_array, is_plain_data
 from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.packages.importable import importable_name

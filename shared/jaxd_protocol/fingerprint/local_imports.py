@@ -14,7 +14,7 @@ from typing import Any
 from jaxd_protocol.fingerprint.code.reads import Import, facts_of
 from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.fingerprint.process_view import prefixes_of
+from jaxd_protocol.fingerprint.process_view import prefixes_of, process_values
 from jaxd_protocol.fingerprint.values import modules, settings
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -61,8 +61,6 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
     """Appends the content of a module, and of those that it imports."""
     if name in walk.reach.sources:
         return
-    from jaxd_protocol.fingerprint.code.process_reads import process_values  # few import so
-
     process = source.process or process_values(source.code)
     walk.reach.sources[name] = source._replace(process=process)
     facts = facts_of(source.code)

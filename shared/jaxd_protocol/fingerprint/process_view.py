@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.util import MAGIC_NUMBER, find_spec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
-from jaxd_protocol.fingerprint.data_model import Source
+from jaxd_protocol.base.process import IdentityMemo
+from jaxd_protocol.fingerprint.data_model import ProcessValues, Source
 from jaxd_protocol.fingerprint.unpatched import is_unpatched
 from jaxd_protocol.packages.distributions import FileStamp, Package, file_stamp, package_of
 from jaxd_protocol.packages.installed import is_local_file, is_local_module
@@ -90,6 +92,53 @@ def _compiled(file: FileStamp) -> Source:
     with open(file.path, "rb") as opened:
         code = compile(opened.read(), file.path, "exec", dont_inherit=True)
     return Source(code, is_package=os.path.basename(file.path) == "__init__.py")
+
+
+# what the source of a module reads of its process when it runs ------------------------------------
+
+_ENVIRONMENT: Final = frozenset({"environ", "getenv"})
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_named: Final = IdentityMemo[tuple[frozenset[str], frozenset[str]]]()
+
+
+def process_values(code: CodeType) -> ProcessValues:
+    """The values, in this process, of what the code of a module may read when it runs on a server.
+
+    Every text in code that names `os.environ` or `os.getenv` may be the name of a variable. Which
+    other reads are refused there, `jaxd_protocol.pickling.unpack.patched_modules` says.
+    """
+    names, texts = _named.get(code) or _named.put(code, _names_and_texts(code))
+    variables: list[tuple[str, str | None]] = []
+    if not _ENVIRONMENT.isdisjoint(names | texts):
+        variables = [(name, os.environ.get(name)) for name in sorted(filter(_is_variable, texts))]
+    is_named = "argv" in names or "argv" in texts
+    arguments = current_arguments() if is_named else None
+    return ProcessValues(tuple(variables), arguments)
+
+
+def current_arguments() -> tuple[str, ...]:
+    """`sys.argv`, which an embedded interpreter may lack."""
+    return tuple(map(str, getattr(sys, "argv", ())))
+
+
+def _is_variable(text: str) -> bool:
+    return _VARIABLE.fullmatch(text) is not None
+
+
+def _names_and_texts(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The names and the texts in a code object, nested ones included."""
+    names, texts = set(code.co_names), set[str]()
+    left = list(code.co_consts)
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            texts.add(each)
+        elif isinstance(each, tuple | frozenset):
+            left += each
+        elif isinstance(each, CodeType):
+            names.update(each.co_names)
+            left += each.co_consts
+    return frozenset(names), frozenset(texts)
 
 
 def _find_spec(module: str) -> ModuleSpec | None:

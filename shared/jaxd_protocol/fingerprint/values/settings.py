@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import atom
 from jaxd_protocol.fingerprint.data_model import ProcessValues, Steps
+from jaxd_protocol.fingerprint.process_view import current_arguments
 from jaxd_protocol.fingerprint.walk import Walk
 
 
@@ -85,7 +86,7 @@ def emit_process(walk: Walk, values: ProcessValues) -> None:
     arguments = values.arguments
     if arguments is not None:
         walk.emit_child("global sys.argv", list(arguments))
-        walk.guards.answer(lambda: tuple(map(str, getattr(sys, "argv", ()))) == arguments, True)
+        walk.guards.answer(lambda: current_arguments() == arguments, True)
 
 
 def _variable_name(value: Any, steps: Steps) -> str | None:

@@ -79,12 +79,12 @@ class SourceProcess:
         nothing = ClientEnvironment((), self.refuse)
         arguments: Any = values.arguments
         folder, variables = "the current folder", "variables of the environment"
-        environ = {"environ": environment, "environb": nothing}
         getcwd = dict.fromkeys(("getcwd", "getcwdb"), self._refusing(folder))
         self._attributes: dict[str, dict[str, Any]] = {
             "os": {
-                **environ,
                 **getcwd,
+                "environ": environment,
+                "environb": nothing,
                 "getenv": environment.get,
                 "getenvb": nothing.get,
             },
@@ -131,9 +131,10 @@ class SourceProcess:
         """
         error = PackingError(
             f"module {self._module} runs on the server, because it is imported inside of the "
-            f"function, and reads {what} there, which is not its client's. Import it at the top "
-            "of the file: then what it has read counts. A variable whose name stands as text in "
-            "the module, as in os.environ['NAME'], may be read in either case."
+            f"function or sent with ship='source', and reads {what} there, which is not its "
+            "client's. Import it at the top of the file, without ship='source': then what it has "
+            "read counts. A variable whose name stands as text in the module, as in "
+            "os.environ['NAME'], may be read in either case."
         )
         found = _refusals.get()
         if found is not None:
