@@ -38,7 +38,7 @@ def costs(client: Client) -> Iterator[dict[str, int]]:
 
 def records(directory: Path, kind: str = "*", target: str = "*") -> list[Path]:
     """The finished files of a kind in the cache of the servers of a directory."""
-    found = sorted((directory / "cache" / "jaxd" / "v1").glob(f"{target}/{kind}/*"))
+    found = sorted((directory / "cache" / "jaxd" / "v2").glob(f"{target}/{kind}/*"))
     return [path for path in found if path.is_file() and not path.name.startswith(".")]
 
 

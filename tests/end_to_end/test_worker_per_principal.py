@@ -190,7 +190,7 @@ def test_what_is_kept_on_disk_is_apart(house: House) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in folders.values()} == {0o700}
     owners = {path.stat().st_uid for path in folders.values()}
     assert len(owners) == (len(folders) if IS_APART else 1)
-    assert not (folder.parent / "v1").exists(), "there is nothing that all share"
+    assert not (folder.parent / "v2").exists(), "there is nothing that all share"
 
 
 def test_the_operator_sees_all_workers_and_others_their_own(house: House) -> None:

@@ -43,7 +43,9 @@ class FakeTracer:
     def kill(self) -> None:
         self.state = "ended"
 
-    def ask(self, order: TraceRequest, emit: Emit, telling: object = None) -> Reply:
+    def ask(
+        self, order: TraceRequest, emit: Emit, read: object = None, telling: object = None
+    ) -> Reply:
         self.orders.append(order)
         build = current_build()
         self.ended_by.append(build and build.end_by_force)

@@ -16,6 +16,7 @@ import rpyc
 from jaxd import Client, connect
 from jaxd.request.arguments import encode_arguments
 from jaxd.results.reader import ResultReader, ResultsAs
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.jit.options import Options, function_key
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs, infer_static_args
@@ -23,6 +24,7 @@ from jaxd_protocol.messages.calls import FAILED, MAY_REPEAT
 from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.messages.function_manifest import FunctionManifest, parameter_names
 from jaxd_protocol.messages.recipes import RecordedCall
+from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead, recorded
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import UNIX, handshake_with_server
 from jaxd_protocol.pickling.pack.functions import Packed, pack_function
@@ -77,6 +79,7 @@ class Source:
         self.fingerprint = self.manifest.fingerprint
         self.key = function_key(self.fingerprint, options)
         self.asked: list[str] = []
+        self.process: dict[ProcessRead, Any] = {}
         self.owner = os.urandom(16)
 
     def describe(self, key: bytes) -> Described:
@@ -88,6 +91,20 @@ class Source:
         """The packed function."""
         self.asked.append("code")
         return self.code_
+
+    def read(self, fingerprint: bytes, read: ProcessRead) -> Any:
+        """What its process has of `process`."""
+        self.asked.append("read")
+        if read not in self.process:
+            raise PackingError(f"it does not name {read}")
+        return self.process[read]
+
+    def confirm(
+        self, fingerprint: bytes, reads: tuple[ProcessRead, ...]
+    ) -> tuple[RecordedRead, ...]:
+        """The digests of the same."""
+        self.asked.append("confirm")
+        return recorded(fingerprint, {read: self.process[read] for read in reads})
 
     def waiting(self) -> AbstractContextManager[None]:
         """Waiting needs no preparation here."""

@@ -137,15 +137,26 @@ class Caller:
     # requests of the server (see `ServerRequestHandler`) ---------------------------------------
 
     def answer_request(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, Sequence[memoryview]]:
-        """The description of the function of a key, or the code of a fingerprint."""
+        """The description of the function of a key, its code, or what it reads of this process."""
         if verb == "describe":
             spec = self._specs[args[0]]
             snapshot = spec.snapshot
             return (snapshot.name, spec.options, snapshot.manifest.to_message()), ()
+        specs = list(self._specs.values())
+        snapshots = [s.snapshot for s in specs if s.snapshot.manifest.fingerprint == args[0]]
         if verb == "code":
-            for spec in list(self._specs.values()):
-                if spec.snapshot.fingerprint == args[0]:
-                    return (), (memoryview(spec.snapshot.code),)
+            return (), (memoryview(snapshots[0].code),)
+        from jaxd.request.process_answers import confirmed  # few functions read their process
+        from jaxd_protocol.messages.recorded_reads import to_reads
+        from jaxd_protocol.pytree.literals import dump_literal
+
+        reads = to_reads(args[1])
+        if verb == "read":
+            return (), (memoryview(dump_literal(snapshots[0].named_texts.answer(reads[0]))),)
+        if verb == "confirm":
+            for each in snapshots:
+                each.learn(reads)
+            return tuple(map(tuple, confirmed(snapshots[0], reads))), ()
         raise KeyError(verb)
 
     def call_back(

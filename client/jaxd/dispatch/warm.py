@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from jaxd.dispatch.caller import Caller, OpenCall
@@ -21,6 +22,8 @@ from jaxd_protocol.messages.recipes import Recipe, RecordedCall, load_recipes
 
 if TYPE_CHECKING:
     from jaxd.request.function_snapshot import FunctionSpec
+    from jaxd.request.process_answers import NamedTexts
+    from jaxd_protocol.messages.recorded_reads import ProcessRead
 
 
 Verdict = Literal["hit", "load", "compile"]
@@ -175,10 +178,20 @@ class RecordedFunction:
         self.snapshot = self
         self.name = recipe.name
         self.manifest = FunctionManifest.from_message(recipe.manifest)
-        self.fingerprint = self.manifest.fingerprint
+        self.fingerprint = self.manifest.recorded_fingerprint
         self.code = recipe.code
         self.reader = ResultReader({})
         self.calls_back = False
+
+    @cached_property
+    def named_texts(self) -> NamedTexts:
+        """What its code names."""
+        from jaxd.request.process_answers import NamedTexts  # few functions read their process
+
+        return NamedTexts(self.code)
+
+    def learn(self, reads: tuple[ProcessRead, ...]) -> None:
+        """Its key is that of the recipe, whatever it reads besides."""
 
     def call(self, caller: Caller, call: RecordedCall) -> WarmRequest:
         """What warms it for one of its calls."""
@@ -212,9 +225,9 @@ def ask_why(
     manifest, options = spec.snapshot.manifest, Options.from_bytes(spec.options)
     described = FunctionDescriptor(
         display_name(spec.snapshot.name, options.transformations),
-        manifest.fingerprint,
+        manifest.recorded_fingerprint,
         options,
-        manifest.parts,
+        manifest.all_parts,
         parameters,
         manifest.shared,
     )

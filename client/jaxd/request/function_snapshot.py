@@ -5,11 +5,13 @@ A function's globals change while a process runs, so there is one after the othe
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,10 +26,12 @@ from jaxd_protocol.packages.distributions import Package, changed_since_first_se
 from jaxd_protocol.pytree.references import function_mark
 
 if TYPE_CHECKING:
+    from jaxd.request.process_answers import NamedTexts
     from jaxd.request.refusals import WalkRefusal
     from jaxd_protocol.fingerprint import Fingerprint, WalkResult
     from jaxd_protocol.fingerprint.data_model import CallbackCandidates
     from jaxd_protocol.fingerprint.local_archives import LocalArchives
+    from jaxd_protocol.messages.recorded_reads import ProcessRead
 
 
 WARN_AFTER: Final = 16
@@ -188,6 +192,7 @@ class FunctionSnapshot:
         archives: the packages that travel as files; None when code travels by value.
         callbacks: what `callbacks=` lists.
         takes_arguments: whether a call can have its own arguments called back.
+        learned: what the function is known to read of this process.
         refused: calls that a server has refused and that run here, by `CallRequest.kind`: why.
         served: submitted calls that a server has answered, likewise.
 
@@ -233,6 +238,7 @@ class FunctionSnapshot:
         self.takes_arguments = self.targets.takes_arguments and not options.transformations
         entries = () if listed is None else listed.entries
         self.manifest = FunctionManifest.of(self._walk_result.fingerprint, ignored, entries)
+        self.learned: tuple[ProcessRead, ...] = ()
         self.reader = ResultReader({}, _local_objects(self.name, self._walk_result))
         if self.archives is not None:
             self.archives.close()
@@ -244,8 +250,39 @@ class FunctionSnapshot:
 
     @property
     def fingerprint(self) -> bytes:
-        """Sixteen bytes that stand for the function."""
-        return self.manifest.fingerprint
+        """Sixteen bytes that stand for the function, with what it reads of this process."""
+        return self.manifest.recorded_fingerprint
+
+    @cached_property
+    def named_texts(self) -> NamedTexts:
+        """What the packed function names; see `jaxd.request.process_answers`."""
+        from jaxd.request.process_answers import NamedTexts  # few functions read their process
+
+        return NamedTexts(self.code)
+
+    def learn(self, reads: tuple[ProcessRead, ...]) -> None:
+        """Takes note of what the function reads of its process: the next call is made with that."""
+        if {*reads} - {each.read for each in self.manifest.reads}:
+            self.learned = reads
+            self.guards.answer(lambda: None, True)  # which never holds
+
+    def record(self, reads: tuple[ProcessRead, ...]) -> None:
+        """Counts what this process has now of what the function reads, and guards it.
+
+        Raises:
+            PackingError: when the function does not name one of them.
+        """
+        from jaxd.request.process_answers import confirmed, file_stamp_of
+
+        self.learned = reads
+        for read in reads:
+            if read.kind == "variable":
+                self.guards.variable(read.name, os.environ.get(read.name))
+                continue
+            of_file, of_rest = partial(file_stamp_of, read.name), self.named_texts.answer
+            ask = of_file if read.kind == "file" else partial(of_rest, read)
+            self.guards.answer(ask, ask())
+        self.manifest = self.manifest._replace(reads=confirmed(self, reads))
 
     @property
     def walk_fingerprint(self) -> Fingerprint:
@@ -355,6 +392,7 @@ class SnapshotCache:
         self._options = options
         self._rules = (ignored, ship, callbacks)
         self._current: FunctionSnapshot | None = None
+        self._reads = BoundedDict[bytes, tuple["ProcessRead", ...]](_MAX_KNOWN)
         self._has_warned = self._is_counted = False
         self.after_fork()
         reset_after_fork(self)
@@ -424,6 +462,11 @@ class SnapshotCache:
 
     def _take_snapshot(self, before: FunctionSnapshot | None, installed: int) -> FunctionSnapshot:
         found = FunctionSnapshot(self._function, self._options, *self._rules, installed)
+        if before is not None and before.learned:
+            self._reads[before.manifest.fingerprint] = before.learned
+        reads = self._reads.get(found.manifest.fingerprint)
+        if reads:
+            found.record(reads)
         if before is not None and before.fingerprint == found.fingerprint:
             found.pinned.update(before.pinned)
             found.refused.update(before.refused)

@@ -12,12 +12,12 @@ from typing import Final, Literal, get_args
 
 from jaxd_protocol.errors import ConfigurationError
 
-Kind = Literal["functions", "code", "calls", "programs", "environments", "xla"]
+Kind = Literal["functions", "code", "reads", "calls", "programs", "environments", "xla"]
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
-VERSION: Final = "v1"
+VERSION: Final = "v2"
 """The folder below the root; changes when what is kept changes its meaning."""
 
 TARGET_FILE: Final = "target.json"

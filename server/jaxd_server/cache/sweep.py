@@ -26,7 +26,8 @@ _TEMPORARY: Final = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp")
 _NAMED_BY_CALLS: Final[dict[Kind, str]] = {
     "programs": "program",
     "functions": "key",
-    "code": "fingerprint",
+    "code": "code",
+    "reads": "code",
     "environments": "environment",
 }
 

@@ -94,6 +94,8 @@ class BuildResult(NamedTuple):
         was_compiled: whether XLA had to work for it.
         name: what it, or the note of its obstacle, is kept by on disk; empty when neither is.
         obstacle: why it cannot be kept there.
+        function: that with whose key it was made, where that is another one than was asked for:
+            it reads more of its client's process than was known.
     """
 
     executable: Executable
@@ -101,6 +103,7 @@ class BuildResult(NamedTuple):
     was_compiled: bool = False
     name: bytes = b""
     obstacle: str | None = None
+    function: Function | None = None
 
 
 class ExecutableBuilder:
@@ -217,7 +220,8 @@ class ExecutableBuilder:
             function.name, function.unpacked.targets, function.unpacked.listed
         )
         request.emit.begin_trace()
-        with redirecting_callbacks(callback_targets):
+        unpacked = function.unpacked
+        with redirecting_callbacks(callback_targets), unpacked.traced_for(request.source.read):
             lowered = self._compiler.lower(
                 function.traceable,
                 function.name,
@@ -227,6 +231,7 @@ class ExecutableBuilder:
                 request.emit,
                 function.captured,
             )
+        lowered = replace(lowered, reads=unpacked.reads.recorded)
         return self._finish(request, lowered, started)
 
     def _built_elsewhere(self, request: BuildRequest) -> BuildResult | None:
@@ -250,6 +255,7 @@ class ExecutableBuilder:
     ) -> BuildResult:
         """Compiles the program unless it is there already, and makes the executable."""
         check_not_abandoned()
+        asked, request = request, self._recorded(request, lowered)
         function, name = request.function, request.name
         obstacle = lowered.obstacle or (None if lowered.form.is_lasting else "tokens")
         kept_as = (name or b"") if obstacle is None else b""
@@ -262,7 +268,16 @@ class ExecutableBuilder:
         if self._program_cache is not None and name is not None:
             self._program_cache.keep(function, name, request.arguments, executable, obstacle)
         request.emit("stage", {"stage": "run", "function": function.name})
-        return BuildResult(executable, "compile", was_compiled, name or b"", obstacle)
+        found = None if function is asked.function else function
+        return BuildResult(executable, "compile", was_compiled, name or b"", obstacle, found)
+
+    def _recorded(self, request: BuildRequest, lowered: LoweredFunction) -> BuildRequest:
+        """The request with the function as it is with all that it was found to read."""
+        function = self._functions.record(request.function, lowered.reads, request.source)
+        if function is request.function:
+            return request
+        name = request.name and call_name(function, request.arguments)
+        return request._replace(function=function, name=name)
 
 
 def _executable(

@@ -256,6 +256,21 @@ class Executables:
         self._reclaimer.relieve()
         return executable
 
+    def adopt(
+        self, function: Function, arguments: Arguments, executable: Executable, maker: Make
+    ) -> None:
+        """Takes an executable that was made for another key of the same function.
+
+        Args:
+            function: whose key it has.
+            arguments: those that it was made for.
+            executable: the executable.
+            maker: as long as it is held, the executable is not dropped.
+        """
+        wide = keeps_64_bits(function.options)
+        signature = signature_of(*arguments, function.statics, wide=wide)
+        self._make(_name(function.key, signature, executable.device), lambda: executable, maker)
+
     def forget(self, key: bytes) -> int:
         """Drops the executables of one key; returns how many there were."""
         with self._lock:

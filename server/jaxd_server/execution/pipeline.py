@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.messages.calls import FAILED, OK
@@ -46,6 +46,9 @@ from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit, OutputOnce
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED
+
+_MAX_REPLACED: Final = 8
+"""How often the function of one call may turn out to be another one: mostly, to read more."""
 
 
 class PackageWatch(Protocol):
@@ -195,16 +198,22 @@ class Pipeline:
 
     def _admitted(self, call: Call) -> Finish:
         try:
-            try:
-                return self._found(call)
-            except FunctionReplaced:
-                return self._found(call)
+            made: list[BuildResult] = []
+            for _ in range(_MAX_REPLACED):
+                with suppress(FunctionReplaced):
+                    return self._found(call, made)
+            return self._found(call, made)
         except BaseException:
             self.admission.release(call)
             raise
 
-    def _found(self, call: Call) -> Finish:
-        """Finds or makes the executable, and runs it."""
+    def _found(self, call: Call, before: list[BuildResult]) -> Finish:
+        """Finds or makes the executable, and runs it.
+
+        Args:
+            call: the request.
+            before: takes what this call has made, when its function turns out to be another one.
+        """
         call.phase = "building"
         function = self._function(call)
         call.device = self._devices.of(function.options.device, call.session.device)
@@ -215,17 +224,22 @@ class Pipeline:
         arguments = build_arguments(layout, leaves, function.statics)
         job = _BuildJob(self, self._builder, function, call, arguments, layout)
         make = job.make  # as long as this is held, what it makes is not dropped
-        executable = self.executables.obtain(
-            function,
-            call.skeleton,
-            layout,
-            arguments,
-            make,
-            job.waiting,
-            job.move,
-            DeviceChoice(call.device, call.session.device, call.cancel_token, call.session.id),
-        )
-        made = job.made
+        try:
+            executable = self.executables.obtain(
+                function,
+                call.skeleton,
+                layout,
+                arguments,
+                make,
+                job.waiting,
+                job.move,
+                DeviceChoice(call.device, call.session.device, call.cancel_token, call.session.id),
+            )
+        except FunctionReplaced:
+            before += filter(None, [job.made])
+            raise
+        own_builds = [*filter(None, [job.made]), *before]
+        made = next((one for one in own_builds if one.executable is executable), None)
         self._count_first_use(call.session, executable, made)
         if call.warm_only:
             self.admission.release(call)
@@ -333,13 +347,17 @@ class _BuildJob:
         """The executable, from disk or by tracing.
 
         Raises:
+            FunctionReplaced: when it reads more of its client's process than was known.
             Exception: as `ExecutableBuilder.make`.
         """
         pipeline, function, call = self.pipeline, self.function, self.call
         request = self._request()
-        self.made = pipeline.oom_handler.retried_on_oom(lambda: self.builder.make(request))
-        pipeline.build_log.made(function, call.skeleton, self.made, call.emit)
-        return self.made.executable
+        made = self.made = pipeline.oom_handler.retried_on_oom(lambda: self.builder.make(request))
+        pipeline.build_log.made(made.function or function, call.skeleton, made, call.emit)
+        if made.function is not None:
+            pipeline.executables.adopt(made.function, self.arguments, made.executable, self.make)
+            raise FunctionReplaced(function.name)
+        return made.executable
 
     def move(self, one: Executable) -> Executable | None:
         """The executable, of one for another device; None when it has to be made."""

@@ -261,7 +261,13 @@ def find_nan(call: Call, functions: Functions, executables: Executables) -> Floa
         "but not when it is run step by step: the compiler has put steps together. Look at values "
         "that are nearly too large."
     )
-    with configured(function.options.config), output_to(CallOutput(SILENT)), callbacks_disabled():
+    assert function.unpacked is not None
+    with (
+        configured(function.options.config),
+        output_to(CallOutput(SILENT)),
+        callbacks_disabled(),
+        function.unpacked.traced_for(call.source.read),
+    ):
         args, kwargs = jax_arrays(arguments, function.statics)
         try:
             function.traceable(*args, **kwargs)

@@ -8,14 +8,19 @@ The messages: `compilation.remote_trace.messages`.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import queue
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from jaxd_protocol.errors import JaxdError
-from jaxd_protocol.messages.failures import Failure, encode_failure
+from jaxd_protocol.messages.failures import Failure, decode_failure, encode_failure
+from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead
 from jaxd_protocol.packages.distributions import Package
 from jaxd_server.codec.arguments import (
     Arguments,
@@ -34,6 +39,8 @@ from jaxd_server.compilation.remote_trace.messages import (
     Failed,
     Lowered,
     Outdated,
+    ReadReply,
+    ReadRequest,
     Ready,
     Refused,
     SideEffects,
@@ -88,12 +95,14 @@ class Tracer:
         self._sample = lowered_transfer.sample_program()
         self._connection = connection
         self._sending = threading.Lock()  # one message at a time
-        self._functions = Functions()
+        self._functions = Functions(confirming=False)  # the worker has asked
         self._packages = ImportedPackages()
         self._packages.record()
         self._counters = _ThreadCounters()
         self._compiler = Compiler(self._counters, _THREADS)
         self._tracing: dict[int, Interruptible] = {}  # by order; each access is atomic
+        self._questions: dict[int, queue.SimpleQueue[ReadReply]] = {}  # each access is atomic
+        self._numbers = itertools.count()
         self._reported_packages: set[tuple[str, Package]] = set()
         self._report_lock = threading.Lock()  # guards _reported_packages
         prepare_for_user_code()
@@ -110,6 +119,8 @@ class Tracer:
                 message = self._connection.recv()
                 if isinstance(message, CancelTrace):
                     self._interrupt_again(message.number)
+                elif isinstance(message, ReadReply):
+                    self._questions[message.question].put(message)
                 else:
                     threads.submit(self._answer, message)
 
@@ -165,7 +176,7 @@ class Tracer:
         Raises:
             Exception: when they differ from those of the worker.
         """
-        source = _RequestedFunction(order)
+        source = _RequestedFunction(order, self._read)
         function = self._functions.obtain(order.key, source)
         self._functions.unpack(function, source)  # again, where a trace has spoiled it
         layout = parse_arguments(order.skeleton)
@@ -179,15 +190,38 @@ class Tracer:
     def _lowered(
         self, order: TraceRequest, function: Function, arguments: Arguments
     ) -> LoweredFunction:
-        return self._compiler.lower(
-            function.traceable,
-            function.name,
-            function.options,
-            arguments,
-            structure_of(dynamic(arguments, function.statics)),
-            lambda kind, content: self._send(Event(order.number, kind, content)),
-            function.captured,
-        )
+        assert function.unpacked is not None
+        source = _RequestedFunction(order, self._read)
+        with function.unpacked.traced_for(source.read):
+            lowered = self._compiler.lower(
+                function.traceable,
+                function.name,
+                function.options,
+                arguments,
+                structure_of(dynamic(arguments, function.statics)),
+                lambda kind, content: self._send(Event(order.number, kind, content)),
+                function.captured,
+            )
+        reads = function.unpacked.reads.recorded
+        self._functions.record(function, reads, source)
+        return replace(lowered, reads=reads)
+
+    def _read(self, order: TraceRequest, fingerprint: bytes, read: ProcessRead) -> Any:
+        """Has the worker ask the client whose function is traced.
+
+        Raises:
+            Exception: as the client's answer says.
+        """
+        number = next(self._numbers)
+        inbox = self._questions[number] = queue.SimpleQueue()
+        try:
+            self._send(ReadRequest(order.number, number, fingerprint, read))
+            reply = inbox.get()
+        finally:
+            del self._questions[number]
+        if reply.refusal is not None:
+            raise decode_failure(reply.refusal)
+        return reply.value
 
     def _failed(self, order: TraceRequest, error: BaseException) -> Failed:
         """The failure of a function: final, even if its side effects cannot be collected."""
@@ -214,6 +248,7 @@ class Tracer:
             form.skeleton,
             form.order,
             lowered.trace_s,
+            lowered.reads,
             self._take_side_effects(),
         )
 
@@ -252,8 +287,11 @@ class _RequestedFunction:
 
     owner = b""
 
-    def __init__(self, order: TraceRequest) -> None:
+    def __init__(
+        self, order: TraceRequest, read: Callable[[TraceRequest, bytes, ProcessRead], Any]
+    ) -> None:
         self._order = order
+        self._read = read
 
     def describe(self, key: bytes) -> Described:
         return self._order.described
@@ -262,6 +300,14 @@ class _RequestedFunction:
         if self._order.code is None:
             raise LookupError("its code was not sent, and is no longer kept in this process")
         return bytes(self._order.code)
+
+    def read(self, fingerprint: bytes, read: ProcessRead) -> Any:
+        return self._read(self._order, fingerprint, read)
+
+    def confirm(
+        self, fingerprint: bytes, reads: tuple[ProcessRead, ...]
+    ) -> tuple[RecordedRead, ...]:
+        raise LookupError("the worker has asked the client.")
 
     def waiting(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -15,6 +15,8 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.failures import decode_failure
 from jaxd_protocol.messages.function_manifest import FunctionManifest
+from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead, to_recorded_reads
+from jaxd_protocol.pytree.literals import load_literal
 from jaxd_protocol.wire import BulkConnection, Frame, Value
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.rpc.flow_control import ConnectionShare
@@ -55,7 +57,7 @@ class ClientProxy:
         """What a key stands for."""
         (name, options, message), _ = self._ask("describe", key)
         manifest = FunctionManifest.from_message(message)
-        return Described(manifest.fingerprint, name, Options.from_bytes(options), manifest)
+        return Described(manifest.recorded_fingerprint, name, Options.from_bytes(options), manifest)
 
     def code(self, fingerprint: bytes) -> bytes | memoryview:
         """The packed function.
@@ -67,6 +69,34 @@ class ClientProxy:
         if len(frame.buffers) != 1:
             raise ProtocolError("the client sent no code for a function that it called.")
         return frame.buffers[0]
+
+    def read(self, fingerprint: bytes, read: ProcessRead) -> Any:
+        """What the client's process has: a literal; see `FunctionSource`.
+
+        Raises:
+            PackingError: when the function does not name it.
+            ProtocolError: when the client sends something else.
+        """
+        with self.waiting():
+            _, frame = self._ask("read", fingerprint, (tuple(read),))
+        if len(frame.buffers) != 1:
+            raise ProtocolError("the client sent nothing of what its function reads.")
+        return load_literal(bytes(frame.buffers[0]), 0)[0]
+
+    def confirm(
+        self, fingerprint: bytes, reads: tuple[ProcessRead, ...]
+    ) -> tuple[RecordedRead, ...]:
+        """Digests of what the client's process has; see `FunctionSource`.
+
+        Raises:
+            PackingError: when the function does not name one of them.
+            ProtocolError: when the client sends something else.
+        """
+        value, _ = self._ask("confirm", fingerprint, tuple(map(tuple, reads)))
+        found = to_recorded_reads(value)
+        if tuple(each.read for each in found) != tuple(sorted(reads)):
+            raise ProtocolError("the client confirms other reads than those that it was asked for.")
+        return found
 
     def call_back(
         self,

@@ -17,10 +17,11 @@ import rpyc
 from rpyc.core import brine, consts
 from rpyc.core.protocol import Connection
 
-from jaxd_protocol.errors import JaxdError, ProtocolError
+from jaxd_protocol.errors import JaxdError, PackingError, ProtocolError
 from jaxd_protocol.jit.options import Options, fingerprint_of, function_key
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.failures import decode_failure
+from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead
 from jaxd_protocol.pytree.decoder import COUNT
 from jaxd_protocol.wire import BulkChannel
 from jaxd_protocol.wire.connection import PLAIN_CONFIG
@@ -75,6 +76,14 @@ class _SentCode:
 
     def code(self, fingerprint: bytes) -> bytes:
         return self._code
+
+    def read(self, fingerprint: bytes, read: ProcessRead) -> Any:
+        raise PackingError(f"a stock client is not asked for {read.label}.")
+
+    def confirm(
+        self, fingerprint: bytes, reads: tuple[ProcessRead, ...]
+    ) -> tuple[RecordedRead, ...]:
+        raise PackingError("a stock client is not asked for what its function reads.")
 
     def waiting(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -12,12 +12,14 @@ from typing import NoReturn
 
 from jaxd_protocol.errors import NotInteractive
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_file
+from jaxd_server.user_code import client_process
 
 
 def prepare_for_user_code() -> None:
     """Takes away what a function cannot have on a server: a terminal, and files being edited."""
     builtins.input = _no_input
     sys.breakpointhook = _no_debugger
+    client_process.install()
     sys.meta_path.insert(0, InstalledOnly())
 
 

@@ -534,8 +534,8 @@ class ReachedObjects:
             self.carried.setdefault(module, {}).update(values)
         for key, stand_in in part.replacements.items():
             mine: Any = self.replacements.setdefault(key, stand_in)
-            if isinstance(mine, dict):
-                mine.update(stand_in)
+            if hasattr(mine, "merge"):
+                mine.merge(stand_in)
         for key, read in part.fields.items():
             self.fields.setdefault(key, read._replace(fields={})).fields.update(read.fields)
         self.unpicklable.update(part.unpicklable)

@@ -51,7 +51,8 @@ def emit_function(walk: Walk, function: FunctionType) -> None:
         walk.numbered(function, _local_function, function.__qualname__)
         return
     if settings.is_environment(function):
-        settings.refuse_whole_environment(walk)
+        settings.emit_environment(walk)
+        return
     name = importable_name(function)
     if name is not None and not walk.is_local(name[0]):
         refuse_patched_function(function, walk.path)
@@ -191,6 +192,9 @@ def _has_parts(cell: CellType) -> bool:
 
 def emit_method(walk: Walk, method: MethodType) -> None:
     """Appends a bound method; of its object only what the method reads, where that is certain."""
+    if settings.is_environment(method):
+        settings.emit_environment(walk)
+        return
     if _emit_as_module_function(walk, method, method.__name__):
         return
     walk.tag("method")

@@ -14,8 +14,8 @@ from typing import Any
 from jaxd_protocol.fingerprint.code.reads import Import, facts_of
 from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.guards import MISSING
-from jaxd_protocol.fingerprint.process_view import prefixes_of, process_values
-from jaxd_protocol.fingerprint.values import modules, settings
+from jaxd_protocol.fingerprint.process_view import prefixes_of
+from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import Walk
 
 
@@ -61,15 +61,13 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
     """Appends the content of a module, and of those that it imports."""
     if name in walk.reach.sources:
         return
-    process = source.process or process_values(source.code)
-    walk.reach.sources[name] = source._replace(process=process)
+    walk.reach.sources[name] = source
     facts = facts_of(source.code)
     walk.tag("source")
     walk.write(facts.digest)
     walk.part("module", f"module {name}", facts.digest)
     walk.guards.answer(lambda: walk.process_view.module(name) is None, True)
     walk.guards.answer(lambda: walk.process_view.source(name) is source, True)
-    settings.emit_process(walk, process)
     package = name if source.is_package else name.rpartition(".")[0]
     for statement in facts.imports:
         _imported_by_source(walk, package, statement)

@@ -26,18 +26,20 @@ from jaxd_protocol.packages.distributions import Package
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.process_view import ClientProcess
+    from jaxd_protocol.messages.recorded_reads import RecordedRead
 
 
 class FunctionManifest(NamedTuple):
     """A fingerprint with what it was made of and from.
 
     Attributes:
-        fingerprint: the digest; sixteen bytes.
+        fingerprint: the digest of the walk; sixteen bytes.
         salt: `SALT` of the client.
         parts, packages, local, carried: see `Fingerprint`.
         ignored: what the user excludes from the walk.
         shared: whether all of it has a content; else it can belong only to its own client.
         callbacks: the entries of `callbacks=`.
+        reads: what the function was found to read of its client's process, as that is now.
     """
 
     fingerprint: bytes
@@ -49,6 +51,21 @@ class FunctionManifest(NamedTuple):
     ignored: tuple[str, ...] = ()
     shared: bool = True
     callbacks: tuple[ListedCallback, ...] = ()
+    reads: tuple[RecordedRead, ...] = ()
+
+    @property
+    def recorded_fingerprint(self) -> bytes:
+        """Sixteen bytes that stand for the function together with what it reads."""
+        if not self.reads:
+            return self.fingerprint
+        from jaxd_protocol.messages.recorded_reads import recorded_fingerprint  # few have any
+
+        return recorded_fingerprint(self.fingerprint, self.reads)
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """What the recorded fingerprint was made of."""
+        return (*self.parts, *(each.part for each in self.reads))
 
     @classmethod
     def of(
@@ -101,6 +118,7 @@ class FunctionManifest(NamedTuple):
             self.ignored,
             self.shared,
             tuple(map(tuple, self.callbacks)),
+            tuple(map(tuple, self.reads)),
         )
 
     @classmethod
@@ -111,7 +129,12 @@ class FunctionManifest(NamedTuple):
             ProtocolError: when it is something else.
         """
         try:
-            fingerprint, salt, parts, packages, local, carried, ignored, shared, listed = message
+            fingerprint, salt, parts, packages, local, carried, ignored, shared, *rest = message
+            listed, reads = rest
+            if reads:
+                from jaxd_protocol.messages.recorded_reads import to_recorded_reads
+
+                reads = to_recorded_reads(reads)
             read = cls(
                 fingerprint,
                 salt,
@@ -122,6 +145,7 @@ class FunctionManifest(NamedTuple):
                 tuple(ignored),
                 shared,
                 tuple(ListedCallback(*entry) for entry in listed),
+                reads,
             )
         except (TypeError, ValueError) as error:
             raise ProtocolError("the manifest of a function cannot be read.") from error

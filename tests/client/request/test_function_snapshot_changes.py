@@ -216,13 +216,12 @@ def test_what_is_ignored_is_not_said() -> None:
 
 def test_a_function_that_cannot_be_looked_at_is_tried_again() -> None:
     """When what was wrong with it is no longer there."""
-    made = function("import sys\nreturn T[0]", T=[])
-    made.__globals__["T"] = __import__("os").environ
+    made = function("return __import__('os')")
     found = snapshots(made)
     for _ in range(2):
         with pytest.raises(PackingError):
             found.spec(X32)
-    made.__globals__["T"] = [1]
+    made.__code__ = function("return x").__code__
     assert found.spec(X32).key
 
 

@@ -99,7 +99,7 @@ def _token(data: bytes) -> None:
 
 
 KEPT = CallRecord(
-    *("f", b"k" * 16, b"f" * 16, SKELETON, (), (), ("x",), b"p" * 16, None),
+    *("f", b"k" * 16, b"f" * 16, b"f" * 16, SKELETON, (), (), ("x",), b"p" * 16, None),
     *(ResultLayout.of(SKELETON, (0,)), 0.1, 0.2, 1e9, b"e" * 16, "uid:1"),
 )
 

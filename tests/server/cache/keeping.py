@@ -36,7 +36,7 @@ def usage_of(store: Store) -> Usage:
 
 def file_of(root: Path, kind: Kind, name: bytes, target: str = TARGET) -> Path:
     """Where a record lies."""
-    return root / "v1" / target / kind / name.hex()
+    return root / "v2" / target / kind / name.hex()
 
 
 def call(name: str = "step", **fields: Any) -> tuple[tuple[str, Any], ...]:

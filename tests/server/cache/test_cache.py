@@ -153,7 +153,7 @@ def test_two_stores_on_one_folder_find_what_the_other_wrote(open_: OpenStore) ->
 
 def test_the_target_is_described_for_people(store: Store, root: Path) -> None:
     """In a file of its own, in the folder that carries its digest."""
-    assert store.folder == f"{root}/v1/{TARGET}"
+    assert store.folder == f"{root}/v2/{TARGET}"
     assert json.loads(Path(store.folder, "target.json").read_text()) == {"jax": "1.2.3"}
 
 

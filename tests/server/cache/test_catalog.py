@@ -122,7 +122,7 @@ def test_every_byte_is_checked(store: Store, root: Path) -> None:
 def test_the_folder_of_another_target_is_noticed(store: Store, root: Path) -> None:
     """Its records name the target that they are for."""
     keep_call(store, b"\x01")
-    (root / "v1" / TARGET).rename(root / "v1" / OTHER)
+    (root / "v2" / TARGET).rename(root / "v2" / OTHER)
     assert {reason for _, reason in check_records(str(root))} == {
         "it is the file of another record"
     }

@@ -54,7 +54,7 @@ def test_only_we_can_enter_a_folder_that_is_made(root: Path, umask: int) -> None
     finally:
         os.umask(before)
     assert {mode(path) for path in [root, *root.rglob("*")] if path.is_dir()} == {0o700}
-    assert (root / "v1" / "0000000000000000" / "calls").is_dir()
+    assert (root / "v2" / "0000000000000000" / "calls").is_dir()
 
 
 def test_a_folder_that_others_can_read_will_do(root: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_folder_that_others_can_write_is_refused(root: Path, bits: int) -> Non
         make_trusted(str(root))
 
 
-@pytest.mark.parametrize("below", ["v1", "v1/" + "0" * 16, "v1/" + "0" * 16 + "/calls"])
+@pytest.mark.parametrize("below", ["v2", "v2/" + "0" * 16, "v2/" + "0" * 16 + "/calls"])
 def test_so_is_any_folder_in_it(root: Path, below: str) -> None:
     """One open folder would do for a stranger."""
     directory = Directory(make_trusted(str(root)), "0" * 16)

@@ -30,7 +30,7 @@ def test_every_record_is_found(store: Store, root: Path) -> None:
     assert set(found) == {"calls", "programs"}
     entry = found["calls"]
     assert entry.path == str(file_of(root, "calls", b"\x01"))
-    assert entry.target == str(root / "v1" / TARGET)
+    assert entry.target == str(root / "v2" / TARGET)
     assert entry.bytes == 4096
     assert entry.used == file_of(root, "calls", b"\x01").stat().st_mtime
 
@@ -56,12 +56,12 @@ def test_a_file_takes_whole_blocks() -> None:
 
 
 def test_only_what_says_so_is_a_target_of_another_version(root: Path) -> None:
-    """A folder `v2` of the user's own is none of ours."""
-    for name in ("v2/0123456789abcdef", "v2/notes", "v3/0123456789abcdef"):
+    """A folder `v9` of the user's own is none of ours."""
+    for name in ("v9/0123456789abcdef", "v9/notes", "v3/0123456789abcdef"):
         (root / name).mkdir(parents=True)
-    (root / "v2/0123456789abcdef/target.json").write_text("{}")
-    (root / "v2/notes/target.json").write_text("{}")
-    assert foreign_targets(str(root)) == [f"{root}/v2/0123456789abcdef"]
+    (root / "v9/0123456789abcdef/target.json").write_text("{}")
+    (root / "v9/notes/target.json").write_text("{}")
+    assert foreign_targets(str(root)) == [f"{root}/v9/0123456789abcdef"]
 
 
 OLD_S = 1_000_000_000

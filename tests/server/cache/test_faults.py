@@ -153,7 +153,7 @@ def test_a_full_disk_stops_nobody(root: Path, start_child: StartChild) -> None:
     said, complained = child.communicate(timeout=40)
     assert (child.returncode, said) == (0, "[] [b'later', b'small']\n"), complained
     assert complained.splitlines() == ["cache_not_written"]
-    assert list((root / "v1").rglob("*.tmp")) == []
+    assert list((root / "v2").rglob("*.tmp")) == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
@@ -275,7 +275,7 @@ def test_a_process_that_is_killed_while_writing_leaves_nothing_wrong(
     assert child.stdout.readline() == "half\n"
     child.send_signal(signal.SIGKILL)
     child.wait()
-    left = list((root / "v1").rglob("*.tmp"))
+    left = list((root / "v2").rglob("*.tmp"))
     assert len(left) == 1
     assert store.read("programs", b"n") is None
     assert store.names("programs") == []

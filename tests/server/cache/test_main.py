@@ -170,7 +170,7 @@ def test_clear_removes_all(store: Store, root: Path, capsys: pytest.CaptureFixtu
     """Without asking where nobody can answer."""
     assert main(["clear"]) == 0
     assert capsys.readouterr().out == "removed 3 files, 20.5 kB\n"
-    assert os.listdir(root / "v1") == []
+    assert os.listdir(root / "v2") == []
 
 
 class Terminal(io.StringIO):
@@ -195,7 +195,7 @@ def test_clear_asks_on_a_terminal(
     """Anything but yes leaves all as it is, with exit code 1; `--yes` is not asked."""
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     assert main(["clear", *words]) == left
-    assert len(os.listdir(root / "v1")) == left
+    assert len(os.listdir(root / "v2")) == left
 
 
 def test_another_folder_can_be_named(

@@ -120,7 +120,7 @@ def test_a_target_that_nobody_used_for_a_day_goes_as_a_whole(
         unused_for(2 * DAY, file_of(root, "calls", name, OTHER))
         unused_for(2 * DAY, file_of(root, "programs", b"p" + name, OTHER))
     sweep(str(root), TARGET, usage_of(store).bytes + usage_of(other).bytes - 1)
-    assert not (root / "v1" / OTHER).exists()
+    assert not (root / "v2" / OTHER).exists()
     assert store.names("calls") == [b"a"]
 
 
@@ -248,5 +248,5 @@ def test_clearing_leaves_what_is_not_ours(store: Store, open_: OpenStore, root: 
     keep_call(open_(OTHER), b"a")
     (root / "notes").mkdir()
     clear(str(root))
-    assert sorted(os.listdir(root)) == ["CACHEDIR.TAG", "notes", "v1"]
-    assert os.listdir(root / "v1") == []
+    assert sorted(os.listdir(root)) == ["CACHEDIR.TAG", "notes", "v2"]
+    assert os.listdir(root / "v2") == []

@@ -451,7 +451,8 @@ def test_an_order_that_nobody_waits_for_is_interrupted(bench: Bench) -> None:
 
     thread = threading.Thread(target=forget)
     thread.start()
-    reply = bench.tracer.ask(bench.order(Source(endless), X), lambda *_: begun.set(), telling)
+    order = bench.order(Source(endless), X)
+    reply = bench.tracer.ask(order, lambda *_: begun.set(), cancel_hook=telling)
     thread.join()
     assert isinstance(reply, Refused)
     assert (reply.reason, reply.always) == ("it was cancelled", False)

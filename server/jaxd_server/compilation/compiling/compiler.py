@@ -16,7 +16,7 @@ import jax
 
 from jaxd_protocol.errors import ArgumentError, ConfigurationError, InternalError, ResultError
 from jaxd_protocol.jit.options import Options
-from jaxd_protocol.pickling.unpack.patched_modules import refusals_raised
+from jaxd_protocol.messages.recorded_reads import RecordedRead
 from jaxd_server.codec.arguments import Arguments
 from jaxd_server.codec.results import ResultLayout, result_layout
 from jaxd_server.compilation.compiling.program import Program
@@ -52,6 +52,7 @@ class LoweredFunction:
         structure: jax's structure of its results.
         trace_s: seconds that this took.
         lowered: jax's own, or the bytes of one that another process has lowered.
+        reads: what was read of the client's process, for this trace and before it.
     """
 
     program: bytes
@@ -60,6 +61,7 @@ class LoweredFunction:
     structure: Any
     trace_s: float
     lowered: Any
+    reads: tuple[RecordedRead, ...] = ()
 
 
 class Compiler:
@@ -111,7 +113,6 @@ class Compiler:
             Exception: whatever the function raises while it is traced, and jax's own errors.
             LostUpdateError: when it changes what it reaches, or a static argument.
             ResultError: when its result cannot travel.
-            PackingError: when it reads something of this process that it has no right value of.
         """
         started = time.monotonic()
         emit("stage", {"stage": "trace", "function": name})
@@ -122,7 +123,6 @@ class Compiler:
                 output_to(CallOutput(emit)),
                 captured.kept(),
                 MutationGuard.of_statics(arguments).kept(),
-                refusals_raised(),
             ):
                 capture_warnings()
                 jitted = jax.jit(self._private(function), **options.jit_arguments())

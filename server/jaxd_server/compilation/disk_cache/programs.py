@@ -18,6 +18,7 @@ from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionManifest
+from jaxd_protocol.messages.recorded_reads import ProcessRead, to_reads
 from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.pytree import dump_literal
 from jaxd_server.cache.store import Store
@@ -115,7 +116,7 @@ class ProgramCache:
             values: Mapping[str, Any] = dict(record.content)
             manifest = FunctionManifest.from_message(values["meaning"])
             options = Options.from_bytes(values["options"])
-            described = Described(manifest.fingerprint, values["name"], options, manifest)
+            described = Described(manifest.recorded_fingerprint, values["name"], options, manifest)
             positions, names = map(frozenset, values["statics"])
             statics = StaticArgs(positions, names, options.static == "jax")
             parameters = tuple(values["parameters"])
@@ -135,10 +136,25 @@ class ProgramCache:
         record = self.store.read("code", fingerprint)
         return None if record is None else record.payload
 
+    def reads(self, fingerprint: bytes) -> tuple[ProcessRead, ...]:
+        """What functions of a fingerprint are known to read of their clients' processes."""
+        record = self.store.read("reads", fingerprint)
+        if record is None:
+            return ()
+        try:
+            return to_reads(record.content)
+        except ProtocolError:
+            self._remove_invalid("reads", fingerprint)
+            return ()
+
+    def keep_reads(self, fingerprint: bytes, reads: tuple[ProcessRead, ...]) -> None:
+        """Takes what functions of a fingerprint read of their clients' processes."""
+        self.store.write("reads", fingerprint, tuple(map(tuple, reads)))
+
     def forget_function(self, function: Function) -> None:
         """Removes a function whose content is not what its record says."""
         self.store.remove("functions", function.key)
-        self.store.remove("code", function.described.fingerprint)
+        self.store.remove("code", function.described.code_fingerprint)
 
     def keep_function(self, function: Function) -> None:
         """Writes the record of a function, in the background, when it is missing."""
@@ -258,6 +274,7 @@ class ProgramCache:
             function.name,
             function.key,
             function.described.fingerprint,
+            function.described.code_fingerprint,
             *executable.recorded,
             function.parameters,
             executable.program.id,

@@ -20,7 +20,8 @@ class CallRecord:
     Attributes:
         name: the name of the function.
         key: names function, options and configuration.
-        fingerprint: what the function means.
+        fingerprint: what the function means, with what it reads of its client's process.
+        code: names the packed function: its fingerprint alone.
         skeleton, sizes, pickles: the call that it was made for, see `RecordedCall`.
         parameters: names of the function's parameters.
         program: names the compiled program; empty when that cannot be kept.
@@ -35,6 +36,7 @@ class CallRecord:
     name: str
     key: bytes
     fingerprint: bytes
+    code: bytes
     skeleton: bytes
     sizes: tuple[int, ...]
     pickles: tuple[bytes, ...]

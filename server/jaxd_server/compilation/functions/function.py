@@ -15,6 +15,7 @@ from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.jit.static_leaves import unwrapping_arguments
 from jaxd_protocol.jit.transforms import apply_transformations, display_name
 from jaxd_protocol.messages.function_manifest import FunctionManifest
+from jaxd_protocol.messages.recorded_reads import RecordedRead
 from jaxd_server.compilation.functions.package_skew import Difference
 from jaxd_server.compilation.functions.receive import UnpackedFunction
 from jaxd_server.user_code.callback_targets import recording_arguments
@@ -25,7 +26,7 @@ class Described(NamedTuple):
     """A client's description of a key.
 
     Attributes:
-        fingerprint: what stands for the code.
+        fingerprint: what stands for the code, with what it reads of its client's process.
         name: the name of the function.
         options: how it is to be compiled.
         manifest: what the fingerprint was made of; None from a client that names functions by
@@ -36,6 +37,17 @@ class Described(NamedTuple):
     name: str
     options: Options
     manifest: FunctionManifest | None = None
+
+    @property
+    def code_fingerprint(self) -> bytes:
+        """What stands for the code alone."""
+        return self.fingerprint if self.manifest is None else self.manifest.fingerprint
+
+    def with_reads(self, reads: Iterable[RecordedRead]) -> Described:
+        """The same function, where it finds this in its client's process."""
+        assert self.manifest is not None
+        manifest = self.manifest._replace(reads=tuple(sorted(reads)))
+        return self._replace(fingerprint=manifest.recorded_fingerprint, manifest=manifest)
 
 
 @dataclass(slots=True, eq=False)

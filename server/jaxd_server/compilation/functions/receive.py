@@ -7,8 +7,8 @@ lost or changed on the way, and what is built for this client must not answer an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,10 +18,12 @@ from jaxd_protocol.fingerprint.data_model import CallbackCandidates
 from jaxd_protocol.fingerprint.process_view import ClientProcess
 from jaxd_protocol.jit.options import fingerprint_of
 from jaxd_protocol.messages.function_manifest import FunctionManifest
+from jaxd_protocol.pickling.unpack.archives import UnpackedArchive
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
 from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
 from jaxd_server.codec.object_references import object_numbers
 from jaxd_server.jax_compat.config import restore_defaults
+from jaxd_server.user_code.client_process import Ask, ProcessReads, reading
 from jaxd_server.user_code.mutation_guard import MutationGuard
 
 
@@ -36,6 +38,8 @@ class UnpackedFunction:
         targets: what of its client's it may have called back.
         listed: what its client lists beside that.
         captured: what of it a trace could change.
+        reads: what it has read of its client's process.
+        archive: the packages that came as source with it.
     """
 
     function: Callable[..., Any]
@@ -44,6 +48,28 @@ class UnpackedFunction:
     targets: CallbackCandidates = field(default_factory=CallbackCandidates)
     listed: tuple[ListedCallback, ...] = ()
     captured: MutationGuard = field(default_factory=MutationGuard)
+    reads: ProcessReads = field(default_factory=ProcessReads)
+    archive: UnpackedArchive | None = None
+
+    @contextmanager
+    def traced_for(self, ask: Ask) -> Iterator[None]:
+        """Within it, its code finds its client's process.
+
+        Raises:
+            PackingError: when it reads something that its client does not tell.
+        """
+        try:
+            with reading(self.reads, ask):
+                yield
+        finally:
+            if self.archive is not None:
+                self.archive.found.update(self.reads.found)
+
+    def fits(self, manifest: FunctionManifest | None) -> bool:
+        """Whether it can be traced for a client that describes it so."""
+        if self.captured.is_spoiled or self.reads.refused is not None:
+            return False
+        return {*self.reads.recorded} <= {*(() if manifest is None else manifest.reads)}
 
 
 def receive_function(
@@ -84,7 +110,15 @@ def receive_function(
                 walked.reach.targets,
                 MutationGuard.of_walk(walked, manifest.ignored),
             )
-        return UnpackedFunction(arrived.function, None, (), targets, manifest.callbacks, captured)
+        return UnpackedFunction(
+            arrived.function,
+            None,
+            (),
+            targets,
+            manifest.callbacks,
+            captured,
+            archive=arrived.archives,
+        )
     walked = walked_over()
     found = walked.fingerprint
     _refuse_settings(name, manifest.parts, found.parts)
@@ -100,7 +134,15 @@ def receive_function(
         )
     captured = MutationGuard.of_walk(walked, manifest.ignored)
     targets = walked.reach.targets
-    return UnpackedFunction(arrived.function, doubt, objects, targets, manifest.callbacks, captured)
+    return UnpackedFunction(
+        arrived.function,
+        doubt,
+        objects,
+        targets,
+        manifest.callbacks,
+        captured,
+        archive=arrived.archives,
+    )
 
 
 def _receive_by_bytes(fingerprint: bytes, data: bytes | memoryview) -> UnpackedFunction:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxd_protocol.messages.failures import Failure
+from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead
 from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pytree import BlobLayout, Layout, read_scalar
 from jaxd_server.codec.arguments import empty_leaves
@@ -40,6 +41,30 @@ class CancelTrace(NamedTuple):
     """Cancels a request, which is answered all the same."""
 
     number: int
+
+
+class ReadRequest(NamedTuple):
+    """The function reads something of its client's process; the tracer waits for a `ReadReply`.
+
+    Attributes:
+        number: of the trace request.
+        question: the tracer's own number for it.
+        fingerprint: of the walk over the function.
+        read: what is read.
+    """
+
+    number: int
+    question: int
+    fingerprint: bytes
+    read: ProcessRead
+
+
+class ReadReply(NamedTuple):
+    """What the client has: a literal; or why it does not tell."""
+
+    question: int
+    value: Any
+    refusal: Failure | None = None
 
 
 class Ready(NamedTuple):
@@ -78,6 +103,7 @@ class Lowered(NamedTuple):
     skeleton: bytes
     order: tuple[int, ...]
     trace_s: float
+    reads: tuple[RecordedRead, ...]
     side: SideEffects
 
 

@@ -62,7 +62,8 @@ class RemoteTrace(NamedTuple):
             InternalError: when the function ended the process that traced it.
         """
         self.emit.begin_trace()
-        reply = trace_with(self.tracer, self.order, self.emit)
+        read = self.source.read
+        reply = trace_with(self.tracer, self.order, self.emit, read)
         build = current_build()
         is_abandoned = build is not None and build.is_abandoned
         if is_abandoned and isinstance(reply, Lowered | Failed | Refused):
@@ -70,7 +71,7 @@ class RemoteTrace(NamedTuple):
         check_not_abandoned()
         if isinstance(reply, Ended) and reply.orders:  # another one may be the cause
             self.emit.begin_trace()
-            again = self.tracers.alone(self.with_code().order, self.emit)
+            again = self.tracers.alone(self.with_code().order, self.emit, read)
             check_not_abandoned()
             if not isinstance(again, Ended) or again.orders:  # else it is as suspect as before
                 reply = again
@@ -88,7 +89,7 @@ class RemoteTrace(NamedTuple):
         return self._replace(order=self.order._replace(code=self._code()))
 
     def _code(self) -> bytes:
-        fingerprint = self.order.described.fingerprint
+        fingerprint = self.order.described.code_fingerprint
         kept = self.program_cache.code(fingerprint) if self.program_cache else None
         if kept is not None:
             return kept
@@ -115,7 +116,11 @@ class RemoteTrace(NamedTuple):
             raise ForwardedFailure(reply.failure)
         form = rebind_form(ResultLayout.of(reply.skeleton, reply.order))
         structure = structure_of(((0,) * len(reply.order), {}))  # its own has no meaning here
-        return LoweredFunction(reply.program, None, form, structure, reply.trace_s, reply.data)
+        if reply.reads:  # the tracer has it under that name now
+            self.tracer.known.add(self.order.described.with_reads(reply.reads).fingerprint)
+        return LoweredFunction(
+            reply.program, None, form, structure, reply.trace_s, reply.data, reply.reads
+        )
 
 
 def trace_request_of(request: BuildRequest, name: bytes) -> TraceRequest | None:

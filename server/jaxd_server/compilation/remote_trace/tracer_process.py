@@ -17,11 +17,16 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, Literal
 
 from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.messages.failures import encode_failure
+from jaxd_protocol.messages.recorded_reads import ProcessRead
 from jaxd_server.compilation.compiling.builds import current_build
 from jaxd_server.compilation.remote_trace.messages import (
     CancelTrace,
     Ended,
     Event,
+    ReadReply,
+    ReadRequest,
     Ready,
     Reply,
     SideEffects,
@@ -32,6 +37,7 @@ from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.fairness import CancelHook
+from jaxd_server.user_code.client_process import Ask
 
 TRACER_COMMAND: Final = (sys.executable, "-P", "-m", "jaxd_server.processes.tracer")
 
@@ -39,6 +45,10 @@ _MAX_WAIT_S: Final = 5.0
 
 _START_TIMEOUT_S: Final = 60.0
 """A tracer that takes longer to start is killed."""
+
+
+def _tells_nothing(_: bytes, read: ProcessRead) -> Any:
+    raise PackingError(f"nobody is there to tell {read.label}.")
 
 
 class TracerProcess:
@@ -71,7 +81,7 @@ class TracerProcess:
         self._closing = False
         self._retired = False
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, queue.SimpleQueue[Event | Reply]] = {}
+        self._waiting: dict[int, queue.SimpleQueue[Event | ReadRequest | Reply]] = {}
         self._lock = threading.Lock()  # guards state, _waiting, _retired; not held to send
         self._sending = threading.Lock()  # one message at a time
         self._connection: Connection | None = None
@@ -91,17 +101,22 @@ class TracerProcess:
         return self.state == "ready"
 
     def ask(
-        self, order: TraceRequest, emit: Emit, cancel_hook: CancelHook = lambda hook: nullcontext()
+        self,
+        order: TraceRequest,
+        emit: Emit,
+        read: Ask = _tells_nothing,
+        cancel_hook: CancelHook = lambda hook: nullcontext(),
     ) -> Reply:
         """Sends a request and waits for the reply, without a limit.
 
         Args:
             order: the request; gets its number here.
             emit: takes the events of the trace, in this thread.
+            read: gives what the function reads of its client's process, in this thread.
             cancel_hook: registers what interrupts it once no call waits for it any longer.
         """
         number = next(self._numbers)
-        inbox: queue.SimpleQueue[Event | Reply] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[Event | ReadRequest | Reply] = queue.SimpleQueue()
         with self._lock:
             if self.state != "ready" or self._retired or self._connection is None:
                 return Ended("it was not running", 0)
@@ -113,10 +128,21 @@ class TracerProcess:
         except OSError:
             pass  # it has ended, which the other thread reports
         with cancel_hook(lambda: self._forget(number)):
-            while type(message := inbox.get()) is Event:
-                emit(message.kind, message.content)
-        assert not isinstance(message, Event)
+            while isinstance(message := inbox.get(), Event | ReadRequest):
+                if isinstance(message, Event):
+                    emit(message.kind, message.content)
+                else:
+                    self._answer(connection, message, read)
         return message
+
+    def _answer(self, connection: Connection, question: ReadRequest, read: Ask) -> None:
+        """Answers what the tracer asks for a function."""
+        try:
+            reply = ReadReply(question.question, read(question.fingerprint, question.read))
+        except Exception as error:  # noqa: BLE001  the function gets it
+            reply = ReadReply(question.question, None, encode_failure(error))
+        with suppress(OSError), self._sending:
+            connection.send(reply)
 
     def _forget(self, number: int) -> None:
         """Has a request interrupted that no call waits for; it is answered all the same."""
@@ -202,7 +228,7 @@ class TracerProcess:
 
     def _dispatch(self, message: Any) -> None:
         with self._lock:
-            if isinstance(message, Event):
+            if isinstance(message, Event | ReadRequest):
                 inbox = self._waiting.get(message.number)
             else:
                 inbox = self._waiting.pop(message.number, None)
@@ -298,11 +324,11 @@ class TracerPool:
         if tracer is not None:
             tracer.close()
 
-    def alone(self, order: TraceRequest, emit: Emit) -> Reply:
+    def alone(self, order: TraceRequest, emit: Emit, read: Ask) -> Reply:
         """The reply to a request from a process that does nothing else."""
         with closing(self._start()) as tracer:
             tracer.wait()
-            return trace_with(tracer, order, emit)
+            return trace_with(tracer, order, emit, read)
 
     def apply_side_effects(self, side: SideEffects) -> None:
         """Applies counters and imports that a tracer has reported."""
@@ -315,13 +341,13 @@ class TracerPool:
         self.present()  # starts the next one, so that others need not wait for it
 
 
-def trace_with(tracer: TracerProcess, order: TraceRequest, emit: Emit) -> Reply:
+def trace_with(tracer: TracerProcess, order: TraceRequest, emit: Emit, read: Ask) -> Reply:
     """The reply of a tracer; cancelling the build of this thread by force kills the tracer."""
     build = current_build()
     if build is None:
-        return tracer.ask(order, emit)
+        return tracer.ask(order, emit, read)
     build.end_by_force = tracer.kill
     try:
-        return tracer.ask(order, emit, build.cancel_hook)
+        return tracer.ask(order, emit, read, build.cancel_hook)
     finally:
         build.end_by_force = None

@@ -98,8 +98,6 @@ class CodeFacts(NamedTuple):
 
 PROCESS_METHODS: Final = {
     "__subclasses__": "which classes were defined",
-    "getEffectiveLevel": "the level of a logger",
-    "isEnabledFor": "the level of a logger",
 }
 """Methods that give what a process holds, and what that is."""
 

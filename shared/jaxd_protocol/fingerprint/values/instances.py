@@ -93,7 +93,8 @@ def _emit_instance(walk: Walk, value: Any) -> None:
     """Appends an object that counts whole."""
     kind = type(value)
     if settings.is_environment(value):
-        settings.refuse_whole_environment(walk)
+        settings.emit_environment(walk)
+        return
     name = f"{kind.__module__}.{kind.__qualname__}"
     if type(value) is Field:
         walk.numbered(value, _field)

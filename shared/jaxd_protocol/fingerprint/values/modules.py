@@ -98,18 +98,9 @@ _HIDDEN_STATE: Final = {
         "gin's bindings",
     ),
     ("hydra.core.hydra_config", "HydraConfig"): "hydra's configuration of itself",
-    ("sys", "getrecursionlimit"): "the recursion limit",
-    ("posixpath", "expandvars"): "variables of the environment",
-    **dict.fromkeys(
-        [("os", "getcwd"), ("posix", "getcwd"), ("posix", "getcwdb")], "the current folder"
-    ),
     **dict.fromkeys(
         [("decimal", name) for name in ("Decimal", "getcontext", "localcontext")],
         "decimal's context",
-    ),
-    **dict.fromkeys(
-        [("locale", name) for name in ("getlocale", "localeconv", "nl_langinfo", "setlocale")],
-        "the locale",
     ),
 }
 
@@ -218,29 +209,8 @@ _CLOCKS: Final = frozenset(
         "strftime",
     ]
 )
-_NUMPY_FILES: Final = frozenset(["load", "fromfile", "loadtxt", "genfromtxt", "memmap"])
 _RANDOM_OBJECTS: Final = frozenset({"Random", "SystemRandom", "seed"})
-_OS_FILES: Final = frozenset(
-    [
-        "listdir",
-        "scandir",
-        "stat",
-        "walk",
-        "open",
-        "read",
-        "getcwd",
-        "access",
-        "readlink",
-        "urandom",
-        "getpid",
-    ]
-)
-
-_FILE_READERS: Final = {
-    **dict.fromkeys(["builtins", "io", "_io"], ("open",)),
-    **dict.fromkeys(["os", "posix", "nt"], _OS_FILES),
-    **dict.fromkeys(["posixpath", "genericpath", "glob"], ("exists", "isfile", "glob")),
-}
+_OS_STATE: Final = frozenset(["read", "readlink", "urandom", "getpid"])
 
 
 def impurity(module: str, name: str) -> str | None:
@@ -258,10 +228,8 @@ def impurity(module: str, name: str) -> str | None:
         return f"numpy's global random state (numpy.random.{name})"
     if module == "random" and name and name not in _RANDOM_OBJECTS:
         return f"Python's global random state (random.{name})"
-    if name in _FILE_READERS.get(module, ()):
-        return f"the file system ({name})"
-    if module.startswith("numpy") and name in _NUMPY_FILES:
-        return f"the file system (numpy.{name})"
+    if module in ("os", "posix") and name in _OS_STATE:
+        return f"the operating system ({name})"
     return None
 
 

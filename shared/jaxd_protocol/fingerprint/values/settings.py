@@ -7,18 +7,57 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping, MutableMapping
 from types import MethodType, ModuleType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import atom
 from jaxd_protocol.fingerprint.data_model import ProcessValues, Steps
 from jaxd_protocol.fingerprint.process_view import current_arguments
 from jaxd_protocol.fingerprint.walk import Walk
 
 
-class ReadEnvironment(dict[str, str]):
-    """The variables that a function reads, as its client had them. Replaces `os.environ`."""
+class ReadEnvironment(MutableMapping[str, str]):
+    """Replaces `os.environ` on a server.
+
+    It has the variables that the function is seen to read, as its client has them. `os.environ` of
+    the server gives the others, which has them as the client as well while a function is traced.
+
+    Attributes:
+        counted: those in the key; None: the client has none of that name.
+    """
+
+    def __init__(self, counted: Mapping[str, str | None] | None = None) -> None:
+        self.counted: dict[str, str | None] = dict(counted or {})
+
+    def __reduce__(self) -> Any:
+        return ReadEnvironment, (self.counted,)
+
+    def merge(self, other: ReadEnvironment) -> None:
+        """Adds the variables of another part of the walk."""
+        self.counted.update(other.counted)
+
+    def __getitem__(self, name: str) -> str:
+        found = self.counted[name] if name in self.counted else os.environ[name]
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __setitem__(self, name: str, value: str) -> None:
+        os.environ[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del os.environ[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(os.environ)
+
+    def __len__(self) -> int:
+        return len(os.environ)
+
+    def copy(self) -> dict[str, str]:
+        """All of them."""
+        return os.environ.copy()
 
     def getenv(self, key: str, default: Any = None) -> Any:
         """Replaces `os.getenv`."""
@@ -37,10 +76,8 @@ def is_environment(value: Any) -> bool:
 
 def emit_from_os(walk: Walk, module: ModuleType, name: str, rest: Steps) -> bool:
     """Appends what `os.environ[…]` and the like read; False when `name` is something else."""
-    if module.__name__ != "os" or name not in ("environ", "getenv", "environb", "getenvb"):
+    if module.__name__ != "os" or name not in ("environ", "getenv"):
         return False
-    if name.endswith("b"):
-        refuse_whole_environment(walk)  # the same variables as bytes
     value = vars(module)[name]
     walk.carry("os", name, value)
     emit_variable(walk, value, rest)
@@ -50,20 +87,24 @@ def emit_from_os(walk: Walk, module: ModuleType, name: str, rest: Steps) -> bool
 def emit_variable(walk: Walk, value: Any, steps: Steps) -> None:
     """Appends the variable that is read of `os.environ`, or by a call of `os.getenv`.
 
-    Raises:
-        PackingError: when it cannot be seen which variable is read.
+    Where it cannot be seen which one is read, that is found when the function is traced.
     """
     name = _variable_name(value, steps)
     if name is None:
-        refuse_whole_environment(walk)
-    environ = value if isinstance(value, dict) else getattr(value, "__self__", os.environ)
-    content = environ.get(name)
+        emit_environment(walk)
+        return
+    own = value if type(value) is ReadEnvironment else getattr(value, "__self__", os.environ)
+    content = own.get(name)
     emit_value(walk, name, content)
-    if environ is os.environ:
+    if own is os.environ:
         walk.guards.variable(name, content)
-    kept = _replacement(walk)
-    if content is not None:
-        kept[name] = content
+    _replacement(walk).counted[name] = content
+
+
+def emit_environment(walk: Walk) -> None:
+    """Appends that the environment is read, and not which variable."""
+    walk.tag("environment")
+    _replacement(walk)
 
 
 def emit_value(walk: Walk, name: str, content: str | None) -> None:
@@ -107,15 +148,6 @@ def _replacement(walk: Walk) -> ReadEnvironment:
         kept = stand_ins[id(os.environ)] = ReadEnvironment()
         stand_ins[id(os.getenv)] = kept.getenv
     return kept
-
-
-def refuse_whole_environment(walk: Walk) -> NoReturn:
-    """For code that reads the environment, and does not show which variable."""
-    raise PackingError(
-        f"{walk.path()} reads the environment in a way that does not show which variable "
-        f"({walk.where}). Write os.environ['NAME'], os.environ.get('NAME') or "
-        "os.getenv('NAME') with the name as text, or read it outside of the function."
-    )
 
 
 _CONFIG_LIBRARIES: Final = ("absl.flags", "fiddle", "ml_collections", "omegaconf")

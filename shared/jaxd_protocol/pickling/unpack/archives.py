@@ -22,7 +22,7 @@ from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.local_archives import IMPORTLIB, archive_of, archived_id, look_up
 from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pickling.unpack.content_table import content_table
-from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule, SourceProcess
+from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule
 from jaxd_protocol.pickling.unpack.private_modules import NotShipped, PrivateModules
 
 
@@ -31,11 +31,16 @@ class UnpackedArchive(PrivateModules):
 
     Args:
         archive: their source.
+
+    Attributes:
+        archive: the same.
+        found: what its modules may have read of their client's process, with the values.
     """
 
     def __init__(self, archive: Archive) -> None:
         super().__init__()
         self.archive = archive
+        self.found: dict[Any, Any] = {}
         self.sources.update(archive.sources)
         self._named: dict[int, tuple[Any, Name]] = {}
         self._import_module = self.import_module  # one object: the walk names it
@@ -102,10 +107,6 @@ class UnpackedArchive(PrivateModules):
                 "of its package, so that it is sent as well."
             ) from error
 
-    def _builtins_of(self, process: SourceProcess) -> dict[str, Any]:
-        """As of any source; a package may look for files that lie beside it."""
-        return {**super()._builtins_of(process), "open": open}
-
     def special(self, module: ModuleType) -> ModuleType:
         """A module of the server's own; those that give access to modules are patched."""
         name = module.__name__
@@ -146,6 +147,13 @@ def add_archive(
         with _lock:
             found = _archives.setdefault(content, UnpackedArchive(archive))
     blob.arrived = found
+
+
+def forget_archive(archive: UnpackedArchive) -> None:
+    """Has the modules of an archive run anew for whoever sends it next."""
+    with _lock:
+        if _archives.get(archive.archive.content) is archive:
+            del _archives[archive.archive.content]
 
 
 def find_archived(content: bytes, module: str, name: str) -> Any:

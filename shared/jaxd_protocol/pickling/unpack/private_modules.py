@@ -22,11 +22,7 @@ from jaxd_protocol.fingerprint.canonical_bytes import is_same
 from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.values.modules import LazySubmodules
 from jaxd_protocol.packages.installed import is_local_file
-from jaxd_protocol.pickling.unpack.patched_modules import (
-    PatchedModule,
-    SourceProcess,
-    refusals_raised,
-)
+from jaxd_protocol.pickling.unpack.patched_modules import PatchedModule
 
 
 class NotShipped(PackingError, ModuleNotFoundError):
@@ -96,14 +92,6 @@ class PrivateModules:
                 vars(module).setdefault(item, self.load(inner))
         return module if fromlist else self.load(full.partition(".")[0])
 
-    def _builtins_of(self, process: SourceProcess) -> dict[str, Any]:
-        """`__builtins__` of a module whose source runs in such a process."""
-
-        def import_(*args: Any, **kwargs: Any) -> ModuleType:
-            return process.module(self._import(*args, **kwargs))
-
-        return {**self.builtins, "__import__": import_, "open": process.open}
-
     def special(self, module: ModuleType) -> ModuleType:
         """A module of the server's own, or the patched one that replaces it."""
         return self.patched_modules.get(module.__name__, module)
@@ -155,17 +143,20 @@ class PrivateModules:
             package = name if source.is_package else name.rpartition(".")[0]
             module = self.make_module(name, package, source.is_package)
             vars(module)["__file__"] = source.code.co_filename
-            if source.process is not None:
-                process = SourceProcess(name, source.process)
-                vars(module)["__builtins__"] = self._builtins_of(process)
             self._executed[name] = module
             try:
-                with _in_sys_modules(name, module), refusals_raised():
+                with _in_sys_modules(name, module):
                     exec(source.code, vars(module))  # noqa: S102  it is what an import does
             except BaseException:
                 del self._executed[name]
                 raise
             return module
+
+
+def is_private(namespace: Mapping[str, Any]) -> bool:
+    """Whether these are the builtins of code that came from a client."""
+    importing = namespace.get("__import__")
+    return isinstance(getattr(importing, "__self__", None), PrivateModules)
 
 
 @contextmanager

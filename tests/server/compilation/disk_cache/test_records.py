@@ -19,6 +19,7 @@ CALL = CallRecord(
     name="step",
     key=b"k" * 16,
     fingerprint=b"f" * 16,
+    code=b"c" * 16,
     skeleton=b"N",
     sizes=(3, 4),
     pickles=(b"abc",),

@@ -8,6 +8,7 @@ import pytest
 from jaxd_protocol.errors import ConnectionLost, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import encode_transformation
+from jaxd_protocol.messages.recorded_reads import ProcessRead
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from tests.server.in_process import Source
@@ -244,6 +245,7 @@ class OnDisk:
         self.described: Described | None = said if described else None
         self.codes = {source.fingerprint: bytes(source.code_) if code is None else code}
         self.forgotten: list[bytes] = []
+        self.known_reads: tuple[ProcessRead, ...] = ()
 
     def function(self, key: bytes) -> Function | None:
         """Not unpacked."""
@@ -258,6 +260,18 @@ class OnDisk:
     def keep_code(self, fingerprint: bytes, code: bytes) -> None:
         """Takes a packed function."""
         self.codes[fingerprint] = code
+
+    def reads(self, fingerprint: bytes) -> tuple[ProcessRead, ...]:
+        """What it is known to read."""
+        return self.known_reads
+
+    def keep_reads(self, fingerprint: bytes, reads: tuple[ProcessRead, ...]) -> None:
+        """Takes what it reads."""
+        self.known_reads = reads
+
+    def keep_function(self, function: Function) -> None:
+        """Takes what a key stands for."""
+        self.described = function.described
 
     def forget_function(self, function: Function) -> None:
         """Takes note of it."""

@@ -97,7 +97,7 @@ def test_a_folder_that_was_not_given_away_yet_is(options: ServerOptions) -> None
     folders = [Path(tenants.of(f"account:{name}").folder) for name in "ab"]
     for folder in folders:
         os.chown(folder, 0, 0)
-    (folders[1] / "v1").mkdir()
+    (folders[1] / "v2").mkdir()
     assert [Path(tenants.of(f"account:{n}").folder).stat().st_uid for n in "ab"] == [FIRST, 0]
 
 
@@ -193,8 +193,8 @@ def test_another_token_finds_nothing_that_the_holder_of_the_old_one_has_kept(
     secret.mkdir()
     (secret / "file").touch()
     old = Path(TenantDirectory(options).of("account:a", "old").folder)
-    (old / "v1").mkdir()
-    (old / "v1" / "program").touch()
+    (old / "v2").mkdir()
+    (old / "v2" / "program").touch()
     (old / "link").symlink_to(secret)
     for path in (old, *old.rglob("*")):
         os.chown(path, FIRST, FIRST, follow_symlinks=False)

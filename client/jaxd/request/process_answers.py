@@ -1,0 +1,236 @@
+"""What this process tells a server of itself, for a function of its own that is traced there.
+
+It answers only for names that stand as text in the function that it sends: in its code, or among
+the values that travel with it. A file has to be a regular one inside of the project. A name that
+the server has come up with gets nothing.
+"""
+
+from __future__ import annotations
+
+import locale
+import logging
+import os
+import pickletools
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.process_view import current_arguments
+from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead, recorded
+from jaxd_protocol.packages.installed import is_local_file
+from jaxd_protocol.pytree.literals import is_literal
+
+if TYPE_CHECKING:
+    from jaxd.dispatch.warm import RecordedFunction
+    from jaxd.request.function_snapshot import FunctionSnapshot
+
+MAX_FILE: Final = 64 << 20
+"""Bytes of the largest file that is sent."""
+
+FOLDER: Final = True
+"""What is answered for the name of a file that is a folder; None: there is nothing."""
+
+_MAX_TEXT: Final = 4096
+
+_EXPANDED: Final = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_HOME: Final = frozenset({"expanduser", "home"})
+_ARGUMENTS: Final = frozenset({"argv", "argparse", "ArgumentParser", "parse_args", "FLAGS"})
+_FOLDERS: Final = frozenset(
+    ["getcwd", "getcwdb", "cwd", "abspath", "realpath", "relpath", "absolute", "resolve"]
+)
+
+
+class NamedTexts:
+    """The texts that stand in a packed function.
+
+    Args:
+        code: the packed function.
+    """
+
+    def __init__(self, code: bytes) -> None:
+        arguments: Iterator[Any] = (argument for _, argument, _ in pickletools.genops(code))
+        found = {
+            each if isinstance(each, str) else os.fsdecode(each)
+            for each in arguments
+            if isinstance(each, str | bytes) and len(each) < _MAX_TEXT
+        }
+        self._texts = frozenset(found)
+        self._parts = frozenset(part for text in found for part in re.split(r"[/\\]", text))
+
+    def answer(self, read: ProcessRead) -> Any:
+        """What this process has: a literal.
+
+        Raises:
+            PackingError: when the function does not name it.
+        """
+        return _ANSWERS[read.kind](self, read.name)
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        """Whether one of these stands there."""
+        return not self._texts.isdisjoint(names)
+
+    def variable(self, name: str) -> str | None:
+        """A variable of the environment; None where there is none of that name."""
+        is_named = name in self._texts or (name == "HOME" and self.has_any(_HOME))
+        if not is_named and not any(name in _expanded(text) for text in self._texts):
+            raise PackingError(f"no code of the function names the variable {name!r}.")
+        return os.environ.get(name)
+
+    def arguments(self, name: str) -> tuple[str, ...]:
+        """`sys.argv`."""
+        self._require(name, _ARGUMENTS, "the arguments of the command")
+        return current_arguments()
+
+    def folder(self, name: str) -> str:
+        """The current folder."""
+        self._require(name, _FOLDERS, "the current folder")
+        return os.getcwd()
+
+    def recursion(self, name: str) -> int:
+        """The recursion limit."""
+        self._require(name, {"getrecursionlimit"}, "the recursion limit")
+        return sys.getrecursionlimit()
+
+    def logger(self, name: str) -> int:
+        """The effective level of a logger, and at least what `logging.disable` says."""
+        self._require("", {name} if name else {"logging"}, f"the logger {name!r}")
+        logger = logging.getLogger(name or None)
+        return max(logger.getEffectiveLevel(), logger.manager.disable + 1)
+
+    def locale(self, call: str) -> Any:
+        """What a function of the module `locale` gives, by its name and perhaps a number."""
+        self._require("", {"locale"}, "the locale")
+        name, _, category = call.partition(" ")
+        if name not in _LOCALE or not (category == "" or category.isdecimal()):
+            raise PackingError(f"{call!r} asks for nothing of the locale.")
+        try:
+            found = _LOCALE[name](*map(int, category.split()))
+        except (TypeError, ValueError, locale.Error) as error:
+            raise PackingError(f"this process has no {call}: {error}") from error
+        return _literal(found)
+
+    def file(self, path: str) -> Any:
+        """The content of a file of the project; `FOLDER` for a folder, None for nothing.
+
+        Raises:
+            PackingError: also when it is none of the project's, or cannot be sent.
+        """
+        real = os.path.realpath(path)
+        inside = _in_project(real, os.path.abspath(path))
+        if inside is None:
+            raise PackingError(f"{path} is no file of the project.")
+        parts = inside.split(os.sep)
+        if not all(part in self._parts for part in parts):
+            raise PackingError(f"no code of the function names the file {path}.")
+        if any(part.startswith(".") for part in parts):
+            raise PackingError(f"{path} is hidden: it is not sent.")
+        return _content(real)
+
+    def _require(self, name: str, names: Iterable[str], what: str) -> None:
+        if name or not self.has_any(names):
+            raise PackingError(f"no code of the function names {what}.")
+
+
+_ANSWERS: Final[dict[str, Callable[[NamedTexts, str], Any]]] = {
+    "variable": NamedTexts.variable,
+    "arguments": NamedTexts.arguments,
+    "folder": NamedTexts.folder,
+    "file": NamedTexts.file,
+    "logger": NamedTexts.logger,
+    "recursion": NamedTexts.recursion,
+    "locale": NamedTexts.locale,
+}
+
+_LOCALE: Final[dict[str, Callable[..., Any]]] = {
+    "getlocale": locale.getlocale,
+    "getpreferredencoding": lambda *_: locale.getpreferredencoding(False),
+    "localeconv": locale.localeconv,
+    "nl_langinfo": locale.nl_langinfo,
+    "setlocale": locale.setlocale,
+}
+
+
+def confirmed(
+    snapshot: FunctionSnapshot | RecordedFunction, reads: Iterable[ProcessRead]
+) -> tuple[RecordedRead, ...]:
+    """What this process has now of what a function reads.
+
+    Raises:
+        PackingError: when the function does not name one of them.
+    """
+    values = {read: snapshot.named_texts.answer(read) for read in reads}
+    return recorded(snapshot.manifest.fingerprint, values)
+
+
+def _literal(value: Any) -> Any:
+    """Dicts and lists as tuples."""
+    if isinstance(value, dict):
+        return tuple((key, _literal(item)) for key, item in sorted(value.items()))
+    if isinstance(value, list):
+        return tuple(map(_literal, value))
+    assert is_literal(value)
+    return value
+
+
+def _expanded(text: str) -> set[str]:
+    """The variables that `os.path.expandvars` looks up for a text."""
+    return {name for names in _EXPANDED.findall(text) for name in names} if "$" in text else set()
+
+
+def _in_project(real: str, shown: str) -> str | None:
+    """The way from a folder of the project to a file inside of it; None when it is in none.
+
+    Args:
+        real: the file, without links.
+        shown: the file as it was named, which has to lie there as well.
+    """
+    for root in sorted(_roots(), key=len, reverse=True):
+        inner = os.path.realpath(root)
+        below = os.path.join(inner, "")
+        if real.startswith(below):
+            return os.path.relpath(shown, root) if _is_below(shown, root) else real[len(below) :]
+    return None
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path.startswith(os.path.join(root, ""))
+
+
+def _roots() -> set[str]:
+    """The folders in which the project lies: the current one, and those of its modules."""
+    roots = {os.getcwd()}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if "." not in name and isinstance(file, str) and is_local_file(file):
+            folder = os.path.dirname(os.path.abspath(file))
+            is_package = os.path.basename(file) == "__init__.py"
+            roots.add(os.path.dirname(folder) if is_package else folder)
+    return {root for root in roots if root != os.path.dirname(root)}
+
+
+def _content(path: str) -> Any:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        return FOLDER
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:
+        raise PackingError(f"{path} is no regular file of at most {MAX_FILE >> 20} MiB.")
+    try:
+        with open(path, "rb") as opened:
+            return opened.read()
+    except OSError as error:
+        raise PackingError(f"{path} cannot be read: {error}") from error
+
+
+def file_stamp_of(path: str) -> Any:
+    """What changes when a file does."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
