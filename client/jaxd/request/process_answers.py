@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.process_view import current_arguments
-from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead, recorded
+from jaxd_protocol.messages.recorded_reads import (
+    STANDARD_VARIABLES,
+    ProcessRead,
+    RecordedRead,
+    recorded,
+)
 from jaxd_protocol.packages.installed import is_local_file
 from jaxd_protocol.pytree.literals import is_literal
 
@@ -74,7 +79,8 @@ class NamedTexts:
 
     def variable(self, name: str) -> str | None:
         """A variable of the environment; None where there is none of that name."""
-        is_named = name in self._texts or (name == "HOME" and self.has_any(_HOME))
+        is_named = name in STANDARD_VARIABLES or (name == "HOME" and self.has_any(_HOME))
+        is_named = is_named or name in self._texts
         if not is_named and not any(name in _expanded(text) for text in self._texts):
             raise PackingError(f"no code of the function names the variable {name!r}.")
         return os.environ.get(name)

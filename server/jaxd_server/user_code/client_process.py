@@ -31,7 +31,12 @@ from typing import Any, Final, Literal, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.values import settings
-from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead, recorded
+from jaxd_protocol.messages.recorded_reads import (
+    STANDARD_VARIABLES,
+    ProcessRead,
+    RecordedRead,
+    recorded,
+)
 from jaxd_protocol.packages.installed import is_local_file
 from jaxd_protocol.pickling.unpack.private_modules import is_private
 
@@ -45,6 +50,7 @@ _MAX_SEARCHED: Final = 1 << 20
 """Bytes of a packed function up to which it is looked at before its client is asked."""
 
 _ALWAYS_NAMED: Final = frozenset({"arguments", "folder", "locale", "recursion"})
+_READ_BY_PYTHON: Final = STANDARD_VARIABLES | {"HOME", ""}
 
 
 class ProcessReads:
@@ -90,7 +96,7 @@ class ProcessReads:
 
     def _may_name(self, read: ProcessRead) -> bool:
         """Whether the client is asked at all; it decides by itself."""
-        if self._code is None or read.kind in _ALWAYS_NAMED or read.name in ("HOME", ""):
+        if self._code is None or read.kind in _ALWAYS_NAMED or read.name in _READ_BY_PYTHON:
             return True
         name = os.path.basename(read.name) if read.kind == "file" else read.name
         return name.encode("utf-8", "surrogatepass") in self._code
@@ -171,10 +177,13 @@ _OF_INSTALLED: Final = (
     "<frozen importlib",
     *(
         _STANDARD_LIBRARY + name
-        for name in ("importlib/", "inspect.py", "linecache.py", "pkgutil.py", "tokenize.py")
+        for name in (
+            *("gettext.py", "importlib/", "inspect.py", "linecache.py", "pkgutil.py"),
+            *("tokenize.py", "warnings.py"),
+        )
     ),
 )
-"""Files of code that looks for installed packages, or shows lines of source."""
+"""Files of code that looks for installed packages, shows lines of source or translates texts."""
 
 
 def _who_reads() -> Literal["client", "library", "server"]:

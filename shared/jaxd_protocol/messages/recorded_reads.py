@@ -46,6 +46,16 @@ class ProcessRead(NamedTuple):
 
 KINDS: Final = frozenset(_LABELS)
 
+STANDARD_VARIABLES: Final = frozenset(
+    [
+        *("COLUMNS", "LINES", "TZ"),
+        *("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES"),
+        *("LNAME", "LOGNAME", "USER", "USERNAME"),
+        *("TEMP", "TMP", "TMPDIR"),
+    ]
+)
+"""Variables that Python's own modules read for whoever uses them; there are no secrets in them."""
+
 
 class RecordedRead(NamedTuple):
     """One thing that was read.
