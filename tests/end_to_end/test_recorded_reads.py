@@ -330,5 +330,5 @@ def test_why_names_what_was_read(
     monkeypatch.setenv("RR_WHY", "3")
     why = step.why(1.0)
     assert why.verdict == "compile"
-    assert "environment RR_WHY" in str(why)
+    assert [each.text for each in why.differences] == ["environment RR_WHY: '2' → '3'"]
     assert float(step(1.0)) == 3.0

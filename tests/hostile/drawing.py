@@ -18,6 +18,9 @@ PATHS: Final = (
     "canary/archive.zip",
     "http://127.0.0.1:1/x",
 )
+SECRET_FILES: Final = (".env", "canary/link", "/etc/passwd", "../x", "canary/../.env", "~/.env")
+"""Of a client, which it shows to nobody: hidden, linked to from its folder, or outside of it."""
+
 _TEXTS: Final = ("", "w", "r", "wb", "rb", "a", "text", "utf-8", "touch canary/ran", "1 + 1", "os")
 DTYPES: Final = ("float32", "int32", "uint8", "bool", "float64", "bfloat16", "complex64")
 _SPECIAL: Final = (  # noqa: SIM905

@@ -14,10 +14,11 @@ from typing import Any, Final
 from jaxd_protocol import errors
 from jaxd_protocol.messages.calls import FAILED, OK
 from jaxd_protocol.messages.data_locations import pack_leaf_numbers
+from jaxd_protocol.messages.recorded_reads import KINDS
 from jaxd_protocol.pytree import dump_literal
 from jaxd_protocol.pytree.leaves import Leaf
 from tests.hostile.callback_targets import CallbackTargetWriter
-from tests.hostile.drawing import NUMBERS, PATHS, RandomValues, WeightedChoice
+from tests.hostile.drawing import NUMBERS, PATHS, SECRET_FILES, RandomValues, WeightedChoice
 from tests.hostile.exchanges import Exchange, Step
 from tests.hostile.trees import COUNT, TreeBuffer, TreeWriter, leaf_bytes
 
@@ -211,16 +212,33 @@ class Generator:
 
     def _question(self) -> Step:
         rng = self.draws.rng
-        verb = rng.choices(("describe", "code", "callback", "other"), (5, 6, 8, 4))[0]
+        verbs = ("describe", "code", "callback", "read", "confirm", "other")
+        verb = rng.choices(verbs, (5, 6, 8, 5, 2, 4))[0]
         if verb == "callback":
             return self._callback()
         self.draws.counts["question", verb] += 1
+        if verb in ("read", "confirm"):
+            count = 1 if verb == "read" else rng.randrange(4)
+            reads = tuple(self._process_read() for _ in range(count))
+            return Step(verb, (bytes.fromhex(self.draws.of["fingerprint"]), reads))
         key = (
             bytes.fromhex(self.draws.of["fingerprint"]) if verb == "code" else b""
         )  # b"": that of the call
         if rng.random() < 0.03:
             return Step(verb, tuple(self.draws.plain(1) for _ in range(rng.randrange(3))))
         return Step(verb, (key,))
+
+    def _process_read(self) -> tuple[Any, Any]:
+        """Something that the client is to tell of its process."""
+        rng = self.draws.rng
+        if rng.random() < 0.03:
+            return self.draws.plain(1), self.draws.plain(1)
+        kind = rng.choices((*sorted(KINDS), "other"), (2, 10, 2, 2, 2, 2, 10, 1))[0]
+        if kind == "variable":
+            return kind, rng.choice(("JAXD_HOSTILE_SECRET", "PATH", "HOME", "USER"))
+        if kind == "file":
+            return kind, rng.choice((*PATHS, *SECRET_FILES))
+        return kind, rng.choice(("", "root", self.draws.text()))
 
     def _callback(self) -> Step:
         """A function of the client's is to be called, with data of the server's choice."""

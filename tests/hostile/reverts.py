@@ -93,9 +93,22 @@ def _warnings() -> None:
     changed.display_file = lambda file: file
 
 
+def _reads() -> None:
+    """A client tells a server whatever it asks of its process."""
+    from jaxd.request import process_answers
+
+    answers: dict[str, Any] = {
+        "variable": lambda _, name: sys.modules["os"].environ.get(name),
+        "file": lambda _, name: process_answers._content(name),
+    }
+    changed: Any = process_answers
+    changed._ANSWERS = {**process_answers._ANSWERS, **answers}
+
+
 REVERTS: Final[Mapping[str, Callable[[], None]]] = {
     "C1": _results,
     "C2": _callback_targets,
+    "R": _reads,
     "W": _warnings,
 }
 """By the hole that each opens again."""

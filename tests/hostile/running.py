@@ -68,11 +68,16 @@ class Violation(NamedTuple):
 def vulnerability_of(find: Violation) -> str:
     """Which hole it is: `C2` callbacks, `W` the file of a warning, `C1` what came as a result.
 
-    Empty for those that need no name of their own: a tracebacks' files, hangs and ends.
+    `R` is what a client tells of its process. It is empty for those that need no name of their
+    own: a tracebacks' files, hangs and ends.
     """
     text = "\n".join(find.stack)
+    if find.event == "secret" and "read" in find.args:
+        return "R"
     if find.event == "secret" or "jaxd/events/jax_callbacks.py" in text:
         return "C1" if "jaxd_protocol/pytree/" in text else "C2"
+    if "jaxd/request/process_answers.py" in text:
+        return "R"
     if "jaxd/events/output.py" in text:
         return "W"
     if find.event in ("hang", "end", "canary") or "linecache.py" in text:
@@ -93,6 +98,10 @@ def create_canaries(folder: Path) -> None:
     (folder / CANARIES[0]).write_text("canary\n" * 9)
     (folder / CANARIES[2]).write_bytes(b"canary")
     os.mkfifo(folder / CANARIES[1])
+    (folder / ".env").write_text(SECRET)
+    outside = folder.parent / f"{folder.name}.outside"
+    outside.write_text(SECRET)
+    (folder / "canary/link").symlink_to(outside)
 
 
 class Victim:
@@ -328,7 +337,9 @@ class ServerRun(Run):
             self._note("end", "", self._victim.stacks(), exchange, number)
             self._restart()
         if any(SECRET.encode() in each for each in self.server.said):
-            self._note("secret", "an answer has it", (), exchange, number)
+            asked = {step.verb for step in exchange.steps}
+            what = "an answer to read has it" if "read" in asked else "an answer has it"
+            self._note("secret", what, (), exchange, number)
         self.server.said.clear()
         if number % 64 == 0:
             changed = self._victim.changed()

@@ -22,6 +22,8 @@ _SILENT: Final = frozenset({"drop", "cancel", "bye", "unshare"})
 _ANSWERED: Final = {
     "describe": ((bytes,),),
     "code": ((bytes,),),
+    "read": ((bytes, tuple),),
+    "confirm": ((bytes, tuple),),
     "callback": ((int, bytes, bytes, int),),
 }
 _GOOD: Final = (OK, b"N", b"", b"", b"")

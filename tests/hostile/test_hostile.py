@@ -176,6 +176,6 @@ def test_finds_of_one_place_are_one_kind() -> None:
 
 def test_every_mend_can_be_named() -> None:
     """And nothing else."""
-    assert {"C1", "C2", "W"} == set(REVERTS)
+    assert {"C1", "C2", "R", "W"} == set(REVERTS)
     with pytest.raises(KeyError):
         revert(["other"])

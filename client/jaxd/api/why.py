@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,7 +49,8 @@ class Why:
     def from_report(cls, report: Mapping[str, Any]) -> Why:
         """Reads what a server answered."""
         fields = {name: report[name] for name in cls.__slots__}
-        fields["differences"] = tuple(map(Difference.from_dict, report["differences"]))
+        found = map(Difference.from_dict, report["differences"])
+        fields["differences"] = tuple(each.with_values(_value_seen) for each in found)
         fields["advice"], fields["programs"] = tuple(report["advice"]), tuple(report["programs"])
         return cls(**fields)
 
@@ -81,6 +83,12 @@ class Why:
         lines += [f"  {_program(program)}" for program in self.programs]
         lines += [f"  advice: {text}" for text in self.advice]
         return "\n".join(lines)
+
+
+def _value_seen(digest: str) -> str | None:
+    """A value that this process has told a server of itself, by its digest."""
+    answers = sys.modules.get("jaxd.request.process_answers")
+    return None if answers is None else answers.values_seen.get(digest)
 
 
 def running_server(caller: Caller | None) -> Caller:

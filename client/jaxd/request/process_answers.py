@@ -17,8 +17,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.process_view import current_arguments
+from jaxd_protocol.fingerprint.walk import short_repr
 from jaxd_protocol.messages.recorded_reads import (
     STANDARD_VARIABLES,
     ProcessRead,
@@ -39,6 +41,7 @@ FOLDER: Final = True
 """What is answered for the name of a file that is a folder; None: there is nothing."""
 
 _MAX_TEXT: Final = 4096
+_MAX_VALUES: Final = 1000
 
 _EXPANDED: Final = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _HOME: Final = frozenset({"expanduser", "home"})
@@ -168,7 +171,22 @@ def confirmed(
         PackingError: when the function does not name one of them.
     """
     values = {read: snapshot.named_texts.answer(read) for read in reads}
-    return recorded(snapshot.manifest.fingerprint, values)
+    found = recorded(snapshot.manifest.fingerprint, values)
+    for each in found:
+        values_seen[each.part.digest.hex()] = _shown(values[each.read])
+    return found
+
+
+values_seen: Final = BoundedDict[str, str](_MAX_VALUES)
+"""What this process has told, as people read it, by the digest of its part of a key in hex."""
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    return short_repr(value)
 
 
 def _literal(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
@@ -52,6 +52,27 @@ class Difference(NamedTuple):
         """For something that had one value and has another."""
         text = f"{name}: {before} → {after}"
         return cls(kind, name, before=before, after=after, text=text)
+
+    @classmethod
+    def of_digests(cls, name: str, before: bytes, after: bytes) -> Difference:
+        """For something of a process of which only digests are known; see `with_values`."""
+        return cls("process", name, "changed", before.hex(), after.hex(), "", f"{name}: changed")
+
+    def with_values(self, shown: Callable[[str], str | None]) -> Difference:
+        """The same with what this process has had of it.
+
+        Args:
+            shown: by the digest in hex, a value as people read it; None for one that it never had.
+        """
+        if self.kind != "process" or self.change != "changed":
+            return self
+        before, after = shown(self.before), shown(self.after)
+        text = f"{self.name}: changed"
+        if before is not None and after is not None:
+            text = f"{self.name}: {before} → {after}"
+        elif after is not None:
+            text = f"{self.name}: changed to {after}"
+        return self._replace(before=before or "", after=after or "", text=text)
 
 
 def part_differences(before: Sequence[Part], after: Sequence[Part]) -> tuple[Difference, ...]:
@@ -171,6 +192,8 @@ def _changed(was: Part, now: Part) -> Difference:
         text = f"{now.name}: {was.shown} → {now.shown}"
     else:
         text = f"{now.name}: contents changed" + (f" ({now.shown})" if now.shown else "")
+    if now.kind == was.kind == "process":  # only the client can tell what was there
+        return Difference.of_digests(now.name, was.digest, now.digest)
     where = now.where or was.where
     return Difference(now.kind, now.name, "changed", was.shown, now.shown, where, text)
 
@@ -191,7 +214,7 @@ def _removed(part: Part) -> Difference:
 
 def _use_of(part: Part) -> str:
     """That a function uses a part: ``reads global LR (0.1)``."""
-    verb = "reads" if part.kind in ("value", "array", "variable") else "uses"
+    verb = "reads" if part.kind in ("value", "array", "variable", "process") else "uses"
     details = part.where if part.kind in _CODE_KINDS else part.shown
     if details and part.kind not in _INSTALLED_KINDS:
         details = f"({details})"

@@ -77,8 +77,7 @@ class RecordedRead(NamedTuple):
     @property
     def part(self) -> Part:
         """The part of a key that it is."""
-        kind = "variable" if self.kind == "variable" else "process"
-        return Part(kind, self.read.label, self.digest[:8])
+        return Part("process", self.read.label, self.digest[:8])
 
 
 def read_digest(fingerprint: bytes, value: Any) -> bytes:

@@ -238,7 +238,7 @@ def describe(function: Function) -> FunctionDescriptor:
         function.name,
         function.described.fingerprint,
         function.options,
-        manifest.parts if manifest else (),
+        manifest.all_parts if manifest else (),
         function.parameters,
         manifest.shared if manifest else True,
     )

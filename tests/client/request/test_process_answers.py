@@ -1,0 +1,158 @@
+"""What a client tells a server of its process, and what it does not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxd.request import process_answers
+from jaxd.request.function_snapshot import FunctionSnapshot
+from jaxd.request.process_answers import NamedTexts
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.recorded_reads import ProcessRead, to_reads
+from tests.shared.fingerprint.defining import function
+
+
+def told(body: str, kind: str, name: str, **names: Any) -> Any:
+    """What is told of a function with that body."""
+    made: Callable[..., Any] = function(body, **names)
+    return NamedTexts(FunctionSnapshot(made, Options()).code).answer(ProcessRead(kind, name))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a project, and a secret beside it."""
+    folder = tmp_path / "project"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "table.txt").write_text("in")
+    (folder / ".env").write_text("secret")
+    (tmp_path / "outside.txt").write_text("secret")
+    (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (folder / "linked").symlink_to(tmp_path)
+    (folder / "inner.txt").symlink_to("data/table.txt")
+    os.mkfifo(folder / "pipe")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("NAMED", "told")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "value"),
+    [
+        ("return 'NAMED'", "NAMED", "told"),
+        ("return 'NEVER_SET'", "NEVER_SET", None),
+        ("return b'NAMED'", "NAMED", "told"),
+        ("return T", "NAMED", "told"),
+        ("return '${NAMED}/x'", "NAMED", "told"),
+        ("return '$NAMED/x'", "NAMED", "told"),
+        ("return x.expanduser()", "HOME", "/home/of"),
+        ("return x", "USER", "me"),
+    ],
+)
+def test_a_variable_that_the_function_names_is_told(
+    project: Path, monkeypatch: pytest.MonkeyPatch, body: str, name: str, value: str | None
+) -> None:
+    """In its code or in a value that travels with it; also that there is none."""
+    monkeypatch.setenv("HOME", "/home/of")
+    monkeypatch.setenv("USER", "me")
+    assert told(body, "variable", name, T=["NAMED"]) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("variable", "AWS_SECRET_ACCESS_KEY"),
+        ("variable", "HOME"),
+        ("variable", "OTHER"),
+        ("arguments", ""),
+        ("folder", ""),
+        ("recursion", ""),
+        ("locale", "localeconv"),
+        ("logger", "its.name"),
+        ("file", "data/table.txt"),
+        ("file", ".env"),
+        ("file", "/etc/passwd"),
+    ],
+)
+def test_what_the_server_has_come_up_with_is_not_told(project: Path, kind: str, name: str) -> None:
+    """Whatever it asks for."""
+    with pytest.raises(PackingError):
+        told("return 'NAMED', 'other.txt'", kind, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("data/table.txt", b"in"),
+        ("inner.txt", b"in"),
+        ("data", True),
+        ("data/missing.txt", None),
+    ],
+)
+def test_a_file_of_the_project_that_the_function_names_is_told(
+    project: Path, name: str, content: Any
+) -> None:
+    """By the way from the current folder, or by its whole path."""
+    body = f"return {name.split('/')}"
+    assert told(body, "file", name) == content
+    assert told(body, "file", str(project / name)) == content
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".env",
+        "link.txt",
+        "linked/outside.txt",
+        "../outside.txt",
+        "data/../.env",
+        "pipe",
+        "/etc/passwd",
+    ],
+)
+def test_files_outside_and_hidden_ones_are_not_told(project: Path, name: str) -> None:
+    """Also where the function names them: a link may have been put there by others."""
+    with pytest.raises(PackingError):
+        told(f"return {name!r}, {name.split('/')}", "file", name)
+
+
+def test_a_large_file_is_not_sent(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be read before each first call."""
+    monkeypatch.setattr(process_answers, "MAX_FILE", 1)
+    with pytest.raises(PackingError, match="at most"):
+        told("return 'data/table.txt'", "file", "data/table.txt")
+
+
+def test_the_rest_is_told_to_who_asks_for_it_by_name(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the process as it is now."""
+    monkeypatch.setattr(sys, "argv", ["a", "b"])
+    assert told("return S.argv", "arguments", "", S=sys) == ("a", "b")
+    assert told("return S.getrecursionlimit()", "recursion", "", S=sys) == sys.getrecursionlimit()
+    assert told("import os\nreturn os.getcwd()", "folder", "") == str(project)
+    assert told("import logging\nreturn logging.getLogger('a.b')", "logger", "a.b") == 30
+    assert told("import locale\nreturn locale.setlocale(0)", "locale", "setlocale 6")
+
+
+@pytest.mark.parametrize("call", ["setlocale", "setlocale 1 2", "atof 1", "nl_langinfo -1", "x"])
+def test_a_call_of_locale_that_gives_nothing_is_refused(call: str) -> None:
+    """None but those that are known are made, and none sets anything."""
+    with pytest.raises(PackingError):
+        told("import locale\nreturn locale.setlocale(0)", "locale", call)
+
+
+@pytest.mark.parametrize("message", [[("other", "x")], [("file", 1)], [("file",)], [1], 1])
+def test_a_list_of_reads_has_known_kinds_and_texts(message: Any) -> None:
+    """It comes from the other side."""
+    from jaxd_protocol.errors import ProtocolError
+
+    with pytest.raises(ProtocolError):
+        to_reads(message)
