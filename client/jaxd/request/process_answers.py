@@ -15,12 +15,13 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.process_view import current_arguments
 from jaxd_protocol.fingerprint.walk import short_repr
+from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.messages.recorded_reads import (
     STANDARD_VARIABLES,
     ProcessRead,
@@ -29,10 +30,6 @@ from jaxd_protocol.messages.recorded_reads import (
 )
 from jaxd_protocol.packages.installed import is_local_file
 from jaxd_protocol.pytree.literals import is_literal
-
-if TYPE_CHECKING:
-    from jaxd.dispatch.warm import RecordedFunction
-    from jaxd.request.function_snapshot import FunctionSnapshot
 
 MAX_FILE: Final = 64 << 20
 """Bytes of the largest file that is sent."""
@@ -162,9 +159,17 @@ _LOCALE: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def confirmed(
-    snapshot: FunctionSnapshot | RecordedFunction, reads: Iterable[ProcessRead]
-) -> tuple[RecordedRead, ...]:
+class PackedFunction(Protocol):
+    """What is needed of a function, whose code this process has sent or would send."""
+
+    manifest: FunctionManifest
+
+    @property
+    def named_texts(self) -> NamedTexts:
+        """What its code names."""
+
+
+def confirmed(snapshot: PackedFunction, reads: Iterable[ProcessRead]) -> tuple[RecordedRead, ...]:
     """What this process has now of what a function reads.
 
     Raises:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError, ProtocolError
@@ -100,6 +101,7 @@ def receive_function(
         more = manifest.ignored, arrived.archives, manifest.listed
         return walk(arrived.function, name, there, *more)
 
+    made = partial(UnpackedFunction, listed=manifest.callbacks, archive=arrived.archives)
     if not manifest.shared:
         # its key is like no other
         targets = CallbackCandidates()
@@ -110,15 +112,7 @@ def receive_function(
                 walked.reach.targets,
                 MutationGuard.of_walk(walked, manifest.ignored),
             )
-        return UnpackedFunction(
-            arrived.function,
-            None,
-            (),
-            targets,
-            manifest.callbacks,
-            captured,
-            archive=arrived.archives,
-        )
+        return made(function=arrived.function, targets=targets, captured=captured)
     walked = walked_over()
     found = walked.fingerprint
     _refuse_settings(name, manifest.parts, found.parts)
@@ -132,16 +126,12 @@ def receive_function(
             f"fingerprint than here ({_differing(manifest.parts, found.parts)}). Was it changed "
             "while it was sent? Else set extra_key= and report this."
         )
-    captured = MutationGuard.of_walk(walked, manifest.ignored)
-    targets = walked.reach.targets
-    return UnpackedFunction(
-        arrived.function,
-        doubt,
-        objects,
-        targets,
-        manifest.callbacks,
-        captured,
-        archive=arrived.archives,
+    return made(
+        function=arrived.function,
+        doubt=doubt,
+        objects=objects,
+        targets=walked.reach.targets,
+        captured=MutationGuard.of_walk(walked, manifest.ignored),
     )
 
 
