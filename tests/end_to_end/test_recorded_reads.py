@@ -333,3 +333,40 @@ def test_why_names_what_was_read(
     assert why.verdict == "compile"
     assert [each.text for each in why.differences] == ["environment RR_WHY: '2' → '3'"]
     assert float(step(1.0)) == 3.0
+
+
+RECORDED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import jaxd
+@jaxd.persistent_call
+def step(x):
+    import late_recorded
+    return x * late_recorded.K
+before = jaxd.statistics().traces
+print([float(step(1.0)), jaxd.statistics().traces - before])
+"""
+COMMAND = "import runpy; runpy.run_module('jaxd.cli', run_name='__main__')"
+
+
+def test_a_lockfile_has_what_was_read(
+    start_live: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    """Another server is made ready by it where the process is the same, and says so elsewhere."""
+    (tmp_path / "late_recorded.py").write_text(
+        "import os; K = float(os.environ.get('RR_LOCKED', '1'))"
+    )
+    lock, program = str(tmp_path / "warm.lock"), str(tmp_path / "program.py")
+    Path(program).write_text(RECORDED)
+    first = start_live(name="first")
+    words = ("warm", "--record", lock, "--", sys.executable, program, str(tmp_path))
+    done = first.run(COMMAND, *words, RR_LOCKED="2")
+    assert done.returncode == 0, done.stderr
+    second = start_live(name="second", JAXD_CACHE_DIR=str(tmp_path / "cache"))
+    other = second.run(COMMAND, "warm", lock, RR_LOCKED="3")
+    assert other.returncode != 0
+    assert "environment RR_LOCKED" in other.stderr
+    done = second.run(COMMAND, "warm", lock, RR_LOCKED="2")
+    assert done.returncode == 0, done.stderr
+    found = [second.run(RECORDED, str(tmp_path), RR_LOCKED=value).stdout for value in "23"]
+    assert [json.loads(each) for each in found] == [[2.0, 0], [3.0, 1]]

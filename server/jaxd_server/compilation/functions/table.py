@@ -288,8 +288,10 @@ class Functions:
         manifest = function.described.manifest
         if manifest is None:
             return function
+        counted = tuple(each.read for each in manifest.reads)
+        self._learn(function, counted)  # of a lockfile, perhaps, or of another worker
         wanted = self._known_reads(manifest.fingerprint)
-        if {*wanted} <= {each.read for each in manifest.reads}:
+        if {*wanted} <= {*counted}:
             return function
         with source.waiting():
             found = source.confirm(manifest.fingerprint, wanted)
