@@ -243,22 +243,6 @@ def test_what_is_patched_inside_is_refused_or_counts(tmp_path: Path, says: str) 
         assert before.digest(name) != after.digest(name)
 
 
-UNCLEAR = """
-import os
-def loops(x): return list(os.environ)
-def computed(x, name="READ"): return os.environ[name]
-def passed(x): return dict(os.environ)
-"""
-
-
-@pytest.mark.parametrize("name", ["loops", "computed", "passed"])
-def test_an_unclear_read_of_the_environment_is_refused(tmp_path: Path, name: str) -> None:
-    """All of it would be another key in every shell."""
-    (found,) = probe([Job(str(write(tmp_path / "unclear", UNCLEAR)), (name,))])
-    assert "environment" in found[name]["refused"]
-    assert "main.py:" in found[name]["refused"]
-
-
 FLAGS = """
 from absl import flags
 flags.DEFINE_float("lr", 0.5, "")
