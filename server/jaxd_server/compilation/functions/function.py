@@ -105,6 +105,18 @@ class Function:
         return None if self.unpacked is None else self.unpacked.doubt
 
     @property
+    def modules(self) -> frozenset[str] | None:
+        """Full names of the modules that it names; None where it may import any others.
+
+        Those that are not installed where its client is may be installed here. Code that travels as
+        source computes names of modules.
+        """
+        manifest = self.described.manifest
+        if manifest is None or any(part.kind == "module" for part in manifest.parts):
+            return None
+        return frozenset(manifest.local.keys() | manifest.packages.keys())
+
+    @property
     def is_lasting(self) -> bool:
         """Whether its key means the same in every process, so that it may be kept on disk."""
         manifest = self.described.manifest

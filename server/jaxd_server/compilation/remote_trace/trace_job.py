@@ -115,7 +115,8 @@ class RemoteTrace(NamedTuple):
             raise ForwardedFailure(reply.failure)
         form = rebind_form(ResultLayout.of(reply.skeleton, reply.order))
         structure = structure_of(((0,) * len(reply.order), {}))  # its own has no meaning here
-        return LoweredFunction(reply.program, None, form, structure, reply.trace_s, reply.data)
+        program, took = reply.program, reply.trace_s
+        return LoweredFunction(program, None, form, structure, took, reply.data, reply.dependencies)
 
 
 def trace_request_of(request: BuildRequest, name: bytes) -> TraceRequest | None:
