@@ -74,7 +74,7 @@ def skews(seen: list[warnings.WarningMessage]) -> list[str]:
     return [str(one.message) for one in seen if one.category is errors.SkewWarning]
 
 
-@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("version", ["1.1", pytest.param("1.0", marks=pytest.mark.soak)])
 def test_the_next_client_gets_the_new_dependency(
     start: Callable[..., LiveServer], site: FakeSite, quiet: Any, version: str
 ) -> None:
@@ -109,6 +109,7 @@ def test_other_programs_stay(start: Callable[..., LiveServer], site: FakeSite, q
             assert spent == cost
 
 
+@pytest.mark.soak
 def test_a_restarted_server_looks_at_dependencies(
     start: Callable[..., LiveServer], site: FakeSite
 ) -> None:
@@ -131,11 +132,12 @@ def test_a_restarted_server_looks_at_dependencies(
         assert server.close() == 0
 
 
+@pytest.mark.parametrize("trace_in", ["auto", pytest.param("tracer", marks=pytest.mark.soak)])
 def test_a_worker_with_arrays_has_new_programs_made(
-    start: Callable[..., LiveServer], site: FakeSite, quiet: Any
+    start: Callable[..., LiveServer], site: FakeSite, quiet: Any, trace_in: str
 ) -> None:
-    """Of new packages, by its tracer; what does not depend on them stays warm."""
-    server = start()
+    """Of new packages, by its tracer, also where that has the old ones; others stay warm."""
+    server = start("--trace-in", trace_in)
     with connect(server.unix) as client, connect(server.unix) as other:
         kept = client.persistent_call(scaled, results="remote")(np.ones(3, np.float32))
         step, side = client.persistent_call(scaled), client.persistent_call(alone)
@@ -152,6 +154,7 @@ def test_a_worker_with_arrays_has_new_programs_made(
         assert skews(quiet) == []
 
 
+@pytest.mark.soak
 def test_a_worker_that_cannot_have_new_ones_says_so(
     start: Callable[..., LiveServer], site: FakeSite, quiet: Any
 ) -> None:
@@ -167,6 +170,8 @@ def test_a_worker_that_cannot_have_new_ones_says_so(
         assert text.startswith("function 'scaled': dependency lowlib 1.0 → 1.1 where the server")
         with pytest.raises(errors.PackageMismatch, match=r"dependency lowlib 1\.0 → 1\.1"):
             client.persistent_call(scaled, strict=True)(2.0)
+        found = step.why(2.0)
+        assert (found.verdict, found.reason) == ("hit", "dependency lowlib 1.0 → 1.1")
         with connect(server.unix) as other:
             assert float(other.persistent_call(alone)(2.0)) == 7.0
             assert len(skews(quiet)) == 1
@@ -176,6 +181,7 @@ def test_a_worker_that_cannot_have_new_ones_says_so(
         wait_until(lambda: float(step(2.0)) == 100.0)
 
 
+@pytest.mark.soak
 def test_why_names_the_dependency(
     start: Callable[..., LiveServer], site: FakeSite, quiet: Any
 ) -> None:

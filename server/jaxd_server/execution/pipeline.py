@@ -44,7 +44,7 @@ from jaxd_server.execution.run import BrokenProgram, Executor, Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters
-from jaxd_server.runtime.events import Emit, OutputOnce
+from jaxd_server.runtime.events import SILENT, Emit, OutputOnce
 from jaxd_server.runtime.imported_packages import Change, Dependencies
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED
 
@@ -140,6 +140,8 @@ class Pipeline:
             JaxdError: as `Admission.acquire`.
         """
         operation = Operation(name=name)
+        if self._packages is not None:
+            self._packages.poll(SILENT)
         self.admission.acquire(operation)
         try:
             yield

@@ -133,10 +133,9 @@ class ImportedPackages:
         """Those of `changes` that are about some packages; looks at no file of theirs."""
         if not self.have_changed:
             return []
-        packages = {package for _, package in dependencies}
         with self._lock:
-            outdated = [one for one in self._outdated.items() if one[0] in packages]
-        return _changes(outdated)
+            outdated = list(self._outdated.items())
+        return _changes(one for one in outdated if any(one[0] == p for _, p in dependencies))
 
     @property
     def have_changed(self) -> bool:

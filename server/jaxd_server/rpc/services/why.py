@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from jaxd_protocol.explain.argument_differences import argument_differences
 from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
-from jaxd_protocol.explain.key_differences import Difference, dependency_difference
+from jaxd_protocol.explain.key_differences import dependency_difference
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
-from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.history.advice import advice_for
 from jaxd_server.compilation.history.build_history import BuildEntry, KeyHistory, Verdict
 from jaxd_server.compilation.history.reasons import Reason, reason_for, versions_of
@@ -78,9 +77,16 @@ def why(
     )
     verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
     reason = Reason() if verdict != "compile" else reason_for(records, key, described, arguments)
-    if verdict == "compile" and program_cache is not None and not reason.differences:
-        reason = replace(reason, differences=_dependencies(program_cache, fitting))
-    text = reason.text if verdict == "compile" else _TEXTS[verdict][arguments is None]
+    if not reason.differences:
+        changes = [change for built in ready for change in built.outdated]
+        if verdict == "compile" and program_cache is not None:
+            kept_as = [built.name for built in fitting if built.name]
+            changes = [change for name in kept_as for change in program_cache.changes_since(name)]
+        found = tuple(dependency_difference(*change) for change in dict.fromkeys(changes))
+        reason = replace(reason, differences=found)
+    text = reason.text
+    if verdict != "compile" and not reason.differences:
+        text = _TEXTS[verdict][arguments is None]
     about = record or reason.nearest
     advice = advice_for(about, versions_of(records, described)) if about else []
     texts = [one.text for one in advice]
@@ -110,13 +116,6 @@ def _fitting(
         for built in (record.built if record else ())
         if arguments is None or not argument_differences(built.arguments, arguments)
     ]
-
-
-def _dependencies(program_cache: ProgramCache, fitting: list[BuildEntry]) -> tuple[Difference, ...]:
-    """What has become of the packages that programs on disk depend on."""
-    kept = (one.name for one in fitting if one.name)
-    changes = dict.fromkeys(change for name in kept for change in program_cache.changes_since(name))
-    return tuple(dependency_difference(*change) for change in changes)
 
 
 def _not_kept(fitting: list[BuildEntry]) -> list[str]:
