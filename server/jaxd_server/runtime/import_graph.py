@@ -120,8 +120,10 @@ def packages_named(names: Iterable[str], packages: Iterable[str]) -> set[str]:
 
 def _imports_of(module: str) -> _Imports:
     content = content_of(module)
+    if _is_namespace(content):
+        return _Imports(frozenset())
     names = set(_origins(content))
-    source = b"" if _is_namespace(content) else _source(content.get("__file__"))
+    source = _source(content.get("__file__"))
     if source is None:
         return _Imports(_foreign(names), requirements(module))
     names.update(_named_in(source))

@@ -87,15 +87,16 @@ class ImportedPackages:
         self.record()
         with self._lock:
             imported = self._imported.copy()
-            modules = {root: self._modules.get(root, []) for root in imported}
+            # what lies beside the installed packages imports some as well
+            modules = {root: self._modules[root] for root in self._modules if not _is_own(root)}
         if names is None:
             return tuple(sorted(imported.items()))
         packed = tuple(data)
-        starts = packages_named(names, imported)
-        starts.update(root for root in imported if any(root.encode() in each for each in packed))
+        starts = packages_named(names, modules)
+        starts.update(root for root in modules if any(root.encode() in each for each in packed))
         distributions = {root: package.name for root, package in imported.items()}
         reached = self._graph.reached(starts, modules, distributions)
-        return tuple(sorted((root, imported[root]) for root in reached))
+        return tuple(sorted((root, imported[root]) for root in reached & imported.keys()))
 
     def adopt(self, rows: Iterable[tuple[str, Package]]) -> None:
         """Records what another process has imported to build for this one.
@@ -105,13 +106,12 @@ class ImportedPackages:
         for root, package in rows:
             here = package_of(root)
             with self._lock:
-                if root not in self._roots:
-                    self._roots.add(root)
+                mine = self._imported.get(root)
+                if root not in self._roots and mine is None:  # until this one imports it itself
                     self._imported[root] = package
                     if here != package:
                         self._outdated[package] = root
                     continue
-                mine = self._imported.get(root)
                 if mine not in (None, package):
                     self._outdated[package if still_current(mine) else mine] = root
 
@@ -147,6 +147,11 @@ def _changes(outdated: Iterable[tuple[Package, str]]) -> list[Change]:
     """What became of packages; nothing of one that is there again as it was."""
     found = (Change(old, package_of(root)) for old, root in outdated)
     return [change for change in found if change.new != change.old]
+
+
+def _is_own(root: str) -> bool:
+    """Whether modules are Python's, jaxd's, or that which the process was started with."""
+    return root in OWN_PACKAGES or root in sys.stdlib_module_names or root == "__main__"
 
 
 def _is_alias(name: str) -> bool:

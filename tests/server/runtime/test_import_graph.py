@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxd_protocol.packages.distributions import changed_since_first_seen
+from jaxd_protocol.packages.distributions import changed_since_first_seen, package_of
 from jaxd_server.runtime.imported_packages import Change, ImportedPackages
 from tests.fake_packages import FakeSite
 
@@ -134,6 +134,34 @@ def test_packed_arguments_name_packages(site: FakeSite) -> None:
             importlib.import_module(name.replace("-", "_"))
     assert reached([], b"\x8c\x0aig_low.sub") == {"ig_low"}
     assert reached(None) == {"ig_low", "ig_other"}
+
+
+def test_what_is_not_installed_imports_packages_too(
+    site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts by nothing, but what it leads to does: an editable installation of the server's."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "ig_beside.py").write_text("import ig_low")
+    site.install("ig-low", "1", LOW["ig-low"])
+    importlib.import_module("ig_beside")
+    assert reached(["ig_beside"]) == {"ig_low"}
+
+
+def test_what_was_built_elsewhere_counts_as_it_was_imported_here(site: FakeSite) -> None:
+    """Once it is: the other process may have had another state of it."""
+    site.install("ig-low", "1", LOW["ig-low"])
+    old = package_of("ig_low")
+    assert old is not None
+    packages = ImportedPackages()
+    packages.adopt([("ig_low", old)])
+    assert packages.changes() == []
+    site.install("ig-low", "2", LOW["ig-low"])
+    (change,) = packages.changes()
+    assert change == Change(old, old._replace(version="2"))
+    importlib.import_module("ig_low")
+    (found,) = (package for root, package in packages.dependencies(["ig_low"]) if root == "ig_low")
+    assert found == change.new
+    assert packages.changes_of((("ig_low", found),)) == []
 
 
 def test_jax_counts_with_what_computes(site: FakeSite) -> None:

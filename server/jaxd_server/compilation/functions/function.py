@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from jaxd_protocol.fingerprint.walk import MAX_PARTS
 from jaxd_protocol.jit.nnx_updates import refusing_lost_updates
 from jaxd_protocol.jit.options import Options, function_key
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
@@ -112,7 +113,9 @@ class Function:
         source computes names of modules.
         """
         manifest = self.described.manifest
-        if manifest is None or any(part.kind == "module" for part in manifest.parts):
+        if manifest is None or len(manifest.parts) >= MAX_PARTS:
+            return None
+        if any(part.kind == "module" for part in manifest.parts):
             return None
         return frozenset(manifest.local.keys() | manifest.packages.keys())
 
