@@ -149,6 +149,10 @@ def test_a_worker_with_arrays_has_new_programs_made(
         with costs(client) as spent:
             assert (float(step(2.0)), float(side(2.0))) == (100.0, 7.0)
         assert spent == {"executable_hits": 2}
+        for version, factor in (("1.2", 70), ("1.0", 3)):
+            install(site, version, factor)
+            with connect(server.unix) as third:
+                assert float(third.persistent_call(scaled)(2.0)) == 2.0 * factor
         assert client.statistics().epoch == 1
         assert np.asarray(kept).tolist() == [3.0] * 3
         assert skews(quiet) == []

@@ -276,7 +276,7 @@ class Executables:
             self._drop([n for n, one in self._executables.items() if one.program is program])
 
     def drop_outdated(self, changes_of: Callable[[Dependencies], Sequence[Change]]) -> None:
-        """Drops those that depend on packages which have changed.
+        """Drops those that depend on packages which have changed, and marks them as outdated.
 
         But not those that were made since, without what is new: there is nothing better.
 
@@ -285,9 +285,10 @@ class Executables:
         """
         found = []
         for executable in self.all():
-            if not executable.outdated:
-                executable.outdated = tuple(changes_of(executable.dependencies))
-                found += [executable] if executable.outdated else []
+            changes = tuple(changes_of(executable.dependencies))
+            if changes and not executable.outdated:
+                found.append(executable)
+            executable.outdated = changes
         with self._lock:
             self._drop([name for name, one in self._executables.items() if one in found])
 

@@ -56,8 +56,10 @@ class ImportedPackages:
 
     def record(self) -> None:
         """Records what has been imported since the last call."""
-        if len(sys.modules) == len(self._seen):
-            return  # modules are added here, and not replaced by others
+        if len(sys.modules) != len(self._seen):  # modules are added, and hardly ever replaced
+            self._record()
+
+    def _record(self) -> None:
         with self._lock:
             loaded = set(sys.modules)
             # another process could not import an alias by that name
@@ -84,7 +86,7 @@ class ImportedPackages:
             names: full names of the modules; None: it is not known which.
             data: packed objects, which name more.
         """
-        self.record()
+        self._record()
         with self._lock:
             imported = self._imported.copy()
             # what lies beside the installed packages imports some as well
@@ -122,24 +124,28 @@ class ImportedPackages:
         """
         self.record()
         with self._lock:
-            for old, _ in changed_since_first_seen():
-                self._outdated.update(
-                    (old, root) for root, package in self._imported.items() if package == old
-                )
+            # it may have changed before
+            names = {old.name for old, _ in changed_since_first_seen()}
+            self._outdated.update(
+                (package, root) for root, package in self._imported.items() if package.name in names
+            )
             outdated = list(self._outdated.items())
         return _changes(outdated)
 
     def changes_of(self, dependencies: Dependencies) -> list[Change]:
-        """Those of `changes` that are about some packages; looks at no file of theirs."""
+        """What has become of some packages, as far as `changes` has noticed.
+
+        They may be in a state that this process never had, as another has traced with them.
+        """
         if not self.have_changed:
             return []
         with self._lock:
-            outdated = list(self._outdated.items())
-        return _changes(one for one in outdated if any(one[0] == p for _, p in dependencies))
+            roots = set(self._outdated.values())
+        return _changes((package, root) for root, package in dependencies if root in roots)
 
     @property
     def have_changed(self) -> bool:
-        """Whether `changes` has found any so far."""
+        """Whether `changes` has ever found any."""
         return bool(self._outdated)
 
 

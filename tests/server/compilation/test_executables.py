@@ -350,3 +350,5 @@ def test_what_depends_on_a_changed_package_is_dropped() -> None:
     table.pool.drop_outdated(changes_of)
     assert table.obtain(TRACED, np.ones(1)) is third
     assert table.planned(TRACED, np.ones(1)) is None
+    table.pool.drop_outdated(lambda dependencies: [])  # the old one is back
+    assert table.planned(TRACED, np.ones(1)) is third

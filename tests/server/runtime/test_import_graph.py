@@ -187,5 +187,11 @@ def test_changes_of_dependencies(site: FakeSite) -> None:
     site.install("ig-low", "2", LOW["ig-low"])
     assert packages.changes_of(low) == [Change(old, old._replace(version="2"))]
     assert packages.changes_of(other) == []
+    new = (("ig_low", old._replace(version="2")),)  # of another process
+    assert packages.changes_of(new) == []
+    site.install("ig-low", "3", LOW["ig-low"])
+    assert packages.changes() == [Change(old, old._replace(version="3"))]
+    assert packages.changes_of(new) == [Change(new[0][1], old._replace(version="3"))]
     site.install("ig-low", "1", LOW["ig-low"])
     assert packages.changes() == packages.changes_of(low) == []
+    assert packages.changes_of(new) == [Change(new[0][1], old)]

@@ -59,13 +59,13 @@ class PackageMonitor:
         No call is admitted after that.
         """
         changes = self._packages.changes()
-        if not changes:
+        if not changes and not self._packages.have_changed:
             return
         with self._lock:
-            begins = not self._begun and not self._has_values()
+            begins = bool(changes) and not self._begun and not self._has_values()
             self._begun = self._begun or begins
         if not self._begun:
-            self._outdate()
+            self._outdate()  # also where they are back, which programs of others may not suit
             return
         for change in changes:
             text = f"{change.text} where the server runs: the server's worker was restarted."
