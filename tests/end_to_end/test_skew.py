@@ -6,17 +6,18 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxd import connect, errors
+from jaxd import Client, connect, errors
 from jaxd.dispatch import async_call
 from jaxd.dispatch.retry_copy import RetryBudget
 from jaxd_protocol.packages.distributions import changed_since_first_seen
-from tests.end_to_end.gates import Gate, advice, in_thread, stop_at
+from tests.end_to_end.gates import Gate, advice, in_thread, stop_at, wait_until
 from tests.fake_packages import FakeSite
 from tests.live_server import ROOT, TOKEN, LiveServer
 
@@ -78,23 +79,41 @@ def older(ours: FakeSite) -> None:
 # a package changes under the server ---------------------------------------------------------------
 
 
+@contextmanager
+def outlasting(server: LiveServer, client: Client, gate: Gate) -> Iterator[None]:
+    """Within it, the worker goes on with a call, until the client has got a warning."""
+    with connect(server.unix) as busy, warnings.catch_warnings():
+        warnings.simplefilter("ignore", errors.TracedReadWarning)
+        running = in_thread(busy.persistent_call(stop_at(gate.path)), 1.0)
+        with gate.reached():
+            yield
+            wait_until(lambda: client.caller.session.warning_queue.has_pending)
+        assert float(running.result()) == 2.0
+
+
 @pytest.mark.parametrize("how", ["call", "submit"])
-def test_an_upgraded_package_is_used_at_once(server: LiveServer, site: FakeSite, how: str) -> None:
+def test_an_upgraded_package_is_used_at_once(
+    server: LiveServer, site: FakeSite, runtime: Path, how: str
+) -> None:
     """The worker is replaced, the call is made again there, and its caller is told why."""
+    gate = Gate(runtime / "gate")
     with connect(server.unix) as client, connect(server.unix) as other:
         before = client.persistent_call(scaled)
         assert float(before(1.0)) == 2.0
         double = other.persistent_call(lambda x: x * 2)
         assert float(double(1.0)) == 2.0
-        upgrade(site)
-        assert float(before(2.0)) == 4.0  # what is warm stays: its key names the old version
         after = client.persistent_call(scaled, extra_key=1)
-        with pytest.warns(errors.SkewWarning, match=f"{NAME} was changed from 1.0 to 1.1") as seen:
-            result = after(1.0) if how == "call" else after.submit(1.0).result()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            with outlasting(server, client, gate):
+                upgrade(site)
+                future = in_thread(lambda: after(1.0)) if how == "call" else after.submit(1.0)
+            result = future.result()
         assert float(result) == 30.0
-        assert len(seen) == 1
+        (skew,) = (one for one in seen if one.category is errors.SkewWarning)
+        assert f"{NAME} was changed from 1.0 to 1.1" in str(skew.message)
         if how == "call":
-            assert seen[0].filename == __file__
+            assert skew.filename == __file__
         assert float(double(3.0)) == 6.0  # over a connection that was open all the time
         assert client.statistics().epoch == other.statistics().epoch == 2
         assert client.caller.session._draining == []
@@ -126,16 +145,18 @@ def test_calls_in_flight_are_finished_first(
 
 
 def test_a_submitted_call_of_which_there_is_no_copy_is_not_repeated(
-    server: LiveServer, site: FakeSite, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, site: FakeSite, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of its arrays may have overwritten them since."""
+    gate = Gate(runtime / "gate")
     monkeypatch.setattr(async_call, "_retry_budget", RetryBudget(100))
     with connect(server.tcp, token=TOKEN) as client:
         client.persistent_call(scaled)(1.0)
-        upgrade(site)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            future = client.persistent_call(scaled, extra_key=1).submit(np.ones(1 << 16))
+            with outlasting(server, client, gate):
+                upgrade(site)
+                future = client.persistent_call(scaled, extra_key=1).submit(np.ones(1 << 16))
             error = future.exception()
         assert isinstance(error, errors.WorkerReplaced)
         assert [one.category for one in seen] == [errors.SkewWarning]

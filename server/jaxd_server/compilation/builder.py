@@ -27,6 +27,7 @@ from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.program_source import ProgramSource
 from jaxd_server.jax_compat.lowered_transfer import NotTransferable
 from jaxd_server.runtime.counters import Counters, Counts
+from jaxd_server.runtime.imported_packages import Change, Dependencies, ImportedPackages
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.user_code.callback_targets import CallbackTargets
 from jaxd_server.user_code.jax_callbacks import redirecting_callbacks
@@ -96,6 +97,7 @@ class BuildResult(NamedTuple):
         obstacle: why it cannot be kept there.
         function: that with whose key it was made, where that is another one than was asked for:
             it reads more of its client's process than was known.
+        changed: what has become of the packages of the program that it replaces on disk.
     """
 
     executable: Executable
@@ -104,6 +106,7 @@ class BuildResult(NamedTuple):
     name: bytes = b""
     obstacle: str | None = None
     function: Function | None = None
+    changed: tuple[Change, ...] = ()
 
 
 class ExecutableBuilder:
@@ -116,6 +119,7 @@ class ExecutableBuilder:
         program_cache: what is on disk; None where nothing is kept.
         tracing: chooses what is traced in the tracer; None: all is traced in this process.
         quota: how much may be built for whom; by default there is no limit.
+        packages: what this process has imported.
 
     Attributes:
         programs: where their programs come from.
@@ -129,6 +133,7 @@ class ExecutableBuilder:
         program_cache: ProgramCache | None = None,
         tracing: TracePolicy | None = None,
         quota: BuildQuota | None = None,
+        packages: ImportedPackages | None = None,
     ) -> None:
         self.programs = ProgramSource(compiler, counters, program_cache)
         self._functions = functions
@@ -137,6 +142,7 @@ class ExecutableBuilder:
         self._program_cache = program_cache
         self._tracing = tracing
         self._quota = quota or BuildQuota()
+        self._packages = packages or ImportedPackages()
 
     def make(self, request: BuildRequest) -> BuildResult:
         """The executable for a call.
@@ -160,6 +166,8 @@ class ExecutableBuilder:
         if made is None:
             self._quota.require(request.principal)
             made = self._built_elsewhere(request)
+            if made is None and self._packages.have_changed:
+                made = self._built_elsewhere(request)  # by a tracer that is not out of date
         if made is not None:
             return made
         self._functions.unpack(function, request.source)
@@ -209,6 +217,7 @@ class ExecutableBuilder:
         if function.unpacked is not None:  # its client has sent it, so its record was missing
             self._program_cache.keep_function(function)
         loaded = _executable(request, program, rebind_form(kept.form), costs, kept_as=name)
+        loaded.dependencies = self._program_cache.dependencies(kept)
         return BuildResult(loaded, "load", name=name)
 
     def _built(self, request: BuildRequest) -> BuildResult:
@@ -264,12 +273,17 @@ class ExecutableBuilder:
         executable = _executable(
             request, program, lowered.form, costs, lowered.structure, kept_as=kept_as
         )
+        executable.dependencies = self._dependencies(request, lowered)
+        changed: tuple[Change, ...] = ()
         self._quota.spend(request.principal, costs.paid_s)
         if self._program_cache is not None and name is not None:
+            changed = self._program_cache.changes_since(name)
             self._program_cache.keep(function, name, request.arguments, executable, obstacle)
         request.emit("stage", {"stage": "run", "function": function.name})
         found = None if function is asked.function else function
-        return BuildResult(executable, "compile", was_compiled, name or b"", obstacle, found)
+        return BuildResult(
+            executable, "compile", was_compiled, name or b"", obstacle, found, changed
+        )
 
     def _recorded(self, request: BuildRequest, lowered: LoweredFunction) -> BuildRequest:
         """The request with the function as it is with all that it was found to read."""
@@ -278,6 +292,13 @@ class ExecutableBuilder:
             return request
         name = request.name and call_name(function, request.arguments)
         return request._replace(function=function, name=name)
+
+    def _dependencies(self, request: BuildRequest, lowered: LoweredFunction) -> Dependencies:
+        """The packages that the function may have run where it was traced."""
+        if lowered.dependencies is not None:
+            return lowered.dependencies
+        packed = (request.skeleton, *request.recorded.pickles)
+        return self._packages.dependencies(request.function.modules, packed)
 
 
 def _executable(

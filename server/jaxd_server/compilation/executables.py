@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -33,6 +33,7 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.eviction import EvictionCosts, Limits, are_within, victims
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.jax_compat.placement import ArrayPlaces, are_several, places_of
+from jaxd_server.runtime.imported_packages import Change, Dependencies
 from jaxd_server.runtime.memory_reclaimer import Reclaimer
 from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED, CancelToken
@@ -144,8 +145,14 @@ class Executables:
             return list(self._executables.values())
 
     def plan(self, key: bytes, skeleton: bytes, device: int = 0) -> Plan | None:
-        """The plan for calls with these bytes, of sessions on that device, if one was made."""
-        return self._plans.get((key, skeleton, device))
+        """The plan for calls with these bytes, of sessions on that device, if one was made.
+
+        None where packages have changed since: such a call is answered as the first one is.
+        """
+        found = self._plans.get((key, skeleton, device))
+        if found is not None and found.executable is not None and found.executable.outdated:
+            return None
+        return found
 
     def layout(self, key: bytes, skeleton: bytes, device: int = 0) -> Layout:
         """How to read the arguments of a call."""
@@ -282,6 +289,23 @@ class Executables:
         with self._lock:
             program = executable.program
             self._drop([n for n, one in self._executables.items() if one.program is program])
+
+    def drop_outdated(self, changes_of: Callable[[Dependencies], Sequence[Change]]) -> None:
+        """Drops those that depend on packages which have changed, and marks them as outdated.
+
+        But not those that were made since, without what is new: there is nothing better.
+
+        Args:
+            changes_of: what has become of some packages.
+        """
+        found = []
+        for executable in self.all():
+            changes = tuple(changes_of(executable.dependencies))
+            if changes and not executable.outdated:
+                found.append(executable)
+            executable.outdated = changes
+        with self._lock:
+            self._drop([name for name, one in self._executables.items() if one in found])
 
     def shrink(self) -> int:
         """Drops what is above the limits; returns how many executables that were."""

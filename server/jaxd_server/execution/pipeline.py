@@ -32,7 +32,7 @@ from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import DeviceChoice, Executables, Plan, PlanMismatch
 from jaxd_server.compilation.functions.function import Function
-from jaxd_server.compilation.functions.package_skew import refuse_or_warn
+from jaxd_server.compilation.functions.package_skew import dependency_changes, refuse_or_warn
 from jaxd_server.compilation.functions.table import FunctionReplaced, Functions
 from jaxd_server.compilation.history.build_log import BuildLog
 from jaxd_server.execution.admission import Admission, Operation
@@ -44,7 +44,8 @@ from jaxd_server.execution.run import BrokenProgram, Executor, Run
 from jaxd_server.jax_compat.devices import Devices
 from jaxd_server.jax_compat.placement import placed, places_of
 from jaxd_server.runtime.counters import Counters
-from jaxd_server.runtime.events import Emit, OutputOnce
+from jaxd_server.runtime.events import SILENT, Emit, OutputOnce
+from jaxd_server.runtime.imported_packages import Change, Dependencies
 from jaxd_server.runtime.threads.cancellation import NEVER_CANCELLED
 
 _MAX_REPLACED: Final = 8
@@ -59,6 +60,9 @@ class PackageWatch(Protocol):
 
     def record_imports(self) -> None:
         """Records what a call has imported."""
+
+    def changes_of(self, dependencies: Dependencies) -> list[Change]:
+        """What has become of some packages, as far as was noticed."""
 
 
 class Pipeline:
@@ -118,8 +122,9 @@ class Pipeline:
         """
         try:
             try:
-                if plan is not None and plan.executable is not None:
-                    return self._warm(call, plan, plan.executable)
+                executable = None if plan is None else plan.executable
+                if plan and executable and self._is_current(call, executable):
+                    return self._warm(call, plan, executable)
                 return self._cold(call)
             except (PlanMismatch, BrokenProgram):
                 return self._cold(call)  # which makes it anew, whatever lies on disk
@@ -138,6 +143,8 @@ class Pipeline:
             JaxdError: as `Admission.acquire`.
         """
         operation = Operation(name=name)
+        if self._packages is not None:
+            self._packages.poll(SILENT)
         self.admission.acquire(operation)
         try:
             yield
@@ -181,6 +188,23 @@ class Pipeline:
             self._count_first_use(run.call.session, run.executable)
         is_counted_elsewhere = run.call.cancel_token is not NEVER_CANCELLED
         self.counters.hit(0.0 if is_counted_elsewhere else seconds, run.call.session.counts)
+
+    def _is_current(self, call: Call, executable: Executable) -> bool:
+        """Whether the packages of a warm executable have not changed.
+
+        They are looked at now for a client process that has not used it yet, which may well come
+        just after an installation; for all others this happens beside the calls.
+        """
+        is_known = executable.serial in call.session.used_executables
+        if not is_known and self._packages is not None:
+            self._packages.poll(call.emit)
+        return not executable.outdated
+
+    def examine(self, executable: Executable) -> Executable:
+        """One that was just made, which may have been made of packages that changed before."""
+        if self._packages is not None:
+            executable.outdated = tuple(self._packages.changes_of(executable.dependencies))
+        return executable
 
     def _cold(self, call: Call) -> Finish:
         if self._packages is not None:
@@ -238,6 +262,9 @@ class Pipeline:
         except FunctionReplaced:
             before += filter(None, [job.made])
             raise
+        if executable.outdated:
+            changes = dependency_changes(function.name, executable.outdated)
+            refuse_or_warn(changes, call.emit, strict=call.strict)
         own_builds = [*filter(None, [job.made]), *before]
         made = next((one for one in own_builds if one.executable is executable), None)
         self._count_first_use(call.session, executable, made)
@@ -354,16 +381,17 @@ class _BuildJob:
         request = self._request()
         made = self.made = pipeline.oom_handler.retried_on_oom(lambda: self.builder.make(request))
         pipeline.build_log.made(made.function or function, call.skeleton, made, call.emit)
+        executable = pipeline.examine(made.executable)
         if made.function is not None:
-            pipeline.executables.adopt(made.function, self.arguments, made.executable, self.make)
+            pipeline.executables.adopt(made.function, self.arguments, executable, self.make)
             raise FunctionReplaced(function.name)
-        return made.executable
+        return executable
 
     def move(self, one: Executable) -> Executable | None:
         """The executable, of one for another device; None when it has to be made."""
         call = self.call
         self.made = self.builder.moved(one, self.function, call.device, call.session.counts)
-        return None if self.made is None else self.made.executable
+        return None if self.made is None else self.pipeline.examine(self.made.executable)
 
     def _request(self) -> BuildRequest:
         call, placement = self.call, self.call.placement(self.layout)

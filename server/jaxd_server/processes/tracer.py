@@ -158,7 +158,7 @@ class Tracer:
             return self._failed(order, error)
         finally:
             self._tracing.pop(order.number, None)
-        return self._handed_over(order, lowered)
+        return self._handed_over(order, function, lowered)
 
     def _refused(self, order: TraceRequest, why: str, *, always: bool = False) -> Refused:
         return Refused(order.number, why, always=always, side=self._take_side_effects())
@@ -232,7 +232,9 @@ class Tracer:
             side = SideEffects(self._counters.drain(), [])
         return Failed(order.number, failure, side)
 
-    def _handed_over(self, order: TraceRequest, lowered: LoweredFunction) -> Lowered | Refused:
+    def _handed_over(
+        self, order: TraceRequest, function: Function, lowered: LoweredFunction
+    ) -> Lowered | Refused:
         form = lowered.form
         if not form.is_lasting:
             why = "its result holds objects that stay where it was traced"
@@ -249,6 +251,7 @@ class Tracer:
             form.order,
             lowered.trace_s,
             lowered.reads,
+            self._packages.dependencies(function.modules, (order.skeleton, *order.buffers)),
             self._take_side_effects(),
         )
 

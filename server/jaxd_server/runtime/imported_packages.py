@@ -16,18 +16,27 @@ from jaxd_protocol.packages.distributions import (
     still_current,
 )
 from jaxd_protocol.packages.installed import OWN_PACKAGES
+from jaxd_server.runtime.import_graph import ImportGraph, packages_named
+
+Dependencies = tuple[tuple[str, Package], ...]
+"""Import name and package of each, sorted."""
 
 
 class Change(NamedTuple):
     """A package that this process runs in an older state than the one on disk.
 
     Attributes:
-        package: as pip calls it.
-        text: what happened to it.
+        old: as this process has it.
+        new: as it is now; None when it is gone.
     """
 
-    package: str
-    text: str
+    old: Package
+    new: Package | None
+
+    @property
+    def text(self) -> str:
+        """What happened to it."""
+        return describe_change(self.old, self.new)
 
 
 class ImportedPackages:
@@ -37,32 +46,59 @@ class ImportedPackages:
     """
 
     def __init__(self) -> None:
+        self._graph = ImportGraph()
         self._lock = threading.Lock()  # guards all of these
         self._seen: set[str] = set()  # modules
         self._roots: set[str] = set()
         self._imported: dict[str, Package] = {}  # by root
-        self._changes: list[Change] = []
+        self._modules: dict[str, list[str]] = {}  # by root; only ever added to
+        self._outdated: dict[Package, str] = {}  # their roots
 
     def record(self) -> None:
         """Records what has been imported since the last call."""
-        if len(sys.modules) == len(self._seen):
-            return  # modules are added here, and not replaced by others
+        if len(sys.modules) != len(self._seen):  # modules are added, and hardly ever replaced
+            self._record()
+
+    def _record(self) -> None:
         with self._lock:
             loaded = set(sys.modules)
             # another process could not import an alias by that name
-            roots = {import_root(name) for name in loaded - self._seen if not _is_alias(name)}
+            new = {name: import_root(name) for name in loaded - self._seen if not _is_alias(name)}
+            for name, root in new.items():
+                self._modules.setdefault(root, []).append(name)
             # the host runs jaxd as well: a new worker alone would not match it
-            for root in roots - self._roots - OWN_PACKAGES:
+            for root in set(new.values()) - self._roots - OWN_PACKAGES:
                 self._roots.add(root)
                 package = package_of(root)
                 if package is not None and not _is_shared(package):
                     self._imported[root] = package
             self._seen = loaded
 
-    def imported(self) -> list[tuple[str, Package]]:
-        """Import name and package of each, sorted, as last recorded."""
+    def imported(self) -> Dependencies:
+        """All of them, as last recorded."""
         with self._lock:
-            return sorted(self._imported.items())
+            return tuple(sorted(self._imported.items()))
+
+    def dependencies(self, names: Iterable[str] | None, data: Iterable[bytes] = ()) -> Dependencies:
+        """The packages that code may have run which names some modules.
+
+        Args:
+            names: full names of the modules; None: it is not known which.
+            data: packed objects, which name more.
+        """
+        self._record()
+        with self._lock:
+            imported = self._imported.copy()
+            # what lies beside the installed packages imports some as well
+            modules = {root: self._modules[root] for root in self._modules if not _is_own(root)}
+        if names is None:
+            return tuple(sorted(imported.items()))
+        packed = tuple(data)
+        starts = packages_named(names, modules)
+        starts.update(root for root in modules if any(root.encode() in each for each in packed))
+        distributions = {root: package.name for root, package in imported.items()}
+        reached = self._graph.reached(starts, modules, distributions)
+        return tuple(sorted((root, imported[root]) for root in reached & imported.keys()))
 
     def adopt(self, rows: Iterable[tuple[str, Package]]) -> None:
         """Records what another process has imported to build for this one.
@@ -72,15 +108,14 @@ class ImportedPackages:
         for root, package in rows:
             here = package_of(root)
             with self._lock:
-                if root not in self._roots:
-                    self._roots.add(root)
+                mine = self._imported.get(root)
+                if root not in self._roots and mine is None:  # until this one imports it itself
                     self._imported[root] = package
                     if here != package:
-                        self._add(package, here)
+                        self._outdated[package] = root
                     continue
-                mine = self._imported.get(root)
                 if mine not in (None, package):
-                    self._add(*((package, mine) if still_current(mine) else (mine, package)))
+                    self._outdated[package if still_current(mine) else mine] = root
 
     def changes(self) -> list[Change]:
         """The packages that have changed on disk since they were imported, all of them each time.
@@ -89,15 +124,40 @@ class ImportedPackages:
         """
         self.record()
         with self._lock:
-            for old, new in changed_since_first_seen():
-                if old in self._imported.values():
-                    self._add(old, new)
-            return list(self._changes)
+            # it may have changed before
+            names = {old.name for old, _ in changed_since_first_seen()}
+            self._outdated.update(
+                (package, root) for root, package in self._imported.items() if package.name in names
+            )
+            outdated = list(self._outdated.items())
+        return _changes(outdated)
 
-    def _add(self, old: Package, new: Package | None) -> None:
-        change = Change(old.name, describe_change(old, new))
-        if change.text not in [one.text for one in self._changes]:
-            self._changes.append(change)
+    def changes_of(self, dependencies: Dependencies) -> list[Change]:
+        """What has become of some packages, as far as `changes` has noticed.
+
+        They may be in a state that this process never had, as another has traced with them.
+        """
+        if not self.have_changed:
+            return []
+        with self._lock:
+            roots = set(self._outdated.values())
+        return _changes((package, root) for root, package in dependencies if root in roots)
+
+    @property
+    def have_changed(self) -> bool:
+        """Whether `changes` has ever found any."""
+        return bool(self._outdated)
+
+
+def _changes(outdated: Iterable[tuple[Package, str]]) -> list[Change]:
+    """What became of packages; nothing of one that is there again as it was."""
+    found = (Change(old, package_of(root)) for old, root in outdated)
+    return [change for change in found if change.new != change.old]
+
+
+def _is_own(root: str) -> bool:
+    """Whether modules are Python's, jaxd's, or that which the process was started with."""
+    return root in OWN_PACKAGES or root in sys.stdlib_module_names or root == "__main__"
 
 
 def _is_alias(name: str) -> bool:

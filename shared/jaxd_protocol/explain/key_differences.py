@@ -10,6 +10,7 @@ from jaxd_protocol.jit.transforms import describe_transformations
 
 if TYPE_CHECKING:
     from jaxd_protocol.fingerprint.data_model import Part
+    from jaxd_protocol.packages.distributions import Package
 
 
 _CODE_KINDS: Final = ("function", "class")
@@ -22,7 +23,8 @@ class Difference(NamedTuple):
     """One difference between the requested key and a known one.
 
     Attributes:
-        kind: that of the part, or `argument`, `option`, `config`, `structure`, `unknown`.
+        kind: that of the part, or `argument`, `option`, `config`, `dependency`, `structure`,
+            `unknown`.
         name: what differs: ``global LR``, ``argument x``, ``jax_enable_x64``.
         change: `changed`, `added` or `removed`.
         before, after: its value on both sides, as far as it has one that can be shown.
@@ -121,6 +123,18 @@ def _option_differences(name: str, was: Any, now: Any) -> Iterator[Difference]:
         yield Difference.of_values("option", name, before, after)
     else:
         yield Difference.of_values("option", name, repr(was), repr(now))
+
+
+def dependency_difference(before: Package, after: Package | None) -> Difference:
+    """What has become of a package on the server that a program depends on, named or not."""
+    name, was = f"dependency {before.name}", before.version
+    if after is None:
+        return Difference("dependency", name, "removed", was, text=f"{name} {was} is gone")
+    if after.version == was:
+        text = f"{name} {was}: its installed files changed"
+    else:
+        text = f"{name} {was} → {after.version}"
+    return Difference("dependency", name, "changed", was, after.version, text=text)
 
 
 def similarity(one: Sequence[Part], other: Sequence[Part]) -> float:

@@ -7,6 +7,7 @@ files on the disk.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -161,7 +162,7 @@ def _package_at(root: str, path: str) -> list[_FoundPackage]:
             state = file_stamp(metadata.path)
             package = Package(*describe(metadata), digest_of_files(_package_folder(path)))
         found.append(_FoundPackage(package, root, (state,)))
-    if not found and not path.endswith("/"):
+    if not found and not path.endswith("/") and file_stamp(path).size >= 0:
         bare = Package(root, "", digest_of_files(_package_folder(path)))
         return [_FoundPackage(bare, root, (file_stamp(path), file_stamp(site)))]
     return found
@@ -293,6 +294,21 @@ def describe(metadata: Metadata) -> tuple[str, str]:
     return headers.get(b"Name", name), headers.get(b"Version", version.partition("-")[0])
 
 
+def requirements(module: str) -> frozenset[str]:
+    """Normalized names of all that the distribution of a module says it needs, on any condition."""
+    spec = _spec(import_root(module))
+    path = (spec.origin if spec is not None else None) or ""
+    site = site_folder(path)
+    if site is None:
+        return frozenset()
+    inside = path[len(site) + 1 :].replace(os.sep, "/")
+    return frozenset(
+        normalized_name(name)
+        for metadata in owners(site, inside)
+        for name in re.findall(r"(?mi)^Requires-Dist: *([\w.-]+)", _headers(metadata.path))
+    )
+
+
 def digest_of_record(record: str) -> bytes:
     """Sixteen bytes over the rows of a RECORD that name files inside the package.
 
@@ -336,14 +352,15 @@ def _metadata_names(site: str) -> list[str]:
         return []
 
 
-def _normalized_name(name: str) -> str:
+def normalized_name(name: str) -> str:
+    """The name of a distribution in the spelling that all of its spellings have in common."""
     return name.lower().replace("-", "_").replace(".", "_")
 
 
 def _name_distance(folder: str, top: str) -> int:
     """How far a distribution's name is from that of a module: 0 equal, 1 similar, 2 other."""
-    ours = _normalized_name(folder.rpartition(".")[0].partition("-")[0])
-    theirs = _normalized_name(top)
+    ours = normalized_name(folder.rpartition(".")[0].partition("-")[0])
+    theirs = normalized_name(top)
     if ours == theirs:
         return 0
     return 1 if theirs in ours or ours in theirs else 2
@@ -357,14 +374,19 @@ def _claims_module(metadata: Metadata, top: str) -> bool:
     return os.fsencode(top) in listed.split()
 
 
-def _read_header(path: str) -> bytes:
-    """The first lines of a distribution's metadata, which may be a file or a folder."""
+def _headers(path: str) -> str:
+    """All that a distribution's metadata says before its description."""
+    return _read_header(path, -1).partition(b"\n\n")[0].decode(errors="replace")
+
+
+def _read_header(path: str, count: int = _HEADER_BYTES) -> bytes:
+    """The first bytes of a distribution's metadata, which may be a file or a folder; -1: all."""
     for name in _HEADERS:
         try:
             with open(os.path.join(path, name), "rb") as file:
-                return file.read(_HEADER_BYTES)
+                return file.read(count)
         except NotADirectoryError:
-            return (_read(path) or b"")[:_HEADER_BYTES]
+            return (_read(path) or b"")[: count if count >= 0 else None]
         except OSError:
             continue
     return b""

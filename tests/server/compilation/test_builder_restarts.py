@@ -69,29 +69,37 @@ def test_what_cannot_be_kept_is_made_again(two_processes: tuple[Any, Any], name:
         assert costs["compiles"] + costs["programs_shared"] == 1
 
 
+def doubled_beside(x: Any) -> Any:
+    """Names a package that imports another."""
+    import kept_upper  # type: ignore[import-not-found]
+
+    return x * (1 + bool(kept_upper))
+
+
 def test_what_was_made_with_other_packages_is_not_loaded(
     open_harness: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those of which the key knows nothing: the server had them loaded when it was made."""
+    """Also those of which the key knows nothing: what its function names had imported them."""
     site = FakeSite(tmp_path)
     monkeypatch.syspath_prepend(site.path)
     site.install("kept_with", "1", {"kept_with.py": "1"})
-    importlib.import_module("kept_with")
-    open_harness().value(Source(double), X)
+    site.install("kept_upper", "1", {"kept_upper.py": "import kept_with"})
+    importlib.import_module("kept_upper")
+    open_harness().value(Source(doubled_beside), X)
     harness = open_harness()
-    harness.value(Source(double), X)
+    harness.value(Source(doubled_beside), X)
     assert counts(harness) == LOADED
     site.install("kept_with", "2", {"kept_with.py": "22"})
     assert harness.program_cache is not None
     # as the worker before has seen, which was replaced for it
     harness.program_cache._environments._packages.changes()
     harness = open_harness()
-    source = Source(double)
+    source = Source(doubled_beside)
     harness.value(source, X)
     assert counts(harness) == SHARED
     assert source.asked == []
     harness = open_harness()
-    harness.value(Source(double), X)
+    harness.value(Source(doubled_beside), X)
     assert counts(harness) == LOADED
 
 

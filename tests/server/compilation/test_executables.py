@@ -10,11 +10,13 @@ import pytest
 
 from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.jit.options import Options
+from jaxd_protocol.packages.distributions import Package
 from jaxd_server.codec.arguments import leaves_of, read_leaves
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Function
+from jaxd_server.runtime.imported_packages import Change, Dependencies
 from jaxd_server.runtime.memory_reclaimer import Reclaimer
 from tests.server.builds import executable as shell
 from tests.server.builds import live_executables
@@ -321,3 +323,32 @@ def test_whoever_makes_or_waits_is_told_and_whoever_finds_is_not() -> None:
     for _ in range(2):
         table.pool.obtain(TRACED, skeleton, layout, arguments, table.make, lambda: told.append(1))
     assert told == [1]
+
+
+def test_what_depends_on_a_changed_package_is_dropped() -> None:
+    """Once: what is made of the old package after all stays, and is no plan's."""
+    table, old = Table(), Package("lowlib", "1.0", b"")
+    for size, rows in ((1, (("lowlib", old),)), (2, (("sidelib", old._replace(name="s")),))):
+        table.obtain(TRACED, np.ones(size)).dependencies = rows
+
+    def changes_of(dependencies: Dependencies) -> list[Change]:
+        return [Change(old, None)] if ("lowlib", old) in dependencies else []
+
+    first, second = table.made
+    table.pool.drop_outdated(changes_of)
+    assert (first.outdated, second.outdated) == ((Change(old, None),), ())
+    assert table.planned(TRACED, np.ones(1)) is None
+    assert table.planned(TRACED, np.ones(2)) is second
+
+    def again() -> Executable:
+        executable = table.make()
+        executable.dependencies, executable.outdated = first.dependencies, first.outdated
+        return executable
+
+    third = table.obtain(TRACED, np.ones(1), make=again)
+    assert third is not first
+    table.pool.drop_outdated(changes_of)
+    assert table.obtain(TRACED, np.ones(1)) is third
+    assert table.planned(TRACED, np.ones(1)) is None
+    table.pool.drop_outdated(lambda dependencies: [])  # the old one is back
+    assert table.planned(TRACED, np.ones(1)) is third

@@ -19,6 +19,10 @@ from jaxd_protocol.errors import (
 )
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import FAILED, OK
+from jaxd_protocol.packages.distributions import Package
+from jaxd_server.execution.call import Client
+from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.imported_packages import Change, Dependencies
 from tests.server.in_process import PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, at_once, join, start
 
@@ -286,3 +290,57 @@ def test_a_build_is_reported_to_its_caller(harness: PipelineHarness) -> None:
     for _ in range(2):
         harness.answer(source.call((1.0,), emit=lambda kind, event: stages.append(event["stage"])))
     assert stages == ["queued", "trace", "lower", "compile", "run"]
+
+
+class Watch:
+    """Packages that change as a test says.
+
+    Attributes:
+        polled: how often they were looked at.
+        changes: what has changed of all that executables depend on.
+    """
+
+    def __init__(self) -> None:
+        self.polled = 0
+        self.changes: list[Change] = []
+
+    def poll(self, emit: Emit) -> None:
+        self.polled += 1
+
+    def record_imports(self) -> None:
+        pass
+
+    def changes_of(self, dependencies: Dependencies) -> list[Change]:
+        return self.changes
+
+
+def test_packages_are_looked_at_when_a_client_uses_a_program_first(
+    harness: PipelineHarness,
+) -> None:
+    """And no more for its warm calls."""
+    watch = harness.pipeline._packages = Watch()
+    source = Source(double)
+    one, other = Client("1", "p"), Client("2", "p")
+
+    def call(client: Client) -> int:
+        before = watch.polled
+        assert harness.answer(source.call((1.5,), session=client))[0][0] == OK
+        return watch.polled - before
+
+    assert [call(client) for client in (one, one, one, other, other)] == [1, 0, 0, 1, 0]
+
+
+def test_a_program_of_old_packages_is_said_to_be_one(harness: PipelineHarness) -> None:
+    """At each call, as none of them is warm, and to who is strict by an error."""
+    watch = harness.pipeline._packages = Watch()
+    old = Package("lowlib", "1.0", b"")
+    watch.changes = [Change(old, old._replace(version="1.1"))]
+    source, events = Source(double), list[Any]()
+    for _ in range(2):
+        call = source.call((1.5,), emit=lambda *event: events.append(event))
+        assert harness.answer(call)[0][0] == OK
+    told = [content for kind, content in events if kind == "warning"]
+    assert [content["package"] for content in told] == ["lowlib", "lowlib"]
+    assert "dependency lowlib 1.0 → 1.1" in told[0]["text"]
+    assert harness.counts() == (1, 1)
+    assert failure(harness, source, 1.5, strict=True)[1] == "PackageMismatch"

@@ -9,6 +9,7 @@ import pytest
 
 from jaxd_protocol.explain.key_differences import (
     Difference,
+    dependency_difference,
     option_differences,
     part_differences,
     similarity,
@@ -17,6 +18,7 @@ from jaxd_protocol.explain.key_differences import (
 from jaxd_protocol.fingerprint.data_model import Part
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.jit.transforms import encode_transformation
+from jaxd_protocol.packages.distributions import Package
 
 
 def part(kind: str, name: str, content: str = "", shown: str = "", where: str = "") -> Part:
@@ -216,3 +218,21 @@ def test_it_survives_json() -> None:
     """Also when a newer server says more."""
     found = Difference.of_values("value", "global LR", "0.1", "0.01")
     assert Difference.from_dict({**found.to_dict(), "more": 1}) == found
+
+
+LOW = Package("lowlib", "1.0", b"d" * 16)
+
+
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        (LOW._replace(version="1.1"), "dependency lowlib 1.0 → 1.1"),
+        (LOW._replace(digest=b"e" * 16), "dependency lowlib 1.0: its installed files changed"),
+        (None, "dependency lowlib 1.0 is gone"),
+    ],
+    ids=["version", "files", "gone"],
+)
+def test_what_has_become_of_a_dependency(after: Package | None, text: str) -> None:
+    """No key names it."""
+    found = dependency_difference(LOW, after)
+    assert (found.kind, found.name, found.text) == ("dependency", "dependency lowlib", text)

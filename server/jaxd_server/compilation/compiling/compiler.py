@@ -34,6 +34,7 @@ from jaxd_server.jax_compat.placement import is_bound, move_lowered
 from jaxd_server.jax_compat.programs import compile_flat
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.imported_packages import Dependencies
 from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.fairness import FairSemaphore
 from jaxd_server.user_code.interrupt import run_interruptibly
@@ -53,6 +54,7 @@ class LoweredFunction:
         trace_s: seconds that this took.
         lowered: jax's own, or the bytes of one that another process has lowered.
         reads: what was read of the client's process, for this trace and before it.
+        dependencies: the packages that it may have run in that process; None of one of this.
     """
 
     program: bytes
@@ -62,6 +64,7 @@ class LoweredFunction:
     trace_s: float
     lowered: Any
     reads: tuple[RecordedRead, ...] = ()
+    dependencies: Dependencies | None = None
 
 
 class Compiler:

@@ -13,6 +13,7 @@ from jaxd_protocol.messages.recipes import RecordedCall
 from jaxd_server.codec.results import ResultLayout, RetainedLeaves
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.config import configured
+from jaxd_server.runtime.imported_packages import Change, Dependencies
 
 QUICK_S: Final = 0.002
 """A call that takes no longer is run by the thread that read it."""
@@ -57,6 +58,9 @@ class Executable:
         device: the index of the one that it was made for; a program that is bound has its own.
         principal: for whom it was made.
         kept_as: its name on disk; empty when it is not there.
+        dependencies: the installed packages that its function may have run.
+        outdated: what has become of these since; it is made anew before it answers a call where
+            that is possible.
         serial: a number of its own.
         calls: how many it has answered.
         saved_s: seconds that client processes did not spend on tracing and compiling.
@@ -78,6 +82,7 @@ class Executable:
     device: int = 0
     principal: str = ""
     kept_as: bytes = b""
+    dependencies: Dependencies = ()
     serial: int = field(init=False, default_factory=_serials.__next__)
     calls: int = field(init=False, default=0)
     saved_s: float = field(init=False, default=0.0)
@@ -85,6 +90,7 @@ class Executable:
     start_s: float | None = field(init=False, default=None)
     last_use: float = field(init=False, default_factory=time.monotonic)
     retained: dict[Hashable, RetainedLeaves] = field(init=False, default_factory=dict)
+    outdated: tuple[Change, ...] = field(init=False, default=())
     calls_python: bool = field(init=False)
     _holds: list[None] = field(init=False, default_factory=list)
     """One for each call: appending is atomic, adding is not."""

@@ -31,14 +31,14 @@ from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.placement import are_several, is_known_as_bound, read_program
 from jaxd_server.jax_compat.programs import NotSerializable
-from jaxd_server.runtime.imported_packages import ImportedPackages
+from jaxd_server.runtime.imported_packages import Change, Dependencies, ImportedPackages
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
 
 class Environments:
-    """The packages that were imported at a build, as records named by their digest. Thread-safe.
+    """The packages that builds depend on, as records named by their digest. Thread-safe.
 
     Args:
         store: the files.
@@ -52,7 +52,7 @@ class Environments:
         self._store = store
         self._packages = packages
         self._remove_invalid = remove_invalid
-        self._known: dict[bytes, tuple[tuple[str, Package], ...]] = {}
+        self._known: dict[bytes, Dependencies] = {}
         self._adopted: set[bytes] = set()
 
     def adopt(self, name: bytes) -> None:
@@ -62,24 +62,33 @@ class Environments:
             self._packages.adopt(self._known[name])
 
     def is_current(self, name: bytes) -> bool:
-        """Whether the packages that were loaded then are the same now."""
+        """Whether the packages are the same now."""
+        rows = self.dependencies(name)
+        return rows is not None and all(package_of(root) == package for root, package in rows)
+
+    def changes_since(self, name: bytes) -> tuple[Change, ...]:
+        """What has become of the packages that are others now."""
+        found = ((package, package_of(root)) for root, package in self.dependencies(name) or ())
+        return tuple(dict.fromkeys(Change(old, new) for old, new in found if new != old))
+
+    def dependencies(self, name: bytes) -> Dependencies | None:
+        """The packages; None when it is not known which."""
         rows = self._known.get(name)
         if rows is None:
             record = self._store.read("environments", name)
             if record is None:
-                return False
+                return None
             try:
                 rows = tuple((root, Package(*package)) for root, *package in record.content)
             except (TypeError, ValueError):
                 self._remove_invalid("environments", name)
-                return False
+                return None
             self._known[name] = rows
-        return all(package_of(root) == package for root, package in rows)
+        return rows
 
-    def keep(self) -> bytes:
-        """The name of the present one, which is written if it was not."""
-        self._packages.record()
-        rows = tuple((root, *package) for root, package in self._packages.imported())
+    def keep(self, dependencies: Dependencies) -> bytes:
+        """The name of the record of these, which is written if it was not."""
+        rows = tuple((root, *package) for root, package in dependencies)
         name = hashlib.blake2b(dump_literal(rows), digest_size=16).digest()
         if not self._store.has("environments", name):
             self._store.write("environments", name, rows)
@@ -240,7 +249,7 @@ class ProgramCache:
     # calls ------------------------------------------------------------------------------------
 
     def find(self, function: Function, name: bytes) -> CallRecord | None:
-        """The record of a call, if it has a program and was made with the same packages."""
+        """The record of a call, if it has a program and its packages are the same."""
         kept = self._usable(name)
         if kept is None or kept.key != function.key:
             return None
@@ -249,16 +258,25 @@ class ProgramCache:
         return kept
 
     def has(self, name: bytes) -> bool:
-        """Whether the program of a call is there, made with the same packages."""
+        """Whether the program of a call is there, and its packages are the same."""
         kept = self._usable(name)
         return kept is not None and self._has_program(kept.program)
 
     def _usable(self, name: bytes) -> CallRecord | None:
-        """The record of a call, if it has a program and was made with the same packages."""
+        """The record of a call, if it has a program and its packages are the same."""
         kept = self._read_call(name)
         if kept is None or kept.obstacle is not None:
             return None
         return kept if self._environments.is_current(kept.environment) else None
+
+    def dependencies(self, kept: CallRecord) -> Dependencies:
+        """The packages that a record of `find` depends on."""
+        return self._environments.dependencies(kept.environment) or ()
+
+    def changes_since(self, name: bytes) -> tuple[Change, ...]:
+        """What has become of the packages that the record of a call depends on, if there is one."""
+        kept = self._read_call(name)
+        return () if kept is None else self._environments.changes_since(kept.environment)
 
     def keep(
         self,
@@ -283,7 +301,7 @@ class ProgramCache:
             executable.costs.trace_s,
             executable.costs.compile_s,
             time.time(),
-            self._environments.keep(),
+            self._environments.keep(executable.dependencies),
             executable.principal,
         )
         self._queue.put(partial(self._keep, function, name, kept, executable, inputs))

@@ -29,7 +29,7 @@ class CallRecord:
         form: how results travel.
         trace_s, compile_s: what it took to make, in seconds.
         created: when that was, as `time.time()`.
-        environment: names the packages that were loaded then.
+        environment: names the packages that it depends on.
         principal: for whom it was made.
     """
 

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from jaxd_protocol.fingerprint.walk import MAX_PARTS
 from jaxd_protocol.jit.nnx_updates import refusing_lost_updates
 from jaxd_protocol.jit.options import Options, function_key
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
@@ -115,6 +116,20 @@ class Function:
     def doubt(self) -> str | None:
         """Why it is not what its key says; None when it is."""
         return None if self.unpacked is None else self.unpacked.doubt
+
+    @property
+    def modules(self) -> frozenset[str] | None:
+        """Full names of the modules that it names; None where it may import any others.
+
+        Those that are not installed where its client is may be installed here. Code that travels as
+        source computes names of modules.
+        """
+        manifest = self.described.manifest
+        if manifest is None or len(manifest.parts) >= MAX_PARTS:
+            return None
+        if any(part.kind == "module" for part in manifest.parts):
+            return None
+        return frozenset(manifest.local.keys() | manifest.packages.keys())
 
     @property
     def is_lasting(self) -> bool:

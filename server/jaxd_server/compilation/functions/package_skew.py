@@ -6,10 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from jaxd_protocol.errors import MissingPackage, PackageMismatch
+from jaxd_protocol.explain.key_differences import dependency_difference
 from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_server.runtime.events import Emit
+from jaxd_server.runtime.imported_packages import Change
 
-Kind = Literal["missing", "version", "files"]
+Kind = Literal["missing", "version", "files", "dependency"]
+
+_INSTALL_THE_SAME = "Install the same on both sides, or leave out strict=True."
+_FREE_THE_WORKER = (
+    "Release the arrays (`jaxd values` lists them), run `jaxd restart --force`, or leave out "
+    "strict=True."
+)
 
 
 class Difference(NamedTuple):
@@ -18,7 +26,8 @@ class Difference(NamedTuple):
     Attributes:
         function: the name of the function that uses it.
         package: as pip calls it.
-        kind: `missing` on the server, another `version`, or other `files` under the same version.
+        kind: `missing` on the server, another `version`, or other `files` under the same version;
+            or a `dependency` that has changed where the server runs.
         text: what that means, and what to do.
     """
 
@@ -54,11 +63,32 @@ def refuse_missing(differences: Sequence[Difference]) -> None:
             raise MissingPackage(one.text)
 
 
+def dependency_changes(function: str, changes: Sequence[Change]) -> tuple[Difference, ...]:
+    """The packages that a function is still run with although they have changed on disk.
+
+    Args:
+        function: its name.
+        changes: what has become of them.
+    """
+    return tuple(
+        Difference(
+            function,
+            change.old.name,
+            "dependency",
+            f"function {function!r}: {dependency_difference(*change).text} where the server runs; "
+            "its worker goes on with the old one because it holds arrays of clients, so results "
+            "come from that. It is restarted when there are none (`jaxd values` lists them), or "
+            "by `jaxd restart --force`.",
+        )
+        for change in changes
+    )
+
+
 def refuse_or_warn(differences: Sequence[Difference], emit: Emit, *, strict: bool) -> None:
     """Tells the caller about differences, if there are any.
 
     Args:
-        differences: what `compare` found.
+        differences: what `compare` or `dependency_changes` found.
         emit: where warnings go: an event `warning` for each.
         strict: whether any difference is an error.
 
@@ -66,7 +96,8 @@ def refuse_or_warn(differences: Sequence[Difference], emit: Emit, *, strict: boo
         PackageMismatch: with `strict`, when there is one.
     """
     if strict and differences:
-        advice = "Install the same on both sides, or leave out strict=True."
+        is_stuck = any(one.kind == "dependency" for one in differences)
+        advice = _FREE_THE_WORKER if is_stuck else _INSTALL_THE_SAME
         raise PackageMismatch(" ".join([*(one.text for one in differences), advice]))
     for one in differences:
         emit("warning", {"function": one.function, "package": one.package, "text": one.text})

@@ -18,6 +18,7 @@ from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_protocol.network.accounts import UNNAMED
 from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.runtime.imported_packages import Change
 
 Visibility = Callable[[bytes], bool]
 """Whether a principal may be shown what is recorded of a key."""
@@ -114,6 +115,12 @@ class BuildEntry:
     def is_warm(self) -> bool:
         """Whether the server still has the program."""
         return self.executable is not None and self.executable() is not None
+
+    @property
+    def outdated(self) -> tuple[Change, ...]:
+        """What has become of packages that the program was made of."""
+        executable = None if self.executable is None else self.executable()
+        return () if executable is None else executable.outdated
 
     @property
     def calls(self) -> int:

@@ -7,11 +7,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.explain.argument_shapes import argument_shapes
+from jaxd_protocol.explain.key_differences import dependency_difference
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.builder import BuildResult
 from jaxd_server.compilation.compiling.executable import Executable
@@ -220,6 +221,9 @@ class BuildLog:
         with self._lock:
             seen = build_history.records(visibility)
             reason = reason_for(seen, function.key, described, arguments)
+            if made.changed and not reason.differences:
+                found = tuple(dependency_difference(*change) for change in made.changed)
+                reason = replace(reason, differences=found)
             record = build_history.add(function.key, described, built)
             decision = self._log(function, made, reason, now)
         self.known_functions.record(principal, function.key)

@@ -56,9 +56,7 @@ class Reason:
     @property
     def text(self) -> str:
         """One line."""
-        if self.nearest is None:
-            return _FIRST
-        return summarize(self.differences) or _DROPPED
+        return summarize(self.differences) or (_FIRST if self.nearest is None else _DROPPED)
 
 
 def reason_for(

@@ -11,6 +11,7 @@ from jaxd_protocol.packages.distributions import Package
 from jaxd_protocol.pytree import BlobLayout, Layout, read_scalar
 from jaxd_server.codec.arguments import empty_leaves
 from jaxd_server.compilation.functions.function import Described
+from jaxd_server.runtime.imported_packages import Dependencies
 
 
 class TraceRequest(NamedTuple):
@@ -95,7 +96,7 @@ class SideEffects(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """The lowered program, and how its results travel."""
+    """The lowered program, how its results travel, and the packages that it may have run."""
 
     number: int
     program: bytes
@@ -104,6 +105,7 @@ class Lowered(NamedTuple):
     order: tuple[int, ...]
     trace_s: float
     reads: tuple[RecordedRead, ...]
+    dependencies: Dependencies
     side: SideEffects
 
 

@@ -28,7 +28,8 @@ class TracePolicy:
         trace_in: where functions are traced.
         is_shared: whether more than one client is there.
         counters: to which the counts of the tracer are added.
-        packages: to which the imports of the tracer are added.
+        packages: to which the imports of the tracer are added. Where they have changed, the tracer
+            is the process that has the new ones.
         program_cache: where packed functions are found; None where nothing is kept.
         start: starts a tracer.
     """
@@ -44,6 +45,7 @@ class TracePolicy:
     ) -> None:
         self._trace_in = trace_in
         self._is_shared = is_shared
+        self._packages = packages
         self._program_cache = program_cache
         self._tracers = TracerPool(counters, packages, start)
 
@@ -71,7 +73,8 @@ class TracePolicy:
         order = None if name is None else trace_request_of(request, name)
         if order is None:
             return None
-        tracer = self._ready(patiently=function.key in tracers.deadly)
+        is_needed = function.key in tracers.deadly or self._packages.have_changed
+        tracer = self._ready(patiently=is_needed)
         if tracer is None:
             return None
         remote_trace = RemoteTrace(
@@ -85,7 +88,8 @@ class TracePolicy:
         self._tracers.close()
 
     def _is_wanted(self) -> bool:
-        wanted = self._trace_in == "tracer" or (self._trace_in == "auto" and self._is_shared())
+        gains = self._packages.have_changed or self._is_shared()
+        wanted = self._trace_in == "tracer" or (self._trace_in == "auto" and gains)
         return wanted and not self._tracers.is_disabled
 
     def _ready(self, *, patiently: bool) -> TracerProcess | None:

@@ -119,7 +119,14 @@ class RemoteTrace(NamedTuple):
         if reply.reads:  # the tracer has it under that name now
             self.tracer.known.add(self.order.described.with_reads(reply.reads).fingerprint)
         return LoweredFunction(
-            reply.program, None, form, structure, reply.trace_s, reply.data, reply.reads
+            reply.program,
+            None,
+            form,
+            structure,
+            reply.trace_s,
+            reply.data,
+            reply.reads,
+            reply.dependencies,
         )
 
 

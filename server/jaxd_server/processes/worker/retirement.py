@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_server.compilation.compiling.builds import Build
 from jaxd_server.execution.admission import Admission, Operation
-from jaxd_server.runtime.events import Emit
-from jaxd_server.runtime.imported_packages import ImportedPackages
+from jaxd_server.runtime.events import SILENT, Emit
+from jaxd_server.runtime.imported_packages import Change, Dependencies, ImportedPackages
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.executors import SerialExecutor
 
@@ -19,25 +19,20 @@ if TYPE_CHECKING:
     from jaxd_server.values.store import ValueStore
 
 
-_CHECK_INTERVAL_S: Final = 1.0
-_RESTARTED: Final = "the server's worker was restarted."
-_KEPT_RUNNING: Final = (
-    "the server's worker goes on with the old packages, because it holds arrays of clients. "
-    "It is restarted when there are none (`jaxd values` lists them), or by `jaxd stop`."
-)
-
-
 class PackageMonitor:
-    """Checks before each build, and once a second, whether the imported packages are still current.
+    """Checks whether the imported packages are still current, and replaces the worker if not.
 
-    The key of an executable names the packages that its function names, but not those that these
-    import in turn. A worker that holds arrays of clients is not replaced: they would be lost.
+    That is before each build, when a client process uses a program for the first time, and several
+    times a second. The key of an executable names the packages that its function names, but not
+    those that these import in turn. A worker that holds arrays of clients is not replaced: they
+    would be lost.
 
     Args:
         packages: those that this process has imported.
         admission: refuses calls from then on, so that their clients repeat them.
         begin: called once, with the changes: drains and replaces the worker.
         has_values: whether there are arrays of clients.
+        outdate: drops the executables that depend on what has changed, as the worker stays.
     """
 
     def __init__(
@@ -46,42 +41,42 @@ class PackageMonitor:
         admission: Admission,
         begin: Callable[[list[str]], None],
         has_values: Callable[[], bool] = lambda: False,
+        outdate: Callable[[], None] = lambda: None,
     ) -> None:
         self._packages = packages
         self._admission = admission
         self._begin = begin
         self._has_values = has_values
+        self._outdate = outdate
         self._begun = False
-        self._next_check_s = 0.0
         self._lock = threading.Lock()  # guards _begun
         # In the background: it takes some 20 ms.
         SerialExecutor("jaxd-packages").put(self._packages.record)
 
-    def poll(self, emit: Emit) -> None:
+    def poll(self, emit: Emit = SILENT) -> None:
         """Begins to replace the worker if a package has changed, and warns the client of the call.
 
         No call is admitted after that.
         """
         changes = self._packages.changes()
-        if not changes:
+        if not changes and not self._packages.have_changed:
             return
         with self._lock:
-            begins = not self._begun and not self._has_values()
+            begins = bool(changes) and not self._begun and not self._has_values()
             self._begun = self._begun or begins
-        became = _RESTARTED if self._begun else _KEPT_RUNNING
+        if not self._begun:
+            self._outdate()  # also where they are back, which programs of others may not suit
+            return
         for change in changes:
-            text = f"{change.text} where the server runs: {became}"
-            emit("warning", {"function": "", "package": change.package, "text": text})
+            text = f"{change.text} where the server runs: the server's worker was restarted."
+            emit("warning", {"function": "", "package": change.old.name, "text": text})
         if begins:
             self._admission.replace()
             self._begin([change.text for change in changes])
 
-    def poll_regularly(self) -> None:
-        """As `poll`, for no call in particular, at most once a second; from one thread."""
-        now = time.monotonic()
-        if now >= self._next_check_s:
-            self._next_check_s = now + _CHECK_INTERVAL_S
-            self.poll(lambda *_: None)
+    def changes_of(self, dependencies: Dependencies) -> list[Change]:
+        """What has become of some packages, as far as `poll` has noticed."""
+        return self._packages.changes_of(dependencies)
 
     def record_imports(self) -> None:
         """Records the imports of a call."""

@@ -125,7 +125,9 @@ def _compilation(
         lambda: TracerProcess(options.log_format, can_unpack),
     )
     quota = BuildQuota(options.principal_build_s)
-    builder = ExecutableBuilder(functions, compiler, counters, program_cache, tracing, quota)
+    builder = ExecutableBuilder(
+        functions, compiler, counters, program_cache, tracing, quota, packages
+    )
     return _Compilation(packages, program_cache, functions, executables, compiler, tracing, builder)
 
 
@@ -138,7 +140,14 @@ def _package_monitor(
     """What replaces the worker when a package has changed; None where nothing may."""
     if renew is None:
         return None
-    return PackageMonitor(compilation.packages, admission, renew, has_values)
+    packages, executables = compilation.packages, compilation.executables
+    return PackageMonitor(
+        packages,
+        admission,
+        renew,
+        has_values,
+        lambda: executables.drop_outdated(packages.changes_of),
+    )
 
 
 def _pipeline(
@@ -343,7 +352,7 @@ class WorkerComponents:
         self._idle_shutdown.poll()
         self._connected_accounts.poll()
         if self._package_monitor is not None:
-            self._package_monitor.poll_regularly()
+            self._package_monitor.poll()
 
     def _forget(self, principal: str) -> None:
         """Releases everything that belongs to a principal whose account was revoked."""

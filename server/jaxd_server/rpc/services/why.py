@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from jaxd_protocol.explain.argument_differences import argument_differences
 from jaxd_protocol.explain.argument_shapes import Argument, argument_shapes
+from jaxd_protocol.explain.key_differences import dependency_difference
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.compilation.history.advice import advice_for
 from jaxd_server.compilation.history.build_history import BuildEntry, KeyHistory, Verdict
@@ -75,7 +77,16 @@ def why(
     )
     verdict: Verdict = "hit" if ready or is_planned else "load" if kept else "compile"
     reason = Reason() if verdict != "compile" else reason_for(records, key, described, arguments)
-    text = reason.text if verdict == "compile" else _TEXTS[verdict][arguments is None]
+    if not reason.differences:
+        changes = [change for built in ready for change in built.outdated]
+        if verdict == "compile" and program_cache is not None:
+            kept_as = [built.name for built in fitting if built.name]
+            changes = [change for name in kept_as for change in program_cache.changes_since(name)]
+        found = tuple(dependency_difference(*change) for change in dict.fromkeys(changes))
+        reason = replace(reason, differences=found)
+    text = reason.text
+    if verdict != "compile" and not reason.differences:
+        text = _TEXTS[verdict][arguments is None]
     about = record or reason.nearest
     advice = advice_for(about, versions_of(records, described)) if about else []
     texts = [one.text for one in advice]

@@ -25,19 +25,30 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
     return site
 
 
-def test_a_call_lasts_as_long_as_the_packages_that_were_loaded(
+def shelved(x: Any) -> Any:
+    """Names a package that imports another."""
+    import shelf_upper  # type: ignore[import-not-found]
+
+    return x * (1 + bool(shelf_upper))
+
+
+def test_a_call_lasts_as_long_as_the_packages_that_it_has_run(
     open_harness: Open, site: FakeSite
 ) -> None:
-    """Others may come and go."""
+    """Others may come, change and go, whether they are loaded or not."""
     site.install("shelf_used", "1", {"shelf_used.py": "1"})
-    importlib.import_module("shelf_used")
-    source = Source(step)
+    site.install("shelf_upper", "1", {"shelf_upper.py": "import shelf_used"})
+    site.install("shelf_loaded", "1", {"shelf_loaded.py": "1"})
+    importlib.import_module("shelf_loaded")
+    source = Source(shelved)
     harness = open_harness()
     harness.value(source, X)
     name, kept = kept_one(harness)
     program_cache = harness.program_cache
     assert program_cache is not None
     site.install("shelf_other", "1", {"shelf_other.py": "1"})
+    site.install("shelf_loaded", "2", {"shelf_loaded.py": "22"})
+    changed_since_first_seen()
     assert program_cache._environments.is_current(kept.environment)
     site.install("shelf_used", "2", {"shelf_used.py": "22"})
     changed_since_first_seen()
@@ -45,6 +56,9 @@ def test_a_call_lasts_as_long_as_the_packages_that_were_loaded(
     assert program_cache.find(function_in(harness, source), name) is None
     assert not program_cache.has(name)
     assert name in program_cache.calls()
+    (change,) = program_cache.changes_since(name)
+    assert change.text == "shelf_used was changed from 1 to 2"
+    assert program_cache.changes_since(b"n" * 16) == ()
 
 
 def test_calls_of_one_environment_share_its_record(open_harness: Open) -> None:
@@ -83,5 +97,5 @@ def test_a_record_that_is_none_is_told_of(tmp_path: Path, content: Any) -> None:
     store.write("environments", b"e" * 16, content)
     assert not environments.is_current(b"e" * 16)
     assert told == [("environments", b"e" * 16)]
-    assert environments.is_current(environments.keep())
+    assert environments.is_current(environments.keep(()))
     store.close()

@@ -9,9 +9,11 @@ from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_server.compilation.functions.package_skew import (
     Difference,
     compare,
+    dependency_changes,
     refuse_missing,
     refuse_or_warn,
 )
+from jaxd_server.runtime.imported_packages import Change
 from tests.end_to_end.gates import advice
 from tests.identity.projects import needs
 
@@ -107,3 +109,14 @@ def test_with_strict_differences_are_an_error() -> None:
     assert "strict=True" in advice(caught.value)
     refuse_or_warn((), lambda *event: events.append(event), strict=True)
     assert events == []
+
+
+def test_a_dependency_that_is_run_in_an_old_state() -> None:
+    """It is named with both versions, and what to do is another thing than to install one."""
+    old = Package("lowlib", "1.0", b"")
+    found = dependency_changes("f", [Change(old, old._replace(version="1.1"))])
+    assert [(one.kind, one.package) for one in found] == [("dependency", "lowlib")]
+    assert found[0].text.startswith("function 'f': dependency lowlib 1.0 → 1.1 where the server")
+    with pytest.raises(PackageMismatch, match=r"lowlib 1\.0 → 1\.1") as caught:
+        refuse_or_warn(found, lambda *event: None, strict=True)
+    assert "jaxd restart --force" in advice(caught.value)

@@ -12,10 +12,12 @@ import pytest
 
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.messages.function_manifest import FunctionManifest
+from jaxd_protocol.packages.distributions import Package
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.history import build_log as module
 from jaxd_server.compilation.history.build_log import BuildLog, describe
 from jaxd_server.runtime.events import SILENT
+from jaxd_server.runtime.imported_packages import Change
 from tests.server.builds import (
     PARAMETERS,
     described,
@@ -58,6 +60,23 @@ def test_a_function_is_described_by_what_its_client_said() -> None:
     assert found.parameters == PARAMETERS
     unknown = Function(b"k", Described(b"f", "it", found.options))
     assert describe(unknown).parts == ()
+
+
+def test_a_build_that_replaces_one_of_other_packages_names_them() -> None:
+    """Where nothing else differs, also when the record of that is gone."""
+    old = Package("lowlib", "1.0", b"")
+    changed = Change(old, old._replace(version="1.1"))
+    decisions = BuildLog()
+    for _ in range(2):
+        result = made(PROGRAM)._replace(changed=(changed,))
+        decisions.made(function_with(), skeleton_of(1.0), result, SILENT)
+    result = made(PROGRAM)._replace(changed=(changed,))
+    decisions.made(function_with("0.2"), skeleton_of(1.0), result, SILENT)
+    assert [decision.reason.text for decision in decisions.recent(9)] == [
+        "global LR: 0.1 → 0.2",
+        "dependency lowlib 1.0 → 1.1",
+        "dependency lowlib 1.0 → 1.1",
+    ]
 
 
 def test_each_build_has_its_reason() -> None:

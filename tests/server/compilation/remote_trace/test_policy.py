@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxd_protocol.errors import InternalError
+from jaxd_protocol.packages.distributions import Package
 from jaxd_server.compilation.remote_trace import policy
 from jaxd_server.compilation.remote_trace.messages import Ended
 from jaxd_server.compilation.remote_trace.policy import TraceIn
@@ -97,3 +98,16 @@ def test_it_is_never_traced_here_after_that(source: Source) -> None:
         remote_trace.lower()
     assert scenario.remote_trace(source) is not None
     assert scenario.tracers[2].waited == 1
+
+
+@pytest.mark.parametrize(("trace_in", "goes"), [("auto", True), ("worker", False)])
+def test_a_worker_of_old_packages_has_functions_traced_elsewhere(
+    trace_in: TraceIn, goes: bool, source: Source
+) -> None:
+    """Also for a single client, and it waits for a tracer that starts."""
+    scenario = TracingScenario(trace_in, shared=False)
+    scenario.next = [FakeTracer("starting")]
+    old = Package("lowlib", "1.0", b"")
+    scenario.packages.adopt([("not_installed_here", old)])
+    assert scenario.packages.have_changed
+    assert (scenario.remote_trace(source) is not None) is goes

@@ -107,7 +107,7 @@ def test_the_lowered_program_is_compiled_here(source: Source) -> None:
     )
     data = lowered_transfer.pack_lowered(mine.lowered, mine.obstacle)
     form = mine.form
-    reply = Lowered(1, mine.program, data, form.skeleton, form.order, 0.25, (), NOTHING)
+    reply = Lowered(1, mine.program, data, form.skeleton, form.order, 0.25, (), (), NOTHING)
     lowered = scenario.answered(source, reply)
     assert (lowered.program, lowered.obstacle, lowered.trace_s) == (mine.program, None, 0.25)
     assert lowered.form == form

@@ -193,26 +193,6 @@ def test_a_change_closes_the_doors_and_is_told(
     )
 
 
-def test_packages_are_looked_at_once_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also while nothing is built: a hit uses what was imported for its build."""
-    site = FakeSite(tmp_path)
-    monkeypatch.syspath_prepend(site.path)
-    site.install("renewed_hit", "1", {"renewed_hit.py": "1"})
-    importlib.import_module("renewed_hit")
-    begun: list[list[str]] = []
-    package_monitor = PackageMonitor(ImportedPackages(), Admission(), begun.append)
-    package_monitor.record_imports()
-    package_monitor.poll_regularly()
-    site.install("renewed_hit", "2", {"renewed_hit.py": "22"})
-    package_monitor.poll_regularly()
-    assert begun == []
-    package_monitor._next_check_s -= 1.0
-    package_monitor.poll_regularly()
-    assert begun == [["renewed_hit was changed from 1 to 2"]]
-
-
 def test_what_a_call_imports_is_watched_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +212,7 @@ def test_what_a_call_imports_is_watched_too(
 def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose call noticed the change is told why, and it happens when they are gone."""
+    """What depends on the change is dropped meanwhile; it is replaced when they are gone."""
     site = FakeSite(tmp_path)
     monkeypatch.syspath_prepend(site.path)
     site.install("renewed_never", "1", {"renewed_never.py": "1"})
@@ -241,23 +221,23 @@ def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
     texts: list[str] = []
     values = [object()]
     admission = Admission()
+    outdated: list[None] = []
     package_monitor = PackageMonitor(
-        ImportedPackages(), admission, begun.append, lambda: bool(values)
+        ImportedPackages(),
+        admission,
+        begun.append,
+        lambda: bool(values),
+        lambda: outdated.append(None),
     )
     package_monitor.record_imports()
     site.install("renewed_never", "2", {"renewed_never.py": "22"})
     package_monitor.poll(lambda _, content: texts.append(content["text"]))
-    assert (begun, admission.draining) == ([], False)
-    (text,) = texts
-    assert text == (
-        "renewed_never was changed from 1 to 2 where the server runs: the server's worker goes on "
-        "with the old packages, because it holds arrays of clients. It is restarted when "
-        "there are none (`jaxd values` lists them), or by `jaxd stop`."
-    )
+    assert (begun, admission.draining, texts, outdated) == ([], False, [], [None])
     values.clear()
     package_monitor.poll(lambda _, content: texts.append(content["text"]))
     assert begun == [["renewed_never was changed from 1 to 2"]]
     values.append(object())  # too late: it has begun
     package_monitor.poll(lambda _, content: texts.append(content["text"]))
-    assert texts[1].endswith("the server's worker was restarted.")
-    assert texts[2] == texts[1]
+    assert texts[0].endswith("the server's worker was restarted.")
+    assert texts[1] == texts[0]
+    assert outdated == [None]
