@@ -39,6 +39,9 @@ _CONSTANTS: Final = frozenset({"Ellipsis", "False", "None", "NotImplemented", "T
 
 _READ_ALL_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
 
+_RUN_FOR_NEW_CLASSES: Final = frozenset({"__init_subclass__", "__set_name__"})
+"""Methods that run when a class is defined: what they write, no trace of the function writes."""
+
 
 def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
     """Appends what a function reads of a global."""
@@ -48,7 +51,8 @@ def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
     walk.text(name)
     walk.line = read.line
     value = globals_.get(name, MISSING)
-    if read.written and not read.steps and type(value) in ATOMS:
+    written = read.written and function.__name__ not in _RUN_FOR_NEW_CLASSES
+    if written and not read.steps and type(value) in ATOMS:
         walk.guards.complete = False  # the code may assign it: it counts as it was found
     else:
         walk.guards.item(globals_, name, value)
@@ -56,7 +60,7 @@ def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
         _builtin(walk, globals_, read)
         return
     walk.label = f"global {name}"
-    follow(walk, value, bound_steps(walk, globals_, read.steps), read.written)
+    follow(walk, value, bound_steps(walk, globals_, read.steps), written)
 
 
 def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
@@ -511,11 +515,11 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         walk.carry(module.__name__, name, value)
         walk.follow(value, rest)
     elif isinstance(value, FunctionType):
-        refuse_patched_function(value, walk.path)
+        refuse_patched_function(value, walk.is_local, walk.path)
     else:
         if isinstance(value, type):
             refuse_patched_class(value, walk.is_local, walk.path)
-            classes.refuse_registered(walk, value)
+            classes.refuse_own_node(walk, value)
         emit_setting(walk, module.__name__, name, value, rest)
 
 

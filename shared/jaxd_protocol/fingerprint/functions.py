@@ -54,7 +54,7 @@ def emit_function(walk: Walk, function: FunctionType) -> None:
         settings.refuse_whole_environment(walk)
     name = importable_name(function)
     if name is not None and not walk.is_local(name[0]):
-        refuse_patched_function(function, walk.path)
+        refuse_patched_function(function, walk.is_local, walk.path)
         walk.reach.installed.append(function)
         modules.emit_reference(walk, *name)
     else:

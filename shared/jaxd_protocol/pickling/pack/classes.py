@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
+from jaxd_protocol.fingerprint.values.registries import registered, virtual_subclasses
 from jaxd_protocol.jax_objects.registrations import build_class, class_registration
 from jaxd_protocol.packages.importable import importable_name, name_within
 from jaxd_protocol.packages.installed import is_local_module
@@ -48,7 +49,10 @@ def reduce_class(packer: Packer, cls: type) -> Any:
     if issubclass(cls, enum.Enum) and cls.__members__:
         made: tuple[Any, ...] = rebuild.make_enum, (name, *enum_description(cls))
         return packer.nested(
-            cls, made, rebuild.fill_enum, lambda: enum_state(cls, _attributes(cls))
+            cls,
+            made,
+            rebuild.fill_enum,
+            lambda: enum_state(cls, _attributes(cls)) | _registered(cls),
         )
     made = (
         rebuild.make_class,
@@ -68,10 +72,9 @@ def _creation_attributes(cls: type) -> dict[str, Any]:
 
 
 def _state(cls: type) -> dict[str, Any]:
-    state: dict[str, Any] = {"attributes": _attributes(cls)}
+    state: dict[str, Any] = {"attributes": _attributes(cls), **_registered(cls)}
     if isinstance(cls, abc.ABCMeta):
-        others = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
-        virtual = [each for each in others if each is not None]
+        virtual = virtual_subclasses(cls)
         if virtual:
             state["virtual"] = sorted(virtual, key=lambda each: each.__qualname__)
     registration = class_registration(cls)
@@ -80,6 +83,11 @@ def _state(cls: type) -> dict[str, Any]:
     if cls in copyreg.dispatch_table:
         state["reduced_by"] = copyreg.dispatch_table[cls]
     return state
+
+
+def _registered(cls: type) -> dict[str, Any]:
+    found = registered(cls)
+    return {"registered": tuple(found)} if any(found) else {}
 
 
 def _attributes(cls: type) -> dict[str, Any]:
