@@ -129,13 +129,14 @@ class _AbstractClasses:
         self._found: dict[type, set[type]] = {}
 
     def of(self, cls: type) -> set[type]:
-        """Those with which a class was registered itself."""
+        """Those with which a class was registered itself, without those that follow from others."""
         if weakref.getweakrefcount(cls) < 2:  # one is of its base, another of each registry
             return set()
         token = abc.get_cache_token()
         if token != self._token:
             self._found, self._token = self._look(), token
-        return self._found.get(cls, set()) - set(cls.__mro__)
+        found = self._found.get(cls, set())
+        return found.difference(cls.__mro__, *(each.__mro__[1:] for each in found))
 
     @staticmethod
     def _look() -> dict[type, set[type]]:
@@ -154,13 +155,11 @@ class _AbstractClasses:
 
 
 def _installed_above(cls: type) -> Iterator[type]:
-    """An abstract class, or the installed ones of which it is a subclass."""
+    """The installed ones among an abstract class and its bases."""
     for base in cls.__mro__:
         is_abstract = isinstance(base, abc.ABCMeta) and base.__module__ not in _NOBODY_ASKS
         if is_abstract and importable_name(base) is not None:
             yield base
-            if base is cls:
-                return
 
 
 _WITHOUT_DISPATCHERS: Final = frozenset({"jax", "jaxlib", "numpy"})
