@@ -75,6 +75,9 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     walk.part("function", f"{kind} {function.__qualname__}", facts.digest)
     walk.guards.function(function)
     walk.reach.targets.note(function, facts.callbacks_passed, is_inner=walk.is_inner)
+    if function.__name__ != "__repr__":  # that of a dataclass shows the qualified name of its class
+        walk.reach.readers |= facts.readers
+    walk.reach.functions.append(function)
     _defaults(walk, function)
     _attributes(walk, function)
     _closure(walk, function, facts.uses)
@@ -134,6 +137,7 @@ def _closure(walk: Walk, function: FunctionType, uses: Mapping[str, Mapping[Step
     for name, cell in zip(names, function.__closure__ or (), strict=True):
         walk.text(name)
         walk.guards.cell(cell)
+        walk.reach.aliased.append(cell)
         try:
             value = cell.cell_contents
         except ValueError:
@@ -217,6 +221,7 @@ def emit_called_partial(walk: Walk, value: functools.partial[Any]) -> None:
 def emit_partial(walk: Walk, value: functools.partial[Any], *, is_called: bool = False) -> None:
     """Appends a `functools.partial`; of its arguments all, unless it is only called."""
     walk.tag("partial")
+    walk.reach.aliased.append(value)
     walk.emit(value.func)
     walk.text(len(value.args))
     walk.guards.mapping(value.keywords)

@@ -106,6 +106,21 @@ def _unwrapped(value: Any) -> Iterator[Any]:
             return
 
 
+_BUILTIN_CONSTANTS: Final = frozenset(
+    {"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"}
+)
+_HOMES_OF_BUILTINS: Final = frozenset({"_io", "_sitebuiltins", "builtins", "io"})
+
+
+def is_own_builtin(name: str, value: Any) -> bool:
+    """Whether Python itself has this value under this name in its builtins."""
+    if is_plain_data(value):
+        return name in _BUILTIN_CONSTANTS
+    home = getattr(value, "__module__", None) or type(value).__module__
+    own = getattr(value, "__name__", name)  # IOError and others are OSError
+    return name in _BUILTIN_CONSTANTS or (home in _HOMES_OF_BUILTINS and own in (name, "OSError"))
+
+
 def globals_module(function: FunctionType) -> str:
     """The module whose globals a function reads.
 

@@ -10,6 +10,7 @@ from types import FunctionType, MemberDescriptorType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.unpatched import refuse_patched_class
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
@@ -101,6 +102,16 @@ def refuse_own_node(walk: Walk, cls: type) -> None:
         )
 
 
+def refuse_subclasses(walk: Walk, value: Any, steps: Steps) -> None:
+    """For code that asks an installed class for its subclasses.
+
+    Raises:
+        PackingError: a server's has those of all its clients, and of what it has imported.
+    """
+    if steps and steps[0] == ("a", "__subclasses__") and isinstance(value, type):
+        modules.refuse_state(walk, f"which classes were derived from {value.__name__}", "Python")
+
+
 def _has_jax() -> bool:
     return "jax" in sys.modules
 
@@ -134,8 +145,10 @@ def _emit_content(walk: Walk, cls: type) -> None:
     from jaxd_protocol.jax_objects import registrations
 
     walk.tag("class")
+    walk.reach.classes.append(cls)
     walk.text(cls.__name__)
     walk.guards.attribute(cls, "__bases__", cls.__bases__)
+    walk.guards.attribute(cls, "__name__", cls.__name__)
     walk.guards.mapping(vars(cls))
     candidates = vars(cls).keys() - registrations.GENERATED_ATTRIBUTES - _IGNORED_ATTRIBUTES
     names = sorted(name for name in candidates if _is_content(cls, name))

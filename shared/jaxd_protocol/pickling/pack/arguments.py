@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
-from jaxd_protocol.fingerprint import content_id, current_archives, walk
+from jaxd_protocol.fingerprint import content_id, current_packing, walk_for_packing
 from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
 from jaxd_protocol.jax_objects.names import kind_of
@@ -71,7 +71,7 @@ def _pack(value: Any, what: str, buffers: list[memoryview] | None) -> Packed:
     collect = None if buffers is None else partial(_collect, buffers)
     for _ in range(_MAX_ATTEMPTS):
         with suppress(_ContentChanged):
-            pickler = _ArgumentPickler(ReachedObjects(archives=current_archives()), collect)
+            pickler = _ArgumentPickler(ReachedObjects(archives=current_packing().archives), collect)
             return dump(pickler, value, value, what)
         if buffers:
             buffers.clear()
@@ -173,10 +173,10 @@ def _packed_once(content: bytes, value: Any) -> Packed:
     if found is not None:
         return found
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    walked = walk(value, name, archives=current_archives())
+    walked = walk_for_packing(value, name)
     found = pack_function(value, repr(name), walked.reach)
     if not walked.guards.hold():
-        walked = walk(value, name, archives=current_archives())
+        walked = walk_for_packing(value, name)
     fingerprint = walked.fingerprint
     keeps_id = not walked.guards.complete or fingerprint.unshared
     if not keeps_id and fingerprint.digest != content:

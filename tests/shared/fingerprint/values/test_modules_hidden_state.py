@@ -8,6 +8,7 @@ import locale
 import logging
 import numbers
 import os
+import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -58,20 +59,16 @@ def test_gin_s_bindings_are_refused(body: str) -> None:
 
 
 class Base:
-    """Has subclasses, or none."""
-
-    @classmethod
-    def known(cls) -> list[type]:
-        """Those that were defined."""
-        return cls.__subclasses__()
+    """A class of the user's."""
 
 
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        ("return x * len(Base.__subclasses__())", "which classes were defined"),
-        ("return x * len(Base.known())", "which classes were defined"),
-        ("return [(lambda: Base.__subclasses__())() for _ in x]", "which classes were defined"),
+        ("return x * len(object.__subclasses__())", "which classes were derived from object"),
+        ("return x * len(Path.__subclasses__())", "which classes were derived from Path"),
+        ("return x, pathlib.Path.__subclasses__()", "which classes were derived from Path"),
+        ("return known(Path)", "which classes were derived from Path"),
         ("return x if log.isEnabledFor(10) else -x", "the level of a logger"),
         ("return x * logging.getLogger('a').getEffectiveLevel()", "the level of a logger"),
         ("return x * sys.getrecursionlimit()", "the recursion limit"),
@@ -87,6 +84,9 @@ def test_what_python_holds_is_refused(body: str, what: str) -> None:
         "log": logging.getLogger("a"),
         "limit": sys.getrecursionlimit,
         "os": os,
+        "pathlib": pathlib,
+        "Path": pathlib.Path,
+        "known": function("return x.__subclasses__()"),
     }
     made = function(body, Base=Base, logging=logging, sys=sys, locale=locale, **names)
     with pytest.raises(PackingError, match=f"reads {what} .*outside of the function"):
