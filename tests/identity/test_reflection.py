@@ -162,6 +162,7 @@ SUBCLASSES = [
     edit("a subclass of a subclass", PLUGINS, "# here", "class Second(First): rate = 2", FOUND, "plain other"),
     edit("what one reads", PLUGINS, "rate = 1", "rate = 3", f"{FOUND} plain", "other"),
     edit("the order of two", PLUGINS.replace("# here", "class A(Base): rate = 1\nclass B(Base): rate = 2"), "class A(Base): rate = 1\nclass B(Base): rate = 2", "class B(Base): rate = 2\nclass A(Base): rate = 1", FOUND, "plain other"),
+    edit("one that is made twice", PLUGINS.replace("# here", "class Second(Base): __slots__ = ()"), "class Second(Base): __slots__ = ()", "Second = type('Second', (Base,), dict(vars(type('Second', (Base,), {'__slots__': (), '__module__': 'main'}))))", "", f"{FOUND} plain other"),
     edit("one that is gone", PLUGINS, "# here", "class Second(Base): rate = 2\ndel Second\nimport gc; gc.collect()", "", f"{FOUND} plain other"),
 ]  # fmt: skip
 ROWS = [*REFLECTED, *SAME, *SUBCLASSES]

@@ -147,10 +147,14 @@ def _subclasses(walk: Walk, cls: type) -> None:
 
 def subclasses_of(cls: type) -> list[type]:
     """What `__subclasses__` gives, without what was replaced and is not collected yet."""
-    found: list[type] = type.__subclasses__(cls)
-    if len({(each.__module__, each.__qualname__) for each in found}) < len(found):
+    names = [(each.__module__, each.__qualname__) for each in _all_subclasses(cls)]
+    if len({*names}) < len(names):
         gc.collect()  # such as the class that `dataclass(slots=True)` has made another one of
-        found = type.__subclasses__(cls)
+    return _all_subclasses(cls)
+
+
+def _all_subclasses(cls: type) -> list[type]:
+    found: list[type] = type.__subclasses__(cls)
     return found
 
 
