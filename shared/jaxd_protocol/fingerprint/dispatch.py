@@ -252,7 +252,8 @@ def _emit_aliases(walk: Walk) -> None:
     found = [numbers.setdefault(id(each), len(numbers)) for each in walk.reach.aliased]
     if len(numbers) < len(found):
         walk.tag("aliases")
-        walk.emit_labelled("", tuple(found))
+        for number in (len(found), *found):
+            walk.text(number)
         walk.part("value", "which arrays are the same object", repr(found).encode())
 
 
