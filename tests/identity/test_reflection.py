@@ -34,6 +34,21 @@ def helper(x: int) -> Box[int]:
 def texts(x: "Box[int]"): return x
 VALUE = Box[int]
 # here
+def within(x):
+    def inner():
+        """Inner."""
+    class Local:
+        """Local."""
+    return inner.__doc__, Local.__doc__
+def not_within(x):
+    def inner():
+        """Inner."""
+    class Local:
+        """Local."""
+    return inner, Local
+def late(x):
+    import unloaded
+    return unloaded.read()
 def plain(x): return helper(x), texts(x), Held, Below, Row(x), Box
 def name(x): return helper.__name__, Held.__name__
 def quoted(x): return getattr(helper, "__name__", ""), Held
@@ -47,9 +62,14 @@ def bases(x): return Below.__orig_bases__
 def fields(x): return [each.name for each in dataclasses.fields(Row)]
 def types(x): return [each.type for each in dataclasses.fields(Row)]
 def value(x): return typing.get_args(VALUE)
+--- unloaded.py
+"""Unloaded."""
+def read():
+    """Read."""
+    return read.__doc__, __doc__
 '''
 READERS = "name quoted qualname doc got_doc annotations hints signature"
-OTHERS = "plain fields types value bases"
+OTHERS = "within not_within late plain fields types value bases"
 
 
 def _says(text: str) -> str:
@@ -72,6 +92,10 @@ REFLECTED = [
     _row("that it has none any more", '"""Helper."""', "pass", "doc", "got_doc"),
     _row("the docstring of a class", '"""Held."""', '"""Hold."""', "doc", "got_doc"),
     _row("a docstring that is assigned", "# here", "helper.__doc__ = 'x'", "doc", "got_doc"),
+    _row("the docstring of a function within", '"""Inner."""', '"""In."""', "within"),
+    _row("the docstring of a class within", '"""Local."""', '"""Loc."""', "within"),
+    _row("the docstring of a function of a module that is not loaded", '"""Read."""', '"""See."""', "late"),
+    _row("the docstring of a module that is not loaded", '"""Unloaded."""', '"""Not yet."""', "late"),
     _row("an annotation of a parameter", "helper(x: int)", "helper(x: float)", "annotations", "signature"),
     _row("an annotation of a result", "-> Box[int]", "-> Box[float]", "annotations", "signature"),
     _row("one that is assigned", "# here", "helper.__annotations__['y'] = int", "annotations", "signature"),

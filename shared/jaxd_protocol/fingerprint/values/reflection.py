@@ -7,13 +7,15 @@ anything, and it is looked at when the walk has met everything else.
 from __future__ import annotations
 
 import gc
+import inspect
 import typing
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.code.callbacks import nested_codes
 from jaxd_protocol.fingerprint.data_model import Reader
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -54,7 +56,10 @@ def emit_reflected(walk: Walk) -> None:
             _EMITTERS[reader][kind](walk, each)
         walk.emit_queued()
         if not found:
-            return
+            break
+    if "docstrings" in walk.reach.readers:
+        for name, source in sorted(walk.reach.sources.items()):
+            walk.emit_labelled(f"docstrings {name}", _texts_in(source.code))
 
 
 def _attribute(name: str) -> Callable[[Walk, Any], None]:
@@ -64,6 +69,24 @@ def _attribute(name: str) -> Callable[[Walk, Any], None]:
         walk.emit_labelled(f"attribute {_label(value)}.{name}", content)
 
     return emit
+
+
+def _docstring_of_function(walk: Walk, function: FunctionType) -> None:
+    _attribute("__doc__")(walk, function)
+    walk.emit_labelled("", tuple(map(_texts_in, nested_codes(function.__code__))))
+
+
+def _texts_in(code: CodeType) -> tuple[Any, ...]:
+    """All that can be a docstring, of functions and classes that the code defines, too."""
+    is_function = code.co_flags & inspect.CO_OPTIMIZED
+    constants = code.co_consts[:1] if is_function else code.co_consts
+    texts = tuple(each for each in constants if type(each) is str)
+    return (*texts, *map(_texts_in, nested_codes(code)))
+
+
+def _qualified_name_of_function(walk: Walk, function: FunctionType) -> None:
+    _attribute("__qualname__")(walk, function)
+    walk.text(function.__code__.co_qualname)  # with which the names of those within it begin
 
 
 def _label(value: Any) -> str:
@@ -166,8 +189,11 @@ def _are_same(found: list[type], known: list[type]) -> bool:
 
 _EMITTERS: Final[dict[Reader, dict[Any, Callable[[Walk, Any], None]]]] = {
     "names": {FunctionType: _attribute("__name__"), type: _attribute("__name__")},
-    "qualified names": {FunctionType: _attribute("__qualname__"), type: _attribute("__qualname__")},
-    "docstrings": {FunctionType: _attribute("__doc__"), type: _docstring_of_class},
+    "qualified names": {
+        FunctionType: _qualified_name_of_function,
+        type: _attribute("__qualname__"),
+    },
+    "docstrings": {FunctionType: _docstring_of_function, type: _docstring_of_class},
     "annotations": {FunctionType: _annotations, type: _annotations},
     "hints": {FunctionType: _annotations, type: _annotations},
     "fields": {type: _field_types},
