@@ -89,3 +89,50 @@ def test_each_client_finds_its_own(live: LiveServer, future: str) -> None:
         found, traces = json.loads(done.stdout)
         assert found == EXPECTED[kind]
     assert traces == 0
+
+
+GIVEN = """
+import json, pathlib
+from jaxd import persistent_call
+from jaxd.errors import PackingError
+
+class Base:
+    "Text."
+class First(Base): rate = 2.0
+class Kind: pass
+def called(x):
+    "abc"
+
+def persistent(function):
+    return persistent_call(function, fallback="error", static_argnames="given")
+
+@persistent
+def subclasses(x, given): return x + sum([each.rate for each in given.__subclasses__()])
+@persistent
+def text(x, given): return x + len(given.__doc__)
+@persistent
+def name(x, given): return x + len(given.__name__)
+@persistent
+def of_class(x, given): return x + len(type(given).__qualname__)
+kind = Kind()
+CALLS = [(subclasses, Base), (text, Base), (text, called), (name, called), (of_class, kind)]
+
+found = [float(each(0.0, given=given)) for each, given in CALLS]
+class Second(Base): rate = 3.0
+Base.__doc__ = called.__doc__ = called.__name__ = Kind.__qualname__ = "x"
+found += [float(each(0.0, given=given)) for each, given in CALLS]
+class Own(pathlib.PurePath): pass
+try:
+    subclasses(0.0, given=pathlib.PurePath)
+except PackingError as error:
+    found.append("has Own" in str(error))
+print(json.dumps(found))
+"""
+
+
+def test_what_is_read_of_an_argument_is_its_caller_s(live: LiveServer) -> None:
+    """Of classes, functions and objects that are static, also where it changes between calls."""
+    for _ in range(2):
+        done = live.run(GIVEN)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == [2.0, 5.0, 3.0, 6.0, 4.0, 5.0, 1.0, 1.0, 1.0, 1.0, True]

@@ -317,7 +317,7 @@ class FunctionSnapshot:
 
 
 def _readers_of_classes(walked: WalkResult) -> frozenset[Reader]:
-    if not walked.reach.readers - {"identities", "names", "qualified names", "types"}:
+    if not walked.reach.readers - {"identities", "types"}:
         return frozenset()
     from jaxd_protocol.fingerprint.values.reflection import of_classes
 

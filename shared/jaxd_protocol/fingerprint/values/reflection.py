@@ -20,7 +20,10 @@ from jaxd_protocol.fingerprint.data_model import Reader
 from jaxd_protocol.fingerprint.walk import Walk
 
 _KEPT_BY_CLASSES: Final[frozenset[Reader]] = frozenset(
-    {"docstrings", "annotations", "hints", "fields", "types", "subclasses"}
+    {
+        *("names", "qualified names", "docstrings", "annotations", "hints"),
+        *("fields", "types", "subclasses"),
+    }
 )
 
 
