@@ -163,6 +163,37 @@ PIECES = {
         "sized.area",
         (("side = 4", "side = 5"), ("** 2", "** 3")),
     ),
+    "subclasses": Piece(
+        "class Plugin: pass\nclass One(Plugin): rate = 2",
+        "sum([each.rate for each in Plugin.__subclasses__()])",
+        (("rate = 2", "rate = 3"), ("rate = 2", "rate = 2\nclass Two(Plugin): rate = 5")),
+        (("rate = 2", "rate = 2\nclass NoPlugin: rate = 5"),),
+    ),
+    "registered": Piece(
+        "import numbers\nclass Value: pass\nVALUE = Value()",
+        "isinstance(VALUE, numbers.Complex) * 3",
+        (
+            ("VALUE = Value()", "VALUE = Value()\nnumbers.Complex.register(Value)"),
+            ("VALUE = Value()", "VALUE = Value()\nnumbers.Integral.register(Value)"),
+        ),
+        (
+            (
+                "class Value: pass",
+                "class Value: pass\nclass Other: pass\nnumbers.Real.register(Other)",
+            ),
+        ),
+    ),
+    "aliases": Piece(
+        "LEFT = np.ones(2)\nRIGHT = LEFT.copy()",
+        "(LEFT is RIGHT) * 3",
+        (("LEFT.copy()", "LEFT"),),
+        (("LEFT.copy()", "np.array([1.0, 1.0])"),),
+    ),
+    "qualified name": Piece(
+        "def called(x): return x",
+        "len(called.__qualname__)",
+        (("def called(x): return x", "def called(x): return x\ncalled.__qualname__ = 'a'"),),
+    ),
 }
 ANYWHERE: tuple[Swap, ...] = (
     ("# top", "# one\n\n\n# another"),

@@ -3,6 +3,7 @@
 # ruff: noqa: E501  a row of a table is one line
 from __future__ import annotations
 
+import builtins
 import importlib
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint import walk
 from tests.identity.projects import write
 
@@ -201,6 +203,7 @@ CHANGES = [
     Change("an instance's dict", "uses_instance", "old = m.model.__dict__; m.model.__dict__ = dict(old, rate=9)", "m.model.__dict__ = old"),
     Change("an instance's class", "uses_instance", "m.model.__class__ = m.Twin", "m.model.__class__ = m.Model"),
     Change("the class of an instance within", "uses_holder", "m.model.__class__ = m.Twin", "m.model.__class__ = m.Model"),
+    Change("how attributes of a bound instance are found", "bound", "m.Base.__getattribute__ = lambda self, name: object.__getattribute__(self, name)", "del m.Base.__getattribute__"),
     Change("the state of a bound instance", "bound", "m.model.rate = 5", "m.model.rate = 3"),
     Change("a slot", "uses_slots", "m.slotted.a = 5", "m.slotted.a = 1"),
     Change("what a slot holds", "uses_slots", "m.slotted.b.append(1)", "m.slotted.b.pop()"),
@@ -288,6 +291,33 @@ def test_an_equal_value_keeps_the_key(subject: ModuleType, change: Change) -> No
     first = walk(getattr(subject, change.of), change.of)
     exec(change.do, {"m": subject})
     assert _digest(subject, change.of) == first.fingerprint.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("appears", "LATER = 1"),
+        ("appears", "LATER = staticmethod(len)"),
+        ("builtin", "abs = m.other"),
+        ("builtin", "abs = m.np.abs"),
+        ("builtin", "abs = round"),
+    ],
+)
+def test_what_is_put_into_builtins_is_noticed_and_refused(
+    subject: ModuleType, name: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server has only Python's own."""
+    before = walk(getattr(subject, name), name)
+    assert before.guards.hold()
+    names: dict[str, Any] = {"m": subject}
+    exec(change, names)
+    added = change.partition(" ")[0]
+    monkeypatch.setattr(builtins, added, names[added], raising=False)
+    assert not before.guards.hold()
+    with pytest.raises(PackingError, match=f"uses {added} .* added to Python's builtins"):
+        walk(getattr(subject, name), name)
+    monkeypatch.undo()
+    assert before.guards.hold()
 
 
 def test_a_module_that_is_loaded_later_is_noticed(subject: ModuleType) -> None:

@@ -19,6 +19,8 @@ from tests.identity import (
     test_libraries,
     test_modules,
     test_reads,
+    test_reflection,
+    test_registrations,
     test_structure,
     test_values,
 )
@@ -44,6 +46,8 @@ GROUPS: dict[str, Sequence[Edit]] = {
     "modules": test_modules.ROWS,
     "reads": test_reads.ROWS,
     "installed": test_installed.ROWS,
+    "registrations": test_registrations.ROWS,
+    "reflection": test_reflection.ROWS,
     "gallery": [_whole("the gallery", GALLERY, NAMES)],
     "structure": [
         _whole("shapes", test_structure.SHAPES, test_structure.NAMES),

@@ -37,14 +37,16 @@ def pack(job: dict[str, Any]) -> dict[str, Any]:
 
 def _packed(value: Any, name: str) -> Any:
     from jaxd_protocol.errors import JaxdError
-    from jaxd_protocol.fingerprint import walk
+    from jaxd_protocol.fingerprint import packing_for, walk
+    from jaxd_protocol.fingerprint.values.reflection import of_classes
     from jaxd_protocol.messages.function_manifest import FunctionManifest
     from jaxd_protocol.pickling.pack.functions import pack_function
 
     try:
         walked = walk(value, name)
         manifest = FunctionManifest.of(walked.fingerprint)
-        return manifest.to_message(), bytes(pack_function(value, name, walked.reach))
+        with packing_for(None, of_classes(walked.reach.readers)):
+            return manifest.to_message(), bytes(pack_function(value, name, walked.reach))
     except JaxdError as error:
         return f"refused: {type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  whatever it is, the test that asked fails with it

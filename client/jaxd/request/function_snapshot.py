@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxd.request.process_answers import NamedTexts
     from jaxd.request.refusals import WalkRefusal
     from jaxd_protocol.fingerprint import Fingerprint, WalkResult
-    from jaxd_protocol.fingerprint.data_model import CallbackCandidates
+    from jaxd_protocol.fingerprint.data_model import CallbackCandidates, Reader
     from jaxd_protocol.fingerprint.local_archives import LocalArchives
     from jaxd_protocol.messages.recorded_reads import ProcessRead
 
@@ -232,6 +232,7 @@ class FunctionSnapshot:
             function, self.name, ignore=ignored, archives=self.archives, listed=listed
         )
         self.guards = self._walk_result.guards
+        self._readers = _readers_of_classes(self._walk_result)
         self._packed: bytes | None = None
         self.is_fresh = True
         self.after_fork()
@@ -296,13 +297,12 @@ class FunctionSnapshot:
         Raises:
             PackingError: when something that it reaches cannot travel.
         """
-        from jaxd_protocol.fingerprint import using_archives
         from jaxd_protocol.pickling.pack.functions import pack_function
 
         with self._packing:
             if self._packed is None:
                 what = f"function {self.name!r}"
-                with using_archives(self.archives):
+                with self.pickling_context():
                     self._packed = pack_function(self.function, what, self._walk_result.reach)
             return self._packed
 
@@ -320,11 +320,11 @@ class FunctionSnapshot:
 
     def pickling_context(self) -> AbstractContextManager[None]:
         """Around the packing of its arguments and the reading of its results."""
-        if self.archives is None:
+        if self.archives is None and not self._readers:
             return _BY_VALUE
-        from jaxd_protocol.fingerprint import using_archives
+        from jaxd_protocol.fingerprint import packing_for
 
-        return using_archives(self.archives)
+        return packing_for(self.archives, self._readers)
 
     def warn(self) -> None:
         """Warns of what no key can hold and what is not shared; for a function's first snapshot.
@@ -351,6 +351,14 @@ class FunctionSnapshot:
                 "keeps the value of that moment, for every client. Pass it as an argument."
             )
             warnings.warn(text, TracedReadWarning, user_stacklevel())
+
+
+def _readers_of_classes(walked: WalkResult) -> frozenset[Reader]:
+    if not walked.reach.readers - {"identities", "types"}:
+        return frozenset()
+    from jaxd_protocol.fingerprint.values.reflection import of_classes
+
+    return of_classes(walked.reach.readers)
 
 
 def _local_objects(name: str, walked: WalkResult) -> LocalObjects:

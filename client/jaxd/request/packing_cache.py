@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from jaxd.request.static_keys import hashable, is_implemented_in_c, static_key
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import Guards, current_archives, walk
+from jaxd_protocol.fingerprint import Guards, current_packing, walk_for_packing
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
@@ -37,7 +37,7 @@ def guard_content(value: Any, name: str) -> GuardedContent | None:
     """The content and guards of an object; None where guards would not detect every change."""
     try:
         # In a tuple: of an object that can be called, a walk from there sees only what it calls.
-        walked = walk((value,), name, archives=current_archives())
+        walked = walk_for_packing((value,), name)
     except PackingError:
         return None
     if walked.fingerprint.unshared or not walked.guards.complete:
@@ -49,7 +49,7 @@ def guard_content(value: Any, name: str) -> GuardedContent | None:
 
 class _CachedPickle(NamedTuple):
     kept: Any  # so that nothing else gets the ids in its key
-    archives: bytes
+    mark: bytes
     guards: Guards
     packed: Packed
 
@@ -69,12 +69,11 @@ def pack_cached(value: Any, what: str) -> Packed:
     Raises:
         PackingError: when it reaches something that cannot travel.
     """
-    archives = current_archives()
-    now = b"" if archives is None else archives.archive.content
+    now = current_packing().mark
     kept: list[Any] = []
     key = hashable(static_key(value, kept))
     known = _pickle_cache.get(key)
-    if known is not None and known.archives == now and known.guards.hold():
+    if known is not None and known.mark == now and known.guards.hold():
         return known.packed
     watched = guard_content(
         value, type(value).__qualname__

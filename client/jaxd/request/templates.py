@@ -16,7 +16,7 @@ from jaxd.interop.jax_runtime import loaded_jax
 from jaxd.request.packing_cache import guard_content
 from jaxd.request.static_keys import node_keys
 from jaxd_protocol.base.bounded import BoundedDict
-from jaxd_protocol.fingerprint import Guards, current_archives
+from jaxd_protocol.fingerprint import Guards, current_packing
 from jaxd_protocol.pickling.pack.arguments import pack
 from jaxd_protocol.pickling.pack.functions import Packed
 from jaxd_protocol.pytree import dump_literal, is_literal
@@ -112,9 +112,7 @@ def _structure_key(structure: Any) -> tuple[Any, list[Any]]:
     With the objects in it that count by identity.
     """
     kept: list[Any] = []
-    archives = current_archives()
-    content = b"" if archives is None else archives.archive.content
-    return (content, node_keys(structure, kept)), kept
+    return (current_packing().mark, node_keys(structure, kept)), kept
 
 
 def _statics(structure: Any) -> Iterator[tuple[type, Any]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint.data_model import Archives
+from jaxd_protocol.fingerprint.data_model import Archives, Reader
 from jaxd_protocol.fingerprint.data_model import CallbackList as CallbackList
 from jaxd_protocol.fingerprint.data_model import Fingerprint as Fingerprint
 from jaxd_protocol.fingerprint.data_model import ListedCallback as ListedCallback
@@ -64,6 +65,7 @@ def walk(
     ignore: Collection[str] = (),
     archives: Archives | None = None,
     listed: CallbackList | None = None,
+    readers: AbstractSet[Reader] = frozenset(),
 ) -> WalkResult:
     """Walks over everything that a function, class or object reaches.
 
@@ -74,6 +76,7 @@ def walk(
         ignore: what not to count, as code would write it: ``CONFIG['stream']``.
         archives: the user's packages that count as files; by default all counts by value.
         listed: what `callbacks=` lists.
+        readers: what is read of all that is reached, beside what its own code reads.
 
     Raises:
         PackingError: when it reads something that can be neither in a key nor carried.
@@ -84,9 +87,9 @@ def walk(
         with _deep_recursion:
             while True:
                 known = 0 if listed is None else len(listed.counted)
-                found = Walk(
-                    HANDLERS, process_view or _LOCAL_PROCESS, ignore, archives, listed
-                ).run(value, name)
+                one = Walk(HANDLERS, process_view or _LOCAL_PROCESS, ignore, archives, listed)
+                one.reach.readers.update(readers)
+                found = one.run(value, name)
                 if listed is None or len(listed.counted) == known:
                     return found
     except RecursionError as error:
@@ -96,32 +99,56 @@ def walk(
 def content_id(value: Any) -> bytes:
     """The digest of one class or callable: sixteen bytes that are equal in every process.
 
-    Kept as long as nothing that it reaches has changed. Within `using_archives` it is that of a
-    function whose packages count as files.
+    Kept as long as nothing that it reaches has changed. Within `packing_for` it is that for a
+    function whose packages count as files, or whose code reads more of a class.
     """
-    archives = current_archives()
-    content = b"" if archives is None else archives.archive.content
-    known = _content_ids.get((id(value), content))
+    used = current_packing()
+    known = _content_ids.get((id(value), used.mark))
     if known is not None and known[0] is value and known[1].hold():
         return known[2]
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    walked = walk(value, name, archives=archives)
-    _content_ids[id(value), content] = (value, walked.guards, walked.fingerprint.digest)
+    walked = walk_for_packing(value, name)
+    _content_ids[id(value), used.mark] = (value, walked.guards, walked.fingerprint.digest)
     return walked.fingerprint.digest
 
 
-_current: ContextVar[Archives | None] = ContextVar("jaxd_archives", default=None)
+class PackedFor(NamedTuple):
+    """The function whose arguments, code or result are processed.
+
+    Attributes:
+        archives: those of its packages that count as files.
+        readers: what its code reads of classes, beside what counts in any case.
+    """
+
+    archives: Archives | None = None
+    readers: frozenset[Reader] = frozenset()
+
+    @property
+    def mark(self) -> bytes:
+        """Differs where content ids may differ."""
+        content = b"" if self.archives is None else self.archives.archive.content
+        return b" ".join((content, *(each.encode() for each in sorted(self.readers))))
 
 
-def current_archives() -> Archives | None:
-    """The archives of the function whose arguments, code or result are processed."""
+_NOTHING: Final = PackedFor()
+_current: ContextVar[PackedFor] = ContextVar("jaxd_packed_for", default=_NOTHING)
+
+
+def current_packing() -> PackedFor:
+    """What is packed for which function."""
     return _current.get()
 
 
+def walk_for_packing(value: Any, name: str) -> WalkResult:
+    """A walk over a part of what is packed, as its content id is made."""
+    used = _current.get()
+    return walk(value, name, archives=used.archives, readers=used.readers)
+
+
 @contextmanager
-def using_archives(archives: Archives | None) -> Iterator[None]:
+def packing_for(archives: Archives | None, readers: frozenset[Reader]) -> Iterator[None]:
     """Around the packing of arguments and code, and the reading of results."""
-    token = _current.set(archives)
+    token = _current.set(PackedFor(archives, readers))
     try:
         yield
     finally:

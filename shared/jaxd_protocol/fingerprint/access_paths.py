@@ -27,6 +27,7 @@ from jaxd_protocol.fingerprint.local_imports import (
 )
 from jaxd_protocol.fingerprint.unpatched import (
     globals_module,
+    is_own_builtin,
     is_plain_data,
     refuse_patched_class,
     refuse_patched_function,
@@ -35,9 +36,10 @@ from jaxd_protocol.fingerprint.values import classes, modules, settings
 from jaxd_protocol.fingerprint.values.reductions import forwards, own_attributes, slot_content
 from jaxd_protocol.fingerprint.walk import Walk, short_repr
 
-_CONSTANTS: Final = frozenset({"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"})
-
 _READ_ALL_GLOBALS: Final = frozenset({"globals", "eval", "exec"})
+
+_RUN_FOR_NEW_CLASSES: Final = frozenset({"__init_subclass__", "__set_name__"})
+"""Methods that run when a class is defined: what they write, no trace of the function writes."""
 
 
 def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
@@ -48,7 +50,8 @@ def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
     walk.text(name)
     walk.line = read.line
     value = globals_.get(name, MISSING)
-    if read.written and not read.steps and type(value) in ATOMS:
+    written = read.written and function.__name__ not in _RUN_FOR_NEW_CLASSES
+    if written and not read.steps and type(value) in ATOMS:
         walk.guards.complete = False  # the code may assign it: it counts as it was found
     else:
         walk.guards.item(globals_, name, value)
@@ -56,21 +59,26 @@ def emit_global(walk: Walk, function: FunctionType, read: Read) -> None:
         _builtin(walk, globals_, read)
         return
     walk.label = f"global {name}"
-    follow(walk, value, bound_steps(walk, globals_, read.steps), read.written)
+    follow(walk, value, bound_steps(walk, globals_, read.steps), written)
 
 
 def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
     name = read.name
-    if not hasattr(builtins, name):
+    value = vars(builtins).get(name, MISSING)
+    walk.guards.item(vars(builtins), name, value)
+    if value is MISSING:
         walk.tag("missing")
-        walk.guards.item(vars(builtins), name)
         return
     walk.tag("builtin")
-    if isinstance(getattr(builtins, name), type):
-        walk.reach.installed.append(getattr(builtins, name))
+    if name == "id":
+        walk.reach.readers.add("identities")
+    if isinstance(value, type):
+        walk.reach.installed.append(value)
+        if name != "type":  # of which it is a method
+            classes.refuse_subclasses(walk, value, read.steps)
     if name == "__import__" and not archive_members.allow_computed_import(walk, read.steps):
         refuse_computed_import(walk, name)
-    if _is_replaced_builtin(walk, name, getattr(builtins, name)):
+    if not is_own_builtin(name, value):
         raise PackingError(
             f"{walk.path()} uses {name} ({walk.where}), which was added to Python's "
             "builtins. The server has only Python's own. Import or define it instead."
@@ -79,13 +87,6 @@ def _builtin(walk: Walk, globals_: dict[str, Any], read: Read) -> None:
     own = walk.process_view.module(globals_.get("__name__") or "")
     if name in _READ_ALL_GLOBALS and own is not None and walk.is_local(own.__name__):
         modules.emit_module(walk, own)
-
-
-def _is_replaced_builtin(walk: Walk, name: str, value: Any) -> bool:
-    """Whether a builtin is a function of the user's, or a value that Python does not have there."""
-    if isinstance(value, FunctionType):
-        return walk.is_local(str(value.__globals__.get("__name__")))
-    return is_plain_data(value) and name not in _CONSTANTS
 
 
 def follow(walk: Walk, value: Any, steps: Steps, written: bool = False) -> None:
@@ -280,6 +281,7 @@ def _class_attribute(walk: Walk, cls: type, steps: Steps) -> Followed | None:
     """A class as a name for settings: `Config.lr`."""
     (kind, name), rest = steps[0], steps[1:]
     if not walk.is_local(cls.__module__):
+        classes.refuse_subclasses(walk, cls, steps)
         emit_setting(walk, cls.__module__, cls.__qualname__, cls, steps)
         return None
     if kind != "a" or type(cls) is not type:
@@ -511,11 +513,12 @@ def _of_installed_attribute(walk: Walk, module: ModuleType, name: str, rest: Ste
         walk.carry(module.__name__, name, value)
         walk.follow(value, rest)
     elif isinstance(value, FunctionType):
-        refuse_patched_function(value, walk.path)
+        refuse_patched_function(value, walk.is_local, walk.path)
     else:
         if isinstance(value, type):
             refuse_patched_class(value, walk.is_local, walk.path)
-            classes.refuse_registered(walk, value)
+            classes.refuse_own_node(walk, value)
+            classes.refuse_subclasses(walk, value, rest)
         emit_setting(walk, module.__name__, name, value, rest)
 
 

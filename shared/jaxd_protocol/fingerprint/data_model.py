@@ -474,6 +474,18 @@ def callback_name(callback: Any) -> str:
     return f"{getattr(named, '__module__', None)}:{named.__qualname__}"
 
 
+# fmt: off
+Reader = Literal[
+    "names", "qualified names", "docstrings", "annotations", "hints", "fields", "types",
+    "subclasses", "identities",
+]
+# fmt: on
+"""What code reads of all that it reaches, beside what counts in any case: `__name__`,
+`__qualname__`, `__doc__`; annotations as they are, and resolved; fields of dataclasses, and types
+of such; `__subclasses__`; which objects are the same one.
+"""
+
+
 class ReachedObjects:
     """All that a walk reached, as the packing needs it.
 
@@ -500,6 +512,9 @@ class ReachedObjects:
         installed: modules and callables of installed packages, and Python's own types, that
             reached code names: of these alone a result may hold the process's own.
         targets: what may be called back.
+        readers: what reached code reads of all that is reached.
+        functions, classes: the user's own that count by content, in the order of the walk.
+        aliased: arrays, partials and cells, each as often as it is met: they have no number.
     """
 
     def __init__(self, archives: Archives | None = None) -> None:
@@ -519,6 +534,10 @@ class ReachedObjects:
         self.callback_only: list[Any] = []
         self.installed: list[Any] = []
         self.targets = CallbackCandidates()
+        self.readers: set[Reader] = set()
+        self.functions: list[FunctionType] = []
+        self.classes: list[type] = []
+        self.aliased: list[Any] = []
 
     def absorb(self, part: ReachedObjects) -> None:
         """Adds what a part of the walk has reached."""
@@ -543,6 +562,15 @@ class ReachedObjects:
         self.objects += part.objects
         self.installed += part.installed
         self.targets.codes += part.targets.codes  # its objects are known by other numbers
+        self.readers |= part.readers
+        self.functions += part.functions
+        self.classes += part.classes
+        self.aliased += part.aliased
+
+    def unread(self) -> ReachedObjects:
+        """The same, of which nothing counts."""
+        self.readers, self.functions, self.classes, self.aliased = set(), [], [], []
+        return self
 
     def partial_read_of(self, value: Any) -> PartialRead:
         """The note of what is read of a module, object or dict."""

@@ -235,5 +235,29 @@ def _emit_archive(walk: Walk) -> None:
             settings.emit_process(walk, source.process)
 
 
-HANDLERS: Final = Handlers(_emit_root, _emit_object, access_paths.follow, _emit_archive)
+def _emit_reflected(walk: Walk) -> None:
+    readers = walk.reach.readers
+    if readers - {"identities", "types"}:
+        from jaxd_protocol.fingerprint.values import reflection  # few functions have any
+
+        reflection.emit_reflected(walk)
+    if "identities" in readers:
+        _emit_aliases(walk)
+    walk.reach.aliased.clear()
+
+
+def _emit_aliases(walk: Walk) -> None:
+    """Which of the objects without a number are the same one; nothing where none is met twice."""
+    numbers: dict[int, int] = {}
+    found = [numbers.setdefault(id(each), len(numbers)) for each in walk.reach.aliased]
+    if len(numbers) < len(found):
+        walk.tag("aliases")
+        for number in (len(found), *found):
+            walk.text(number)
+        walk.part("value", "which arrays are the same object", repr(found).encode())
+
+
+HANDLERS: Final = Handlers(
+    _emit_root, _emit_object, access_paths.follow, _emit_archive, _emit_reflected
+)
 """What a walk is constructed with."""

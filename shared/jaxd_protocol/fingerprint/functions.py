@@ -14,7 +14,7 @@ from jaxd_protocol.fingerprint import access_paths, archive_members
 from jaxd_protocol.fingerprint.canonical_bytes import ATOMS
 from jaxd_protocol.fingerprint.code.callbacks import names_in
 from jaxd_protocol.fingerprint.code.content import stable_names
-from jaxd_protocol.fingerprint.code.reads import PROCESS_METHODS, facts_of
+from jaxd_protocol.fingerprint.code.reads import facts_of
 from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.import_statements import emit_import
 from jaxd_protocol.fingerprint.unpatched import (
@@ -55,7 +55,7 @@ def emit_function(walk: Walk, function: FunctionType) -> None:
         return
     name = importable_name(function)
     if name is not None and not walk.is_local(name[0]):
-        refuse_patched_function(function, walk.path)
+        refuse_patched_function(function, walk.is_local, walk.path)
         walk.reach.installed.append(function)
         modules.emit_reference(walk, *name)
     else:
@@ -67,15 +67,15 @@ def _local_function(walk: Walk, function: FunctionType) -> None:
     facts = facts_of(code)
     walk.where = source_location(code)
     walk.quiet = not _CALLBACK_FUNCTIONS.isdisjoint(code.co_names)
-    if facts.process_methods and not walk.quiet:
-        name = min(facts.process_methods)
-        modules.refuse_state(walk, f"{PROCESS_METHODS[name]} ({name})", "Python")
     walk.tag("function")
     walk.write(facts.digest)
     kind = "lambda" if code.co_name == "<lambda>" else "function"
     walk.part("function", f"{kind} {function.__qualname__}", facts.digest)
     walk.guards.function(function)
     walk.reach.targets.note(function, facts.callbacks_passed, is_inner=walk.is_inner)
+    if function.__name__ != "__repr__":  # that of a dataclass shows the qualified name of its class
+        walk.reach.readers |= facts.readers
+    walk.reach.functions.append(function)
     _defaults(walk, function)
     _attributes(walk, function)
     _closure(walk, function, facts.uses)
@@ -135,6 +135,7 @@ def _closure(walk: Walk, function: FunctionType, uses: Mapping[str, Mapping[Step
     for name, cell in zip(names, function.__closure__ or (), strict=True):
         walk.text(name)
         walk.guards.cell(cell)
+        walk.reach.aliased.append(cell)
         try:
             value = cell.cell_contents
         except ValueError:
@@ -221,6 +222,7 @@ def emit_called_partial(walk: Walk, value: functools.partial[Any]) -> None:
 def emit_partial(walk: Walk, value: functools.partial[Any], *, is_called: bool = False) -> None:
     """Appends a `functools.partial`; of its arguments all, unless it is only called."""
     walk.tag("partial")
+    walk.reach.aliased.append(value)
     walk.emit(value.func)
     walk.text(len(value.args))
     walk.guards.mapping(value.keywords)

@@ -48,6 +48,9 @@ class Guards:
         self._variables: list[tuple[str, str | None]] = []
         self._answers: list[tuple[Callable[[], Any], Any]] = []
         self._pinned: set[int] = set()
+        self._registered: dict[type, tuple[Callable[[type], Any], Any]] = {}
+        self._stamp_of: Callable[[], Any] | None = None
+        self._stamp: Any = None
 
     # taken while walking ----------------------------------------------------------------------
 
@@ -104,6 +107,17 @@ class Guards:
         """What a function without arguments returns: a plain value, compared with its type."""
         self._answers.append((ask, answer))
 
+    def registered(self, cls: type, stamp: Callable[[], Any], state: Callable[[type], Any]) -> None:
+        """With what a class is registered.
+
+        Args:
+            cls: the class.
+            stamp: gives another value after each registration of any class.
+            state: what is known of this one.
+        """
+        self._stamp_of = stamp
+        self._registered[cls] = state, state(cls)
+
     def pin(self, value: Any) -> None:
         """Changes of this container are not looked at."""
         self._pinned.add(id(value))
@@ -118,6 +132,7 @@ class Guards:
             elif isinstance(mine, dict | set):
                 mine.update(theirs)
         self.complete = self.complete and part.complete
+        self._stamp_of = self._stamp_of or part._stamp_of
 
     def settle(self) -> None:
         """Ends the taking of guards."""
@@ -186,7 +201,17 @@ class Guards:
         for name, text in self._variables:
             if os.environ.get(name) != text:
                 return False
+        if self._stamp_of is not None and not self._registrations_hold(self._stamp_of()):
+            return False
         return all(_answers(ask, answer) for ask, answer in self._answers)
+
+    def _registrations_hold(self, stamp: Any) -> bool:
+        if stamp != self._stamp:
+            for cls, (state, known) in self._registered.items():
+                if state(cls) != known:
+                    return False
+            self._stamp = stamp
+        return True
 
 
 def _access(cls: type) -> tuple[Any, Any]:

@@ -64,6 +64,7 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
     walk.reach.sources[name] = source
     facts = facts_of(source.code)
     walk.tag("source")
+    walk.reach.readers |= facts.readers
     walk.write(facts.digest)
     walk.part("module", f"module {name}", facts.digest)
     walk.guards.answer(lambda: walk.process_view.module(name) is None, True)

@@ -106,6 +106,21 @@ def _unwrapped(value: Any) -> Iterator[Any]:
             return
 
 
+_BUILTIN_CONSTANTS: Final = frozenset(
+    {"Ellipsis", "False", "None", "NotImplemented", "True", "__debug__"}
+)
+_HOMES_OF_BUILTINS: Final = frozenset({"_io", "_sitebuiltins", "builtins", "io"})
+
+
+def is_own_builtin(name: str, value: Any) -> bool:
+    """Whether Python itself has this value under this name in its builtins."""
+    if is_plain_data(value):
+        return name in _BUILTIN_CONSTANTS
+    home = getattr(value, "__module__", None) or type(value).__module__
+    own = getattr(value, "__name__", name)  # IOError and others are OSError
+    return name in _BUILTIN_CONSTANTS or (home in _HOMES_OF_BUILTINS and own in (name, "OSError"))
+
+
 def globals_module(function: FunctionType) -> str:
     """The module whose globals a function reads.
 
@@ -120,11 +135,16 @@ def source_location(code: CodeType) -> str:
     return f"{file}:{code.co_firstlineno}"
 
 
-def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> None:
+def refuse_patched_function(
+    function: FunctionType, is_local: Callable[[str], bool], path: Callable[[], str]
+) -> None:
     """Raises for an installed function whose code, or one of whose forms, is the user's own.
+
+    A form for a class of the user's own is a part of that class.
 
     Args:
         function: the function.
+        is_local: whether a module is the user's own.
         path: gives how it was reached, for the message.
 
     Raises:
@@ -142,13 +162,14 @@ def refuse_patched_function(function: FunctionType, path: Callable[[], str]) -> 
             "instead."
         )
     forms = vars(function).get("registry")  # of `functools.singledispatch`
-    for form in forms.values() if isinstance(forms, Mapping) else ():
+    for kind, form in forms.items() if isinstance(forms, Mapping) else ():
         added = getattr(form, "__code__", None)
-        if isinstance(added, CodeType) and _is_own_code(added):
+        is_of_installed = importable_name(kind) is not None and not is_local(kind.__module__)
+        if is_of_installed and isinstance(added, CodeType) and _is_own_code(added):
             raise PackingError(
-                f"{path()} uses {name}, with which {added.co_qualname} is registered "
-                f"({source_location(added)}). The server's does not have it. Call your own "
-                "function instead."
+                f"{path()} uses {name}, with which {added.co_qualname} is registered for "
+                f"{kind.__qualname__} ({source_location(added)}). On a server that would hold for "
+                "all clients. Register it for a class of your own, or call your own function."
             )
 
 

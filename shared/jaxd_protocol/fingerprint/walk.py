@@ -71,12 +71,14 @@ class Handlers(NamedTuple):
         object: appends anything that is not an atom.
         follow: appends what steps from a value lead to.
         archive: appends the code of the archived packages, at the end of a walk with any.
+        reflected: appends what the reached code reads beside that, at the end of a walk.
     """
 
     root: Callable[[Walk, Any], None]
     object: Callable[[Walk, Any], None]
     follow: Callable[[Walk, Any, Steps], None]
     archive: Callable[[Walk], None]
+    reflected: Callable[[Walk], None]
 
 
 class Walk:
@@ -154,7 +156,9 @@ class Walk:
                     self.text(each)
         self.reach.targets.root = value
         self._handlers.root(self, value)
-        self._emit_queued()
+        self.emit_queued()
+        if not self.is_inner:
+            self._handlers.reflected(self)
         if self.archives is not None and not self.is_inner:
             self._handlers.archive(self)
         self._replace_callback_only()
@@ -172,7 +176,8 @@ class Walk:
         )
         return WalkResult(fingerprint, self.reach, self.guards)
 
-    def _emit_queued(self) -> None:
+    def emit_queued(self) -> None:
+        """Appends the content of what has a number."""
         while self._queue:
             body, value, number, self.label, self.where, self._trail = self._queue.popleft()
             self._stream += b"#%d:" % number
@@ -201,7 +206,7 @@ class Walk:
         data = atom(value) if type(value) in ATOMS else None
         if self._ignore and self.label_as_code() in self._ignore:
             self.tag("ignored")  # it travels, and does not count
-            self.reach.absorb(self._sub_walk().run(value, self.label_as_code()).reach)
+            self.reach.absorb(self._sub_walk().run(value, self.label_as_code()).reach.unread())
         elif data is not None:
             self._stream += data
             self.part("value", self.label, data, short_repr(value))

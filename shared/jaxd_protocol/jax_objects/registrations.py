@@ -140,6 +140,16 @@ def class_registration(cls: type) -> Registration | None:
     return Registration(*(style or ("none", ())), state_dict)
 
 
+def node_of(cls: type) -> Any:
+    """What jax keeps of a class that is registered as a node of trees; None for any other."""
+    return (attribute("jax._src.tree_util", "_registry") or {}).get(cls)
+
+
+def node_count() -> int:
+    """How many classes are registered with jax in this process."""
+    return len(attribute("jax._src.tree_util", "_registry") or ())
+
+
 def finish_class(cls: type, registration: Registration | None) -> None:
     """Completes a class that has arrived, when its namespace is whole.
 

@@ -15,6 +15,7 @@ from jaxd_protocol.errors import ArgumentError
 from jaxd_protocol.fingerprint import walk
 from jaxd_protocol.jit.static_args import StaticArgs
 from jaxd_protocol.packages.importable import bare_object_name
+from jaxd_protocol.pickling.unpack.content_table import content_table
 from jaxd_protocol.pytree import dump_literal, is_literal
 from jaxd_protocol.pytree.literals import plain_number
 
@@ -75,10 +76,13 @@ def content_of(value: Any) -> bytes:
             return b"N" + dump_literal(name)
         raise ValueError("a bare object differs from others only by its identity")
     # In a tuple: of an object that can be called, a walk that starts there sees only what it calls.
-    found = walk((value,), type(value).__qualname__).fingerprint
+    walked = walk((value,), type(value).__qualname__)
+    found, reach = walked.fingerprint, walked.reach
     if found.unshared:
         raise ValueError(f"a value of type {type(value).__qualname__} has no content")
-    return b"C" + found.digest
+    # On a server these also have what only the code of the called function reads of them.
+    ids = map(content_table.content_id_of, (*reach.classes, *reach.functions))
+    return b"C" + found.digest + b"".join(filter(None, ids))
 
 
 def wrap_untraceable(tree: Any, *, strict: bool) -> Any:

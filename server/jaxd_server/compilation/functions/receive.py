@@ -8,20 +8,21 @@ lost or changed on the way, and what is built for this client must not answer an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError, ProtocolError
 from jaxd_protocol.fingerprint import ListedCallback, Part, WalkResult, walk
-from jaxd_protocol.fingerprint.data_model import CallbackCandidates
+from jaxd_protocol.fingerprint.data_model import CallbackCandidates, Reader
 from jaxd_protocol.fingerprint.process_view import ClientProcess
+from jaxd_protocol.fingerprint.values.reflection import of_classes
 from jaxd_protocol.jit.options import fingerprint_of
 from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_protocol.pickling.unpack.archives import UnpackedArchive
 from jaxd_protocol.pickling.unpack.content_table import ClassId, content_table
-from jaxd_protocol.pickling.unpack.unpickler import unpack, unpack_function
+from jaxd_protocol.pickling.unpack.unpickler import Unpacked, unpack, unpack_function
 from jaxd_server.codec.object_references import object_numbers
 from jaxd_server.jax_compat.config import restore_defaults
 from jaxd_server.user_code.client_process import Ask, ProcessReads, reading
@@ -95,25 +96,21 @@ def receive_function(
         arrived = unpack_function(data)
         restore_defaults()  # a package may have set some when it was imported; calls bring theirs
         there = manifest.there({**arrived.patched_modules, **arrived.modules}, arrived.sources)
-        content_table.discard_wrong(lambda name, cls: _is_right(name, cls, there, arrived.archives))
-
-    def walked_over() -> WalkResult:
-        more = manifest.ignored, arrived.archives, manifest.listed
-        return walk(arrived.function, name, there, *more)
-
+        walked = _walk_over(name, manifest, arrived, there)
+        readers = frozenset[Reader]() if walked is None else of_classes(walked.reach.readers)
+        content_table.discard_wrong(
+            lambda name, cls: _is_right(name, cls, there, arrived.archives, readers)
+        )
     made = partial(UnpackedFunction, listed=manifest.callbacks, archive=arrived.archives)
-    if not manifest.shared:
+    if walked is None or not manifest.shared:
         # its key is like no other
-        targets = CallbackCandidates()
-        captured = MutationGuard([arrived.function], manifest.ignored)
-        with suppress(PackingError):  # it could not be compared either
-            walked = walked_over()
-            targets, captured = (
-                walked.reach.targets,
-                MutationGuard.of_walk(walked, manifest.ignored),
-            )
+        targets = CallbackCandidates() if walked is None else walked.reach.targets
+        captured = (
+            MutationGuard([arrived.function], manifest.ignored)
+            if walked is None
+            else MutationGuard.of_walk(walked, manifest.ignored)
+        )
         return made(function=arrived.function, targets=targets, captured=captured)
-    walked = walked_over()
     found = walked.fingerprint
     _refuse_settings(name, manifest.parts, found.parts)
     doubt = None
@@ -135,6 +132,20 @@ def receive_function(
     )
 
 
+def _walk_over(
+    name: str, manifest: FunctionManifest, arrived: Unpacked, there: ClientProcess
+) -> WalkResult | None:
+    """The walk over what has arrived; None where it cannot be made, and need not."""
+    try:
+        return walk(
+            arrived.function, name, there, manifest.ignored, arrived.archives, manifest.listed
+        )
+    except PackingError:
+        if manifest.shared:
+            raise
+        return None  # it could not be compared either
+
+
 def _receive_by_bytes(fingerprint: bytes, data: bytes | memoryview) -> UnpackedFunction:
     """Unpacks a function whose fingerprint is that of its bytes."""
     if fingerprint_of(data) != fingerprint:
@@ -145,9 +156,12 @@ def _receive_by_bytes(fingerprint: bytes, data: bytes | memoryview) -> UnpackedF
     return UnpackedFunction(unpack(data))
 
 
-def _is_right(name: ClassId, cls: type, there: ClientProcess, archives: Any) -> bool:
+def _is_right(
+    name: ClassId, cls: type, there: ClientProcess, archives: Any, readers: frozenset[Reader]
+) -> bool:
     """Whether a class has the content that its id says, so that other functions may share it."""
-    found = walk(cls, cls.__qualname__, there, archives=archives).fingerprint
+    walked = walk(cls, cls.__qualname__, there, archives=archives, readers=readers)
+    found = walked.fingerprint
     return found.digest == name.content or bool(found.unshared)
 
 

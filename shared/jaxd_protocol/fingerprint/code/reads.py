@@ -25,6 +25,7 @@ from jaxd_protocol.fingerprint.code.content import digest_of
 from jaxd_protocol.fingerprint.data_model import (
     Alias,
     CallbackReferences,
+    Reader,
     Step,
     Steps,
     VariableReads,
@@ -84,7 +85,7 @@ class CodeFacts(NamedTuple):
             reads of it and the line of each; a name that is missing counts whole.
         imports: import statements.
         callbacks_passed: what is given to jax to be called back.
-        process_methods: names of `PROCESS_METHODS` that are read of something.
+        readers: what it reads of all that it reaches, beside what counts in any case.
     """
 
     digest: bytes
@@ -93,13 +94,54 @@ class CodeFacts(NamedTuple):
     uses: dict[str, dict[Steps, int]]
     imports: tuple[Import, ...]
     callbacks_passed: CallbackReferences
-    process_methods: frozenset[str]
+    readers: frozenset[Reader]
 
 
-PROCESS_METHODS: Final = {
-    "__subclasses__": "which classes were defined",
+_READERS_BY_ATTRIBUTE: Final[dict[str, Reader]] = {
+    "__name__": "names",
+    "__qualname__": "qualified names",
+    "__doc__": "docstrings",
+    "__annotations__": "annotations",
+    "__orig_bases__": "annotations",
+    "__dataclass_fields__": "fields",
+    "type": "types",
+    "__subclasses__": "subclasses",
 }
-"""Methods that give what a process holds, and what that is."""
+
+_WRITES_IN_PLACE: Final = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
+
+
+def _readers_in(code: CodeType, listing: Iterable[dis.Instruction]) -> frozenset[Reader]:
+    """By attributes, and by names of attributes in quotes."""
+    texts = (
+        *code.co_consts,
+        *(one for each in code.co_consts if type(each) is tuple for one in each),
+    )
+    names = {each for each in texts if type(each) is str and each.startswith("__")}
+    found: set[Reader] = set()
+    before = None
+    for each in listing:
+        if each.opname in _ATTRIBUTE:
+            names.add(each.argval)
+        elif _tells_objects_apart(code, before, each):
+            found.add("identities")
+        before = each
+    found.update(_READERS_BY_ATTRIBUTE[name] for name in names & _READERS_BY_ATTRIBUTE.keys())
+    return frozenset(found)
+
+
+def _tells_objects_apart(
+    code: CodeType, before: dis.Instruction | None, each: dis.Instruction
+) -> bool:
+    """Whether an instruction gives something else for one object than for two equal ones."""
+    if each.opname == "IS_OP":
+        return before is None or before.opname != "LOAD_CONST"
+    if each.opname == "BINARY_OP":
+        return each.argrepr.endswith("=")
+    if each.opname == "STORE_DEREF":
+        return each.argval in code.co_freevars
+    return each.opname in _WRITES_IN_PLACE
+
 
 _facts: Final = IdentityMemo[CodeFacts]()
 
@@ -156,9 +198,7 @@ class _CodeReader:
             uses,
             tuple(dict.fromkeys([*self._own_imports(uses), *self.inner_imports])),
             callback_references(self.code, [each.callbacks_passed for each in self.inner]),
-            frozenset(PROCESS_METHODS.keys() & self.code.co_names).union(
-                *(each.process_methods for each in self.inner)
-            ),
+            _readers_in(self.code, self.listing).union(*(each.readers for each in self.inner)),
         )
 
     # what is loaded ---------------------------------------------------------------------------

@@ -31,6 +31,7 @@ def emit_array(walk: Walk, value: Any) -> bool:
     What stands for an array, as arrays on a server do, arrives there as the array.
     """
     stands_for = getattr(type(value), "__stands_for__", None)
+    given = value
     if stands_for is not None:
         walk.guards.instance(value)
         value = stands_for(value)
@@ -38,6 +39,7 @@ def emit_array(walk: Walk, value: Any) -> bool:
     if numpy is None:
         return False
     if type(value) in (numpy.ndarray, numpy.memmap):
+        walk.reach.aliased.append(given)
         _numpy_array(walk, numpy, value)
     elif is_own_array(numpy, value):
         walk.numbered(value, _own_array)
@@ -53,8 +55,10 @@ def emit_array(walk: Walk, value: Any) -> bool:
         walk.text(_dtype(value))
     elif isinstance(value, numpy.ufunc) and _universal_function(walk, numpy, value):
         return True
+    elif _jax_array(walk, numpy, value):
+        walk.reach.aliased.append(given)
     else:
-        return _jax_array(walk, numpy, value)
+        return False
     return True
 
 

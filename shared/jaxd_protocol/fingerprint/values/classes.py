@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+import sys
+from collections.abc import Collection
 from enum import Enum, EnumMeta
 from types import FunctionType, MemberDescriptorType
 from typing import Any, Final
 
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.unpatched import refuse_patched_class
 from jaxd_protocol.fingerprint.values import modules
 from jaxd_protocol.fingerprint.walk import CyclicClasses, Walk
@@ -74,36 +77,43 @@ def emit_class(walk: Walk, cls: type) -> None:
         _by_content(walk, cls)
         return
     refuse_patched_class(cls, walk.is_local, walk.path)
-    refuse_registered(walk, cls)
+    refuse_own_node(walk, cls)
     walk.reach.installed.append(cls)
     modules.emit_reference(walk, *name)
 
 
-def refuse_registered(walk: Walk, cls: type) -> None:
-    """Refuses an installed abstract class with which classes of the user's own are registered.
+def refuse_own_node(walk: Walk, cls: type) -> None:
+    """Refuses an installed class that the user has registered as a node of jax's trees.
 
     Raises:
-        PackingError: when there are any: the server's has none, and `isinstance` says otherwise.
+        PackingError: when it is one: on a server it would be one for all clients.
     """
-    if type(cls) is not abc.ABCMeta:
+    if "jax" not in sys.modules:
+        walk.guards.answer(_has_jax, False)
         return
-    token = abc.get_cache_token()  # another one after each registration with any class
+    from jaxd_protocol.fingerprint.values import registries  # many functions reach no class
 
-    def has_registered() -> bool:
-        nonlocal token
-        if (now := abc.get_cache_token()) != token and _has_local_registered(cls, walk.is_local):
-            return True
-        token = now
-        return False
-
-    if _has_local_registered(cls, walk.is_local):
-        modules.refuse_state(walk, f"which classes are registered with {cls.__name__}", "Python")
-    walk.guards.answer(has_registered, False)
+    walk.guards.registered(cls, registries.stamp, registries.is_own_node)
+    if registries.is_own_node(cls):
+        raise PackingError(
+            f"{walk.path()} uses {cls.__module__}.{cls.__qualname__}, which was registered with "
+            "jax by code of your own. On a server that would hold for all clients. Register a "
+            "subclass of your own and use that."
+        )
 
 
-def _has_local_registered(cls: abc.ABCMeta, is_local: Callable[[str], bool]) -> bool:
-    registered = (reference() for reference in abc._get_dump(cls)[0])  # type: ignore[attr-defined]  # noqa: SLF001
-    return any(each is not None and is_local(each.__module__) for each in registered)
+def refuse_subclasses(walk: Walk, value: Any, steps: Steps) -> None:
+    """For code that asks an installed class for its subclasses.
+
+    Raises:
+        PackingError: a server's has those of all its clients, and of what it has imported.
+    """
+    if steps and steps[0] == ("a", "__subclasses__") and isinstance(value, type):
+        modules.refuse_state(walk, f"which classes were derived from {value.__name__}", "Python")
+
+
+def _has_jax() -> bool:
+    return "jax" in sys.modules
 
 
 def _by_content(walk: Walk, cls: type) -> None:
@@ -131,11 +141,14 @@ def _is_made_in_python(cls: type) -> bool:
 
 
 def _emit_content(walk: Walk, cls: type) -> None:
-    from jaxd_protocol.jax_objects import registrations  # many functions reach no class
+    from jaxd_protocol.fingerprint.values import registries  # many functions reach no class
+    from jaxd_protocol.jax_objects import registrations
 
     walk.tag("class")
+    walk.reach.classes.append(cls)
     walk.text(cls.__name__)
     walk.guards.attribute(cls, "__bases__", cls.__bases__)
+    walk.guards.attribute(cls, "__name__", cls.__name__)
     walk.guards.mapping(vars(cls))
     candidates = vars(cls).keys() - registrations.GENERATED_ATTRIBUTES - _IGNORED_ATTRIBUTES
     names = sorted(name for name in candidates if _is_content(cls, name))
@@ -152,11 +165,12 @@ def _emit_content(walk: Walk, cls: type) -> None:
     if issubclass(cls, Enum):
         _members(walk, cls)
     if isinstance(cls, abc.ABCMeta):
-        _virtual_subclasses(walk, cls)
+        _virtual_subclasses(walk, registries.virtual_subclasses(cls))
     registration = registrations.class_registration(cls)
     if registration is not None:
         walk.tag("pytree")
         walk.emit_labelled("", registration)
+    registries.emit_registered(walk, cls)
 
 
 def _attribute(walk: Walk, name: str, label: str, value: Any) -> None:
@@ -168,11 +182,10 @@ def _attribute(walk: Walk, name: str, label: str, value: Any) -> None:
     walk.label = before
 
 
-def _virtual_subclasses(walk: Walk, cls: Any) -> None:
+def _virtual_subclasses(walk: Walk, found: Collection[type]) -> None:
     """Those that were registered with an abstract class: `isinstance` knows them."""
     walk.guards.answer(abc.get_cache_token, abc.get_cache_token())  # changes with each one
-    found = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]  # noqa: SLF001
-    walk.unordered(frozenset(each for each in found if each is not None))
+    walk.unordered(frozenset(found))
 
 
 def _is_content(cls: type, name: str) -> bool:

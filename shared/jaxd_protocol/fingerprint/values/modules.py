@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 
 from jaxd_protocol.errors import PackingError
 from jaxd_protocol.fingerprint.canonical_bytes import digest
+from jaxd_protocol.fingerprint.data_model import Reader
 from jaxd_protocol.fingerprint.process_view import is_extension
 from jaxd_protocol.fingerprint.walk import Walk
 
@@ -105,6 +106,23 @@ _HIDDEN_STATE: Final = {
 }
 
 
+_READERS: Final[dict[tuple[str, str], Reader]] = {
+    ("copy", "deepcopy"): "identities",
+    ("dataclasses", "fields"): "fields",
+    ("equinox._tree", "tree_at"): "identities",
+    ("inspect", "get_annotations"): "hints",
+    ("inspect", "getdoc"): "docstrings",
+    ("inspect", "getfullargspec"): "hints",
+    ("inspect", "signature"): "hints",
+    ("types", "get_original_bases"): "annotations",
+    ("typing", "get_type_hints"): "hints",
+    **dict.fromkeys([("_operator", "is_"), ("_operator", "is_not")], "identities"),
+    **dict.fromkeys([("numpy", "copyto"), ("numpy", "put"), ("numpy", "place")], "identities"),
+    **dict.fromkeys([("_pickle", "dumps"), ("_pickle", "dump")], "identities"),
+}
+"""What code reads by way of installed functions, beside what counts in any case."""
+
+
 def refuse_hidden_state(walk: Walk, module: str, name: str) -> None:
     """Refuses an installed function or class that gives what a module keeps in its process.
 
@@ -116,6 +134,9 @@ def refuse_hidden_state(walk: Walk, module: str, name: str) -> None:
     Raises:
         PackingError: when there is such a state now; the server has none, or its own.
     """
+    reader = _READERS.get((module, name))
+    if reader is not None:
+        walk.reach.readers.add(reader)
     what = _HIDDEN_STATE.get((module, name))
     if what is None:
         return

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
-from jaxd_protocol.fingerprint import content_id, current_archives, walk
+from jaxd_protocol.fingerprint import content_id, current_packing, walk_for_packing
 from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
+from jaxd_protocol.fingerprint.values.reflection import subclasses_of
 from jaxd_protocol.jax_objects.names import kind_of
 from jaxd_protocol.packages.importable import find_object, importable_name
 from jaxd_protocol.packages.installed import OWN_PACKAGES, is_local_module
@@ -71,7 +72,7 @@ def _pack(value: Any, what: str, buffers: list[memoryview] | None) -> Packed:
     collect = None if buffers is None else partial(_collect, buffers)
     for _ in range(_MAX_ATTEMPTS):
         with suppress(_ContentChanged):
-            pickler = _ArgumentPickler(ReachedObjects(archives=current_archives()), collect)
+            pickler = _ArgumentPickler(ReachedObjects(archives=current_packing().archives), collect)
             return dump(pickler, value, value, what)
         if buffers:
             buffers.clear()
@@ -143,6 +144,8 @@ class _ArgumentPickler(Pickler):
     def reduce_type(self, cls: type) -> Any:
         """For a class."""
         if class_name(cls) is not None or cls.__module__ == "builtins":
+            if "subclasses" in current_packing().readers:
+                _refuse_subclasses(cls)
             return super().reduce_type(cls)
         name = self.class_id(cls)
         return intern_class, (tuple(name), self._data(name.content, cls))
@@ -164,6 +167,20 @@ class _ArgumentPickler(Pickler):
         return bytes(packed)
 
 
+def _refuse_subclasses(cls: type) -> None:
+    """For a class of a library's as an argument of a function that reads subclasses.
+
+    Raises:
+        PackingError: when classes of the user's own are derived from it.
+    """
+    own = [each for each in subclasses_of(cls) if is_local_module(each.__module__)]
+    if own and cls is not object:
+        raise PackingError(
+            f"the function reads which classes were derived from others, and {cls.__name__} has "
+            f"{own[0].__qualname__}, which the server's does not have. Pass the subclasses."
+        )
+
+
 _packed_callables: Final = BoundedDict[bytes, Packed](_MAX_CACHED)
 
 
@@ -173,10 +190,10 @@ def _packed_once(content: bytes, value: Any) -> Packed:
     if found is not None:
         return found
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    walked = walk(value, name, archives=current_archives())
+    walked = walk_for_packing(value, name)
     found = pack_function(value, repr(name), walked.reach)
     if not walked.guards.hold():
-        walked = walk(value, name, archives=current_archives())
+        walked = walk_for_packing(value, name)
     fingerprint = walked.fingerprint
     keeps_id = not walked.guards.complete or fingerprint.unshared
     if not keeps_id and fingerprint.digest != content:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
+from jaxd_protocol.fingerprint.values.reflection import resolved_annotations, subclasses_of
+from jaxd_protocol.fingerprint.values.registries import registered, virtual_subclasses
 from jaxd_protocol.jax_objects.registrations import build_class, class_registration
 from jaxd_protocol.packages.importable import importable_name, name_within
 from jaxd_protocol.packages.installed import is_local_module
@@ -48,13 +50,16 @@ def reduce_class(packer: Packer, cls: type) -> Any:
     if issubclass(cls, enum.Enum) and cls.__members__:
         made: tuple[Any, ...] = rebuild.make_enum, (name, *enum_description(cls))
         return packer.nested(
-            cls, made, rebuild.fill_enum, lambda: enum_state(cls, _attributes(cls))
+            cls,
+            made,
+            rebuild.fill_enum,
+            lambda: enum_state(cls, _attributes(packer, cls)) | _registered(cls),
         )
     made = (
         rebuild.make_class,
         (name, type(cls), cls.__name__, cls.__bases__, _creation_attributes(cls)),
     )
-    return packer.nested(cls, made, rebuild.fill_class, lambda: _state(cls))
+    return packer.nested(cls, made, rebuild.fill_class, lambda: _state(packer, cls))
 
 
 def _creation_attributes(cls: type) -> dict[str, Any]:
@@ -67,11 +72,12 @@ def _creation_attributes(cls: type) -> dict[str, Any]:
     return given
 
 
-def _state(cls: type) -> dict[str, Any]:
-    state: dict[str, Any] = {"attributes": _attributes(cls)}
+def _state(packer: Packer, cls: type) -> dict[str, Any]:
+    state: dict[str, Any] = {"attributes": _attributes(packer, cls), **_registered(cls)}
+    if "subclasses" in packer.reach.readers:
+        state["subclasses"] = tuple(subclasses_of(cls))
     if isinstance(cls, abc.ABCMeta):
-        others = [each() for each in abc._get_dump(cls)[0]]  # type: ignore[attr-defined]
-        virtual = [each for each in others if each is not None]
+        virtual = virtual_subclasses(cls)
         if virtual:
             state["virtual"] = sorted(virtual, key=lambda each: each.__qualname__)
     registration = class_registration(cls)
@@ -82,8 +88,14 @@ def _state(cls: type) -> dict[str, Any]:
     return state
 
 
-def _attributes(cls: type) -> dict[str, Any]:
-    return {
+def _registered(cls: type) -> dict[str, Any]:
+    found = registered(cls)
+    return {"registered": tuple(found)} if any(found) else {}
+
+
+def _attributes(packer: Packer, cls: type) -> dict[str, Any]:
+    resolved = resolved_annotations(cls, packer.reach.readers)
+    found = {
         name: value
         for name, value in vars(cls).items()
         if name not in _NOT_SENT
@@ -91,6 +103,7 @@ def _attributes(cls: type) -> dict[str, Any]:
         # a docstring that `dataclass` made of defaults without a name
         and not (name == "__doc__" and isinstance(value, str) and " at 0x" in value)
     }
+    return found if resolved is None else found | {"__annotations__": resolved}
 
 
 def _is_slot_descriptor(cls: type, value: Any) -> bool:

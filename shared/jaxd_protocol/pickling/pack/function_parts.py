@@ -7,6 +7,7 @@ from types import CellType, FunctionType
 from typing import Any, Final
 
 from jaxd_protocol.fingerprint.code.reads import facts_of
+from jaxd_protocol.fingerprint.values.reflection import raw_annotations, resolved_annotations
 from jaxd_protocol.packages.importable import importable_name
 from jaxd_protocol.packages.installed import is_local_module
 from jaxd_protocol.pickling.code_objects import locate_code
@@ -42,13 +43,15 @@ def reduce_function(packer: Packer, function: FunctionType) -> Any:
             function,
             made,
             rebuild.fill_function,
-            lambda: _state(function, _globals(packer, function)),
+            lambda: _state(packer, function, _globals(packer, function)),
         )
     name = importable_name(function)
     if name is not None:
         return packer.by_name(function, name)
     made = _library_function(packer, function)
-    return packer.nested(function, made, rebuild.fill_function, lambda: _state(function, {}))
+    return packer.nested(
+        function, made, rebuild.fill_function, lambda: _state(packer, function, {})
+    )
 
 
 def _library_function(packer: Packer, function: FunctionType) -> tuple[Any, ...]:
@@ -81,7 +84,7 @@ def _globals(packer: Packer, function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _state(function: FunctionType, found: dict[str, Any]) -> dict[str, Any]:
+def _state(packer: Packer, function: FunctionType, found: dict[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     if found:
         state["globals"] = found
@@ -89,7 +92,7 @@ def _state(function: FunctionType, found: dict[str, Any]) -> dict[str, Any]:
         state["closure"] = tuple(_cell_content(cell) for cell in function.__closure__)
     if vars(function):
         state["attributes"] = dict(vars(function))
-    more = _extra_attributes(function)
+    more = _extra_attributes(function) | _read_attributes(packer, function)
     if more:
         state["more"] = more
     return state
@@ -105,7 +108,7 @@ def _cell_content(cell: CellType) -> tuple[Any, ...]:
 def _extra_attributes(function: FunctionType) -> dict[str, Any]:
     """The attributes that a new function with the same code does not have.
 
-    Annotations are not sent: they do not affect a call, and may refer to anything.
+    Annotations are not among them: they do not affect a call, and may refer to anything.
     """
     usual = {
         "__defaults__": None,
@@ -115,3 +118,16 @@ def _extra_attributes(function: FunctionType) -> dict[str, Any]:
     }
     found = {name: getattr(function, name) for name in usual}
     return {name: value for name, value in found.items() if value != usual[name]}
+
+
+def _read_attributes(packer: Packer, function: FunctionType) -> dict[str, Any]:
+    """Docstring and annotations, where the code that is packed reads such."""
+    found: dict[str, Any] = {}
+    if not is_local_function(function):
+        return found
+    if "docstrings" in packer.reach.readers:
+        found["__doc__"] = function.__doc__
+    if not {"annotations", "hints"}.isdisjoint(packer.reach.readers):
+        resolved = resolved_annotations(function, packer.reach.readers)
+        found["__annotations__"] = dict(raw_annotations(function) if resolved is None else resolved)
+    return found

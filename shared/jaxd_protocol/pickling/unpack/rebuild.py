@@ -251,9 +251,20 @@ def _fill_class(cls: type, state: dict[str, Any]) -> None:
     set_attributes(cls, state["attributes"])
     for other in state.get("virtual", ()):
         abc.ABCMeta.register(cls, other)  # type: ignore[arg-type]
+    _register(cls, *state.get("registered", ()))
     if "reduced_by" in state:
         copyreg.pickle(cls, state["reduced_by"])
     finish_class(cls, state.get("registration"))
+
+
+def _register(
+    cls: type, abstract: Iterable[type] = (), forms: Iterable[tuple[Any, Any]] = ()
+) -> None:
+    """Registers a class with what is installed, as `values.registries` found it at the client."""
+    for each in abstract:
+        abc.ABCMeta.register(each, cls)  # type: ignore[arg-type]
+    for dispatcher, form in forms:
+        dispatcher.register(cls, form)
 
 
 def set_attributes(cls: type, attributes: dict[str, Any]) -> None:
@@ -294,6 +305,7 @@ def fill_enum(cls: Any, state: dict[str, Any]) -> None:
 
 def _fill_enum(cls: Any, state: dict[str, Any]) -> None:
     set_attributes(cls, state["attributes"])
+    _register(cls, *state.get("registered", ()))
     for label, attributes in state["members"].items():
         member = cls._member_map_[label]
         if member._value_ != attributes["_value_"]:

@@ -1,0 +1,204 @@
+"""What code reads of functions and classes beside what they do: names, texts, annotations.
+
+It counts of all that the function reaches, as soon as any of its code reads such a thing of
+anything, and it is looked at when the walk has met everything else.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from types import CodeType, FunctionType
+from typing import Any, Final
+
+from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.code.callbacks import nested_codes
+from jaxd_protocol.fingerprint.data_model import Reader
+from jaxd_protocol.fingerprint.walk import Walk
+
+_KEPT_BY_CLASSES: Final[frozenset[Reader]] = frozenset(
+    {
+        *("names", "qualified names", "docstrings", "annotations", "hints"),
+        *("fields", "types", "subclasses"),
+    }
+)
+
+
+def of_classes(readers: AbstractSet[Reader]) -> frozenset[Reader]:
+    """Those that read of a class what is not in its content.
+
+    For code with one of these a server has a class of its own for each such content.
+    """
+    found = _KEPT_BY_CLASSES & readers
+    return found if found >= _FIELD_TYPES else found - _FIELD_TYPES
+
+
+_FIELD_TYPES: Final[frozenset[Reader]] = frozenset({"fields", "types"})
+
+
+def emit_reflected(walk: Walk) -> None:
+    """Appends what is read of the functions and classes that were met, and what that leads to."""
+    done: set[tuple[Reader, int]] = set()
+    while True:
+        found = [
+            (reader, each)
+            for reader, emitters in _EMITTERS.items()
+            if reader in walk.reach.readers
+            and (reader != "fields" or "types" in walk.reach.readers)
+            for each in (*walk.reach.functions, *walk.reach.classes)
+            if type(each) in emitters or (isinstance(each, type) and type in emitters)
+            if (reader, id(each)) not in done
+        ]
+        for reader, each in found:
+            done.add((reader, id(each)))
+            walk.tag(reader)
+            kind = FunctionType if type(each) is FunctionType else type
+            _EMITTERS[reader][kind](walk, each)
+        walk.emit_queued()
+        if not found:
+            break
+    if "docstrings" in walk.reach.readers:
+        for name, source in sorted(walk.reach.sources.items()):
+            walk.emit_labelled(f"docstrings {name}", _texts_in(source.code))
+
+
+def _attribute(name: str) -> Callable[[Walk, Any], None]:
+    def emit(walk: Walk, value: Any) -> None:
+        content = getattr(value, name)
+        walk.guards.attribute(value, name, content)
+        walk.emit_labelled(f"attribute {_label(value)}.{name}", content)
+
+    return emit
+
+
+def _docstring_of_function(walk: Walk, function: FunctionType) -> None:
+    _attribute("__doc__")(walk, function)
+    walk.emit_labelled("", tuple(map(_texts_in, nested_codes(function.__code__))))
+
+
+def _texts_in(code: CodeType) -> tuple[Any, ...]:
+    """All that can be a docstring, of functions and classes that the code defines, too."""
+    is_function = code.co_flags & inspect.CO_OPTIMIZED
+    constants = code.co_consts[:1] if is_function else code.co_consts
+    texts = tuple(each for each in constants if type(each) is str)
+    return (*texts, *map(_texts_in, nested_codes(code)))
+
+
+def _qualified_name_of_function(walk: Walk, function: FunctionType) -> None:
+    _attribute("__qualname__")(walk, function)
+    walk.text(function.__code__.co_qualname)  # with which the names of those within it begin
+
+
+def _label(value: Any) -> str:
+    return str(value.__name__)
+
+
+def _docstring_of_class(walk: Walk, cls: type) -> None:
+    """That of the class itself; what a dataclass makes of defaults without a name has addresses."""
+    text = vars(cls).get("__doc__")
+    is_made = isinstance(text, str) and " at 0x" in text
+    walk.emit_labelled(f"attribute {cls.__name__}.__doc__", None if is_made else text)
+
+
+def _annotations(walk: Walk, value: Any) -> None:
+    raw = raw_annotations(value)
+    resolved = resolved_annotations(value, walk.reach.readers)
+    walk.guards.mapping(raw)
+    if isinstance(value, FunctionType):
+        walk.guards.answer(lambda: raw_annotations(value) is raw, True)
+    if resolved is not None and "annotations" in walk.reach.readers:
+        raise PackingError(
+            f"{walk.path()} reads annotations of {value.__qualname__} both as they are and "
+            "resolved, and some are text. On the server they are resolved. Take away 'from "
+            "__future__ import annotations' or the quotes."
+        )
+    annotations = raw if resolved is None else resolved
+    walk.text(len(annotations))
+    for name, content in annotations.items():
+        walk.text(name)
+        walk.emit_labelled(f"annotation {_label(value)}.{name}", content)
+    if isinstance(value, type):
+        walk.emit_labelled("", vars(value).get("__orig_bases__"))
+
+
+def raw_annotations(value: Any) -> dict[str, Any]:
+    """The annotations of a function or class itself, as they are."""
+    if isinstance(value, type):
+        own: dict[str, Any] | None = vars(value).get("__annotations__")
+        return {} if own is None else own
+    found: dict[str, Any] = value.__annotations__
+    return found
+
+
+def resolved_annotations(value: Any, readers: AbstractSet[Reader]) -> dict[str, Any] | None:
+    """The annotations of a function or class as a server gets them; None: as they are.
+
+    Resolved where code resolves them and there is text in them: on a server the module is not
+    among those in which `typing.get_type_hints` looks names up.
+    """
+    raw = raw_annotations(value)
+    if "hints" not in readers or not any(map(_has_text, raw.values())):
+        return None
+    try:
+        hints = typing.get_type_hints(value, include_extras=True)
+    except Exception:  # noqa: BLE001  a name that is nowhere: there, too
+        return None
+    return {name: hints.get(name, content) for name, content in raw.items()}
+
+
+def _has_text(annotation: Any) -> bool:
+    return isinstance(annotation, str) or "ForwardRef(" in repr(annotation)
+
+
+def _field_types(walk: Walk, cls: type) -> None:
+    fields: Mapping[str, Any] = vars(cls).get("__dataclass_fields__", {})
+    walk.text(len(fields))
+    for name, field in fields.items():
+        walk.text(name)
+        walk.guards.attribute(field, "type", field.type)
+        walk.emit_labelled(f"annotation {cls.__name__}.{name}", field.type)
+
+
+def _subclasses(walk: Walk, cls: type) -> None:
+    found = subclasses_of(cls)
+    walk.guards.answer(lambda: _are_same(type.__subclasses__(cls), found), True)
+    walk.part("class", f"subclasses of {cls.__qualname__}", repr([*map(_label, found)]).encode())
+    walk.text(len(found))
+    for each in found:
+        walk.emit_labelled("", each)
+
+
+def subclasses_of(cls: type) -> list[type]:
+    """What `__subclasses__` gives, without what was replaced and is not collected yet."""
+    names = [(each.__module__, each.__qualname__) for each in _all_subclasses(cls)]
+    if len({*names}) < len(names):
+        gc.collect()  # such as the class that `dataclass(slots=True)` has made another one of
+    return _all_subclasses(cls)
+
+
+def _all_subclasses(cls: type) -> list[type]:
+    found: list[type] = type.__subclasses__(cls)
+    return found
+
+
+def _are_same(found: list[type], known: list[type]) -> bool:
+    return len(found) == len(known) and all(
+        one is two for one, two in zip(found, known, strict=True)
+    )
+
+
+_EMITTERS: Final[dict[Reader, dict[Any, Callable[[Walk, Any], None]]]] = {
+    "names": {FunctionType: _attribute("__name__"), type: _attribute("__name__")},
+    "qualified names": {
+        FunctionType: _qualified_name_of_function,
+        type: _attribute("__qualname__"),
+    },
+    "docstrings": {FunctionType: _docstring_of_function, type: _docstring_of_class},
+    "annotations": {FunctionType: _annotations, type: _annotations},
+    "hints": {FunctionType: _annotations, type: _annotations},
+    "fields": {type: _field_types},
+    "subclasses": {type: _subclasses},
+}
