@@ -24,6 +24,7 @@ from jaxd.interop.remote_array import RemoteArray
 from jaxd.request.array_specs import zeros_of
 from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.tracing.inline import local_jax_settings
+from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ArgumentError, JaxdError
 from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper, jit_options_of
 from jaxd_protocol.jit.nested import call_jitted
@@ -140,25 +141,47 @@ def _trace_context() -> Callable[[str], AbstractContextManager[Any]] | None:
 # nothing of it is seen ---------------------------------------------------------------------------
 
 _is_tracing_again: Final[ContextVar[bool]] = ContextVar("traces a second time", default=False)
-_lock: Final = threading.Lock()  # guards _running, and what stands in the place of what
-_running: Final[list[None]] = []
+
+
+class _Muting:
+    """Whether anything stands in the place of streams and filters now. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()  # guards _running
+
+    def begin(self) -> None:
+        """One more thread traces a second time."""
+        with self._lock:
+            if not self._running:
+                _mute()
+            self._running += 1
+
+    def end(self) -> None:
+        """It is done."""
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                _unmute()
+
+
+_muting: Final = _Muting()
 
 
 @contextmanager
 def _tracing_again() -> Iterator[None]:
-    with _lock:
-        if not _running:
-            _mute()
-        _running.append(None)
+    _muting.begin()
     token = _is_tracing_again.set(True)
     try:
         yield
     finally:
         _is_tracing_again.reset(token)
-        with _lock:
-            _running.pop()
-            if not _running:
-                _unmute()
+        _muting.end()
 
 
 class _Stream:

@@ -27,6 +27,7 @@ from jaxd.request.function_snapshot import FunctionSpec
 from jaxd.results.reader import ResultsAs
 from jaxd.tracing.second_trace import Arguments, lower_again, without_data
 from jaxd_protocol.base.bounded import BoundedDict
+from jaxd_protocol.base.process import reset_after_fork
 from jaxd_protocol.errors import ConfigurationError, JaxdError, StaleProgramError
 from jaxd_protocol.jit.program_identity import first_difference, program_digest, program_text
 
@@ -37,6 +38,11 @@ REPORT_VARIABLE: Final = "JAXD_VERIFY_REPORT"
 
 _NO_JAX: Final = "this process has no jax. Run: pip install 'jaxd[server]'"
 _PLATFORMS: Final = {"gpu": "cuda"}  # as lowering names them
+_BUILT_OTHERWISE: Final = (
+    "not to be shown: the server, which lowers it again, makes what this process makes, but what "
+    "it runs was built from something else."
+)
+_NEITHER: Final = "\n  (What the server runs is neither: it was built from something else.)"
 _MAX_KNOWN: Final = 100_000
 _MAX_PARTS: Final = 30
 _MAX_REASON: Final = 300
@@ -72,9 +78,14 @@ class VerifyingCaller(Caller):
     def __init__(self, settings: Settings, other: Caller | None = None) -> None:
         super().__init__(settings, other)
         self._known: BoundedDict[tuple[bytes, bytes], None] = BoundedDict(_MAX_KNOWN)
-        self._lock = threading.Lock()  # guards _known
+        self.after_fork()
+        reset_after_fork(self)
         with suppress(ConfigurationError):  # then nothing can be compared, which is counted
             import_jax(ConfigurationError, _NO_JAX)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()  # guards _known
 
     def encode(
         self,
@@ -228,9 +239,10 @@ def _difference(caller: Caller, call: VerifiedRequest) -> str | None:
         raise Incomparable("what it reads has changed in this process meanwhile")
     try:
         there = ask_stage(caller, row.request, "program")
+        again, text = str(there["id"]), str(there["text"])
     except Exception as error:
         raise Incomparable(f"the server cannot lower it again ({type(error).__name__})") from error
-    return _described(there, here, row.program)
+    return _described(again == row.program.hex(), text, here)
 
 
 def _row(caller: Caller, call: VerifiedRequest) -> _Row:
@@ -246,18 +258,23 @@ def _row(caller: Caller, call: VerifiedRequest) -> _Row:
         raise Incomparable(f"the server does not say what it runs ({error})") from error
     if request.skeleton != call.skeleton and report["verdict"] != "hit":
         raise Incomparable("its arguments cannot be described without their data")
-    found = report["program"]
     ours = {"jax": jax.__version__, "jaxlib": _jaxlib_version()}
-    theirs = {name: found[name] for name in ours}
+    try:
+        found = report["program"]
+        theirs = {name: found[name] for name in ours}
+        program = bytes.fromhex(found["id"] or "")
+        row = _Row(request, program, int(found["devices"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Incomparable("the server does not say what it runs") from error
     if ours != theirs:
         raise Incomparable(
             f"the server has jax {theirs['jax']} with jaxlib {theirs['jaxlib']}, and this process "
             f"{ours['jax']} with {ours['jaxlib']}"
         )
-    if found["id"] is None:
-        what = "calls back into Python" if found["calls_python"] else "is like no other"
+    if not program:
+        what = "calls back into Python" if found.get("calls_python") else "is like no other"
         raise Incomparable(f"its program {what}")
-    return _Row(request, bytes.fromhex(found["id"]), found["devices"])
+    return row
 
 
 def _jaxlib_version() -> str:
@@ -266,20 +283,20 @@ def _jaxlib_version() -> str:
     return str(import_module("jaxlib").__version__)
 
 
-def _described(there: Mapping[str, Any], here: str, row: bytes) -> str | None:
-    """The first difference; None where the program of the row is the same but for names."""
-    again = there["id"]
-    found = first_difference(there["text"], here)
-    if found is None and again == row.hex():
-        return None
+def _described(is_steady: bool, there: str, here: str) -> str | None:
+    """The first difference; None where the programs are the same but for names.
+
+    Args:
+        is_steady: whether the server, which lowers it again, makes the program that it runs.
+        there: what it makes.
+        here: what this process makes.
+    """
+    found = first_difference(there, here)
     if found is None:
-        text = "the server, which lowers it again, makes what this process makes, and runs another"
-        return f"{text} program: it was built from something else."
+        return None if is_steady else _BUILT_OTHERWISE
     number, left, right = found
     text = f"line {number} of its text:\n    server: {left}\n    here:   {right}"
-    if again != row.hex():
-        text += "\n  (The server lowers it again to a third program than the one that it runs.)"
-    return text
+    return text if is_steady else text + _NEITHER
 
 
 def _stale_error(spec: FunctionSpec, difference: str) -> StaleProgramError:
