@@ -7,12 +7,12 @@ Verified on jax 0.10.2 and 0.11.2 by tests/shared/jit/test_program_identity.py.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any, Final
 
 from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.program_text import canonical_lines
 
 Facts = Mapping[str, Any]
 
@@ -24,8 +24,6 @@ _OF_PLACES: Final = frozenset(
 )
 """Facts that say where a program runs; how it is spread over devices is in its text as well."""
 
-_SYMBOL: Final = re.compile(r'@(?:"[^"]+"|[\w.$-]+)')
-_BLOB: Final = re.compile(r'"0x[0-9A-Fa-f]{64,}"')
 _SHOWN: Final = 2000
 
 
@@ -129,54 +127,14 @@ def _without_name(ir: Any, attributes: Any) -> Any:
 def program_text(lowered: Any, options: Options) -> str:
     """A program as text, equal for programs that do the same with the same arguments.
 
-    The facts that do not say where it runs, then the module in StableHLO: each function once,
-    in the order in which they are called, with a number for a name.
+    The facts that do not say where it runs, then the module; see `canonical_lines`.
     """
     facts = facts_of(lowered, options)
     heads = [f"{name}: {value}" for name, value in facts.items() if name not in _OF_PLACES]
     module = lowered.compiler_ir("stablehlo")
     with module.context:
-        parts = [str(one) for one in _nameless(module).regions[0].blocks[0].operations]
-    return "\n".join([*heads, *_numbered(parts)])
-
-
-def _numbered(parts: list[str]) -> list[str]:
-    """The operations of a module from `@main` on, with numbers in the place of private names."""
-    bodies = {_SYMBOL.search(part)[0]: part for part in parts if _SYMBOL.search(part)}  # type: ignore[index]
-    contents: dict[str, str] = {}
-
-    def content(name: str) -> str:
-        """What a function does, whatever it and those that it calls are named."""
-        if name not in contents:
-            contents[name] = name  # of one that calls itself
-            contents[name] = hashlib.blake2b(
-                _renamed(bodies[name], lambda one: "" if one == name else content(one)).encode()
-            ).hexdigest()
-        return contents[name]
-
-    def _renamed(text: str, rename: Any) -> str:
-        return _SYMBOL.sub(lambda m: rename(m[0]) if m[0] in bodies else m[0], text)
-
-    numbers: dict[str, str] = {}
-    order: list[str] = []
-
-    def number(name: str) -> str:
-        known = content(name)
-        if known not in numbers:
-            numbers[known] = "@main" if name == "@main" else f"@f{len(numbers)}"
-            order.append(name)
-        return numbers[known]
-
-    number("@main" if "@main" in bodies else next(iter(bodies)))
-    lines: list[str] = []
-    for name in order:  # grows meanwhile
-        lines += _renamed(bodies[name], number).splitlines()
-    return [_BLOB.sub(_short, line) for line in lines]
-
-
-def _short(blob: re.Match[str]) -> str:
-    """The bytes of a large constant, by their digest."""
-    return f"<{hashlib.blake2b(blob[0].encode(), digest_size=16).hexdigest()}>"
+        text = _nameless(module).get_asm(print_generic_op_form=True, enable_debug_info=False)
+    return "\n".join([*heads, *canonical_lines(text)])
 
 
 def first_difference(one: str, other: str) -> tuple[int, str, str] | None:
