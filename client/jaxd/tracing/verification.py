@@ -38,11 +38,7 @@ REPORT_VARIABLE: Final = "JAXD_VERIFY_REPORT"
 
 _NO_JAX: Final = "this process has no jax. Run: pip install 'jaxd[server]'"
 _PLATFORMS: Final = {"gpu": "cuda"}  # as lowering names them
-_BUILT_OTHERWISE: Final = (
-    "not to be shown: the server, which lowers it again, makes what this process makes, but what "
-    "it runs was built from something else."
-)
-_NEITHER: Final = "\n  (What the server runs is neither: it was built from something else.)"
+_NEITHER: Final = "\n  (What the server runs is neither of them: it was built from something else.)"
 _MAX_KNOWN: Final = 100_000
 _MAX_PARTS: Final = 30
 _MAX_REASON: Final = 300
@@ -150,8 +146,7 @@ class VerifyingCaller(Caller):
         with self._lock:
             self._known.pop(identity, None)  # what is built in its place is compared again
         self._count("stale", call, difference)
-        with suppress(JaxdError):
-            self.session.ask("forget", call.spec.key)
+        _drop(self, call.spec)
         raise _stale_error(call.spec, difference)
 
     def _count(self, outcome: Outcome, call: CallRequest, reason: str = "") -> None:
@@ -242,7 +237,13 @@ def _difference(caller: Caller, call: VerifiedRequest) -> str | None:
         again, text = str(there["id"]), str(there["text"])
     except Exception as error:
         raise Incomparable(f"the server cannot lower it again ({type(error).__name__})") from error
-    return _described(again == row.program.hex(), text, here)
+    found, is_steady = first_difference(text, here), again == row.program.hex()
+    if found is not None:
+        return _described(found, is_steady=is_steady)
+    if not is_steady:
+        _drop(caller, call.spec)
+        raise Incomparable("the server, which lowers it again, makes another program than it runs")
+    return None
 
 
 def _row(caller: Caller, call: VerifiedRequest) -> _Row:
@@ -283,20 +284,16 @@ def _jaxlib_version() -> str:
     return str(import_module("jaxlib").__version__)
 
 
-def _described(is_steady: bool, there: str, here: str) -> str | None:
-    """The first difference; None where the programs are the same but for names.
-
-    Args:
-        is_steady: whether the server, which lowers it again, makes the program that it runs.
-        there: what it makes.
-        here: what this process makes.
-    """
-    found = first_difference(there, here)
-    if found is None:
-        return None if is_steady else _BUILT_OTHERWISE
-    number, left, right = found
+def _described(difference: tuple[int, str, str], *, is_steady: bool) -> str:
+    number, left, right = difference
     text = f"line {number} of its text:\n    server: {left}\n    here:   {right}"
     return text if is_steady else text + _NEITHER
+
+
+def _drop(caller: Caller, spec: FunctionSpec) -> None:
+    """Has the server forget the programs of a function."""
+    with suppress(JaxdError):
+        caller.session.ask("forget", spec.key)
 
 
 def _stale_error(spec: FunctionSpec, difference: str) -> StaleProgramError:

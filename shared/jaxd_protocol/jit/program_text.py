@@ -1,14 +1,16 @@
 """A module of MLIR as text that is equal for modules which compute the same in the same way.
 
 Functions that differ in their names, that are there twice, or whose operations stand in another
-order, as where Python goes through a set, give the same text. What no result depends on is left
-out. Read is the generic form of MLIR, in which each operation begins a line.
+order, as where Python goes through a set, give the same text. So do sums and products of several
+that are taken in another order. What no result depends on is left out. Read is the generic form of
+MLIR, in which each operation begins a line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +19,7 @@ _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|%[\w.$-]+')
 _SYMBOL: Final = re.compile(r'@("(?:[^"\\]|\\.)*"|[\w.$-]+)')
 _OWN_NAME: Final = re.compile(r'sym_name = ("(?:[^"\\]|\\.)*")')
 _BLOB: Final = re.compile(r'"0x[0-9A-Fa-f]{64,}"')
+_CHAIN: Final = re.compile(r'("stablehlo\.(?:add|multiply)")\(([^)]*)\)(.*)')
 _EFFECT: Final = "has_side_effect = true"
 _MAIN: Final = '"main"'
 
@@ -63,7 +66,9 @@ def canonical_lines(module: str) -> list[str]:
     """
     (top,) = _block(iter(module.splitlines()))[0].operations
     parts = [operation for block in top.blocks for operation in block.operations]
-    return _Functions({_own_name(part): _lines(part) for part in parts}).numbered()
+    for part in parts:
+        _with_chains(part, {}, 0)
+    return _Functions({_own_name(part): list(_written(part, {})) for part in parts}).numbered()
 
 
 def _own_name(part: _Operation) -> str:
@@ -104,12 +109,78 @@ def _names(text: str) -> Iterator[str]:
     return (token for token in _TOKEN.findall(text) if token.startswith("%"))
 
 
+# sums and products ------------------------------------------------------------------------------
+
+
+def _with_chains(operation: _Operation, known: dict[str, str], depth: int) -> str:
+    """Joins sums of sums, and products of products, in all blocks of an operation.
+
+    Args:
+        operation: is changed.
+        known: by the names of values what they are, as digests; gets those of its results.
+        depth: in how many others it is.
+
+    Returns:
+        What the operation is.
+    """
+    said = [_renamed(operation.head, known)]
+    for number, block in enumerate(operation.blocks):
+        for place, name in enumerate(_names(block.header)):
+            known[name] = f"%argument {depth}.{number}.{place}"
+        single = _used_once(block)
+        chains: dict[str, tuple[str, list[str]]] = {}
+        for each in block.operations:
+            if (chain := _CHAIN.fullmatch(each.head)) is not None:
+                _join(each, chain, chains, known, single)
+                continue
+            what = _with_chains(each, known, depth + 1)
+            if _is_root(each):
+                said.append(what)
+    digest = hashlib.blake2b("\n".join(said).encode(), digest_size=16).hexdigest()
+    known.update(dict.fromkeys(operation.defines, f"%{digest}"))
+    return digest
+
+
+def _join(
+    operation: _Operation,
+    chain: re.Match[str],
+    chains: dict[str, tuple[str, list[str]]],
+    known: dict[str, str],
+    single: frozenset[str],
+) -> None:
+    """Gives a sum the operands of the sums that only it uses, in the order of what they are.
+
+    Args:
+        operation: the sum, or product; is changed.
+        chain: its name, operands, and the rest.
+        chains: of those before that are used once their kind and operands.
+        known: see `_with_chains`.
+        single: the values that are used once.
+    """
+    kind, operands = chain[1] + chain[3], list[str]()
+    for name in _names(chain[2]):
+        is_joined = name in chains and chains[name][0] == kind
+        operands += chains.pop(name)[1] if is_joined else [name]
+    operands.sort(key=lambda name: known.get(name, name))
+    operation.head = f"{chain[1]}({', '.join(operands)}){chain[3]}"
+    what = hashlib.blake2b(_renamed(operation.head, known).encode(), digest_size=16).hexdigest()
+    known[operation.defines[0]] = f"%{what}"
+    if operation.defines[0] in single:
+        chains[operation.defines[0]] = kind, operands
+
+
+def _used_once(block: _Block) -> frozenset[str]:
+    """The values that one operation of the block uses, once."""
+    counts = Counter(name for each in block.operations for name in each.uses())
+    return frozenset(name for name, count in counts.items() if count == 1)
+
+
+def _is_root(operation: _Operation) -> bool:
+    """Whether it counts although no value of its is used: it ends its block, or has an effect."""
+    return not operation.defines or _EFFECT in operation.head
+
+
 # writing -----------------------------------------------------------------------------------------
-
-
-def _lines(part: _Operation) -> list[str]:
-    numbers: dict[str, str] = {}
-    return list(_written(part, numbers))
 
 
 def _written(operation: _Operation, numbers: dict[str, str]) -> Iterator[str]:
@@ -139,7 +210,7 @@ def _in_order(operations: list[_Operation]) -> list[_Operation]:
     makers = {name: each for each in operations for name in each.defines}
     done: dict[int, _Operation] = {}
     for root in operations:
-        if root.defines and _EFFECT not in root.head:
+        if not _is_root(root):
             continue
         waiting = [(root, _makers_of(root, makers))]
         while waiting:

@@ -76,6 +76,33 @@ def test_the_order_of_what_does_not_depend_on_each_other_does_not_count() -> Non
     assert text_of(_unordered("abc"), X) == text_of(_unordered("cab"), X)
 
 
+def _sum(names: str) -> Callable[..., Any]:
+    def function(x: Any) -> Any:
+        def total(x: Any) -> Any:
+            terms = [jnp.sin(x * ord(name)).sum() for name in names]
+            return sum(terms[1:], terms[0]) * terms[0 if names[0] == "a" else names.index("a")]
+
+        return jax.value_and_grad(total)(x)
+
+    return function
+
+
+def test_the_order_of_a_sum_does_not_count() -> None:
+    """Nor that of its derivative, and of how it is put together."""
+    assert text_of(_sum("abcd"), X) == text_of(_sum("dbca"), X)
+    assert text_of(_sum("abcd"), X) != text_of(_sum("abce"), X)
+    assert text_of(_sum("abcd"), X) != text_of(_sum("abccd"), X)
+    one, other = (lambda x: (x + x * 2) + (x * 3 + x * 4)), (lambda x: x + (x * 2 + x * 4) + x * 3)
+    assert text_of(one, X) == text_of(other, X)
+
+    def doubled(x: Any) -> Any:
+        for _ in range(200):
+            x = x + x
+        return x
+
+    assert len(text_of(doubled, X).splitlines()) < 300  # what is used twice is not taken apart
+
+
 @pytest.mark.parametrize(
     "other",
     [
