@@ -255,8 +255,9 @@ def _row(caller: Caller, call: VerifiedRequest) -> _Row:
     try:
         request = encode_warm_request(caller, call.spec, *call.given, call.strict)
         report = warm_report(caller, request)
-    except JaxdError as error:
-        raise Incomparable(f"the server does not say what it runs ({error})") from error
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise Incomparable(f"asking the server raised {text[:_MAX_REASON]}") from error
     if request.skeleton != call.skeleton and report["verdict"] != "hit":
         raise Incomparable("its arguments cannot be described without their data")
     ours = {"jax": jax.__version__, "jaxlib": _jaxlib_version()}
