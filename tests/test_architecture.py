@@ -53,6 +53,7 @@ JAX_INSIDE_FUNCTIONS = (
     "client/jaxd/interop/jax_settings.py",  # made where jax is loaded
     "client/jaxd/tracing/export.py",  # for a server that takes no code, it is traced here
     "client/jaxd/tracing/jax_stages.py",  # whose objects are jax's own
+    "client/jaxd/tracing/second_trace.py",  # JAXD_VERIFY=1 traces once more in this process
     "client/jaxd/tracing/inline.py",  # JAXD_INLINE=1 is jax.jit in this process
     "client/jaxd/tracing/primitive.py",  # where a tracer of jax has arrived
     "shared/jaxd_protocol/pickling/arrays.py",  # the same
@@ -78,6 +79,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "shared/jaxd_protocol/jax_objects/names.py": "the types of jax's objects",
     "shared/jaxd_protocol/jax_objects/reducers.py": "a cached function that is made again",
     "shared/jaxd_protocol/jax_objects/registrations.py": "pytrees, and modules of equinox",
+    "shared/jaxd_protocol/jit/program_identity.py": "the facts and the text of a lowered program",
     "shared/jaxd_protocol/jit/settings.py": "settings and meshes of a thread",
     "shared/jaxd_protocol/jax_objects/structures.py": "a named tuple that is registered",
     "shared/jaxd_protocol/jit/source_locations.py": "how many frames a location has",

@@ -40,6 +40,7 @@ __all__ = [
     "ServerStartFailed",
     "SharedDeviceWarning",
     "SkewWarning",
+    "StaleProgramError",
     "TracedReadWarning",
     "TracerError",
     "UnsharedWarning",
@@ -121,6 +122,20 @@ class LostUpdateError(JaxdError, TypeError):
     """A function changes an object of its caller's in a way that cannot reach the caller."""
 
     blame = "function"
+
+
+class StaleProgramError(JaxdError, RuntimeError):
+    """With `verify=True`: a program is another one than the client makes of the same function.
+
+    Attributes:
+        difference: where the two begin to differ.
+        parts: what the key holds, in words.
+    """
+
+    def __init__(self, message: str, difference: str = "", parts: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.difference = difference
+        self.parts = parts
 
 
 class OutOfMemory(JaxdError, MemoryError):

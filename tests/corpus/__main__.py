@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jaxd.cli.commands.verify import described
 from tests.corpus import report
 from tests.corpus.comparing import summary
 from tests.corpus.data import make_data
@@ -23,7 +24,7 @@ Row = Program | Suite
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit status is 1 where a program did not complete or gave other results."""
+    """The command; its exit status is 1 where a program fails, or results or programs differ."""
     options = _options(arguments)
     if options.scratch:
         with tempfile.TemporaryDirectory(prefix="jaxd-corpus-") as directory:
@@ -50,7 +51,7 @@ def _run_all(corpus: Corpus, options: argparse.Namespace) -> int:
         print(f"[{number}/{len(chosen)}] {row.project.name}: {row.title}", end=" … ", flush=True)
         found = _run(corpus, row, again=options.again)
         print(_said(found), flush=True)
-        bad += found.get("verdict") in ("fails", "differs")
+        bad += found.get("verdict") in ("fails", "differs", "stale")
     return int(bad > 0)
 
 
@@ -124,7 +125,7 @@ def run_program(corpus: Corpus, program: Program, *, again: bool) -> dict[str, A
         runs |= runner.in_plain_jax()
         kept.save(runs, {})
     ran = runs["plain"]["status"] == 0 and runs["plain_again"]["status"] == 0
-    if ran and (again or "cold" not in runs):
+    if ran and (again or "verified" not in runs):
         runs |= runner.on_a_server()
     found = summary(runs)
     kept.save(runs, found)
@@ -175,6 +176,8 @@ def _said(found: dict[str, Any]) -> str:
         f"results {found['results']['cold']['worst']}/{found['results']['warm']['worst']}, "
         f"traces {found['traces']['cold']} then {found['traces']['warm']}, CPU {found['cpu_s']}"
     )
+    if found["verification"]:
+        text += f"\n      {described(found['verification'])}"
     for reason in [*found["local_reasons"], *found["not_served"], found.get("error")]:
         text += f"\n      {reason}" if reason else ""
     return text

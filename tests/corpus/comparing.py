@@ -16,7 +16,8 @@ def summary(runs: Mapping[str, Run]) -> dict[str, Any]:
     """What is reported of a program.
 
     Args:
-        runs: `plain`, `plain_again`, `plain_warm`, `cold` and `warm`.
+        runs: `plain`, `plain_again`, `plain_warm`, `cold`, `warm` and `verified`, which runs of
+            before did not have.
     """
     if runs["plain"]["status"] != 0 or runs["plain_again"]["status"] != 0:
         return {"verdict": "fails in plain jax", "error": last_line(runs["plain"]["stderr"])}
@@ -47,6 +48,7 @@ def summary(runs: Mapping[str, Run]) -> dict[str, Any]:
         "cpu_s": {
             kind: round(run["cpu_s"] + run.get("cpu_server_s", 0), 1) for kind, run in runs.items()
         },
+        "verification": runs.get("verified", {}).get("verification"),
         "worker_restarts": cold["worker_restarts"] + warm["worker_restarts"],
     }
     found["local_reasons"] = sorted(found["local_reasons"])
@@ -63,6 +65,8 @@ def verdict(found: Mapping[str, Any]) -> str:
         return "fails"
     if "differs" in (r["worst"] for r in found["results"].values()):
         return "differs"
+    if (found["verification"] or {}).get("mismatches"):
+        return "stale"
     if found["functions_served"] < found["functions"] or found["not_served"]:
         return "fell back"
     return "served" if found["functions"] else "nothing to serve"

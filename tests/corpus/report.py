@@ -17,7 +17,8 @@ _HEAD: Final = """# Other people's programs and test suites
 `make corpus` takes published programs and test suites, changes no line of them, and lets
 `jax.jit` be `persistent_call` by an import hook. Each program runs three times in plain jax
 (without jax's cache on disk, with an empty one, with a warm one) and twice on a server of its own
-that has never seen it, each time in a fresh process. Compared are the results of each function's
+that has never seen it, each time in a fresh process; then once more with
+[`JAXD_VERIFY=1`](verify.md). Compared are the results of each function's
 calls: of the first eight, then of each power of two.
 
 `python -m tests.corpus --report` writes this page. The versions beside those of `constraints.txt`
@@ -30,12 +31,13 @@ _PROGRAMS_HEAD: Final = """
 *Functions* and *calls*: those that were served, of all that were called from outside of jax.
 *Results*: whether the first and the second process got what plain jax gets: all bits; where plain
 jax itself gives other bits each time, "as unsteady as plain jax". *Traced*: by the server for the
-first and for the second process. *CPU*: seconds of all processes, the server's own start not among
+first and for the second process. *Verified*: programs that are those that the client's own jax
+makes / others / not comparable. *CPU*: seconds of all processes, the server's own start not among
 them: in plain jax / with its warm disk cache / first process and server / second process and
 server.
 
-| project | version | program | functions | calls | results | traced | CPU |
-|---|---|---|---|---|---|---|---|
+| project | version | program | functions | calls | results | traced | verified | CPU |
+|---|---|---|---|---|---|---|---|---|
 """
 
 _SUITES_HEAD: Final = """
@@ -100,6 +102,13 @@ def _totals(programs: list[Mapping[str, Any]], suites: list[Mapping[str, Any]]) 
         f"fallback, {verdicts['differs']} with other results. {functions_served} of {functions} "
         f"functions and {calls['served']} of {sum(calls.values())} calls were served.\n"
     )
+    compared = [each["verification"] for each in found if each.get("verification")]
+    if compared:
+        names = ("verified", "mismatches", "not_comparable")
+        sums = [sum(each[name] for each in compared) for name in names]
+        text += "\nOf {} programs: {} verified, {} mismatches, {} not comparable.\n".format(
+            sum(sums), *sums
+        )
     if tests:
         passed, there = (sum(each[kind] for each in tests) for kind in ("pass", "reached"))
         text += f"\n{passed} of {there} tests that pass in plain jax pass under jaxd.\n"
@@ -116,8 +125,15 @@ def _program(row: Mapping[str, Any]) -> str:
         f"| {found['calls']['served']}/{sum(found['calls'].values())} "
         f"| {' / '.join(dict.fromkeys(results)) if found['completes'] else '**fails**'} "
         f"| {found['traces']['cold']} / {found['traces']['warm']} "
+        f"| {_verified(found.get('verification'))} "
         f"| {cpu['plain']} / {cpu['plain_warm']} / {cpu['cold']} / {cpu['warm']} |\n"
     )
+
+
+def _verified(found: Mapping[str, Any] | None) -> str:
+    if not found:
+        return "not tried"
+    return f"{found['verified']} / {found['mismatches']} / {found['not_comparable']}"
 
 
 def _left_over(programs: list[Mapping[str, Any]]) -> str:

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import jaxd
+from jaxd.cli.commands.verify import summary_of
+from jaxd.tracing.verification import REPORT_VARIABLE
 from tests.corpus.places import INSIDE, Corpus, Project
 from tests.live_server import ROOT, LiveServer, source_environment
 
 _EVENTS = ("traces", "lowers", "compiles", "cache_hits")
+NOTHING_MORE: Mapping[str, str] = {}
 _KEPT_OUTPUT = 200_000
 _LAST_S = 30.0
 """How long a program that is given up has to write down what it knows."""
@@ -98,13 +101,17 @@ class Runner:
             }
 
     def on_a_server(self) -> dict[str, dict[str, Any]]:
-        """Two processes, one after the other, on a server that knows nothing of the program."""
+        """Processes, one after the other, on a server that knows nothing of the program.
+
+        A first, a second, and one that compares the programs that answer it.
+        """
         with working_directory() as place:
             server = self._server(place)
             try:
                 return {
                     "cold": self._run_served(place / "cold", server),
                     "warm": self._run_served(place / "second", server),
+                    "verified": self._run_verified(place / "verified", server),
                 }
             finally:
                 server.close()
@@ -133,12 +140,22 @@ class Runner:
         }
         return LiveServer(place, executable=str(self._python), **environment)
 
-    def _run_served(self, place: Path, server: LiveServer) -> dict[str, Any]:
+    def _run_verified(self, place: Path, server: LiveServer) -> dict[str, Any]:
+        report = place / "report"
+        comparing = {"JAXD_VERIFY": "1", REPORT_VARIABLE: str(report)}
+        run = self._run_served(place, server, comparing)
+        lines = report.read_text().splitlines() if report.exists() else []
+        return {**run, "verification": summary_of([json.loads(line) for line in lines])}
+
+    def _run_served(
+        self, place: Path, server: LiveServer, more: Mapping[str, str] = NOTHING_MORE
+    ) -> dict[str, Any]:
         counts = server.directory / "server"
         pid = server.process.pid
         with jaxd.connect(server.unix) as client:
             before = client.statistics(), events_in(counts), cpu_of_tree(pid)
-            run = self._run(place, "jaxd", {"JAXD_SERVER": server.unix, "JAXD_FALLBACK": "local"})
+            served = {"JAXD_SERVER": server.unix, "JAXD_FALLBACK": "local", **more}
+            run = self._run(place, "jaxd", served)
             after = client.statistics(), events_in(counts), cpu_of_tree(pid)
         run["cpu_server_s"] = round(after[2] - before[2], 2)
         run["server"] = {

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar, Unpack, overload
 
 from jaxd.api import put_get
-from jaxd.api.decorator import CallOptions, persistent_call
+from jaxd.api.decorator import CallOptions, new_caller, persistent_call
 from jaxd.api.function import PersistentFunction
 from jaxd.api.options import check_option_values
 from jaxd.api.server_statistics import Statistics
@@ -117,6 +117,7 @@ def connect(
     token: str | None = None,
     device: SupportsIndex | None = None,
     fallback: Fallbacks | None = None,
+    verify: bool | None = None,
 ) -> Client:
     """A client of its own, connected at once.
 
@@ -130,6 +131,8 @@ def connect(
             server chooses.
         fallback: what becomes of calls that the server cannot answer, as of `persistent_call`; else
             `JAXD_FALLBACK`.
+        verify: whether the programs that answer are compared with what this process makes of the
+            functions, as of `persistent_call`; else `JAXD_VERIFY`.
 
     Returns:
         The client; use it as a context manager or call its `close`.
@@ -146,7 +149,10 @@ def connect(
     if fallback is not None:
         check_option_values({"fallback": fallback})
         settings = settings.replaced(fallback=fallback)
-    client = Client(Caller(settings))
+    if verify is not None:
+        check_option_values({"verify": verify})
+        settings = settings.replaced(verify=verify)
+    client = Client(new_caller(settings))
     client.caller.session.connection()
     return client
 
@@ -173,7 +179,7 @@ def devices() -> tuple[Device, ...]:
         from jaxd.tracing.inline import local_devices
 
         return local_devices()
-    return Client(default_caller(settings)).devices()
+    return Client(default_caller(settings, new_caller)).devices()
 
 
 def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> Any:
@@ -193,7 +199,7 @@ def put(tree: Any, *, name: str | None = None, ttl_s: float | None = None) -> An
         ArgumentError: when something in the tree is neither array nor number.
     """
     settings = Settings.resolve()
-    return tree if settings.inline else Client(default_caller(settings)).put(
+    return tree if settings.inline else Client(default_caller(settings, new_caller)).put(
         tree, name=name, ttl_s=ttl_s
     )  # fmt: skip
 
@@ -285,7 +291,7 @@ def _load_pickled_handle(server: str, name: str) -> Any:
 
 
 def _default_client(server: str | None = None) -> Client:
-    return Client(default_caller(_with_server(Settings.resolve(server))))
+    return Client(default_caller(_with_server(Settings.resolve(server)), new_caller))
 
 
 def _with_server(settings: Settings) -> Settings:

@@ -16,8 +16,8 @@ from jaxd.api.options import (
     packed_shardings,
     positions_of,
 )
-from jaxd.connection.settings import Fallbacks
-from jaxd.dispatch.caller import CallerLookup, HasCaller
+from jaxd.connection.settings import Fallbacks, Settings
+from jaxd.dispatch.caller import Caller, CallerLookup, HasCaller
 from jaxd.request.call_request import CallSettings
 from jaxd.request.function_snapshot import SnapshotCache
 from jaxd.results.reader import ResultsAs
@@ -66,6 +66,9 @@ class CallOptions(TypedDict, total=False):
             process, with a `FallbackWarning`; `"error"`: an error. By default as `jaxd.connect` or
             `JAXD_FALLBACK` say, else local where this process has imported jax, and jax's default
             device is of the server's kind.
+        verify: trace and lower the function once more in this process for each new signature, and
+            raise `StaleProgramError` where the server's program is another one; runs the function's
+            code twice. By default as `jaxd.connect` or `JAXD_VERIFY` say, else off.
         extra_key: a plain value; functions with different ones never share an executable.
     """
 
@@ -92,6 +95,7 @@ class CallOptions(TypedDict, total=False):
     ship: Ship
     callbacks: Sequence[Callable[..., Any]]
     fallback: Fallbacks
+    verify: bool | None
     extra_key: Any
 
 
@@ -148,9 +152,33 @@ def persistent_call(
     )
     client, token = options.get("client"), options.get("token")
     address = options.get("server"), options.get("host"), options.get("port")
-    caller = CallerLookup(*address, token, None if client is None else client.caller)
+    verify = options.get("verify")
+    known = None if client is None else _caller_of(client, verify)
+    caller = CallerLookup(*address, token, known, verify, new_caller)
     snapshots = SnapshotCache(function, jit_options, ignored, ship, tuple(callbacks))
     return PersistentFunction(FunctionBinding(function, jit_options, caller, settings, snapshots))
+
+
+def new_caller(settings: Settings) -> Caller:
+    """What makes the calls of a client with these settings."""
+    return _kind(verify=settings.verify)(settings)
+
+
+def _caller_of(client: HasCaller, verify: bool | None) -> Caller:
+    """What makes calls on the server of a client, and compares programs where that is asked for."""
+    caller = client.caller
+    kind = type(caller) if verify is None else _kind(verify=verify)
+    return caller if type(caller) is kind else kind(caller.session.settings, caller)
+
+
+def _kind(*, verify: bool) -> type[Caller]:
+    if not verify:
+        return Caller
+    from jaxd.tracing.second_trace import keep_calls_inside
+    from jaxd.tracing.verification import VerifyingCaller  # few processes verify
+
+    keep_calls_inside(PersistentFunction)
+    return VerifyingCaller
 
 
 def _jit_options(function: Callable[..., Any], given: CallOptions) -> Options:

@@ -280,6 +280,11 @@ def _check_compiler_options(options: object) -> None:
         )
 
 
+def _check_verify(verify: object) -> None:
+    if not isinstance(verify, bool):
+        raise ConfigurationError(f"verify={verify!r} is neither yes nor no. Use True or False.")
+
+
 def _check_callbacks(callbacks: object) -> None:
     if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
         raise ConfigurationError(
@@ -294,5 +299,6 @@ _CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "config": _check_config,
     "compiler_options": _check_compiler_options,
     "callbacks": _check_callbacks,
+    "verify": _check_verify,
 }
 """Of options whose default is None."""

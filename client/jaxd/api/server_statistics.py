@@ -17,6 +17,10 @@ class Statistics(NamedTuple):
         fallback_calls: calls that ran in the process of their client, because the server could not
             answer them, as clients report. They are not among `calls`, unless they were sent.
         fallback_functions: functions of which that was the first such call in its process.
+        verified_programs: programs that clients have compared with what they lower themselves, as
+            they report; see docs/verify.md.
+        stale_programs: those of them that were others.
+        incomparable_programs: programs that were to be compared and could not be.
         traces: how often a function was traced.
         lowers: how often what was traced was made into a program.
         compiles: how often XLA compiled a program.
@@ -52,6 +56,9 @@ class Statistics(NamedTuple):
     late_calls: int
     fallback_calls: int
     fallback_functions: int
+    verified_programs: int
+    stale_programs: int
+    incomparable_programs: int
     traces: int
     lowers: int
     compiles: int

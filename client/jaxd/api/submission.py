@@ -74,7 +74,7 @@ class Submission(NamedTuple):
         try:
             call = binding.encode(caller, self.config, args, kwargs)
             recovery = self._recovery(call, args, kwargs)
-            future = async_call.submit(caller, call)
+            future = caller.submitted(call, async_call.submit(caller, call))
             return future if recovery is None else recovery.recovered(future)
         except Exception as error:
             local = self.local_run(caller, error, call)

@@ -20,6 +20,7 @@ from jaxd.cli.commands import (
     stop,
     token,
     values,
+    verify,
     warm,
     why,
 )
@@ -29,7 +30,7 @@ from jaxd_protocol.base.terminal import Parser
 from jaxd_protocol.errors import JaxdError, NoServer
 
 _OF_SERVERS = (start, stop, restart, status, doctor, token)
-_OF_FUNCTIONS = (why, functions, values, devices, warm, relay, demo)
+_OF_FUNCTIONS = (why, functions, values, devices, warm, verify, relay, demo)
 _COMMANDS = {each.__name__.rpartition(".")[2]: each for each in _OF_SERVERS + _OF_FUNCTIONS}
 
 _FORWARDED_COMMANDS = {
@@ -42,6 +43,7 @@ _FORWARDED_COMMANDS = {
 """Commands that a module of the server package runs: their summary, and that module."""
 
 _QUERIES = {"status", "restart", "why", "functions", "values", "devices"}
+_WITH_PROGRAM = (["warm"], ["verify"])
 _FAILED, _NO_SERVER, _INTERRUPTED = 1, 3, 130
 
 _EXAMPLES = """\
@@ -60,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 done, 1 failed, 3 no server runs (`status`, `restart`, `why`, `functions`, `values`,
         `devices`),
-        130 after Ctrl-C; `warm --record`: that of the program that it runs.
+        130 after Ctrl-C; `warm --record` and `verify`: that of the program that it runs, and of
+        `verify` 3 when it found a mismatch.
 
     Raises:
         SystemExit: with 2 after a usage error, with 0 after `--help` and `--version`.
@@ -108,7 +111,7 @@ def _become(command: str, words: Sequence[str]) -> NoReturn:
 
 def _split_program(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The command's own words, and those behind `--`: argparse would drop a `--` among these."""
-    if words[:1] != ["warm"] or "--" not in words:
+    if words[:1] not in _WITH_PROGRAM or "--" not in words:
         return words, ()
     at = words.index("--")
     return words[:at], words[at + 1 :]

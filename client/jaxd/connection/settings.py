@@ -29,6 +29,7 @@ _CONFIG_TYPES: Mapping[str, type] = {
     "compress": bool,
     "device": int,
     "fallback": str,
+    "verify": bool,
 }
 
 
@@ -56,6 +57,8 @@ class Settings:
         device: the index of the server's device that calls run on; None: the server chooses.
         fallback: what becomes of calls that the server cannot answer: "local" or "error"; None: it
             depends, see `jaxd.tracing.fallback`.
+        verify: whether programs are compared with what this process makes of their functions, see
+            `jaxd.tracing.verification`.
     """
 
     __slots__ = (
@@ -68,6 +71,7 @@ class Settings:
         "server",
         "token",
         "token_file",
+        "verify",
     )
 
     def __init__(  # noqa: PLR0913, PLR0917  one for each setting, which nobody gives by position
@@ -81,6 +85,7 @@ class Settings:
         compress: bool = False,
         device: int | None = None,
         fallback: str | None = None,
+        verify: bool = False,
     ) -> None:
         self.server = server
         self.token = token
@@ -91,6 +96,7 @@ class Settings:
         self.compress = compress
         self.device = device
         self.fallback = fallback
+        self.verify = verify
 
     def replaced(self, **changes: Any) -> Settings:
         """The same but for what is given."""
@@ -142,6 +148,9 @@ class Settings:
             device=_parse_device(environment.get("JAXD_DEVICE"), file.get("device")),
             fallback=_parse_fallback(environment.get("JAXD_FALLBACK"), "JAXD_FALLBACK")
             or _parse_fallback(file.get("fallback"), f"`fallback` in {config_file()}"),
+            verify=environment["JAXD_VERIFY"] != "0"
+            if environment.get("JAXD_VERIFY")
+            else file.get("verify", False),
         )
 
     def __repr__(self) -> str:

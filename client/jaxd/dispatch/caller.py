@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,8 @@ from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_
 from jaxd_protocol.messages.data_locations import KEEP_ALL
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from jaxd.connection.connection import ClientConnection
     from jaxd.connection.server_requests import RequestSource
     from jaxd.connection.shared_reader import PendingReply
@@ -53,16 +55,17 @@ class Caller:
 
     Args:
         settings: address of the server, and credentials.
+        other: the caller whose session it uses, where there is one already.
 
     Attributes:
         session: with the server.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, other: Caller | None = None) -> None:
         self._specs: weakref.WeakValueDictionary[bytes, FunctionSpec] = (
-            weakref.WeakValueDictionary()
+            weakref.WeakValueDictionary() if other is None else other._specs  # noqa: SLF001  of a caller
         )
-        self.session = Session(settings, self)
+        self.session: Session = Session(settings, self) if other is None else other.session
 
     def encode(
         self,
@@ -133,6 +136,10 @@ class Caller:
             return self.session.values().calls.call(call)
         open_call = OpenCall(self.session, call)
         return open_call.result(*open_call.wait())
+
+    def submitted(self, call: CallRequest, future: Future[Any]) -> Future[Any]:
+        """The future of a call that was submitted, as its owner gets it."""
+        return future
 
     # requests of the server (see `ServerRequestHandler`) ---------------------------------------
 
@@ -486,10 +493,10 @@ class HasCaller(Protocol):
 _default_callers: dict[Settings, Caller] = {}
 
 
-def default_caller(settings: Settings) -> Caller:
-    """The caller that all functions with these settings share."""
+def default_caller(settings: Settings, make: Callable[[Settings], Caller] = Caller) -> Caller:
+    """The caller that all functions with these settings share; `make` makes it."""
     caller = _default_callers.get(settings)
-    return caller if caller is not None else _default_callers.setdefault(settings, Caller(settings))
+    return caller if caller is not None else _default_callers.setdefault(settings, make(settings))
 
 
 class CallerLookup:
@@ -498,12 +505,15 @@ class CallerLookup:
     Args:
         server, host, port, token: options of `persistent_call`.
         caller: that of the client which was given instead of these.
+        verify: whether programs are compared, see `jaxd.tracing.verification`; None: as the
+            settings say.
+        make: makes a caller that follows the settings.
 
     Raises:
         ConfigurationError: when an address is not usable.
     """
 
-    __slots__ = ("_address", "_found")
+    __slots__ = ("_address", "_found", "_make", "_verify")
 
     def __init__(
         self,
@@ -512,7 +522,10 @@ class CallerLookup:
         port: int | None = None,
         token: str | None = None,
         caller: Caller | None = None,
+        verify: bool | None = None,
+        make: Callable[[Settings], Caller] = Caller,
     ) -> None:
+        self._verify, self._make = verify, make
         self._address = server, host, port, token
         self._found: list[Caller | None] = [] if caller is None else [caller]
         if server is not None or host is not None or port is not None:
@@ -524,5 +537,8 @@ class CallerLookup:
             return None
         if not self._found:
             settings = Settings.resolve(*self._address)
-            self._found.append(None if settings.inline else default_caller(settings))
+            if self._verify is not None:
+                settings = settings.replaced(verify=self._verify)
+            found = None if settings.inline else default_caller(settings, self._make)
+            self._found.append(found)
         return self._found[0]

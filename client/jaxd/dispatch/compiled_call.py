@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxd.request.call_request import CallRequest, CallSettings
 
 Dialect = Literal["stablehlo", "hlo"]
-Stage = Literal["jaxpr", "lowered", "compiled"]
+Stage = Literal["jaxpr", "lowered", "program", "compiled"]
 
 
 class LoweredCall:
@@ -117,11 +117,21 @@ class LoweredCall:
             BaseException: what the function raises while it is traced.
             JaxdError: when the server cannot be reached.
         """
-        call = self.call
-        message = (call.spec.key, call.skeleton, stage, dialect, places)
-        reader = call.spec.snapshot.reader
-        value, _ = self.caller.session.request("stages", message, call.buffers, reader)
-        return json.loads(value)
+        return ask_stage(self.caller, self.call, stage, dialect, places)
+
+
+def ask_stage(
+    caller: Caller,
+    call: CallRequest,
+    stage: Stage,
+    dialect: Dialect = "stablehlo",
+    places: bool = False,
+) -> Any:
+    """The server's report of one compilation stage of a call; see `LoweredCall.ask`."""
+    message = (call.spec.key, call.skeleton, stage, dialect, places)
+    reader = call.spec.snapshot.reader
+    value, _ = caller.session.request("stages", message, call.buffers, reader)
+    return json.loads(value)
 
 
 def _with_options(spec: FunctionSpec, options: Options) -> FunctionSpec:

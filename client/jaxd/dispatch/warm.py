@@ -80,8 +80,14 @@ def warm(caller: Caller, call: CallRequest) -> Warmed:
         BaseException: what the function raised while it was traced.
         JaxdError: when the server could not be reached.
     """
-    report = json.loads(_reply(caller, call)[1])
+    report = warm_report(caller, call)
     return Warmed(report["verdict"], report["seconds"], report.get("kept"))
+
+
+def warm_report(caller: Caller, call: CallRequest) -> dict[str, Any]:
+    """As `warm`: the whole report of the server; see `jaxd_protocol.messages.calls`."""
+    report: dict[str, Any] = json.loads(_reply(caller, call)[1])
+    return report
 
 
 def result_skeleton_of(caller: Caller, call: CallRequest) -> bytes:

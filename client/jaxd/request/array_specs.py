@@ -198,7 +198,7 @@ class _ZeroArrays:
         """The value with arrays in it; what jax does not take apart stays as it is."""
         if is_spec(value):
             if id(value) not in self._made:
-                self._made[id(value)] = (value, _zeros(value))  # kept: its id must stay its own
+                self._made[id(value)] = (value, zeros_of(value))  # kept: its id must stay its own
             return self._made[id(value)][1]
         kind: Any = type(value)
         if kind is dict or kind is OrderedDict:
@@ -212,7 +212,12 @@ class _ZeroArrays:
         return jax.tree.unflatten(structure, map(self.of, leaves))
 
 
-def _zeros(spec: Any) -> Any:
+def zeros_of(spec: Any) -> Any:
+    """The array that a spec stands for, of zeros.
+
+    Raises:
+        ArgumentError: when its shape or dtype is none that jax has.
+    """
     import numpy
 
     if isinstance(spec, numpy.generic):

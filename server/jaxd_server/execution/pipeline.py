@@ -29,6 +29,7 @@ from jaxd_server.codec.arguments import (
 from jaxd_server.compilation.builder import BuildResult, ExecutableBuilder
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.executable import Executable
+from jaxd_server.compilation.compiling.program import identity_of
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.executables import DeviceChoice, Executables, Plan, PlanMismatch
 from jaxd_server.compilation.functions.function import Function
@@ -346,7 +347,12 @@ class Pipeline:
         seconds = executable.costs.paid_s if made else 0.0
         name = executable.kept_as
         kept = self.program_cache is not None and bool(name) and self.program_cache.has(name)
-        report = {"verdict": verdict, "seconds": round(seconds, 6), "kept": kept}
+        report = {
+            "verdict": verdict,
+            "seconds": round(seconds, 6),
+            "kept": kept,
+            "program": identity_of(executable.program),
+        }
         return (OK, json.dumps(report), executable.form.skeleton), ()
 
 

@@ -5,7 +5,6 @@ Verified on jax 0.10.2 and 0.11.2 by tests/server/jax_compat/test_lowered.py.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
@@ -13,8 +12,10 @@ from typing import Any, Final, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxlib.mlir import ir
+from jaxlib.version import __version__ as jaxlib_version
 
 from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.program_identity import in_types, program_digest
 
 Obstacle = Literal["callbacks", "effects", "constants", "references", "targets", "types", "unknown"]
 """Why a program can be neither shared nor kept.
@@ -46,6 +47,10 @@ _POINTERS: Final = frozenset({"CustomSPMDPartitioning", "tf.call_tf_function"})
 _own_targets: Final[set[str]] = set(_COMPILERS_TARGETS)
 _own_keys: Final = {"threefry2x32", "rbg", "unsafe_rbg"}
 """Native code, and PRNG implementations; `register_own_targets` adds to them at the start."""
+
+
+VERSIONS: Final = {"jax": jax.__version__, "jaxlib": jaxlib_version}
+"""Those that lower programs here."""
 
 
 class OutLeaf(NamedTuple):
@@ -82,19 +87,15 @@ def _holds_pointers(target: str) -> bool:
 def program_id(lowered: jax.stages.Lowered, options: Options) -> tuple[bytes, Obstacle | None]:
     """Sixteen bytes that name the program, equal for equal programs in every process.
 
-    The names of the function and of what is in its result do not count. Everything that decides
-    what is computed from which leaves, where, and of what type the results are does, as do the
-    settings in `options.config`.
-
     Returns:
-        The name, and what keeps the program from being shared and kept. With an obstacle the name
-        is random, so that it is never equal to another's.
+        The name, which is the `program_digest`, and what keeps the program from being shared and
+        kept. With an obstacle the name is random, so that it is never equal to another's.
     """
     obstacle: Obstacle | None
     try:
         obstacle = _obstacle(lowered)
         if obstacle is None:
-            return _digest(lowered, options), None
+            return program_digest(lowered, options), None
     except Exception:  # noqa: BLE001 - whatever a newer jax does here must not fail the call
         obstacle = "unknown"
     return os.urandom(16), obstacle
@@ -136,7 +137,7 @@ def _out_avals(lowered: Any) -> list[Any]:
 
 def _obstacle(lowered: Any) -> Obstacle | None:
     facts = lowered._lowering.compile_args
-    types = _in_types(facts) + facts["global_out_avals"]
+    types = in_types(facts) + facts["global_out_avals"]
     by_kind: dict[Obstacle, Any] = {
         "callbacks": facts["host_callbacks"] or facts["keepalive"],
         "references": facts["mut"],
@@ -158,11 +159,6 @@ def _is_ours_to_load(lowering: Any) -> bool:
     facts = lowering.compile_args
     is_final = facts["pgle_profiler"] is None and not facts["shape_poly_state"].uses_dim_vars
     return is_final and facts["backend"] is jax.devices()[0].client
-
-
-def _in_types(facts: Any) -> list[Any]:
-    """Those of all arguments, the unused ones included, and those of the ones that are used."""
-    return [*facts["all_args_info"].in_avals, *facts["global_in_avals"]]
 
 
 def _is_ordinary(aval: Any) -> bool:
@@ -187,69 +183,6 @@ def _called_targets(lowered: Any) -> set[str]:
 
     lowered.compiler_ir("stablehlo").operation.walk(note)
     return names
-
-
-def _digest(lowered: Any, options: Options) -> bytes:
-    lowering = lowered._lowering
-    facts = lowering.compile_args
-    rest = (
-        1,  # to be raised when this function changes
-        sorted(facts["kept_var_idx"]),
-        list(lowering._donated_invars),
-        [_type(aval) for aval in _in_types(facts)],
-        [_type(aval) for aval in facts["global_out_avals"]],
-        [_place(sharding) for sharding in facts["in_shardings"]],
-        [_place(sharding) for sharding in facts["out_shardings"]],
-        [_place(sharding) for sharding in facts["intermediate_shardings"]],
-        [str(layout) for layout in (*facts["in_layouts"], *facts["out_layouts"])],
-        (str(facts["context_mesh"]), facts["committed"], facts["tuple_args"]),
-        ([device.id for device in lowering._device_list], list(lowering._platforms)),
-        list(lowering._compiler_options_kvs),
-        (options.compiler_options, options.config),
-    )
-    digest = hashlib.blake2b(repr(rest).encode(), digest_size=16)
-    digest.update(_canonical(lowered))
-    return digest.digest()
-
-
-def _type(aval: Any) -> tuple[Any, ...]:
-    kind = (aval.shape, str(aval.dtype), aval.weak_type)  # for keys, the dtype says which
-    return (*kind, str(aval.sharding), str(aval.memory_space))
-
-
-def _place(sharding: Any) -> tuple[str, list[int]]:
-    return str(sharding), [device.id for device in getattr(sharding, "_device_assignment", ())]
-
-
-def _canonical(lowered: Any) -> bytes:
-    """The module without what only people read: locations, its name, names in the result."""
-    from jax._src import cache_key
-
-    module = lowered.compiler_ir("stablehlo")
-    with module.context:
-        try:
-            operation = module.operation.clone(ip=False)
-        except TypeError:  # jax 0.10
-            operation = module.operation.clone()
-        operation.attributes["sym_name"] = ir.StringAttr.get("program")
-        _forget_result_names(operation)
-        canonical: Any = cache_key._canonicalize_ir  # as for the keys of jax's own cache
-        if hasattr(cache_key, "IgnoreCallbacks"):  # jax 0.10
-            return bytes(canonical(operation, cache_key.IgnoreCallbacks.NO))
-        return bytes(canonical(operation, ignore_custom_partitioning=False))
-
-
-def _forget_result_names(module: Any) -> None:
-    for function in module.regions[0].blocks[0].operations:
-        if "res_attrs" in function.attributes:
-            function.attributes["res_attrs"] = ir.ArrayAttr.get(
-                [_without_name(attributes) for attributes in function.attributes["res_attrs"]]
-            )
-
-
-def _without_name(attributes: Any) -> Any:
-    named = {entry.name: entry.attr for entry in attributes if entry.name != "jax.result_info"}
-    return ir.DictAttr.get(named)
 
 
 def _targets() -> Iterator[str]:

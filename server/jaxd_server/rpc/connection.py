@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from rpyc.core.service import VoidService
@@ -34,6 +35,8 @@ from jaxd_server.rpc.worker_context import STALL_S, WorkerContext
 from jaxd_server.runtime.logs import log_event
 
 _MAX_REPORTED: Final = 1 << 40
+_OF_FALLBACKS: Final = ("fallback_calls", "fallback_functions")
+_OF_VERIFICATION: Final = ("verified_programs", "stale_programs", "incomparable_programs")
 
 
 class ReaderHandoff:
@@ -125,7 +128,8 @@ class ServerConnection(BulkConnection):
             "drop": self._session_state.drop,
             "unshare": self._session_state.forget_blocks,
             "bye": self._session_state.end_session,
-            "fell_back": self._count_fallbacks,
+            "fell_back": partial(self._count_reported, _OF_FALLBACKS),
+            "verified": partial(self._count_reported, _OF_VERIFICATION),
         }
         state, report = self._session_state, worker_context.report
         self._answers: dict[str, Callable[..., Value]] = {
@@ -190,16 +194,17 @@ class ServerConnection(BulkConnection):
             raise ProtocolError(f"the client asked for {verb!r}, which this server does not know.")
         return self.send_reply(seq, self._answers[verb](frame, *args))
 
-    def _count_fallbacks(self, calls: Value, functions: Value) -> None:
-        """Counts what ran in the client's process, as far as a client can be believed.
+    def _count_reported(self, names: tuple[str, ...], *counts: Value) -> None:
+        """Counts what happened in the client's process, as far as a client can be believed.
 
         Raises:
             ProtocolError: when these are no counts.
         """
-        if not all(type(n) is int and 0 <= n <= _MAX_REPORTED for n in (calls, functions)):
+        are_counts = all(type(n) is int and 0 <= n <= _MAX_REPORTED for n in counts)
+        if not are_counts or len(counts) != len(names):
             raise ProtocolError("the client reports numbers of calls that no process makes.")
         counters = self._worker_context.pipeline.counters
-        counters.add(self._session.counts, fallback_calls=calls, fallback_functions=functions)
+        counters.add(self._session.counts, **dict(zip(names, counts, strict=True)))
 
     def _submit(
         self, seq: int, verb: str, args: tuple[Value, ...], buffers: Sequence[memoryview]

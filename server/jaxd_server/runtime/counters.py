@@ -30,6 +30,9 @@ class Counts:
     late_calls: int = 0
     fallback_calls: int = 0
     fallback_functions: int = 0
+    verified_programs: int = 0
+    stale_programs: int = 0
+    incomparable_programs: int = 0
     waited_s: float = 0.0
     run_s: float = 0.0
     trace_s: float = 0.0

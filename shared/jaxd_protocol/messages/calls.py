@@ -11,8 +11,9 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
               donated: leaves of the call that were donated; away: leaves of the result that are
               not in the reply; then ids, if some values were not kept as requested
       call(key, skeleton, b"", timeout_s, flags | WARM, b"", b"", b"") [pickles]
-            → (OK, JSON {verdict, seconds, kept}, skeleton)  or  (FAILED, failure)
-              builds or loads, runs nothing; kept: it is on disk; the skeleton is the result's
+            → (OK, JSON {verdict, seconds, kept, program}, skeleton)  or  (FAILED, failure)
+              builds or loads, runs nothing; kept: it is on disk; program: what a client compares
+              with the one that it lowers itself; the skeleton is the result's
       put(number, skeleton, blob, elsewhere, config) [arrays] → (OK, skeleton)
               a flat tuple of arrays becomes values, which the skeleton describes
       fetch(ids, places) → (OK,) [arrays]     or into the client's blocks at `places`
@@ -25,13 +26,14 @@ Each line is an rpyc request to the peer's root; `[…]` is sent as buffers besi
       cancel(number)                          cancels a call; no reply of its own, but the call is
                                               answered all the same
       fell_back(calls, functions)             so many ran in the client's process; no reply
+      verified(programs, stale, incomparable)           so many were compared there; no reply
       bye()                                   ends the client's session; no reply
       name(name, skeleton, ids, ttl_s) → (OK,)          named(name, number) → (OK, skeleton)
       unname(name) → (OK, did it exist)       values() → JSON {holders, totals}
       statistics() → JSON                     info() → JSON
       why(key, skeleton or None, description) → JSON    what a call would do, and why
       stages(key, skeleton, stage, dialect, places) [pickles] → JSON
-              a stage of a function: its `jaxpr`, `lowered` or `compiled`, derived anew
+              a stage of a function: its `jaxpr`, `lowered`, `program` or `compiled`, derived anew
       devices() → JSON                        the devices, and that of this session
       recent(count) → JSON                    the last builds, and why each was made
       functions() → JSON {functions, totals}  known functions, what they cost and have saved

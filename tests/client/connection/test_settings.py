@@ -69,6 +69,20 @@ def test_switches_of_the_environment(runtime: Path, monkeypatch: pytest.MonkeyPa
     assert Settings.resolve() == Settings(autostart=False, inline=True, fallback="local")
 
 
+def test_the_variable_about_verification_wins_over_the_file(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways; by default it is off."""
+    assert Settings.resolve().verify is False
+    monkeypatch.setenv("JAXD_VERIFY", "1")
+    assert Settings.resolve().verify is True
+    write_config("verify = true")
+    monkeypatch.setenv("JAXD_VERIFY", "0")
+    assert Settings.resolve().verify is False
+    monkeypatch.setenv("JAXD_VERIFY", "")
+    assert Settings.resolve().verify is True
+
+
 def test_what_cannot_become_of_a_call(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable wins over the file; either is checked, with where it was written."""
     write_config('fallback = "local"')

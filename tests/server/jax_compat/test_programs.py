@@ -348,7 +348,7 @@ def test_a_jax_whose_names_have_moved_is_noticed(
     def moved(*_: Any, **__: Any) -> Any:
         raise AttributeError("moved")
 
-    monkeypatch.setattr("jaxd_server.jax_compat.lowered._canonical", moved)
+    monkeypatch.setattr("jaxd_server.jax_compat.lowered.program_digest", moved)
     monkeypatch.setattr("jaxd_server.jax_compat.programs._flat", moved)
     assert prepare() == ("flat", "keep", "share")
     assert [record.getMessage() for record in caplog.records] == ["jax_programs_limited"]

@@ -1,4 +1,4 @@
-"""What clients report of calls that they ran themselves."""
+"""What clients report of calls that they ran themselves, and of programs that they compared."""
 
 from __future__ import annotations
 
@@ -24,6 +24,27 @@ def test_no_client_reports_what_it_likes(client: Client, counts: tuple[Any, Any]
         after = client.statistics()
     assert after.fallback_calls == before.fallback_calls
     assert after.fallback_functions == before.fallback_functions
+
+
+@pytest.mark.parametrize("counts", [(1,), (1, 0, 0, 0), (-1, 0, 0), (True, 0, 0), ("1", 0, 0)])
+def test_nor_of_programs_that_it_compared(client: Client, counts: tuple[Any, ...]) -> None:
+    """The same: it counts for nothing."""
+    before = client.statistics()
+    session = client.caller.session
+    assert session.store is not None
+    session.notify(session.store, "verified", *counts)
+    try:
+        after = client.statistics()
+    except (ConnectionLost, JaxdError):
+        after = client.statistics()
+    assert after.verified_programs == before.verified_programs
+
+
+def test_jaxd_status_tells_of_compared_programs() -> None:
+    """Where there were any."""
+    assert not any("verified" in line for line in _counter_lines({"calls": 3}))
+    lines = _counter_lines({"verified_programs": 1200, "incomparable_programs": 1})
+    assert "verified  1,200 programs, 0 mismatches, 1 not comparable" in lines
 
 
 def test_jaxd_status_says_so() -> None:

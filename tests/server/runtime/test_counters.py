@@ -19,6 +19,7 @@ def test_a_new_server_has_counted_nothing() -> None:
         *("traces", "lowers", "compiles", "xla_cache_hits"),
         *("trace_s", "compile_s", "load_s", "saved_s", "waited_s", "run_s"),
         *("cancelled_calls", "late_calls", "fallback_calls", "fallback_functions"),
+        *("verified_programs", "stale_programs", "incomparable_programs"),
     }
     assert set(snapshot.values()) == {0}
 

@@ -146,9 +146,13 @@ def _counter_lines(seen: Report) -> list[str]:
     received, sent = size(seen.get("bytes_received", 0)), size(seen.get("bytes_sent", 0))
     calls, functions = seen.get("fallback_calls", 0), seen.get("fallback_functions", 0)
     fell_back = f"{calls:,} calls of {functions:,} functions ran in their clients' processes"
+    kinds = ("verified", "stale", "incomparable")
+    verified, stale, others = (seen.get(f"{kind}_programs", 0) for kind in kinds)
+    compared = f"{verified:,} programs, {stale:,} mismatches, {others:,} not comparable"
     return [
         f"{'did':<9} " + ", ".join(count(name) for name in did),
         *([f"{'fell back':<9} {fell_back}"] if calls else []),
+        *([f"{'verified':<9} {compared}"] if verified or stale or others else []),
         f"{'paid':<9} {trace} tracing, {build} compiling, {load} loading; saved {saved}",
         f"{'holds':<9} " + ", ".join(count(name) for name in holds),
         f"{'disk':<9} {size(seen.get('disk_bytes', 0))} in {seen.get('disk_files', 0):,} files",

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from jaxd.api.client import Client
+from jaxd.cli.child_program import run_program
 from jaxd.cli.interrupts import handling_interrupts
 from jaxd.cli.query import add_query_options, print_json
 from jaxd.cli.terminal import BuildBar, duration
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
 SUMMARY = "build the programs of a lockfile before they are called; or record a lockfile"
 EXAMPLE = "jaxd warm --record warm.lock -- python train.py; jaxd warm warm.lock"
 
+_RECORDING: Final = "jaxd warm --record warm.lock -- python train.py"
 _OUTCOME_WORDS: Final = {"hit": "ready", "load": "loaded", "compile": "compiled"}
 _CHECK_WORDS: Final = {"hit": "ready", "load": "on disk", "compile": "to be compiled"}
 
@@ -98,7 +96,7 @@ def _record(arguments: argparse.Namespace) -> int:
         mark = recipe_mark(client.caller)
         code = 0
         if arguments.program:
-            code = run_program(arguments.program, arguments.server)
+            code = run_program(arguments.program, arguments.server, _RECORDING)
         else:
             wait_for_interrupt(
                 lambda: _print_error("recording the calls of the server; Ctrl-C ends")
@@ -126,38 +124,6 @@ def _report_recorded(
         print_json({**report, "left_out": left_out})
     else:
         _print_error(f"recorded {count} programs of {len(recipes)} functions in {arguments.file}")
-
-
-def run_program(words: Sequence[str], server: str | None) -> int:
-    """Runs a program to its end; returns its exit code, as a shell counts it.
-
-    Ctrl-C reaches the program by itself, which may end in its own way; this process waits for it.
-    SIGTERM is passed on.
-
-    Args:
-        words: the program and its arguments.
-        server: where its calls go; None: where they would go anyway.
-
-    Raises:
-        ConfigurationError: when it cannot be started.
-    """
-    environment = os.environ | ({} if server is None else {"JAXD_SERVER": server})
-    process: list[subprocess.Popen[bytes]] = []
-
-    def forward(number: int, _: FrameType | None) -> None:
-        if number == signal.SIGTERM and process:
-            process[0].send_signal(number)
-
-    with handling_interrupts(forward):
-        try:
-            process.append(subprocess.Popen(words, env=environment))  # noqa: S603  the user's own words behind --
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot run {words[0]}: {error.strerror}. Write the program behind --, such as: "
-                "jaxd warm --record warm.lock -- python train.py"
-            ) from error
-        code = process[0].wait()
-    return 128 - code if code < 0 else code
 
 
 def wait_for_interrupt(ready: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from jaxd_server.jax_compat.lowered import VERSIONS
 from jaxd_server.jax_compat.programs import Flat, device_bytes, run_bytes
 from jaxd_server.runtime.threads.single_flight import SingleFlight
 
@@ -68,6 +69,21 @@ def _one_at_a_time(run: Flat) -> Flat:
             return run(*leaves)
 
     return in_turn
+
+
+def identity_of(program: Program) -> dict[str, Any]:
+    """What names a program for a client that lowers the same function itself, for JSON.
+
+    Returns:
+        Its `id` in hex, or None where it is like no other; whether it `calls_python`; on how many
+        `devices` it runs; and the `jax` and `jaxlib` that have made it.
+    """
+    return {
+        "id": program.id.hex() if program.is_written else None,
+        "calls_python": program.calls_python,
+        "devices": len(program.devices),
+        **VERSIONS,
+    }
 
 
 def moved_name(id: bytes, device: int) -> bytes:  # noqa: A002

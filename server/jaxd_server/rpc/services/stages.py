@@ -14,6 +14,8 @@ from typing import Any, Final
 import jax
 
 from jaxd_protocol.errors import ProtocolError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.jit.program_identity import program_text
 from jaxd_server.codec.arguments import Arguments, build_arguments, empty_leaves, parse_arguments
 from jaxd_server.codec.results import result_layout
 from jaxd_server.codec.signature import signature_of
@@ -25,11 +27,11 @@ from jaxd_server.execution.pipeline import Pipeline
 from jaxd_server.execution.run import unpacked_function
 from jaxd_server.jax_compat.config import pinned, restore_defaults
 from jaxd_server.jax_compat.devices import Devices
-from jaxd_server.jax_compat.lowered import out_leaves
+from jaxd_server.jax_compat.lowered import out_leaves, program_id
 from jaxd_server.runtime.counters import Counts
 from jaxd_server.user_code.mutation_guard import MutationGuard
 
-_STAGES: Final = ("jaxpr", "lowered", "compiled")
+_STAGES: Final = ("jaxpr", "lowered", "program", "compiled")
 
 
 class Stages:
@@ -94,6 +96,8 @@ class Stages:
                 self._counters.add(lowers=1)
                 if stage == "compiled":
                     return _compiled(lowered)
+                if stage == "program":
+                    return _identified(lowered, options)
                 return _lowered(lowered, dialect, places=places)
         except TypeError as error:
             raise explained(error) from error
@@ -124,6 +128,12 @@ def _lowered(lowered: Any, dialect: str, *, places: bool) -> dict[str, Any]:
         "cost": _plain(lowered.cost_analysis()),
         "result": result_layout(out_leaves(lowered), lowered.out_tree).skeleton.hex(),
     }
+
+
+def _identified(lowered: Any, options: Options) -> dict[str, Any]:
+    """What a client compares with the program that it lowers itself."""
+    name, obstacle = program_id(lowered, options)
+    return {"id": None if obstacle else name.hex(), "text": program_text(lowered, options)}
 
 
 def _compiled(lowered: Any) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxd.cli.commands.warm import run_program, wait_for_interrupt
+from jaxd.cli.child_program import run_program
+from jaxd.cli.commands.warm import wait_for_interrupt
 from jaxd_protocol.errors import ConfigurationError
 
 WATCHED = (signal.SIGINT, signal.SIGTERM)
@@ -26,13 +27,13 @@ def python(program: str) -> list[str]:
 )
 def test_the_exit_code_is_the_programs(program: str, code: int) -> None:
     """As a shell says it, when a signal ended it."""
-    assert run_program(python(program), None) == code
+    assert run_program(python(program), None, "jaxd warm") == code
 
 
 def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     """Is a mistake in the command line."""
     with pytest.raises(ConfigurationError, match=r"cannot run .*none.*No such file"):
-        run_program([str(tmp_path / "none")], None)
+        run_program([str(tmp_path / "none")], None, "jaxd warm")
 
 
 def test_signals_are_as_before_in_the_program_and_afterwards(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_signals_are_as_before_in_the_program_and_afterwards(tmp_path: Path) -> 
         f"Path({str(tmp_path / 'out')!r}).write_text(str(signal.getsignal(signal.SIGINT)))"
     )
     before = [signal.getsignal(number) for number in WATCHED]
-    run_program(python(program), None)
+    run_program(python(program), None, "jaxd warm")
     assert "default_int_handler" in (tmp_path / "out").read_text()
     assert [signal.getsignal(number) for number in WATCHED] == before
 

@@ -1,0 +1,46 @@
+"""Runs the program that stands behind `--` in a command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from types import FrameType
+
+from jaxd.cli.interrupts import handling_interrupts
+from jaxd_protocol.errors import ConfigurationError
+
+
+def run_program(words: Sequence[str], server: str | None, example: str, **variables: str) -> int:
+    """Runs a program to its end; returns its exit code, as a shell counts it.
+
+    Ctrl-C reaches the program by itself, which may end in its own way; this process waits for it.
+    SIGTERM is passed on.
+
+    Args:
+        words: the program and its arguments.
+        server: where its calls go; None: where they would go anyway.
+        example: a whole command, for the error.
+        **variables: further ones of its environment.
+
+    Raises:
+        ConfigurationError: when it cannot be started.
+    """
+    environment = os.environ | ({} if server is None else {"JAXD_SERVER": server}) | variables
+    process: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGTERM and process:
+            process[0].send_signal(number)
+
+    with handling_interrupts(forward):
+        try:
+            process.append(subprocess.Popen(words, env=environment))  # noqa: S603  the user's own words behind --
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot run {words[0]}: {error.strerror}. Write the program behind --, such as: "
+                f"{example}"
+            ) from error
+        code = process[0].wait()
+    return 128 - code if code < 0 else code

@@ -1,0 +1,261 @@
+"""Traces and lowers a function once more in this process, beside what a server has of it.
+
+The caller sees nothing of it: what the function prints, warns of and logs meanwhile is dropped, in
+the thread that traces and in no other.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from itertools import count
+from typing import Any, Final, TextIO
+
+from jaxd.interop.jax_runtime import PRNGKeys, to_jax_keys
+from jaxd.interop.lazy_array import ArrayLike, LazyArray
+from jaxd.interop.remote_array import RemoteArray
+from jaxd.request.array_specs import zeros_of
+from jaxd.request.function_snapshot import FunctionSpec
+from jaxd.tracing.inline import local_jax_settings
+from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.errors import ArgumentError, JaxdError
+from jaxd_protocol.fingerprint.function_wrapper import FunctionWrapper, jit_options_of
+from jaxd_protocol.jit.nested import call_jitted
+from jaxd_protocol.jit.nnx_updates import refusing_lost_updates
+from jaxd_protocol.jit.options import CONFIG_DEFAULTS, Options
+from jaxd_protocol.jit.settings import LOCAL
+from jaxd_protocol.jit.static_args import StaticArgs
+from jaxd_protocol.jit.static_leaves import unwrapping_arguments, wrap_untraceable_arguments
+from jaxd_protocol.jit.transforms import apply_transformations, untransformed
+from jaxd_protocol.pytree.leaves import dtype_of
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def without_data(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], statics: StaticArgs
+) -> Arguments:
+    """The arguments of a call with zeros in place of the data that is traced."""
+    if "flax.nnx" in sys.modules:
+        from jaxd_protocol.jit.nnx_objects import register_parts
+
+        with suppress(ValueError):  # they are registered already
+            register_parts()
+    positions = statics.at(len(args))
+    return (
+        tuple(x if i in positions else _emptied(x) for i, x in enumerate(args)),
+        {name: x if name in statics.names else _emptied(x) for name, x in kwargs.items()},
+    )
+
+
+def _emptied(value: Any) -> Any:
+    """The tree, dicts in their order, which jax would sort."""
+    import jax
+
+    kind: Any = type(value)
+    if kind is dict or kind is OrderedDict:
+        return kind((key, _emptied(child)) for key, child in value.items())
+    if kind is list or kind is tuple:
+        return kind(map(_emptied, value))
+    if jax.tree_util.all_leaves((value,)):
+        return _empty_leaf(value)
+    return jax.tree.map(_empty_leaf, value)
+
+
+def _empty_leaf(leaf: Any) -> Any:
+    """What jax traces as it does the leaf, without holding the data of an array."""
+    import jax
+    import numpy as np
+
+    if isinstance(leaf, PRNGKeys):
+        return to_jax_keys(np.zeros_like(leaf.data), leaf.impl)
+    if isinstance(leaf, RemoteArray) and leaf.leaf.tag == "K":
+        return to_jax_keys(np.zeros(leaf.leaf.shape, dtype_of(leaf.leaf.dtype)), leaf.leaf.impl)
+    if isinstance(leaf, LazyArray):
+        return np.zeros(leaf.shape, dtype_of(str(leaf.dtype)))
+    if isinstance(leaf, jax.Array | np.ndarray | ArrayLike):
+        with suppress(JaxdError):  # of a dtype that jax has not
+            return zeros_of(leaf)
+    return leaf
+
+
+def lower_again(
+    spec: FunctionSpec, arguments: Arguments, platform: str | None
+) -> tuple[Any, Options]:
+    """What jax of this process makes of a function now, and the options that it has.
+
+    Nothing that jax has traced before is used.
+
+    Args:
+        spec: the function.
+        arguments: see `without_data`.
+        platform: what it is lowered for; None: what this process computes on.
+
+    Returns:
+        jax's own `Lowered`, and the options.
+
+    Raises:
+        Exception: what the function raises, and jax's own errors.
+    """
+    import jax
+
+    options = Options.from_bytes(spec.options)
+    plain = untransformed(spec.snapshot.function)
+    function = apply_transformations(plain, options.transformations)
+    opened = unwrapping_arguments(refusing_lost_updates(function), spec.statics)
+    config = {**CONFIG_DEFAULTS, **dict.fromkeys(LOCAL, False), **dict(options.config)}
+    with _tracing_again(), local_jax_settings(tuple(config.items())), _apart_from_earlier_traces():
+        args, kwargs = arguments
+        with suppress(ArgumentError):  # then jax decides
+            args, kwargs = wrap_untraceable_arguments(args, kwargs, spec.statics)
+        jitted = jax.jit(opened, **options.jit_arguments())
+        platforms = None if platform is None else (platform,)
+        lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=platforms)
+    return lowered, options
+
+
+_serials: Final = count()
+
+
+def _apart_from_earlier_traces() -> AbstractContextManager[Any]:
+    """Within it, jax finds nothing that it has traced for functions that this one calls."""
+    context = _trace_context()
+    return nullcontext() if context is None else context(f"jaxd {next(_serials)}")
+
+
+@functools.cache
+def _trace_context() -> Callable[[str], AbstractContextManager[Any]] | None:
+    import jax
+
+    make: Any = getattr(jax, "make_user_context", None)
+    return None if make is None else make()
+
+
+# nothing of it is seen ---------------------------------------------------------------------------
+
+_is_tracing_again: Final[ContextVar[bool]] = ContextVar("traces a second time", default=False)
+
+
+class _Muting:
+    """Whether anything stands in the place of streams and filters now. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()  # guards _running
+
+    def begin(self) -> None:
+        """One more thread traces a second time."""
+        with self._lock:
+            if not self._running:
+                _mute()
+            self._running += 1
+
+    def end(self) -> None:
+        """It is done."""
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                _unmute()
+
+
+_muting: Final = _Muting()
+
+
+@contextmanager
+def _tracing_again() -> Iterator[None]:
+    _muting.begin()
+    token = _is_tracing_again.set(True)
+    try:
+        yield
+    finally:
+        _is_tracing_again.reset(token)
+        _muting.end()
+
+
+class _Stream:
+    """A standard stream, on which nothing is heard of threads that trace a second time."""
+
+    def __init__(self, below: TextIO) -> None:
+        self._below = below
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._below, name)
+
+    def write(self, text: str) -> int:
+        return len(text) if _is_tracing_again.get() else self._below.write(text)
+
+    def flush(self) -> None:
+        if not _is_tracing_again.get():
+            self._below.flush()
+
+
+class _MatchSecondTraces:
+    """In the place of a regular expression: matches in threads that trace a second time."""
+
+    def match(self, _: str) -> bool:
+        return _is_tracing_again.get()
+
+
+_IGNORED: Final[Any] = ("ignore", _MatchSecondTraces(), Warning, None, 0)
+
+
+def _mute() -> None:
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, _Stream(getattr(sys, name)))
+    warnings.filters.insert(0, _IGNORED)  # type: ignore[attr-defined]
+    _mute_loggers()
+
+
+def _unmute() -> None:
+    for name in ("stdout", "stderr"):
+        found = getattr(sys, name)
+        if isinstance(found, _Stream):  # else somebody has put another one there meanwhile
+            setattr(sys, name, found._below)  # noqa: SLF001  defined above
+    with suppress(ValueError):  # somebody has restored filters of before
+        warnings.filters.remove(_IGNORED)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _mute_loggers() -> None:
+    """From now on, and for good: threads that do not trace a second time notice nothing."""
+    plain = logging.Logger.callHandlers
+
+    def call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if not _is_tracing_again.get():
+            plain(logger, record)
+
+    logging.Logger.callHandlers = call_handlers  # type: ignore[assignment,method-assign]
+
+
+_CALLS_INSIDE: Final = "_jaxd_calls_inside"
+
+
+def keep_calls_inside(wrapper: type[FunctionWrapper]) -> None:
+    """Has functions of that class that another one calls in a second trace stay in that trace.
+
+    As on the server: see `jaxd_protocol.jit.nested`.
+    """
+    plain: Any = wrapper.__call__
+    if hasattr(plain, _CALLS_INSIDE):
+        return
+
+    @functools.wraps(plain)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_tracing_again.get():
+            return call_jitted(self.__wrapped__, jit_options_of(self) or (), args, kwargs)
+        return plain(self, *args, **kwargs)
+
+    setattr(call, _CALLS_INSIDE, True)
+    wrapper.__call__ = call  # type: ignore[method-assign]
