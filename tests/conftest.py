@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jaxd import Client, connect
-from tests import another_server
+from tests import another_server, xla_flags
 from tests.another_server import AnotherServer
 from tests.live_server import LiveServer
 from tests.server.host_process import HostProcess
@@ -29,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything is imported that looks at the environment."""
     another_server.note(config)
+    xla_flags.compile_fast()
 
 
 def pytest_sessionstart() -> None:

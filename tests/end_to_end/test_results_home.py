@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.live_server import LiveServer
+from tests.warm_clients import run_warm
 
 pytestmark = pytest.mark.counts_builds
 libraries = pytest.mark.libraries
@@ -28,7 +29,7 @@ def finish():
 
 def run_program(server: LiveServer, program: str, **more: str) -> Any:
     """What a program tells of itself, run in a fresh process."""
-    done = server.run(START + program + "\nfinish()", **more)
+    done = run_warm(server, START + program + "\nfinish()", **more)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

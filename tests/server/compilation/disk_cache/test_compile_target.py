@@ -15,6 +15,7 @@ import pytest
 from jaxd_server.compilation.disk_cache import compile_target as module
 from jaxd_server.compilation.disk_cache.compile_target import target
 from jaxd_server.jax_compat.config import DEFAULTS
+from tests.xla_flags import devices
 
 PROGRAM = """
 import json
@@ -72,8 +73,8 @@ def test_it_is_the_same_in_the_next_process() -> None:
 
 def test_the_number_of_devices_counts() -> None:
     """As a real process with two has it."""
-    alone, facts = in_a_process(XLA_FLAGS="")
-    two, more = in_a_process(XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    alone, facts = in_a_process()
+    two, more = in_a_process(**devices(2))
     assert alone != two
     assert (facts["devices"], more["devices"]) == ("0 cpu", "0 cpu, 1 cpu")
 
