@@ -137,6 +137,7 @@ def test_libraries_are_served_or_left_alone_as_is_asked_for(report: Report) -> N
     assert (everything["persistent"], own["persistent"]) == ([True, True], [False, True])
 
 
+@pytest.mark.soak
 @pytest.mark.counts_builds
 def test_a_jitted_function_of_a_library_is_the_servers_own(report: Report) -> None:
     """An object around it, as equinox makes, counts by its name: there nothing is hooked."""
@@ -219,6 +220,7 @@ results, made = [step(count, jnp.ones(3)), step(count, jnp.ones(3)), count[...]]
     assert (hooked["persistent"], hooked["calls"]) == ([True], 2)
 
 
+@pytest.mark.soak
 @pytest.mark.libraries("flax")
 def test_nnx_jit_in_the_mode_that_it_has_anyway_is_served(report: Report) -> None:
     """In another mode changes of attributes do not come home, and nnx itself does it."""

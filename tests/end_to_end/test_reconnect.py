@@ -155,6 +155,7 @@ def test_what_is_let_go_without_a_connection_is_told_later(
     wait_until(lambda: len(in_process_server.parts._worker_context.values) == 1)
 
 
+@pytest.mark.soak
 def test_large_batches_and_large_replies_do_not_wait_for_each_other(live: LiveServer) -> None:
     """The client takes replies while it is stuck in sending."""
     with connect(live.tcp, token=TOKEN) as client:

@@ -59,6 +59,7 @@ def test_a_killed_worker_is_replaced_under_a_connected_client(start_live: StartL
         assert client.statistics().epoch == 2
 
 
+@pytest.mark.soak
 def test_the_endpoint_never_refuses(start_live: StartLive) -> None:
     """Whoever connects while there is no worker waits for the next one."""
     server = start_live()
@@ -83,6 +84,7 @@ def test_a_call_in_flight_is_repeated_unseen(start_live: StartLive, runtime: Pat
     assert Path(gate.path + ".log").read_text() == "traced\n" * 2
 
 
+@pytest.mark.soak
 def test_a_submitted_call_is_repeated_unseen(start_live: StartLive, runtime: Path) -> None:
     """As long as its arguments were sent by value."""
     server, gate, marker = start_live(), Gate(runtime / "gate"), runtime / "marker"
