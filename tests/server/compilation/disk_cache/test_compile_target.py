@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ print(json.dumps([found.digest, found.facts]))
 """
 
 
+@cache
 def in_a_process(**environment: str) -> tuple[str, dict[str, str]]:
     """Digest and facts of a process of its own."""
     output = subprocess.run(
@@ -73,16 +75,16 @@ def test_it_is_the_same_in_the_next_process() -> None:
 
 def test_the_number_of_devices_counts() -> None:
     """As a real process with two has it."""
-    alone, facts = in_a_process()
-    two, more = in_a_process(**devices(2))
+    alone, facts = in_a_process(PYTHONHASHSEED="1")
+    two, more = in_a_process(PYTHONHASHSEED="1", **devices(2))
     assert alone != two
     assert (facts["devices"], more["devices"]) == ("0 cpu", "0 cpu, 1 cpu")
 
 
 def test_jaxs_environment_counts() -> None:
     """Every variable that is a setting."""
-    plain, _ = in_a_process()
-    other, facts = in_a_process(JAX_DISABLE_MOST_OPTIMIZATIONS="true")
+    plain, _ = in_a_process(PYTHONHASHSEED="1")
+    other, facts = in_a_process(PYTHONHASHSEED="1", JAX_DISABLE_MOST_OPTIMIZATIONS="true")
     assert plain != other
     assert facts["jax_disable_most_optimizations"] == "True"
 
