@@ -160,6 +160,7 @@ results = [solution.value]
     assert (first["traces"], second["traces"]) == (1, 0)
 
 
+@pytest.mark.soak
 def test_jax_itself_uses_its_own_jit(report: Report) -> None:
     """Functions of jax that are jitted with `jax.jit` are not served."""
     program = """

@@ -319,6 +319,7 @@ def test_a_process_that_ends_with_calls_on_their_way(live: LiveServer, gate: Gat
         pass
 
 
+@pytest.mark.soak
 def test_values_of_a_killed_client_go(start_live: Callable[..., LiveServer]) -> None:
     """When its session is over."""
     server = start_live("--session-grace-s", "0")
