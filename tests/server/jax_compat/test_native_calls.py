@@ -265,7 +265,17 @@ def is_written_as_well(name: str, call: NativeCall, changed: NativeCall) -> bool
     return changed == call
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+EVERY_TIME = {"potrf", "getrf", "trsm", "gtsv", "solver_syevd", "lu_pivots", "Qr"}
+"""Calls of all forms; the others are looked at by `make soak`."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.soak] * (name not in EVERY_TIME))
+        for name in ONE_OF_EACH
+    ],
+)
 def test_a_call_with_anything_else_is_refused(name: str) -> None:
     """Each size, rank, dtype, number of buffers, attribute, layout and alias."""
     platform, function, specs, also = ONE_OF_EACH[name]
