@@ -11,6 +11,8 @@ PAUSES ?= 0.003
 SOAK_S ?= 1200
 SOAK_ARGS ?=
 TEST_ARGS ?=
+# Files and folders of the suite; none: all of it.
+TESTED ?=
 CORPUS_ARGS ?=
 IMAGE ?= jaxd:py3.12
 LOCK_PYTHONS ?= python3.11 python3.12 python3.13
@@ -70,7 +72,7 @@ demo: $(VENV)/.demo
 	@$(bin)/python -m jaxd.cli demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev
-	@$(bin)/python -m pytest -q $(parallel) $(TEST_ARGS)
+	@$(bin)/python -m pytest -q $(parallel) $(TEST_ARGS) $(TESTED)
 
 soak: $(VENV)/.dev
 	@$(bin)/python -m pytest -q -m soak -o timeout=180 -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)

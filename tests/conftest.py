@@ -6,14 +6,14 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxd import Client, connect
-from tests import another_server
+from tests import another_server, xla_flags
 from tests.another_server import AnotherServer
 from tests.live_server import LiveServer
 from tests.server.host_process import HostProcess
@@ -29,6 +29,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything is imported that looks at the environment."""
     another_server.note(config)
+    xla_flags.compile_fast()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Fast: what is made of ten thousand tests stays, so that looking for garbage finds none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest of the short files are not left for the end, where one process would wait."""
+    items.sort(key=lambda item: item.path.parent != ROOT / "tests")
 
 
 def pytest_sessionstart() -> None:

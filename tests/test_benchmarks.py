@@ -186,6 +186,7 @@ def test_the_peers_that_need_no_jax_run(run: BenchmarkRun, name: str) -> None:
     assert "jaxd is left out" in result.left_out.values()
 
 
+@pytest.mark.soak
 def test_the_key_is_measured_without_a_server_and_without_flax() -> None:
     """What needs flax is left out and said; all else gives positive times."""
     with BenchmarkRun.open(TINY, without=frozenset({"flax"})) as run:

@@ -109,6 +109,7 @@ def test_projects_take_turns() -> None:
     assert [row.title for row in in_turns(rows)] == ["a", "c", "b"]
 
 
+@pytest.mark.soak
 @pytest.mark.own_server
 @pytest.mark.timeout(120)
 def test_a_program_is_run_and_compared_and_its_refusals_are_counted(clone: Path) -> None:

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from jaxd import Client
+from tests.xla_flags import devices
 
-EIGHT: Final = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+EIGHT: Final = devices(8)
 
 X: Final = np.arange(1 << 20, dtype="f4")
 """So large that a result of its size stays on the server, and is seen in a device's memory."""

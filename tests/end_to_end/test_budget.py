@@ -122,6 +122,7 @@ def test_what_was_dropped_comes_back_from_disk(start_live: StartLive) -> None:
         assert client.statistics().executables == 4
 
 
+@pytest.mark.soak
 def test_the_bytes_of_programs_are_a_budget_too(start_live: StartLive) -> None:
     """A server that may keep next to nothing still answers, and keeps next to nothing."""
     server = start_live("--program-bytes", "1M", "--cache-dir", "none")
@@ -132,6 +133,7 @@ def test_the_bytes_of_programs_are_a_budget_too(start_live: StartLive) -> None:
         assert 1 <= client.statistics().executables <= 4
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="maps are a limit of Linux")
 def test_a_server_that_may_fill_few_maps_keeps_few_programs(start_live: StartLive) -> None:
     """Its share is used up by what it has loaded at its start."""
@@ -143,6 +145,7 @@ def test_a_server_that_may_fill_few_maps_keeps_few_programs(start_live: StartLiv
         assert client.statistics().executables == 1
 
 
+@pytest.mark.soak
 def test_a_call_that_no_machine_has_room_for_says_what_uses_the_memory(
     start_live: StartLive,
 ) -> None:

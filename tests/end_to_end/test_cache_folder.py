@@ -16,6 +16,7 @@ from jaxd_server.cache.record_file import read_header
 from tests.end_to_end.counting import BUILT, LOADED, WARM, costs, records, warnings_of
 from tests.end_to_end.steps import SHARED, Steps, X, kill
 from tests.live_server import LiveServer
+from tests.xla_flags import devices
 
 StartLive = Callable[..., LiveServer]
 
@@ -130,7 +131,7 @@ def test_a_kill_right_after_a_call(start_live: StartLive, runtime: Path) -> None
 def test_another_target(start_live: StartLive, runtime: Path) -> None:
     """Its programs are not loaded: not from its folder, nor when its files are copied to ours."""
     steps = Steps()
-    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    two = devices(2)
     starts: tuple[tuple[dict[str, str], dict[str, int]], ...] = (
         ({}, BUILT),
         (two, BUILT),

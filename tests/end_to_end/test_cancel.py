@@ -120,7 +120,7 @@ def test_a_trace_for_a_client_that_is_gone_ends_with_its_session(
         assert client.caller.session.ask("statistics")["running_calls"] == 0
 
 
-@pytest.mark.parametrize("results", ["numpy", "remote"])
+@pytest.mark.parametrize("results", ["numpy", pytest.param("remote", marks=pytest.mark.soak)])
 def test_a_call_that_is_cancelled_after_its_connection_was_cut_holds_no_place(
     start_live: Callable[..., LiveServer], tmp_path: Path, results: Any
 ) -> None:

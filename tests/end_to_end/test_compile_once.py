@@ -83,31 +83,6 @@ def test_a_captured_array_of_the_server_counts_by_its_content(
     assert built == found
 
 
-def test_eight_processes_that_ask_at_once_build_once(live: LiveServer) -> None:
-    """One traces and compiles, seven wait for it."""
-    before = _statistics(live)
-    results: list[Any] = [None] * 8
-
-    def ask(index: int) -> None:
-        results[index] = live.run(
-            FRESH.replace("* 2", "* 8.25")  # no program of another test
-            .replace("before = statistics()", "before = None")
-            .replace("after = statistics()", "after = None")
-            .replace("after.traces - before.traces, after.compiles - before.compiles", "0, 0"),
-            "eight",
-        )
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [run.stderr for run in results] == [""] * 8
-    after = _statistics(live)
-    assert (after.traces - before.traces, after.compiles - before.compiles) == (1, 1)
-    assert after.calls - before.calls == 8
-
-
 def test_threads_of_one_client_build_once(client: Client) -> None:
     """A function that is new to the server, called by eight threads together."""
     ready = threading.Barrier(8)

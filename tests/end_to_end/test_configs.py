@@ -58,7 +58,10 @@ cfg = OmegaConf.create({{"lr": "${{oc.decode:${{oc.env:CONFIGURED,7}}}}", "seed"
 
 
 @pytest.mark.counts_builds
-@pytest.mark.parametrize("library", CONFIGS)
+@pytest.mark.parametrize(
+    "library",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name != "omegaconf")) for name in CONFIGS],
+)
 def test_only_what_is_read_builds(
     library: str, live: LiveServer, client: Client, runtime: Path
 ) -> None:

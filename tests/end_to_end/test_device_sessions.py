@@ -103,6 +103,7 @@ print(float(doubled.on(after[2])(y)[0]), "jax" in sys.modules)
     assert all(row["bytes_limit"] > 0 and row["sessions"] >= 0 for row in rows)
 
 
+@pytest.mark.soak
 def test_after_a_restart_programs_are_loaded_for_the_device_that_is_asked_for(
     eight: LiveServer, folder_of_eight: Path
 ) -> None:

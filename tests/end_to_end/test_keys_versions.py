@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.identity.projects import write
 from tests.live_server import LiveServer
+from tests.warm_clients import run_warm
 
 pytestmark = pytest.mark.counts_builds
 
@@ -121,7 +123,8 @@ print(json.dumps([value, sharing.fingerprint, *built, "jax" in sys.modules]))
 
 def share(live: LiveServer, key: str, first: str = "", **environment: str) -> list[Any]:
     """Value, fingerprint, traces, programs compiled or shared, and whether the process had jax."""
-    done = live.run(SHARING.format(first=first), key, **environment)
+    start = partial(run_warm, live) if first and not environment else live.run
+    done = start(SHARING.format(first=first), key, **environment)
     assert done.stderr == ""
     answer: list[Any] = json.loads(done.stdout)
     return answer
@@ -173,7 +176,7 @@ print(json.dumps([value.tolist(), isinstance(value, Array), after.traces - befor
 
 def test_arrays_are_arrays_on_both_sides(live: LiveServer) -> None:
     """In annotations, checks, globals and attributes; in every process alike."""
-    runs = [live.run(ARRAYS) for _ in range(2)]
+    runs = [run_warm(live, ARRAYS) for _ in range(2)]
     assert [run.stderr for run in runs] == ["", ""]
     first, second = (json.loads(run.stdout) for run in runs)
     assert first == [[0.0, 6.0, 12.0], True, 1]

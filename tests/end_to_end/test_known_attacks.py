@@ -296,6 +296,7 @@ def peak_mib_of(server: LiveServer) -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
 
 
+@pytest.mark.soak
 def test_compressed_arrays_of_a_client_do_not_go_off(
     start_live: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_what_is_let_go_without_a_connection_is_told_later(
     wait_until(lambda: len(in_process_server.parts._worker_context.values) == 1)
 
 
+@pytest.mark.soak
 def test_large_batches_and_large_replies_do_not_wait_for_each_other(live: LiveServer) -> None:
     """The client takes replies while it is stuck in sending."""
     with connect(live.tcp, token=TOKEN) as client:
@@ -318,6 +319,7 @@ def test_a_process_that_ends_with_calls_on_their_way(live: LiveServer, gate: Gat
         pass
 
 
+@pytest.mark.soak
 def test_values_of_a_killed_client_go(start_live: Callable[..., LiveServer]) -> None:
     """When its session is over."""
     server = start_live("--session-grace-s", "0")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 import jaxd
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
@@ -11,6 +13,7 @@ from tests.live_server import LiveServer
 from tests.server.host_process import ask
 
 
+@pytest.mark.soak
 def test_the_next_call_finds_a_warm_worker(start_live: Callable[..., LiveServer]) -> None:
     """Over the connection that an idle client has left open, too: it is made again."""
     server = start_live("--rest-after-s", "0.5")

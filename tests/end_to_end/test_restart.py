@@ -59,6 +59,7 @@ def test_a_killed_worker_is_replaced_under_a_connected_client(start_live: StartL
         assert client.statistics().epoch == 2
 
 
+@pytest.mark.soak
 def test_the_endpoint_never_refuses(start_live: StartLive) -> None:
     """Whoever connects while there is no worker waits for the next one."""
     server = start_live()
@@ -83,6 +84,7 @@ def test_a_call_in_flight_is_repeated_unseen(start_live: StartLive, runtime: Pat
     assert Path(gate.path + ".log").read_text() == "traced\n" * 2
 
 
+@pytest.mark.soak
 def test_a_submitted_call_is_repeated_unseen(start_live: StartLive, runtime: Path) -> None:
     """As long as its arguments were sent by value."""
     server, gate, marker = start_live(), Gate(runtime / "gate"), runtime / "marker"
@@ -203,7 +205,7 @@ def test_a_client_finds_a_server_that_was_restarted(start_live: StartLive) -> No
         assert [float(x) for x in double.map([1.0, 2.0])] == [2.0, 4.0]
 
 
-@pytest.mark.parametrize("make", [stop_at, stop_when_run])
+@pytest.mark.parametrize("make", [pytest.param(stop_at, marks=pytest.mark.soak), stop_when_run])
 def test_a_signal_lets_running_calls_finish(
     start_live: StartLive, runtime: Path, make: Callable[[str], Callable[[Any], Any]]
 ) -> None:
@@ -233,6 +235,7 @@ def test_a_signal_lets_running_calls_finish(
     assert not os.path.exists(Address.parse(server.unix).path)
 
 
+@pytest.mark.soak
 def test_a_second_signal_stops_at_once(start_live: StartLive, runtime: Path) -> None:
     """Whoever still waits gets a typed error."""
     server, gate = start_live(), Gate(runtime / "gate")
@@ -247,6 +250,7 @@ def test_a_second_signal_stops_at_once(start_live: StartLive, runtime: Path) -> 
                 call.result()
 
 
+@pytest.mark.soak
 def test_calls_that_wait_their_turn_when_the_server_stops(
     start_live: StartLive, runtime: Path
 ) -> None:

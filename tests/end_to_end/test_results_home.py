@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.live_server import LiveServer
+from tests.warm_clients import run_warm
 
 pytestmark = pytest.mark.counts_builds
 libraries = pytest.mark.libraries
@@ -28,7 +29,7 @@ def finish():
 
 def run_program(server: LiveServer, program: str, **more: str) -> Any:
     """What a program tells of itself, run in a fresh process."""
-    done = server.run(START + program + "\nfinish()", **more)
+    done = run_warm(server, START + program + "\nfinish()", **more)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -211,6 +212,7 @@ facts["works here"] = bool(jnp.allclose(same(x[0]), net(x[0])))
 """
 
 
+@pytest.mark.soak
 @libraries("equinox", "optax")
 def test_objects_of_libraries_that_are_made_there_come_home(live: LiveServer) -> None:
     """Although the client has not brought one of them."""
@@ -250,6 +252,7 @@ facts["own"] = [
 """
 
 
+@pytest.mark.soak
 @libraries("flax")
 def test_objects_of_nnx_that_are_made_there_work_here(live: LiveServer) -> None:
     """With the functions of jax and pools of flax that they call, and the mappings they hold."""
@@ -270,6 +273,7 @@ facts["own"] = bool(solve(jnp.eye(2), jnp.ones(2)) == lx.RESULTS.successful)
 """
 
 
+@pytest.mark.soak
 @libraries("lineax")
 def test_constants_of_equinox_come_home(live: LiveServer) -> None:
     """Those of a package that the function uses; its code need not name their class."""
@@ -384,6 +388,7 @@ facts["repr"] = repr(box.how)
     assert facts["traces"] == 2
 
 
+@pytest.mark.soak
 @libraries("flax")
 def test_where_the_call_can_run_here_the_result_is_whole(live: LiveServer) -> None:
     """As under `jax.jit`: a program may call what is in it."""
@@ -512,6 +517,7 @@ facts["made"] = [type(made) is Output, np.asarray(made.value).tolist(), int(made
 """
 
 
+@pytest.mark.soak
 @libraries("chex")
 def test_a_dataclass_of_chex_needs_no_instance_here(live: LiveServer) -> None:
     """chex registers one of the main program with jax when it first makes an instance."""

@@ -287,6 +287,7 @@ def test_beside_the_server_nothing_is_hashed(live: LiveServer) -> None:
                 assert [float(total(x)) for _ in range(3)] == [SIZE] * 3
 
 
+@pytest.mark.soak
 def test_where_there_is_no_room_calls_work_all_the_same(
     start_live: Callable[..., LiveServer],
 ) -> None:

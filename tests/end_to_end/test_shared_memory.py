@@ -488,6 +488,7 @@ def held_by(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/fd")), maps.count("/memfd:jaxd")
 
 
+@pytest.mark.soak
 def test_a_killed_client_leaves_nothing_behind(start_live: Callable[..., LiveServer]) -> None:
     """The worker has as many open files and mappings as before."""
     server = start_live("--session-grace-s", "0")

@@ -125,6 +125,7 @@ def linear_transform() -> Callable[..., Any]:
     return lambda x, w, b: x @ w + b
 
 
+@pytest.mark.soak
 def test_the_first_client_of_all(start_live: Callable[..., LiveServer]) -> None:
     """It works where it was allowed to, and compiles once for two such clients."""
     server = start_live("--allow-unauthenticated-loopback")

@@ -18,6 +18,7 @@ from jaxd.errors import InternalError
 from tests.end_to_end import test_results_home
 from tests.live_server import LiveServer, live_server
 from tests.server.staging import until
+from tests.xla_flags import devices
 
 pytestmark = pytest.mark.soak
 
@@ -154,7 +155,7 @@ def test_a_program_for_two_devices_is_loaded_for_both(
     start_live: Callable[..., LiveServer], runtime: Path
 ) -> None:
     """Its record names them, also when it was traced elsewhere."""
-    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    two = devices(2)
     made = []
     for name in ("makes", "loads"):
         server = start_live(

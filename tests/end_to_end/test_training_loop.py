@@ -170,7 +170,9 @@ FAR: Final[dict[Way, int]] = {"up": 2 * BATCH_BYTES, "down": 1000}
 """How many bytes later the network may be cut: those of a few steps."""
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 6))]
+)
 def test_a_network_that_is_lost_costs_nothing(link: Throttle, tmp_path: Path, seed: int) -> None:
     """Wherever it is cut, in whichever direction: each step is run once, and none is left out."""
     chance, path, given = random.Random(seed), tmp_path / "runs", batches(24)

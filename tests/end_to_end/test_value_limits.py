@@ -73,6 +73,7 @@ def test_a_call_without_room_does_not_cost_its_arguments(start_live: StartLive) 
         assert int(other[5]) == 0
 
 
+@pytest.mark.soak
 def test_one_user_has_a_share(start_live: StartLive) -> None:
     """Over all processes."""
     live = start_live("--value-bytes", "10M", "--value-share", "0.5")
@@ -84,6 +85,7 @@ def test_one_user_has_a_share(start_live: StartLive) -> None:
         assert held.shape == (4 * MIB,)
 
 
+@pytest.mark.soak
 def test_a_result_that_comes_home_needs_no_room(start_live: StartLive) -> None:
     """It does not stay."""
     live = start_live("--value-bytes", "1M")

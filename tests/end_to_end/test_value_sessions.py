@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pytest
 from jaxd import connect, wait
 from jaxd.errors import ValuesLost
 from tests.end_to_end.gates import wait_until
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, live_server
 
 StartLive = Callable[..., LiveServer]
 
@@ -61,6 +61,20 @@ def counts(live: LiveServer) -> tuple[int, int, int]:
     with connect(live.unix) as client:
         said = client.caller.session.ask("statistics")
         return said["values"], said["value_bytes"], said["sessions"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    """For those that leave it empty."""
+    with live_server() as server:
+        yield server
+
+
+@pytest.fixture
+def unused(server: LiveServer) -> LiveServer:
+    """One that holds no value."""
+    wait_until(lambda: counts(server)[:2] == (0, 0))
+    return server
 
 
 def test_a_killed_process_leaves_only_what_has_a_name(start_live: StartLive) -> None:
@@ -118,23 +132,21 @@ def test_who_stays_away_for_too_long_is_told(start_live: StartLive) -> None:
         assert float(client.put(np.ones(3))[0]) == 1.0
 
 
-def test_handles_that_go_free_their_memory(start_live: StartLive) -> None:
+def test_handles_that_go_free_their_memory(unused: LiveServer) -> None:
     """With the next call, or without one after a moment; what is deleted, at once."""
-    live = start_live()
-    with connect(live.unix) as client:
+    with connect(unused.unix) as client:
         held = [client.put(np.ones(50_000, np.float32)) for _ in range(5)]
-        assert counts(live)[:2] == (5, 1_000_000)
+        assert counts(unused)[:2] == (5, 1_000_000)
         held.pop().delete()
         del held[:2]
-        wait_until(lambda: counts(live)[:2] == (2, 400_000))
+        wait_until(lambda: counts(unused)[:2] == (2, 400_000))
         held.clear()
-        wait_until(lambda: counts(live)[:2] == (0, 0))
+        wait_until(lambda: counts(unused)[:2] == (0, 0))
 
 
-def test_a_loop_leaves_nothing_behind(start_live: StartLive) -> None:
+def test_a_loop_leaves_nothing_behind(unused: LiveServer) -> None:
     """However many steps: the last state is all that there is."""
-    live = start_live()
-    with connect(live.unix) as client:
+    with connect(unused.unix) as client:
 
         @client.persistent_call
         def step(state: Any) -> Any:
@@ -144,7 +156,7 @@ def test_a_loop_leaves_nothing_behind(start_live: StartLive) -> None:
         for _ in range(200):
             state, loss = step(state)
         wait((state, loss))
-        wait_until(lambda: counts(live)[0] == 3)
+        wait_until(lambda: counts(unused)[0] == 3)
         assert float(loss) == 199 * 30_000
-        worker = live.worker_pid()
+        worker = unused.worker_pid()
         assert len(os.listdir(f"/proc/{worker}/fd")) < 200

@@ -152,6 +152,7 @@ def test_large_arrays_travel_over_every_kind_of_line(house: House) -> None:
         assert np.array_equal(np.asarray(client.persistent_call(double)(LARGE)), LARGE * 2)
 
 
+@pytest.mark.soak
 def test_the_end_of_one_worker_is_not_noticed_by_others(house: House) -> None:
     """Same process, same session, and what they hold is there."""
     kept = house.bob.put(X)

@@ -19,7 +19,14 @@ from tests.examples.loading import (
 from tests.live_server import LiveServer
 
 FILES = {file.stem: file for file in sorted((EXAMPLES / "seeds").glob("*.py"))}
-CASES = [(name, technique) for name, file in FILES.items() for technique in techniques_of(file)]
+EVERY_TIME = "jax_notes"
+"""The file whose techniques are run with every test; those of the others with `make soak`."""
+
+CASES = [
+    pytest.param(name, technique, marks=[] if name == EVERY_TIME else pytest.mark.soak)
+    for name, file in FILES.items()
+    for technique in techniques_of(file)
+]
 
 Load = Callable[[str], Mapping[str, Any]]
 
@@ -99,6 +106,7 @@ PRINTED: dict[tuple[str, str], Callable[[Any], Any]] = {
 """What the tutorials print, beside what stands at that place."""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("name", "technique"), PRINTED)
 def test_the_numbers_are_those_that_are_printed(name: str, technique: str, load: Load) -> None:
     """To four digits: the losses, the draws, and the slopes of a network."""

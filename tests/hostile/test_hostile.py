@@ -74,7 +74,7 @@ def run() -> Iterator[ServerRun]:
 
 def test_a_client_does_nothing_for_a_hostile_server(run: ServerRun) -> None:
     """Nothing that no honest exchange does."""
-    run.run(20.0, most=600)
+    run.run(20.0, most=150)
     assert run.finds == {}
     assert {kind for kind, _ in run.counts} >= {"tag", "reference", "aim", "event", "question"}
 
@@ -84,7 +84,7 @@ def test_a_server_does_nothing_for_a_hostile_client() -> None:
     pytest.importorskip("flatbuffers")
     run = ClientRun(SEED, accepts="exported", keep=False)
     try:
-        run.run(8.0, most=600)
+        run.run(8.0, most=150)
         assert run.finds == {}
     finally:
         run.close()

@@ -19,6 +19,7 @@ from jax.experimental import checkify
 import jaxd
 from jaxd import Client, FallbackWarning, errors
 from jaxd.tracing import fallback
+from tests.xla_flags import devices
 
 
 class Unpackable:
@@ -160,7 +161,7 @@ np.testing.assert_array_equal(jaxd.persistent_call(lambda x: x @ x.T)(sent), x @
 
 def test_arrays_that_are_spread_over_devices_of_this_process(live: Any) -> None:
     """The type of such an array says how, and so do results; what is put on the server is whole."""
-    done = live.run(SPREAD_OUT, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    done = live.run(SPREAD_OUT, **devices(4))
     assert (done.stderr, done.stdout.splitlines()) == (
         "",
         [

@@ -20,6 +20,7 @@ from jaxd_server.jax_compat.placement import (
     placed,
     places_of,
 )
+from tests.xla_flags import devices
 
 PROGRAM = """
 import json, jax, jax.numpy as jnp, numpy as np
@@ -86,7 +87,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def found() -> Any:
     """What four devices have to say."""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    flags = {**devices(4), "JAX_PLATFORMS": "cpu"}
     path = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

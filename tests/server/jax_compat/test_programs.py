@@ -28,6 +28,7 @@ from jaxd_server.jax_compat.programs import (
     serialize,
 )
 from tests.server.builds import live_executables
+from tests.xla_flags import devices
 
 ONES = np.ones(3, np.float32)
 
@@ -320,7 +321,7 @@ print(len(names))
 
 def test_a_program_is_loaded_for_exactly_its_devices() -> None:
     """The first, the second, or both of them; and each has another name."""
-    lines = run(ON_TWO_DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=2").splitlines()
+    lines = run(ON_TWO_DEVICES, **devices(2)).splitlines()
     first, second = (f"({n},) [{n}] [2.0, 2.0, 2.0, 2.0]" for n in (0, 1))
     assert lines == [first] * 3 + [second] * 3 + ["(0, 1) 4.0", "(0,)", "(1,)", "5"]
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from jaxd_server.compilation.disk_cache import compile_target as module
 from jaxd_server.compilation.disk_cache.compile_target import target
 from jaxd_server.jax_compat.config import DEFAULTS
+from tests.xla_flags import devices
 
 PROGRAM = """
 import json
@@ -24,6 +26,7 @@ print(json.dumps([found.digest, found.facts]))
 """
 
 
+@cache
 def in_a_process(**environment: str) -> tuple[str, dict[str, str]]:
     """Digest and facts of a process of its own."""
     output = subprocess.run(
@@ -72,16 +75,16 @@ def test_it_is_the_same_in_the_next_process() -> None:
 
 def test_the_number_of_devices_counts() -> None:
     """As a real process with two has it."""
-    alone, facts = in_a_process(XLA_FLAGS="")
-    two, more = in_a_process(XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    alone, facts = in_a_process(PYTHONHASHSEED="1")
+    two, more = in_a_process(PYTHONHASHSEED="1", **devices(2))
     assert alone != two
     assert (facts["devices"], more["devices"]) == ("0 cpu", "0 cpu, 1 cpu")
 
 
 def test_jaxs_environment_counts() -> None:
     """Every variable that is a setting."""
-    plain, _ = in_a_process()
-    other, facts = in_a_process(JAX_DISABLE_MOST_OPTIMIZATIONS="true")
+    plain, _ = in_a_process(PYTHONHASHSEED="1")
+    other, facts = in_a_process(PYTHONHASHSEED="1", JAX_DISABLE_MOST_OPTIMIZATIONS="true")
     assert plain != other
     assert facts["jax_disable_most_optimizations"] == "True"
 

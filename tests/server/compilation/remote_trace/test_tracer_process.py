@@ -18,8 +18,19 @@ from jaxd_server.compilation.remote_trace.tracer_process import TracerProcess
 from jaxd_server.runtime.events import SILENT
 
 FAKE = """
-import json, os, sys, threading
+import json, os, sys, threading, types
+from collections import namedtuple
 from multiprocessing.connection import Connection
+for module, name, value in (  # which import jax, and all that is needed of them is this
+    ("jaxd_server.codec.arguments", "empty_leaves", None),
+    (
+        "jaxd_server.compilation.functions.function",
+        "Described",
+        namedtuple("Described", "fingerprint name options manifest"),
+    ),
+):
+    sys.modules[module] = types.ModuleType(module)
+    setattr(sys.modules[module], name, value)
 from jaxd_server.compilation.remote_trace.messages import Event, Outdated, Ready
 argument = json.loads(sys.argv[1])
 connection = Connection(argument["fd"])
