@@ -7,18 +7,15 @@ turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from jaxd_protocol.fingerprint import archive_members
 from jaxd_protocol.fingerprint.access_paths import bound_uses, check_installed
 from jaxd_protocol.fingerprint.code.reads import Import
-from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.local_imports import (
     absolute_name,
-    emit_made_up,
-    has_submodule,
+    from_import,
     local_import,
 )
 from jaxd_protocol.fingerprint.process_view import prefixes_of
@@ -42,7 +39,7 @@ def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import) -> None
     module = walk.process_view.module(name)
     for each in statement.names:
         if module is not None:
-            _from_import(walk, module, each, statement.uses_at((each,)))
+            from_import(walk, module, each, statement.uses_at((each,)))
         elif walk.process_view.source(f"{name}.{each}") is not None:
             local_import(walk, f"{name}.{each}")
     if module is not None and not statement.names:
@@ -100,26 +97,3 @@ def _installed_import(walk: Walk, name: str, statement: Import) -> None:
         for steps, line in (statement.uses_at(path) or {}).items():
             walk.line = line
             check_installed(walk, bound, steps)
-
-
-def _from_import(
-    walk: Walk, module: ModuleType, name: str, uses: Mapping[Steps, int] | None
-) -> None:
-    walk.text(name)
-    if name in vars(module):
-        for steps in uses if uses is not None else ((),):
-            before, walk.label = walk.label, f"global {module.__name__}"
-            walk.follow(module, (("a", name), *steps))
-            walk.label = before
-        return
-    full = f"{module.__name__}.{name}"
-    if not has_submodule(walk, module, name):
-        if "__getattr__" in vars(module):
-            emit_made_up(walk, module, name)
-            return
-        walk.tag("missing")
-        return
-    local_import(walk, full)
-    loaded = walk.process_view.module(full)
-    if loaded is not None:
-        walk.emit_uses(f"global {full}", loaded, uses)

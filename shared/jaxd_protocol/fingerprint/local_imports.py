@@ -12,7 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from jaxd_protocol.fingerprint.code.reads import Import, facts_of
-from jaxd_protocol.fingerprint.data_model import Source
+from jaxd_protocol.fingerprint.data_model import Source, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.process_view import prefixes_of, process_values
 from jaxd_protocol.fingerprint.values import modules, settings
@@ -57,6 +57,30 @@ def local_import(walk: Walk, name: str) -> None:
     _emit_source(walk, name, source)
 
 
+def from_import(
+    walk: Walk, module: ModuleType, name: str, uses: Mapping[Steps, int] | None
+) -> None:
+    """Appends a name that is imported from a module which this process has, as far as it is read."""
+    walk.text(name)
+    if name in vars(module):
+        for steps in uses if uses is not None else ((),):
+            before, walk.label = walk.label, f"global {module.__name__}"
+            walk.follow(module, (("a", name), *steps))
+            walk.label = before
+        return
+    full = f"{module.__name__}.{name}"
+    if not has_submodule(walk, module, name):
+        if "__getattr__" in vars(module):
+            emit_made_up(walk, module, name)
+            return
+        walk.tag("missing")
+        return
+    local_import(walk, full)
+    loaded = walk.process_view.module(full)
+    if loaded is not None:
+        walk.emit_uses(f"global {full}", loaded, uses)
+
+
 def _emit_source(walk: Walk, name: str, source: Source) -> None:
     """Appends the content of a module, and of those that it imports."""
     if name in walk.reach.sources:
@@ -77,12 +101,19 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
 
 def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
     name = absolute_name(statement.name, statement.level, {"__package__": package})
-    for full in (name, *(f"{name}.{each}" for each in statement.names)):
-        if walk.is_local(full.partition(".")[0]):
+    if not walk.is_local(name.partition(".")[0]):
+        walk.text(name)
+        walk.package(name)
+        return
+    module = walk.process_view.module(name)
+    if module is None or not statement.names or "*" in statement.names:
+        for full in (name, *(f"{name}.{each}" for each in statement.names)):
             _local_by_source(walk, full)
-        else:
-            walk.text(name)
-            walk.package(name)
+        return
+    for parent in prefixes_of(name):
+        local_import(walk, parent)
+    for each in statement.names:
+        from_import(walk, module, each, None)
 
 
 def _local_by_source(walk: Walk, full: str) -> None:
