@@ -1,1 +1,1 @@
-"""Random projects, edited while they run: each answer is compared with what plain jax says (`make identity`)."""
+"""Random projects, edited while they run, beside plain jax (`make identity`)."""

@@ -1,8 +1,8 @@
 """`make identity`: random projects, edited while they run, against plain jax.
 
-Each answer of the server has to be that of a fresh `jax.jit`, to the last bit. What is found is made
-small and printed as a script that shows it. Exits with 1 when something was found, or when with
-`--switch-off` nothing was.
+Each answer of the server has to be that of a fresh `jax.jit`, to the last bit. What is found is
+made small and printed as a script that shows it. Exits with 1 when something was found, or when
+with `--switch-off` nothing was.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import argparse
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.generator.kinds import FEATURES, OPEN, REFUSED
+from tests.generator.kinds import FEATURES, REFUSED
 from tests.generator.mechanisms import SWITCHES
 from tests.generator.plans import FUNCTIONS, Plan, drawn
 from tests.generator.processes import Processes
@@ -34,13 +33,16 @@ def main() -> int:
         help="take a mechanism away at both ends, and find what it is for, within 2,000 programs",
     )
     parser.add_argument("--feature", nargs="+", choices=list(FEATURES), default=[], metavar="NAME")
-    parser.add_argument("--open", action="store_true", help="draw also what is known not to be right")
+    parser.add_argument(
+        "--open", action="store_true", help="draw also what is known not to be right"
+    )
     parser.add_argument("--shrink", type=int, default=10, help="how many findings to make small")
     arguments = parser.parse_args()
     if arguments.switch_off is not None:
         names = list(SWITCHES) if arguments.switch_off == "all" else [arguments.switch_off]
         least = min(arguments.programs, 2000)
-        return int(not all([_is_found(name, arguments.seed, least) for name in names]))
+        found = [_is_found(name, arguments.seed, least) for name in names]
+        return int(not all(found))
     print(f"{arguments.programs:,} programs, seed {arguments.seed}", flush=True)
     started = time.monotonic()
     with Processes() as processes:
@@ -59,10 +61,9 @@ def _plans(seed: int, programs: int, open_too: bool, only: list[str]) -> Iterato
 
 
 def _figures(report: Report, spent: float) -> str:
-    lines = [
-        f"{report.programs:,} programs, {report.calls:,} calls in {spent:.0f} s "
-        f"({report.programs / spent:.1f} programs a second): {len(report.findings)} findings"
-    ]
+    rate = f"{report.programs / spent:.1f} programs a second"
+    seen = f"{report.programs:,} programs, {report.calls:,} calls in {spent:.0f} s ({rate})"
+    lines = [f"{seen}: {len(report.findings)} findings"]
     for kind in REFUSED:
         refused, answered = report.refused[kind], report.answered[kind]
         if refused or answered:
@@ -74,41 +75,45 @@ def _figures(report: Report, spent: float) -> str:
 
 
 def _show(processes: Processes, findings: list[Finding], most: int) -> None:
-    """The findings: how many of each sort, and the first of each as a script."""
-    ordered = sorted(findings, key=lambda one: one.what != "wrong")
-    shown: Counter[tuple[str, str]] = Counter()
-    seen: set[tuple[int, int]] = set()
-    for finding in ordered:
-        if (finding.plan.seed, finding.function) in seen or len(shown) >= most:
-            continue
-        seen.add((finding.plan.seed, finding.function))
-        small = shrunk(finding, lambda plan: run_plan(processes, plan).findings)
-        shown[small.what, small.features] += 1
-        if shown[small.what, small.features] == 1:
-            path = Path(tempfile.mkdtemp(prefix="jaxd-found-"), f"{small.what}_{small.plan.seed}.py")
+    """The findings, made small: each sort once, as a script, and how many are like it."""
+    shown: dict[tuple[str, frozenset[str]], int] = {}
+    scripts = Path(tempfile.mkdtemp(prefix="jaxd-found-"))
+    for finding in sorted(findings, key=lambda one: one.what != "wrong"):
+        like = [sort for sort in shown if sort[0] == finding.what and sort[1] <= finding.pieces]
+        if like:
+            shown[like[0]] += 1
+        elif len(shown) < most:
+            small = shrunk(finding, lambda plan: run_plan(processes, plan).findings)
+            shown[small.what, small.pieces] = 1
+            path = scripts / f"{small.what}_{small.plan.seed}_{len(shown)}.py"
             path.write_text(script(small))
             print(f"\n{small.what}: {small.features}\n  {small.text}", flush=True)
-            print(f"  seed {small.plan.seed}; python {path} shows it:\n\n{path.read_text()}")
-    print("\n".join(f"{count:>5}  {what}: {features}" for (what, features), count in shown.items()))
+            print(f"  seed {small.plan.seed}; {path}:\n\n{path.read_text()}", flush=True)
+    for (what, pieces), count in shown.items():
+        print(f"{count:>5}  {what}: {', '.join(sorted(pieces))}")
 
 
 def _is_found(name: str, seed: int, programs: int) -> bool:
-    """Whether a wrong answer is found where a mechanism is switched off, and after how many programs."""
+    """Whether without a mechanism a wrong answer is found that is right with all of them."""
     started = time.monotonic()
-    with Processes((name,)) as processes:
-        report = run_plans(processes, _plans(seed, programs, True, []), until=1)
-    wrong = [one for one in report.findings if one.what == "wrong" and _is_of(name, one)]
+    with Processes((name,)) as processes, Processes() as sound:
+
+        def shows(finding: Finding) -> bool:
+            if finding.what != "wrong":
+                return False
+            return all(one.what != "wrong" for one in run_plan(sound, finding.plan).findings)
+
+        report = run_plans(processes, _plans(seed, programs, False, []), until=shows)
     spent = time.monotonic() - started
-    what = "found" if wrong else "NOT found"
-    print(f"{name} switched off, seed {seed}: {what} after {report.programs:,} programs, {spent:.0f} s")
-    if wrong:
-        print(f"  {wrong[0].features}: {wrong[0].text}", flush=True)
-    return bool(wrong)
-
-
-def _is_of(name: str, finding: Finding) -> bool:
-    """Whether it is not one that is there with all mechanisms on."""
-    return not any(kind in OPEN for kind in ())
+    what = "found" if report.shown else "NOT found"
+    print(
+        f"{name} switched off, seed {seed}: {what} after {report.programs:,} programs, "
+        f"{spent:.0f} s",
+        flush=True,
+    )
+    if report.shown:
+        print(f"  {report.shown.features}: {report.shown.text}", flush=True)
+    return report.shown is not None
 
 
 if __name__ == "__main__":

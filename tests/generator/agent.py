@@ -53,9 +53,7 @@ class Answers:
             ready.wait(60)
             found[number] = self.outcome(call["function"])
 
-        threads = [
-            threading.Thread(target=run, args=each) for each in enumerate(call["threads"])
-        ]
+        threads = [threading.Thread(target=run, args=each) for each in enumerate(call["threads"])]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -90,7 +88,7 @@ def argument() -> Any:
 
 
 class ClientAnswers(Answers):
-    """Calls through the server; one persistent function for each function, as long as it is the same."""
+    """Calls through the server, by one persistent function for each function."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, Any]] = {}
@@ -208,15 +206,11 @@ def warm_up(kind: str) -> None:
 
         for name in filter(None, os.environ.get("JAXD_GENERATOR_WITHOUT", "").split(",")):
             switch_off(name, "client")
-    if kind != "client":
-        import jax._src.interpreters.mlir
-        import jax.numpy
+    names = [] if kind == "client" else ["jax", "jax.numpy", "jax._src.interpreters.mlir"]
     if kind != "oracle":
-        import jaxd  # noqa: F401
-        import numpy as np  # noqa: F401
-
-        for name in json.loads(os.environ.get("JAXD_GENERATOR_IMPORTS", "[]")):
-            importlib.import_module(name)
+        names += ["jaxd", "numpy", *json.loads(os.environ.get("JAXD_GENERATOR_IMPORTS", "[]"))]
+    for name in names:
+        importlib.import_module(name)
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""What reads its process, a registry, or an installed package: the pieces of `features.py` for that."""
+"""The pieces that read their process, a registry or an installed package (`features.py`)."""
+
+# ruff: noqa: E501  a piece of code is one line
 
 from __future__ import annotations
 
@@ -52,15 +54,24 @@ _IN_FUNCTIONS: Final = {
     "whole environ": ("int(dict(os.environ).get('V_NN', '1'))", ""),
     "argv": ("(len(sys.argv) * 10 + len(sys.argv[-1]))", "import sys"),
     "cwd": ("len(os.path.basename(os.getcwd()))", ""),
-    "open": ("int(open(DATA_NN).read())", "DATA_NN = os.path.join(os.path.dirname(__file__), 'data_NN.txt')"),
+    "open": (
+        "int(open(DATA_NN).read())",
+        "DATA_NN = os.path.join(os.path.dirname(__file__), 'data_NN.txt')",
+    ),
     "pathlib": (
         "int(DATA_NN.read_text())",
         "import pathlib\nDATA_NN = pathlib.Path(__file__).parent / 'data_NN.txt'",
     ),
-    "file exists": ("(3 if os.path.exists(DATA_NN) else 4)", "DATA_NN = os.path.join(os.path.dirname(__file__), 'none_NN.txt')"),
+    "file exists": (
+        "(3 if os.path.exists(DATA_NN) else 4)",
+        "DATA_NN = os.path.join(os.path.dirname(__file__), 'none_NN.txt')",
+    ),
     "locale": ("len(str(locale.setlocale(locale.LC_NUMERIC)))", "import locale"),
     "logging": ("logging.getLogger('l_NN').getEffectiveLevel()", "import logging"),
-    "logging enabled": ("(3 if logging.getLogger('l_NN').isEnabledFor(20) else 5)", "import logging"),
+    "logging enabled": (
+        "(3 if logging.getLogger('l_NN').isEnabledFor(20) else 5)",
+        "import logging",
+    ),
     "logger level": ("LOG_NN.level", "import logging\nLOG_NN = logging.getLogger('l_NN')"),
     "decimal": ("len(str(decimal.Decimal(1) / decimal.Decimal(7)))", "import decimal"),
     "decimal context": ("decimal.getcontext().prec", "import decimal"),
@@ -74,7 +85,12 @@ _DATA: Final[Mapping[str, Mapping[str, str]]] = {
     "open": {"data_NN.txt": "AA"},
     "pathlib": {"data_NN.txt": "AA"},
 }
-_FILE: Final = (Edit(swap=("AA", "BB"),), Edit(swap=("AA", "AA5")))
+_FILE: Final = (
+    Edit(
+        swap=("AA", "BB"),
+    ),
+    Edit(swap=("AA", "AA5")),
+)
 _FROM_OUTSIDE: Final[Mapping[str, tuple[Edit, ...]]] = {
     "argv": (Edit(argv=("prog", "--k", "BB" * 4)), *does("import sys; sys.argv.append('AABB')")),
     "cwd": (Edit(folder="wd_longer"), Edit(folder="wd"), *does("os.chdir('..')")),
@@ -82,8 +98,14 @@ _FROM_OUTSIDE: Final[Mapping[str, tuple[Edit, ...]]] = {
     "pathlib": _FILE,
     "file exists": (Edit(write={"none_NN.txt": "new"}),),
     "locale": does("import locale; locale.setlocale(locale.LC_NUMERIC, 'C.UTF-8')"),
-    "logging": does("import logging; logging.getLogger('l_NN').setLevel(AA)", "import logging; logging.getLogger().setLevel(40)"),
-    "logging enabled": does("import logging; logging.getLogger('l_NN').setLevel(AA)", "import logging; logging.disable(30)"),
+    "logging": does(
+        "import logging; logging.getLogger('l_NN').setLevel(AA)",
+        "import logging; logging.getLogger().setLevel(40)",
+    ),
+    "logging enabled": does(
+        "import logging; logging.getLogger('l_NN').setLevel(AA)",
+        "import logging; logging.disable(30)",
+    ),
     "logger level": does("import logging; logging.getLogger('l_NN').setLevel(AA)"),
     "decimal": does("import decimal; decimal.getcontext().prec = AA"),
     "decimal context": does("import decimal; decimal.getcontext().prec = AA"),
@@ -106,8 +128,12 @@ def _ambient() -> dict[str, Feature]:
         )
     for kind, (term, top) in _IN_FUNCTIONS.items():
         made[f"{kind} in a function"] = Feature(
-            f"import os\n{top}", term=term, edits=_edits(kind), files=_DATA.get(kind, {}),
-            environment={"V_NN": "AA"}, kind=f"{kind} in a function",
+            f"import os\n{top}",
+            term=term,
+            edits=_edits(kind),
+            files=_DATA.get(kind, {}),
+            environment={"V_NN": "AA"},
+            kind=f"{kind} in a function",
         )
     ways = {
         "late": ("    from PKG import late_NN", "late_NN.K"),
@@ -120,15 +146,25 @@ def _ambient() -> dict[str, Feature]:
             late = f"import os\n{text}\ndef value(): return K\n"
             deep = {"deep_NN.py": "from .late_NN import value\n"} if way == "deep late" else {}
             made[f"{kind} in a module, {way}"] = Feature(
-                inside=inside, term=term, files={"late_NN.py": late, **deep, **_DATA.get(kind, {})},
-                edits=(*_edits(kind), *swaps(("def value(): return K", "def value(): return K + 1"))),
+                inside=inside,
+                term=term,
+                files={"late_NN.py": late, **deep, **_DATA.get(kind, {})},
+                edits=(
+                    *_edits(kind),
+                    *swaps(("def value(): return K", "def value(): return K + 1")),
+                ),
                 environment={"V_NN": "AA"},
-                kind="" if kind.startswith("environ") or (kind == "argv") else f"{kind} in a module",
+                kind=""
+                if kind.startswith("environ") or (kind == "argv")
+                else f"{kind} in a module",
             )
         made[f"{kind}, imported at the top"] = Feature(
-            "from PKG import late_NN", term="late_NN.K",
+            "from PKG import late_NN",
+            term="late_NN.K",
             files={"late_NN.py": f"import os\n{text}\n", **_DATA.get(kind, {})},
-            edits=_edits(kind), environment={"V_NN": "AA"},
+            edits=_edits(kind),
+            environment={"V_NN": "AA"},
+            early=True,
         )
     return made
 
@@ -148,13 +184,16 @@ THREADS: Final[Mapping[str, Feature]] = {
         threads=("module('MOD').T_NN.v = 11", "module('MOD').T_NN.v = 22", ""),
         kind="thread local",
     ),
-    "threads": Feature(
-        "K_NN = AA", term="K_NN", edits=does("m.K_NN = BB"), threads=("", "", "")
-    ),
+    "threads": Feature("K_NN = AA", term="K_NN", edits=does("m.K_NN = BB"), threads=("", "", "")),
     "decimal in threads": Feature(
-        "import decimal", term="len(str(decimal.Decimal(1) / decimal.Decimal(7)))",
-        threads=("import decimal; decimal.getcontext().prec = 5", "", "import decimal; decimal.getcontext().prec = 9"),
-        kind="decimal in a function",
+        "import decimal",
+        term="len(str(decimal.Decimal(1) / decimal.Decimal(7)))",
+        threads=(
+            "import decimal; decimal.getcontext().prec = 5",
+            "",
+            "import decimal; decimal.getcontext().prec = 9",
+        ),
+        kind="decimal in threads",
     ),
 }
 
@@ -168,7 +207,10 @@ REGISTRIES: Final[Mapping[str, Feature]] = {
     "subclasses elsewhere": Feature(
         "from PKG.plugin_NN import T\nfrom PKG.base_NN import S",
         term="sum(c.v for c in S.__subclasses__())",
-        files={"base_NN.py": "class S: pass\n", "plugin_NN.py": "from .base_NN import S\nclass T(S):\n    v = AA\n"},
+        files={
+            "base_NN.py": "class S: pass\n",
+            "plugin_NN.py": "from .base_NN import S\nclass T(S):\n    v = AA\n",
+        },
         edits=(*swaps(("v = AA", "v = BB")), *does("m.U_NN = type('U', (m.S,), {'v': BB})")),
         kind="subclasses",
     ),
@@ -181,7 +223,9 @@ REGISTRIES: Final[Mapping[str, Feature]] = {
     "abstract class": Feature(
         "import abc\nclass A_NN(abc.ABC): pass\nclass P_NN: pass\np_NN = P_NN()",
         term="(2 if isinstance(p_NN, A_NN) else 5)",
-        edits=does("m.A_NN.register(m.P_NN)", "m.A_NN.__subclasshook__ = classmethod(lambda c, o: True)"),
+        edits=does(
+            "m.A_NN.register(m.P_NN)", "m.A_NN.__subclasshook__ = classmethod(lambda c, o: True)"
+        ),
         kind="abstract class",
     ),
     "abstract collection": Feature(
@@ -191,16 +235,27 @@ REGISTRIES: Final[Mapping[str, Feature]] = {
         kind="abstract class of a library",
     ),
     "dispatch of a library": Feature(
-        "import kit_NN\nclass P_NN: pass\np_NN = P_NN()",
+        "import kit_NN\nclass P_NN: pass\np_NN = P_NN()\ndef form_NN(p): return BB",
         term="kit_NN.kind(p_NN)",
-        packages=(Package("kit_NN", "1.0", {"kit_NN/__init__.py": "import functools\n@functools.singledispatch\ndef kind(x): return AA\n"}),),
-        edits=does("m.kit_NN.kind.register(m.P_NN, lambda p: BB)"),
+        packages=(
+            Package(
+                "kit_NN",
+                "1.0",
+                {
+                    "kit_NN/__init__.py": "import functools\n@functools.singledispatch\ndef kind(x): return AA\n"
+                },
+            ),
+        ),
+        edits=does("m.kit_NN.kind.register(m.P_NN, m.form_NN)"),
         kind="dispatch of a library",
     ),
     "dispatch": Feature(
         "class P_NN: pass\n@functools.singledispatch\ndef kind_NN(x): return AA\np_NN = P_NN()",
         term="kind_NN(p_NN)",
-        edits=does("m.kind_NN.register(m.P_NN, lambda p: BB)", "m.kind_NN.register(object, lambda p: AA + BB)"),
+        edits=does(
+            "m.kind_NN.register(m.P_NN, lambda p: BB)",
+            "m.kind_NN.register(object, lambda p: AA + BB)",
+        ),
     ),
     "dispatch elsewhere": Feature(
         "from PKG.base_NN import kind\nfrom PKG import more_NN\np_NN = more_NN.P()",
@@ -214,7 +269,10 @@ REGISTRIES: Final[Mapping[str, Feature]] = {
     "dispatch method": Feature(
         "class D_NN:\n    @functools.singledispatchmethod\n    def k(self, x): return AA\nd_NN = D_NN()",
         term="d_NN.k('a')",
-        edits=does("m.D_NN.k.register(str, lambda self, x: BB)", "vars(m.D_NN)['k'].dispatcher.register(str, lambda self, x: BB + 1)"),
+        edits=does(
+            "m.D_NN.k.register(str, lambda self, x: BB)",
+            "vars(m.D_NN)['k'].dispatcher.register(str, lambda self, x: BB + 1)",
+        ),
     ),
     "registered node": Feature(
         "class N_NN:\n    def __init__(self, v): self.v = v\nn_NN = N_NN(AA)",
@@ -261,7 +319,11 @@ PACKAGES: Final[Mapping[str, Feature]] = {
         "import high_NN",
         term="high_NN.g(x)",
         packages=(
-            Package("high_NN", "1.0", {"high_NN/__init__.py": "def g(x):\n    import low_NN\n    return low_NN.f(x)\n"}),
+            Package(
+                "high_NN",
+                "1.0",
+                {"high_NN/__init__.py": "def g(x):\n    import low_NN\n    return low_NN.f(x)\n"},
+            ),
             _low("1.0", _LOW),
         ),
         edits=(Edit(install=_low("1.1", _NEW)), Edit(install=_low("1.0", _NEW))),
@@ -285,7 +347,9 @@ PACKAGES: Final[Mapping[str, Feature]] = {
         "import low_NN",
         term="(low_NN.f(x) + low_NN.o.v + low_NN.C().v)",
         packages=(_low("1.0", _LOW + "class C: v = 3\no = C()\n"),),
-        edits=does("m.low_NN.f = lambda x: BB", "m.low_NN.o.v = BB", "m.low_NN.o = m.SimpleNamespace(v=BB)"),
+        edits=does(
+            "m.low_NN.f = lambda x: BB", "m.low_NN.o.v = BB", "m.low_NN.o = m.SimpleNamespace(v=BB)"
+        ),
         kind="library patched",
     ),
 }

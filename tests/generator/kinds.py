@@ -1,4 +1,4 @@
-"""The kinds of what a function may read for which it need not be answered: as data, to be made shorter.
+"""The kinds of reads for which a function need not be answered, as data: to be made shorter.
 
 What is neither here nor in `OPEN` has to be answered, right to the last bit.
 """
@@ -27,14 +27,31 @@ REFUSED: Final[Mapping[str, str]] = {
     "recursion limit in a function": "it is the process's",
     "decimal in a function": "the context is the thread's",
     "decimal context in a function": "the context is the thread's",
+    "name in builtins": "the server has only Python's own",
     "subclasses": "what a class is a base of stands nowhere in its code",
     "abstract class": "its registry is the process's",
     "abstract class of a library": "its registry is the process's",
     "dispatch of a library": "its registry is the process's",
 }
-"""Kinds that the server may refuse (docs/the-key.md, "What is refused"): a wrong answer is a fault all the same."""
+"""Kinds that the server may refuse (docs/the-key.md); a wrong answer is a fault all the same."""
 
-OPEN: Final[Mapping[str, str]] = {}
+_OF_SERVER: Final = "not seen: it is the server's"
+OPEN: Final[Mapping[str, str]] = {
+    "file exists in a function": "files are not in the key",
+    "open in a function": "files are not in the key: there is a TracedReadWarning",
+    "pathlib in a function": "files are not in the key",
+    "child in a function": "the child has the server's environment",
+    "context variable": _OF_SERVER,
+    "thread local": _OF_SERVER,
+    "decimal in threads": "the context of the thread in which the walk was made",
+    "child in a module": "the child has the server's environment",
+    "file exists in a module": "files are not in the key",
+    "pathlib in a module": "files are not in the key",
+    "locale in a module": _OF_SERVER,
+    "logging in a module": _OF_SERVER,
+    "decimal in a module": _OF_SERVER,
+    "recursion limit in a module": _OF_SERVER,
+}
 """Kinds that are not drawn unless `--open` asks for them: what is not right yet, and why."""
 
 FEATURES: Final[Mapping[str, Feature]] = {

@@ -1,7 +1,7 @@
 """What can be switched off, to show that the generator finds what it is there for.
 
-Each name stands for a mechanism of the product. What is put in its place stands here, and is put there from
-outside, in the processes of a run only: the product has no such option.
+Each name stands for a mechanism of the product. What takes its place stands here, and is put there
+from outside, in the processes of a run only: the product has no such option.
 """
 
 from __future__ import annotations

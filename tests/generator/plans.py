@@ -1,4 +1,4 @@
-"""Random plans: which pieces each function has, and what happens when. All of it follows from a seed."""
+"""Random plans: which pieces each function has, and what happens when, all from a seed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ def drawn(seed: int, *, open_too: bool = False, only: Sequence[str] = ()) -> Pla
         names = [name for name in names if _may(FEATURES[name], jax, packages)]
     functions = tuple(_function(rng, number, names) for number in range(FUNCTIONS))
     sessions = [
-        Session(tuple(_step(rng, functions, between=not step) for step in range(rng.randint(*_STEPS))))
+        Session(
+            tuple(_step(rng, functions, between=not step) for step in range(rng.randint(*_STEPS)))
+        )
         for _ in range(rng.randint(*_SESSIONS))
     ]
     everything = Step((), tuple(range(FUNCTIONS)))
@@ -130,7 +132,10 @@ def _function(rng: random.Random, number: int, names: Sequence[str]) -> Function
         chosen = rng.sample(sound, min(rng.randint(1, 3), len(sound)))
         if any(FEATURES[name].threads for name in chosen):
             chosen = chosen[:2]
-    pieces = tuple(Piece(name, rng.randrange(chain), _numbers(rng)) for name in chosen)
+    pieces = tuple(
+        Piece(name, 0 if FEATURES[name].early else rng.randrange(chain), _numbers(rng))
+        for name in chosen
+    )
     links = tuple(rng.choice(sorted(LINKS)) for _ in range(chain - 1))
     return Function(number, pieces, links)
 
@@ -202,9 +207,7 @@ def _with_only(plan: Plan, functions: tuple[Function, ...]) -> Plan:
 
 
 def _with(plan: Plan, at: int, steps: tuple[Step, ...]) -> Plan:
-    return replace(
-        plan, sessions=(*plan.sessions[:at], Session(steps), *plan.sessions[at + 1 :])
-    )
+    return replace(plan, sessions=(*plan.sessions[:at], Session(steps), *plan.sessions[at + 1 :]))
 
 
 def _smaller_steps(step: Step) -> list[Step]:

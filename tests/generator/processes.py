@@ -145,13 +145,19 @@ class Processes:
 
     def _python_path(self, *more: Path | None) -> str:
         folders = ["client", "server", "shared"]
-        paths = [*(str(ROOT / name) for name in folders), str(self.site.path), *map(str, filter(None, more))]
+        paths = [
+            *(str(ROOT / name) for name in folders),
+            str(self.site.path),
+            *map(str, filter(None, more)),
+        ]
         return os.pathsep.join([*paths, *([str(ROOT)] if any(more) else [])])
 
     def _start(self) -> None:
         environment = source_environment(
             self.root,
-            **self.server.environment | self._off | {"PYTHONPATH": self._python_path(), "JAXD_SERVER": self.server.unix},
+            **self.server.environment
+            | self._off
+            | {"PYTHONPATH": self._python_path(), "JAXD_SERVER": self.server.unix},
         )
         self._add("oracle", environment)
         first = self.server.run(_FIRST_CALL)
@@ -205,6 +211,7 @@ _FIRST_CALL: Final = """
 import json, sys, jaxd, numpy as np
 f = jaxd.persistent_call(lambda n, x: x + n, static_argnums=0)
 f(4, np.arange(3, dtype="int32"))
-roots = ("jaxd", "jaxd_protocol", "rpyc", "cloudpickle", "plumbum", "concurrent", "asyncio", "pickle", "opcode", "dis", "inspect", "importlib")
-print(json.dumps(sorted(name for name in sys.modules if name.partition(".")[0] in roots and name != "jaxd.cli.__main__")))
+roots = "jaxd jaxd_protocol rpyc cloudpickle plumbum concurrent asyncio pickle dis inspect"
+found = sorted(name for name in sys.modules if name.partition(".")[0] in roots.split())
+print(json.dumps(found))
 """

@@ -19,10 +19,8 @@ def answers(calls: list[dict[str, Any]], how: str) -> list[str]:
     """What each call gives, one for each thread."""
     import numpy as np
 
-    if how == "jaxd":
-        from jaxd import persistent_call as jit
-    else:
-        from jax import jit
+    jit: Any = importlib.import_module("jax" if how == "jax" else "jaxd")
+    jit = jit.jit if how == "jax" else jit.persistent_call
     found: list[str] = []
 
     def one(function: str, code: str) -> None:
@@ -31,7 +29,8 @@ def answers(calls: list[dict[str, Any]], how: str) -> list[str]:
         try:
             if (function, entry) not in made:
                 made[function, entry] = jit(entry, static_argnums=0)
-            found.append(f"{function} {np.asarray(made[function, entry](4, np.arange(3, dtype='i4')))}")
+            result = made[function, entry](4, np.arange(3, dtype="i4"))
+            found.append(f"{function} {np.asarray(result)}")
         except Exception as error:  # noqa: BLE001  it is what the call gives
             found.append(f"{function} {type(error).__name__}: {error}")
 
@@ -102,8 +101,13 @@ def install(site: Path, packages: list[dict[str, Any]]) -> None:
         for old in site.glob(f"{package['name']}-*.dist-info"):
             subprocess.run(["rm", "-r", str(old)], check=True)
         info = f"{package['name']}-{package['version']}.dist-info"
-        record = "".join(f"{path},sha256={abs(hash(text))},{len(text)}\n" for path, text in package["files"].items())
-        metadata = f"Metadata-Version: 2.1\nName: {package['name']}\nVersion: {package['version']}\n"
+        record = "".join(
+            f"{path},sha256={abs(hash(text))},{len(text)}\n"
+            for path, text in package["files"].items()
+        )
+        metadata = (
+            f"Metadata-Version: 2.1\nName: {package['name']}\nVersion: {package['version']}\n"
+        )
         write(site, package["files"] | {f"{info}/RECORD": record, f"{info}/METADATA": metadata})
 
 
@@ -119,15 +123,21 @@ def main() -> None:
             install(root / "site-packages", WORLD["installs"])
             paths = [str(root / "site-packages"), os.environ.get("PYTHONPATH", "")]
             base = os.environ | {
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)), "XDG_RUNTIME_DIR": name, "XDG_CACHE_HOME": name,
-                "XDG_CONFIG_HOME": name, "JAXD_FALLBACK": "error", "JAX_PLATFORMS": "cpu",
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                "XDG_RUNTIME_DIR": name,
+                "XDG_CACHE_HOME": name,
+                "XDG_CONFIG_HOME": name,
+                "JAXD_FALLBACK": "error",
+                "JAX_PLATFORMS": "cpu",
                 "PYTHONDONTWRITEBYTECODE": "1",
             }
             for number, each in enumerate(WORLD["processes"]):
                 install(root / "site-packages", each["installs"])
                 more = {key: text for key, text in each["environment"].items() if text is not None}
                 print(f" process {number}", flush=True)
-                subprocess.run([sys.executable, __file__, str(number), name, how], env=base | more, check=False)
+                subprocess.run(
+                    [sys.executable, __file__, str(number), name, how], env=base | more, check=False
+                )
             if how == "jaxd":
                 subprocess.run([sys.executable, "-m", "jaxd.cli", "stop"], env=base, check=False)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from tests.generator.kinds import REFUSED
-from tests.generator.plans import Function, Plan, features_of, is_refused
-from tests.generator.processes import Broken, Processes, Session
-from tests.generator.worlds import FOLDERS, Act, Process, World, world
+from tests.generator.plans import Plan, features_of, is_refused
+from tests.generator.processes import Broken, Processes
+from tests.generator.worlds import FOLDERS, Process, World, world
 
 LANES: Final = 3
 UNSOUND: Final = ("SkewWarning", "UnsharedWarning")
@@ -41,11 +42,19 @@ class Finding:
 
     @property
     def features(self) -> str:
-        """Of the function."""
-        for function in self.plan.functions:
-            if function.number == self.function:
-                return ", ".join(piece.feature for piece in function.pieces)
-        return "-"
+        """Of the function, without those that were taken out."""
+        return ", ".join(sorted(self.pieces)) or "-"
+
+    @property
+    def pieces(self) -> frozenset[str]:
+        """The names of its function's features; of all functions where it is of none."""
+        return frozenset(
+            piece.feature
+            for function in self.plan.functions
+            if self.function in (function.number, -1)
+            for piece in function.pieces
+            if piece.feature != "nothing"
+        )
 
     def describes(self, other: Finding) -> bool:
         """Whether both are of one sort."""
@@ -66,31 +75,31 @@ class Report:
     refused: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
+    shown: Finding | None = None  # after which a run ended
 
 
 def run_plans(
-    processes: Processes, plans: Iterable[Plan], *, until: int | None = None
+    processes: Processes,
+    plans: Iterable[Plan],
+    *,
+    until: Callable[[Finding], bool] = lambda finding: False,
 ) -> Report:
-    """Runs them, some at once, until so many findings are there."""
+    """Runs them, some at once, up to a finding that is asked for."""
     report = Report()
     left = iter(plans)
     with ThreadPoolExecutor(LANES) as executor:
-        futures: set[Future[Report]] = set()
-
-        def more() -> None:
-            if until is None or sum(one.what == "wrong" for one in report.findings) < until:
-                for plan in left:
-                    futures.add(executor.submit(run_plan, processes, plan))
-                    return
-
-        for _ in range(LANES):
-            more()
+        futures = {executor.submit(run_plan, processes, plan) for plan in islice(left, LANES)}
         while futures:
             done, _ = wait(futures, return_when=FIRST_COMPLETED)
             futures -= done
             for future in done:
-                _add(report, future.result())
-                more()
+                one = future.result()
+                _add(report, one)
+                report.shown = report.shown or next(filter(until, one.findings), None)
+                if report.shown is None:
+                    futures |= {
+                        executor.submit(run_plan, processes, plan) for plan in islice(left, 1)
+                    }
     return report
 
 
@@ -105,7 +114,66 @@ def _add(report: Report, one: Report) -> None:
 def run_plan(processes: Processes, plan: Plan) -> Report:
     """Runs one."""
     report = Report(programs=len(plan.functions))
-    made = world(plan)
+    functions = {f"f{each.number}": each for each in plan.functions}
+
+    def find(what: str, function: int, at: Compared, text: str) -> None:
+        report.findings.append(Finding(what, plan, function, at.process, at.act, text))
+
+    for each in compared(processes, world(plan), jax=plan.has_jax):
+        if each.broken:
+            find("broken", -1, each, each.broken)
+        for name, mine, true in each.outcomes():
+            function = functions[name.rpartition(".")[2]]
+            report.calls += 1
+            kinds = [feature.kind for feature in features_of(function) if feature.kind in REFUSED]
+            if mine[0] == "value":
+                report.answered.update(kinds)
+            text = f"{_shown(mine)}, and jax: {_shown(true)}"
+            if mine[0] == "value" and mine != true:
+                find("wrong", function.number, each, text)
+            elif mine[0] != "value" and true[0] == "value":
+                report.refused.update(kinds)
+                if not is_refused(function):
+                    find("refused", function.number, each, text)
+        for text in each.unsound():
+            find("unshared", -1, each, text)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What both have said at one step.
+
+    Attributes:
+        process, act: when.
+        got, right: the answers of a client, and of plain jax.
+    """
+
+    process: int
+    act: int
+    got: dict[str, Any]
+    right: dict[str, Any]
+
+    @property
+    def broken(self) -> str:
+        """Why there are no answers, if there are none."""
+        return str(self.got.get("broken") or self.right.get("broken") or "")
+
+    def outcomes(self) -> Iterator[tuple[str, Any, Any]]:
+        """Each function, what the server says and what is right."""
+        if not self.broken:
+            for name, mine in self.got["outcomes"].items():
+                for one, true in zip(mine, self.right["outcomes"][name], strict=True):
+                    yield name, one, true
+
+    def unsound(self) -> list[str]:
+        """Warnings that none of these programs deserves."""
+        heard = self.got.get("warnings", ())
+        return [f"{name}: {text}" for name, text in heard if name in UNSOUND]
+
+
+def compared(processes: Processes, made: World, *, jax: bool = False) -> Iterator[Compared]:
+    """Runs a project, up to where a process breaks."""
     folder = processes.folder / made.name
     try:
         for name in FOLDERS:
@@ -113,13 +181,42 @@ def run_plan(processes: Processes, plan: Plan) -> Report:
         _write(folder, made.files)
         _install(processes, made.installs)
         for number, process in enumerate(made.processes):
-            _Run(processes, plan, folder, report).process(number, process)
-    except Broken as error:
-        report.findings.append(Finding("broken", plan, -1, 0, 0, str(error)))
+            for each in _of_process(processes, folder, number, process, jax=jax):
+                yield each
+                if each.broken:
+                    return
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        _uninstall(processes, made)
-    return report
+
+
+def _of_process(
+    processes: Processes, folder: Path, number: int, process: Process, *, jax: bool
+) -> Iterator[Compared]:
+    """One process, beside one with plain jax."""
+    _install(processes, process.installs)
+    ends = (processes.client(jax=jax), processes.oracle())
+    try:
+        for at, act in enumerate(process.acts):
+            _write(folder, act.writes)
+            message: dict[str, Any] = {"edits": act.edits, "calls": act.calls}
+            if at == 0:
+                message["start"] = {
+                    "environment": process.environment,
+                    "argv": process.argv,
+                    "folder": str(folder / process.folder),
+                    "path": str(folder),
+                }
+            try:
+                for end in ends:
+                    end.send(message)
+                got, right = (end.answer() for end in ends)
+            except (Broken, OSError) as error:
+                got, right = {"broken": str(error)}, {}
+            processes.learn(right.pop("learned", []))
+            yield Compared(number, at, got, right)
+    finally:
+        for end in ends:
+            end.close()
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
@@ -132,80 +229,6 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 def _install(processes: Processes, installs: list[dict[str, Any]]) -> None:
     for one in installs:
         processes.site.install(one["name"], one["version"], one["files"])
-
-
-def _uninstall(processes: Processes, made: World) -> None:
-    pass  # the worker would be replaced, for nothing
-
-
-class _Run:
-    """The processes of one project."""
-
-    def __init__(self, processes: Processes, plan: Plan, folder: Path, report: Report) -> None:
-        self._processes = processes
-        self._plan = plan
-        self._folder = folder
-        self._report = report
-        self._functions = {f"f{each.number}": each for each in plan.functions}
-
-    def process(self, number: int, process: Process) -> None:
-        """One process, beside one with plain jax."""
-        _install(self._processes, process.installs)
-        client = self._processes.client(jax=self._plan.has_jax)
-        oracle = self._processes.oracle()
-        try:
-            for at, act in enumerate(process.acts):
-                self._act(number, at, act, process, (client, oracle))
-        finally:
-            client.close()
-            oracle.close()
-
-    def _act(
-        self, number: int, at: int, act: Act, process: Process, ends: tuple[Session, Session]
-    ) -> None:
-        _write(self._folder, act.writes)
-        message: dict[str, Any] = {"edits": act.edits, "calls": act.calls}
-        if at == 0:
-            message["start"] = {
-                "environment": process.environment,
-                "argv": process.argv,
-                "folder": str(self._folder / process.folder),
-                "path": str(self._folder),
-            }
-        for end in ends:
-            end.send(message)
-        got, right = (end.answer() for end in ends)
-        self._processes.learn(right.pop("learned", []))
-        for answer in (got, right):
-            if "broken" in answer:
-                self._find("broken", -1, number, at, answer["broken"])
-                return
-        self._compare(number, at, got, right)
-
-    def _compare(self, number: int, at: int, got: dict[str, Any], right: dict[str, Any]) -> None:
-        for name, outcomes in got["outcomes"].items():
-            function = self._functions[name.rpartition(".")[2]]
-            for mine, true in zip(outcomes, right["outcomes"][name], strict=True):
-                self._report.calls += 1
-                self._one(function, (number, at), mine, true)
-        for category, text in got["warnings"]:
-            if category in UNSOUND:
-                self._find("unshared", -1, number, at, f"{category}: {text}")
-
-    def _one(self, function: Function, when: tuple[int, int], mine: Any, true: Any) -> None:
-        kinds = [feature.kind for feature in features_of(function) if feature.kind in REFUSED]
-        if mine[0] == "value":
-            self._report.answered.update(kinds)
-            if mine != true:
-                self._find("wrong", function.number, *when, f"{_shown(mine)}, and jax: {_shown(true)}")
-        elif true[0] == "value":
-            if is_refused(function):
-                self._report.refused.update(kinds)
-            else:
-                self._find("refused", function.number, *when, f"{_shown(mine)}, and jax: {_shown(true)}")
-
-    def _find(self, what: str, function: int, number: int, at: int, text: str) -> None:
-        self._report.findings.append(Finding(what, self._plan, function, number, at, text))
 
 
 def _shown(outcome: Any) -> str:

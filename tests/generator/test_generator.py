@@ -1,4 +1,4 @@
-"""A part of `make identity`, with another seed each time, and that its tables say what they mean."""
+"""A part of `make identity`, with another seed each time; and its tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def _alone(name: str, *choices: Choice) -> Plan:
     return Plan(1, (function,), (Session(steps),))
 
 
-def test_random_programs_are_answered_as_jax_answers_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_programs_are_answered_as_jax_answers_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """From a seed that is printed, and counts on by one for each project."""
     seed = int(time.time())
     with capsys.disabled():
@@ -32,7 +34,8 @@ def test_random_programs_are_answered_as_jax_answers_them(capsys: pytest.Capture
         report = run_plans(processes, [drawn(seed + number) for number in range(_PLANS)])
         for finding in report.findings[:1]:
             small = shrunk(finding, lambda plan: run_plan(processes, plan).findings, most=10)
-            pytest.fail(f"seed {seed}: {small.what}, {small.features}: {small.text}\n{script(small)}")
+            says = f"seed {seed}: {small.what}, {small.features}: {small.text}"
+            pytest.fail(f"{says}\n{script(small)}")
     assert report.programs == _PLANS * 10
 
 
@@ -42,8 +45,9 @@ def test_what_a_mechanism_is_for_is_found_without_it(name: str) -> None:
     """Within 2,000 programs, of which the first few hundred have to do here."""
     seed = int(time.time())
     with Processes((name,)) as processes:
-        report = run_plans(processes, (drawn(seed + number) for number in range(40)), until=1)
-    assert any(finding.what == "wrong" for finding in report.findings), seed
+        plans = (drawn(seed + number) for number in range(40))
+        report = run_plans(processes, plans, until=lambda finding: finding.what == "wrong")
+    assert report.shown, f"seed {seed}"
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -91,7 +95,9 @@ def test_a_finding_is_made_small() -> None:
         return found[:1]
 
     small = shrunk(has_closure_edit(plan)[0], has_closure_edit, most=1000).plan
-    assert [piece.feature for f in small.functions for piece in f.pieces if piece.feature != "nothing"] == ["closure"]
+    assert [
+        piece.feature for f in small.functions for piece in f.pieces if piece.feature != "nothing"
+    ] == ["closure"]
     assert sum(len(step.choices) for session in small.sessions for step in session.steps) == 1
 
 

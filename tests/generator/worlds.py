@@ -1,4 +1,4 @@
-"""What a plan means: files, installed packages, processes and what each of them does, as plain data."""
+"""What a plan means, as plain data: files, installed packages, processes and what each does."""
 
 from __future__ import annotations
 
@@ -127,7 +127,11 @@ class _Maker:
                 *(self._fill(feature.inside, function, piece) for feature, piece in filled),
                 "    return "
                 + " + ".join(
-                    ["x", *(self._fill(f.term, function, p) for f, p in filled), *filter(None, [call])]
+                    [
+                        "x",
+                        *(self._fill(f.term, function, p) for f, p in filled),
+                        *filter(None, [call]),
+                    ]
                 ),
                 "# bottom",
             ]
@@ -142,7 +146,10 @@ class _Maker:
         return made
 
     def _installed(
-        self, package: Package, function: Function, piece: Piece,
+        self,
+        package: Package,
+        function: Function,
+        piece: Piece,
         numbers: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
         def filled(text: str) -> str:
@@ -190,7 +197,9 @@ class _Maker:
             return self._fill(text, function, piece, choice.numbers)
 
         if edit.code:
-            act.edits.append(f"m = module('{self._module(function, piece.module)}')\n{filled(edit.code)}")
+            act.edits.append(
+                f"m = module('{self._module(function, piece.module)}')\n{filled(edit.code)}"
+            )
         for name, text in edit.environment.items():
             self._environment[filled(name)] = None if text is None else filled(text)
         if edit.argv:
@@ -214,9 +223,7 @@ class _Maker:
                 self._texts[path] = act.writes[path] = self._texts[path].replace(old, new)
                 if running and path.endswith(".py") and choice.reloads != "none":
                     name = path.removesuffix(".py").replace("/", ".")
-                    above = [
-                        self._module(function, at) for at in range(piece.module, -1, -1)
-                    ]
+                    above = [self._module(function, at) for at in range(piece.module, -1, -1)]
                     names = [name, *above] if choice.reloads == "all" else [name]
                     act.edits += [f"again('{each}')" for each in dict.fromkeys(names)]
                 return

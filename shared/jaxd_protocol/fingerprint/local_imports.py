@@ -39,7 +39,8 @@ def local_import(walk: Walk, name: str) -> None:
     walk.text(name)
     module = walk.process_view.module(name)
     if module is not None:
-        walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
+        if name not in walk.reach.imports:
+            walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
         walk.reach.imports[name] = module
         walk.reach.partial_read_of(module)
         parent, _, last = name.rpartition(".")
@@ -60,7 +61,7 @@ def local_import(walk: Walk, name: str) -> None:
 def from_import(
     walk: Walk, module: ModuleType, name: str, uses: Mapping[Steps, int] | None
 ) -> None:
-    """Appends a name that is imported from a module which this process has, as far as it is read."""
+    """Appends a name that is imported from a loaded module, as far as it is read."""
     walk.text(name)
     if name in vars(module):
         for steps in uses if uses is not None else ((),):
@@ -73,8 +74,8 @@ def from_import(
         if "__getattr__" in vars(module):
             emit_made_up(walk, module, name)
             return
-        walk.tag("missing")
-        return
+        walk.guards.item(vars(module), name)
+        walk.guards.item(vars(module), "__getattr__")
     local_import(walk, full)
     loaded = walk.process_view.module(full)
     if loaded is not None:
@@ -105,27 +106,17 @@ def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
         walk.text(name)
         walk.package(name)
         return
-    module = walk.process_view.module(name)
-    if module is None or not statement.names or "*" in statement.names:
-        for full in (name, *(f"{name}.{each}" for each in statement.names)):
-            _local_by_source(walk, full)
-        return
     for parent in prefixes_of(name):
         local_import(walk, parent)
-    for each in statement.names:
-        from_import(walk, module, each, None)
-
-
-def _local_by_source(walk: Walk, full: str) -> None:
-    for name in prefixes_of(full):
-        walk.text(name)
-        module = walk.process_view.module(name)
+    module, source = walk.process_view.module(name), walk.process_view.source(name)
+    names = [each for each in statement.names if each != "*"]
+    if module is not None and (not names or "*" in statement.names):
+        modules.emit_module(walk, module)  # who knows what is read of it
+    for each in names:
         if module is not None:
-            walk.reach.imports[name] = module
-            if name == full:
-                modules.emit_module(walk, module)
-        elif (source := walk.process_view.source(name)) is not None:
-            _emit_source(walk, name, source)
+            from_import(walk, module, each, None)
+        elif source is not None and source.is_package:
+            local_import(walk, f"{name}.{each}")
 
 
 # names that a package makes when they are read ----------------------------------------------------
@@ -166,5 +157,6 @@ def emit_made_up(walk: Walk, module: ModuleType, name: str) -> None:
     """Appends what makes a name of a module: its `__getattr__`, with all that this reads."""
     walk.tag("made up")
     walk.guards.item(vars(module), name)
+    walk.guards.item(vars(module), "__getattr__", vars(module)["__getattr__"])
     walk.reach.partial_read_of(module).names.add("__getattr__")
     walk.emit_labelled(f"global {module.__name__}.__getattr__", modules.getter_of(module))

@@ -1,4 +1,4 @@
-"""Python imports this when it starts with this folder on its path: the processes of a server lose a mechanism."""
+"""Python imports this when it starts with this folder on its path: a server loses a mechanism."""
 
 import os
 
