@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from tests.generator.kinds import FEATURES, REFUSED
 from tests.generator.mechanisms import SWITCHES
@@ -20,6 +21,9 @@ from tests.generator.plans import FUNCTIONS, Plan, drawn
 from tests.generator.processes import Processes
 from tests.generator.running import Finding, Report, run_plan, run_plans
 from tests.generator.shrinking import script, shrunk
+
+_PRINTED: Final = 2
+"""Scripts that are printed whole; all are written into files."""
 
 
 def main() -> int:
@@ -88,7 +92,9 @@ def _show(processes: Processes, findings: list[Finding], most: int) -> None:
             path = scripts / f"{small.what}_{small.plan.seed}_{len(shown)}.py"
             path.write_text(script(small))
             print(f"\n{small.what}: {small.features}\n  {small.text}", flush=True)
-            print(f"  seed {small.plan.seed}; {path}:\n\n{path.read_text()}", flush=True)
+            print(f"  seed {small.plan.seed}; {path} shows it", flush=True)
+            if len(shown) <= _PRINTED:
+                print(f"\n{path.read_text()}", flush=True)
     for (what, pieces), count in shown.items():
         print(f"{count:>5}  {what}: {', '.join(sorted(pieces))}")
 

@@ -85,12 +85,7 @@ _DATA: Final[Mapping[str, Mapping[str, str]]] = {
     "open": {"data_NN.txt": "AA"},
     "pathlib": {"data_NN.txt": "AA"},
 }
-_FILE: Final = (
-    Edit(
-        swap=("AA", "BB"),
-    ),
-    Edit(swap=("AA", "AA5")),
-)
+_FILE: Final = (Edit(write={"data_NN.txt": "BB"}), Edit(write={"data_NN.txt": "BB5"}))
 _FROM_OUTSIDE: Final[Mapping[str, tuple[Edit, ...]]] = {
     "argv": (Edit(argv=("prog", "--k", "BB" * 4)), *does("import sys; sys.argv.append('AABB')")),
     "cwd": (Edit(folder="wd_longer"), Edit(folder="wd"), *does("os.chdir('..')")),
@@ -134,16 +129,22 @@ def _ambient() -> dict[str, Feature]:
             files=_DATA.get(kind, {}),
             environment={"V_NN": "AA"},
             kind=f"{kind} in a function",
+            early=True,
         )
     ways = {
         "late": ("    from PKG import late_NN", "late_NN.K"),
         "from late": ("    from PKG.late_NN import K as k_NN", "k_NN"),
         "deep late": ("    from PKG.deep_NN import value", "value()"),
         "late function": ("    import PKG.late_NN", "PKG.late_NN.value()"),
+        "read when called": ("    from PKG import late_NN", "late_NN.read()"),
     }
     for kind, text in _IN_MODULES.items():
         for way, (inside, term) in ways.items():
+            body = text.replace("\n", "\n    ")
             late = f"import os\n{text}\ndef value(): return K\n"
+            if way == "read when called":
+                late = "import os\nK = 1\ndef value(): return K\ndef read():\n"
+                late += f"    {body}\n    return K + value()\n"
             deep = {"deep_NN.py": "from .late_NN import value\n"} if way == "deep late" else {}
             made[f"{kind} in a module, {way}"] = Feature(
                 inside=inside,

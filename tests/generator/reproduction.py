@@ -58,7 +58,7 @@ def again(name: str) -> None:
 
 
 def in_fork(calls: list[dict[str, Any]]) -> list[str]:
-    """What plain jax says in a fork of this process, which traces in it and leaves nothing behind."""
+    """What plain jax says in a fork of this process, of which nothing is left."""
     reader, writer = os.pipe()
     if not os.fork():
         os.write(writer, json.dumps(answers(calls, "jax")).encode())

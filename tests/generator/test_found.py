@@ -61,6 +61,28 @@ ROWS = [
         ("", "made = module('PKG.made'); made.__getattr__ = made.other"),
     ),
     Found(
+        "a package of which another module is imported late lacked what else was read of it",
+        {
+            "f.py": "import PKG.loaded\ndef go(n):\n    import PKG.late\n    return PKG.late.K + PKG.loaded.K",
+            "late.py": "K = 3",
+            "loaded.py": "K = 4",
+        },
+        ("", "module('PKG.loaded').K = 5"),
+    ),
+    Found(
+        "of a loaded module that a function of a late one imports all was packed",
+        {
+            "f.py": "def go(n):\n    import PKG.late\n    return PKG.late.go(n)",
+            "late.py": "def go(n):\n    from . import unrelated\n    import PKG.unrelated as same\n    return unrelated.K + same.twice(n)",
+            "unrelated.py": f"{_UNRELATED}K = 3\ndef twice(n): return 2 * n + LEVEL\nLEVEL = 4",
+        },
+        (
+            "module('PKG.unrelated')",
+            "module('PKG.unrelated').K = 5",
+            "module('PKG.unrelated').LEVEL = 6",
+        ),
+    ),
+    Found(
         "a name that a module lacks was made by a `__getattr__` that it got later",
         {
             "f.py": "import PKG.part\ndef go(n): return getattr(PKG.part, 'LATER', 3)",

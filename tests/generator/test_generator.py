@@ -52,7 +52,7 @@ def test_what_a_mechanism_is_for_is_found_without_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_each_piece_can_be_written_and_edited(name: str) -> None:
-    """Its code compiles, before and after each of its edits; text that is replaced is there, once."""
+    """Its code compiles, before and after each edit; text that is replaced is there, once."""
     for number, edit in enumerate(FEATURES[name].edits):
         made = world(_alone(name, Choice(0, 0, number, (5, 6))))
         act = made.processes[0].acts[1]

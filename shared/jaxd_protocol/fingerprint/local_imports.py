@@ -82,6 +82,34 @@ def from_import(
         walk.emit_uses(f"global {full}", loaded, uses)
 
 
+def plain_import(walk: Walk, name: str, statement: Import) -> None:
+    """Appends what the variables of `import a.b` and `import a.b as c` lead to, where it is loaded.
+
+    Of `import a.b` that is `a`, of which more may be read than `b`.
+    """
+    module = walk.process_view.module(name)
+    top = walk.process_view.module(name.partition(".")[0])
+    for _, path in statement.bound:
+        bound = top if path is None else _by_attributes(walk, name) or module
+        if bound is not None:
+            walk.emit_uses(f"global {name}", bound, statement.uses_at(path))
+    if not statement.bound and module is not None:
+        modules.emit_module(walk, module)
+
+
+def _by_attributes(walk: Walk, name: str) -> Any:
+    """What `import a.b as c` binds: the attribute, which need not be the module of that name."""
+    top, *rest = name.split(".")
+    found: Any = walk.process_view.module(top)
+    for part in rest:
+        content = getattr(found, "__dict__", {})
+        if part not in content:
+            return None
+        walk.guards.item(content, part, content[part])
+        found = content[part]
+    return found
+
+
 def _emit_source(walk: Walk, name: str, source: Source) -> None:
     """Appends the content of a module, and of those that it imports."""
     if name in walk.reach.sources:
@@ -109,14 +137,31 @@ def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
     for parent in prefixes_of(name):
         local_import(walk, parent)
     module, source = walk.process_view.module(name), walk.process_view.source(name)
-    names = [each for each in statement.names if each != "*"]
-    if module is not None and (not names or "*" in statement.names):
+    if not statement.names:
+        plain_import(walk, name, _without_callees(statement))
+    elif "*" in statement.names and module is not None:
         modules.emit_module(walk, module)  # who knows what is read of it
-    for each in names:
-        if module is not None:
-            from_import(walk, module, each, None)
+    for each in statement.names:
+        if module is not None and each != "*":
+            from_import(walk, module, each, _without_callees(statement).uses_at((each,)))
         elif source is not None and source.is_package:
             local_import(walk, f"{name}.{each}")
+
+
+def _without_callees(statement: Import) -> Import:
+    """The statement, where what is passed to a function counts whole: no one knows the function."""
+    return statement._replace(uses=tuple(map(_whole_where_passed, statement.uses)))
+
+
+def _whole_where_passed(
+    uses: tuple[tuple[Steps, int], ...] | None,
+) -> tuple[tuple[Steps, int], ...] | None:
+    if uses is None:
+        return None
+    found = {
+        steps[:-1] if steps[-1:] and steps[-1][0] == "p" else steps: line for steps, line in uses
+    }
+    return None if () in found else tuple(found.items())
 
 
 # names that a package makes when they are read ----------------------------------------------------
