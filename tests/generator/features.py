@@ -176,6 +176,8 @@ PIECES_AS_FEATURES: Final[Mapping[str, Feature]] = {
     if name != "state"  # what a function changes is refused
 }
 
+_PART: Final = "K = 1\ndef made(name):\n    if name == 'LATER': return BB + 9\n    raise AttributeError(name)\n"
+
 MORE: Final[Mapping[str, Feature]] = {
     "same object": Feature(
         top="A_NN = [AA, 1]\nB_NN = A_NN.copy()",
@@ -367,12 +369,13 @@ MORE: Final[Mapping[str, Feature]] = {
         top="from PKG import made_NN",
         term="made_NN.value",
         files={
-            "made_NN.py": "def __getattr__(name):\n    if name == 'value': return AA + 1\n    raise AttributeError(name)\n"
+            "made_NN.py": "def other(name):\n    if name == 'value': return BB + 20\n    raise AttributeError(name)\n"
+            "def __getattr__(name):\n    if name == 'value': return AA + 1\n    raise AttributeError(name)\n"
         },
         edits=(
             *does(
                 "m.made_NN.value = BB",
-                "m.made_NN.__getattr__ = lambda name: BB + 20 if name == 'value' else object.__getattribute__(m, name)",
+                "m.made_NN.__getattr__ = m.made_NN.other",
                 "vars(m.made_NN).pop('value', None)",
             ),
             *swaps(("return AA + 1", "return AA + 2")),
@@ -491,11 +494,11 @@ MORE: Final[Mapping[str, Feature]] = {
         top="from PKG import part_NN",
         inside="    try:\n        from PKG.part_NN import LATER as v_NN\n    except ImportError:\n        v_NN = AA",
         term="v_NN",
-        files={"part_NN.py": "K = 1\n"},
+        files={"part_NN.py": _PART},
         edits=does(
             "m.part_NN.LATER = BB",
             "vars(m.part_NN).pop('LATER', None)",
-            "m.part_NN.__getattr__ = lambda name: BB + 9 if name == 'LATER' else object.__getattribute__(m, name)",
+            "m.part_NN.__getattr__ = m.part_NN.made",
         ),
     ),
     "missing name of a late module": Feature(
@@ -520,10 +523,10 @@ MORE: Final[Mapping[str, Feature]] = {
     "missing attribute of a module": Feature(
         top="from PKG import part_NN",
         term="getattr(part_NN, 'LATER', AA)",
-        files={"part_NN.py": "K = 1\n"},
+        files={"part_NN.py": _PART},
         edits=does(
             "m.part_NN.LATER = BB",
-            "m.part_NN.__getattr__ = lambda name: BB + 9 if name == 'LATER' else object.__getattribute__(m, name)",
+            "m.part_NN.__getattr__ = m.part_NN.made",
         ),
     ),
     "star import": Feature(

@@ -57,8 +57,9 @@ class Finding:
         )
 
     def describes(self, other: Finding) -> bool:
-        """Whether both are of one sort."""
-        return self.what == other.what and self._error == other._error
+        """Whether both are of one sort, and of the same function."""
+        same = (self.what, self.function, self._error)
+        return same == (other.what, other.function, other._error)
 
     @property
     def _error(self) -> str:

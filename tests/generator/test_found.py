@@ -70,6 +70,15 @@ ROWS = [
         ("", "module('PKG.loaded').K = 5"),
     ),
     Found(
+        "two late modules of one package, imported in one function, had all of the package packed",
+        {
+            "f.py": "import PKG.unrelated\ndef go(n):\n    import PKG.one\n    import PKG.two\n    return PKG.one.K + PKG.two.K",
+            "one.py": "K = 3",
+            "two.py": "K = 4",
+            "unrelated.py": _UNRELATED,
+        },
+    ),
+    Found(
         "of a loaded module that a function of a late one imports all was packed",
         {
             "f.py": "def go(n):\n    import PKG.late\n    return PKG.late.go(n)",
