@@ -265,7 +265,19 @@ REGISTRIES: Final[Mapping[str, Feature]] = {
             "base_NN.py": "import functools\n@functools.singledispatch\ndef kind(x): return 1\n",
             "more_NN.py": "from .base_NN import kind\nclass P: pass\n@kind.register\ndef _(x: P): return AA\n",
         },
-        edits=(*swaps(("return AA", "return BB")), *does("m.kind.register(int, lambda p: BB)")),
+        edits=does(
+            "m.kind.register(int, lambda p: BB)", "m.kind.register(m.more_NN.P, lambda p: BB)"
+        ),
+    ),
+    "dispatch reloaded": Feature(
+        "from PKG.base_NN import kind\nfrom PKG import more_NN\np_NN = more_NN.P()",
+        term="kind(p_NN)",
+        files={
+            "base_NN.py": "import functools\n@functools.singledispatch\ndef kind(x): return 1\n",
+            "more_NN.py": "from .base_NN import kind\nclass P: pass\n@kind.register\ndef _(x: P): return AA\n",
+        },
+        edits=swaps(("return AA", "return BB")),
+        kind="classes alike",
     ),
     "dispatch method": Feature(
         "class D_NN:\n    @functools.singledispatchmethod\n    def k(self, x): return AA\nd_NN = D_NN()",
@@ -346,12 +358,17 @@ PACKAGES: Final[Mapping[str, Feature]] = {
     ),
     "package that stays": Feature(
         "import low_NN",
-        term="(low_NN.f(x) + low_NN.o.v + low_NN.C().v)",
+        term="(low_NN.f(x) + low_NN.o.v)",
         packages=(_low("1.0", _LOW + "class C: v = 3\no = C()\n"),),
-        edits=does(
-            "m.low_NN.f = lambda x: BB", "m.low_NN.o.v = BB", "m.low_NN.o = m.SimpleNamespace(v=BB)"
-        ),
+        edits=does("m.low_NN.f = lambda x: BB", "m.low_NN.o = m.SimpleNamespace(v=BB)"),
         kind="library patched",
+    ),
+    "object of a package": Feature(
+        "import low_NN",
+        term="low_NN.o.v",
+        packages=(_low("1.0", "class C: v = 3\no = C()\n"),),
+        edits=does("m.low_NN.o.v = BB", "m.low_NN.C.v = BB"),
+        kind="object of a package",
     ),
 }
 

@@ -31,12 +31,14 @@ REFUSED: Final[Mapping[str, str]] = {
     "subclasses": "what a class is a base of stands nowhere in its code",
     "abstract class": "its registry is the process's",
     "abstract class of a library": "its registry is the process's",
-    "dispatch of a library": "its registry is the process's",
 }
 """Kinds that the server may refuse (docs/the-key.md); a wrong answer is a fault all the same."""
 
 _OF_SERVER: Final = "not seen: it is the server's"
 OPEN: Final[Mapping[str, str]] = {
+    "dispatch of a library": "forms of one's own are neither seen nor refused",
+    "classes alike": "two classes with the same content are one on the server",
+    "object of a package": "the server has its own, with which it answers, and warns",
     "file exists in a function": "files are not in the key",
     "open in a function": "files are not in the key: there is a TracedReadWarning",
     "pathlib in a function": "files are not in the key",

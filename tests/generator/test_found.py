@@ -79,6 +79,17 @@ ROWS = [
         },
     ),
     Found(
+        "a late module that imports another by its dotted name had all of the package packed",
+        {
+            "f.py": "import PKG.unrelated, PKG.loaded\ndef go(n):\n    import PKG.late\n    return PKG.late.go(n)",
+            "late.py": "import PKG.part\ndef go(n): return PKG.part.K + PKG.loaded.K",
+            "part.py": "K = 3",
+            "loaded.py": "K = 4",
+            "unrelated.py": _UNRELATED,
+        },
+        ("", "module('PKG.loaded').K = 5"),
+    ),
+    Found(
         "of a loaded module that a function of a late one imports all was packed",
         {
             "f.py": "def go(n):\n    import PKG.late\n    return PKG.late.go(n)",

@@ -14,7 +14,7 @@ from tests.generator.running import run_plan, run_plans
 from tests.generator.shrinking import script, shrunk
 from tests.generator.worlds import plain, world
 
-_PLANS = 4
+_PLANS = 3
 
 
 def _alone(name: str, *choices: Choice) -> Plan:

@@ -286,9 +286,20 @@ class _CodeReader:
 
     def _own_imports(self, uses: dict[str, dict[Steps, int]]) -> Iterator[Import]:
         """Those of this code; nested code may have other variables of the same names."""
+        is_module = self.code.co_name == "<module>"
         for each in self.imports:
-            found = (uses.get(name) for name, _ in each.bound)
+            found = (
+                self._read_of_global(name) if is_module and path is None else uses.get(name)
+                for name, path in each.bound
+            )
             yield each._replace(uses=tuple(u if u is None else (*u.items(),) for u in found))
+
+    def _read_of_global(self, name: str) -> dict[Steps, int] | None:
+        """What a module reads of `a` after its own `import a.b`."""
+        reads = [read for read in self.reads.values() if read.name == name]
+        if any(read.written for read in reads) or not _READ_ALL_LOCALS.isdisjoint(self.names):
+            return None
+        return {read.steps: read.line for read in reads}
 
     # nested code ------------------------------------------------------------------------------
 
