@@ -130,13 +130,19 @@ class Processes:
         self.folder = self.root / "projects"
         self.folder.mkdir()
         self.site = FakeSite(self.root)
-        self._lock = threading.Lock()  # guards what is learned
+        self._lock = threading.Lock()  # guards what is learned, and which processes there are
         self._learned: list[Any] = []
         off = {"JAXD_GENERATOR_WITHOUT": ",".join(without)} if without else {}
         self._off = off
         poison = {"PYTHONPATH": self._python_path(HOOK if off else None), **SERVERS_OWN, **off}
-        self.server = LiveServer(self.root, **poison)
         self._forkers: dict[str, Forker] = {}
+        plain = source_environment(self.root, PYTHONPATH=self._python_path())
+        self._add("oracle", plain)  # which starts beside the server
+        try:
+            self.server = LiveServer(self.root, **poison)
+        except BaseException:
+            self._forkers["oracle"].close()
+            raise
         try:
             self._start()
         except BaseException:
@@ -153,18 +159,11 @@ class Processes:
         return os.pathsep.join([*paths, *([str(ROOT)] if any(more) else [])])
 
     def _start(self) -> None:
-        environment = source_environment(
-            self.root,
-            **self.server.environment
-            | self._off
-            | {"PYTHONPATH": self._python_path(), "JAXD_SERVER": self.server.unix},
-        )
-        self._add("oracle", environment)
         first = self.server.run(_FIRST_CALL)
         assert first.returncode == 0, first.stderr
-        imports = {"JAXD_GENERATOR_IMPORTS": first.stdout.strip()}
-        self._add("client", environment | imports)
-        self._add("client-jax", environment | imports)
+        self._client = self.server.environment | self._off | {"PYTHONPATH": self._python_path()}
+        self._client["JAXD_GENERATOR_IMPORTS"] = first.stdout.strip()
+        self._add("client", self._client)
         for forker in self._forkers.values():
             forker.wait()
 
@@ -173,6 +172,10 @@ class Processes:
 
     def client(self, *, jax: bool) -> Session:
         """A fresh client."""
+        with self._lock:
+            if jax and "client-jax" not in self._forkers:  # few projects need one
+                self._add("client-jax", self._client)
+                self._forkers["client-jax"].wait()
         return self._forkers["client-jax" if jax else "client"].session()
 
     def oracle(self) -> Session:
