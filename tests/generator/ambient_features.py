@@ -115,12 +115,14 @@ def _edits(kind: str) -> tuple[Edit, ...]:
 def _ambient() -> dict[str, Feature]:
     made: dict[str, Feature] = {}
     for name, term in _OF_ENVIRONMENT.items():
-        top = "import os\nfrom os import environ, getenv"
-        made[name] = Feature(top, term=term, environment={"V_NN": "AA"}, edits=_variable())
-        top += f"\n@functools.lru_cache(None)\ndef once_NN(): return {term}"
-        made[f"{name}, cached helper"] = Feature(
-            top, term="once_NN()", environment={"V_NN": "AA"}, edits=_variable()
-        )
+        # a loaded module that holds the environment itself is refused where a late one imports it whole
+        early = name == "environ alias"
+        top = "import os\nfrom os import environ, getenv" if early else "import os"
+        once = f"{top}\n@functools.lru_cache(None)\ndef once_NN(): return {term}"
+        for way, lines, read in (("", top, term), (", cached helper", once, "once_NN()")):
+            made[f"{name}{way}"] = Feature(
+                lines, term=read, environment={"V_NN": "AA"}, edits=_variable(), early=early
+            )
     for kind, (term, top) in _IN_FUNCTIONS.items():
         made[f"{kind} in a function"] = Feature(
             f"import os\n{top}",
