@@ -154,7 +154,7 @@ def test_what_was_found_is_right_now(row: Found, processes: Processes) -> None:
     acts = [Act({}, [code.replace("PKG", name)] if code else [], [call]) for code in row.steps]
     made = World(name, files, [], [Process({}, ["prog"], "wd", [], acts)])
     for each in compared(processes, made, jax=row.jax):
-        assert not each.broken, each.broken
+        assert not each.is_end, each.got
         for _, got, right in each.outcomes():
             assert right[0] == "value", right
             assert got == right, each.act
