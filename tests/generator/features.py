@@ -299,9 +299,15 @@ MORE: Final[Mapping[str, Feature]] = {
         edits=does(
             "vars(m.E_NN)['a'].v = BB",
             "m.D_NN.__get__ = lambda self, one, cls: BB * 2",
-            "m.D_NN.__set__ = lambda self, one, v: None",
             "vars(m.e_NN)['a'] = AA + 3",
         ),
+    ),
+    "descriptor that becomes one of data": Feature(
+        top="class D_NN:\n    def __get__(self, one, cls): return AA\nclass E_NN:\n    a = D_NN()\ne_NN = E_NN()\n"
+        "vars(e_NN)['a'] = AA + BB",
+        term="e_NN.a",
+        edits=does("m.D_NN.__set__ = lambda self, one, v: None"),
+        kind="descriptor that becomes one of data",
     ),
     "metaclass": Feature(
         top="class M_NN(type):\n    @property\n    def v(cls): return cls.w * 2\n    def __len__(cls): return AA\n"

@@ -37,6 +37,7 @@ REFUSED: Final[Mapping[str, str]] = {
 _OF_SERVER: Final = "not seen: it is the server's"
 OPEN: Final[Mapping[str, str]] = {
     "dispatch of a library": "forms of one's own are neither seen nor refused",
+    "descriptor that becomes one of data": "no guard looks whether a descriptor has __set__",
     "classes alike": "two classes with the same content are one on the server",
     "object of a package": "the server has its own, with which it answers, and warns",
     "file exists in a function": "files are not in the key",

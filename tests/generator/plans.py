@@ -104,7 +104,10 @@ def drawn(seed: int, *, open_too: bool = False, only: Sequence[str] = ()) -> Pla
     # few projects have what makes them slow: clients with jax, and workers that are replaced
     jax, packages = rng.random() < 0.15, rng.random() < 0.12
     if not only:
-        names = [name for name in names if _may(FEATURES[name], jax, packages)]
+        names = [name for name in names if _may(FEATURES[name], jax=jax, packages=packages)]
+        names += 10 * [
+            name for name in names if not _may(FEATURES[name], jax=False, packages=False)
+        ]
     functions = tuple(_function(rng, number, names) for number in range(FUNCTIONS))
     sessions = [
         Session(
@@ -117,7 +120,7 @@ def drawn(seed: int, *, open_too: bool = False, only: Sequence[str] = ()) -> Pla
     return Plan(seed, functions, tuple(sessions))
 
 
-def _may(feature: Feature, jax: bool, packages: bool) -> bool:
+def _may(feature: Feature, *, jax: bool, packages: bool) -> bool:
     upgraded = feature.kind in ("dependency", "package")
     return (jax or not feature.jax) and (packages or not upgraded)
 
@@ -129,7 +132,7 @@ def _function(rng: random.Random, number: int, names: Sequence[str]) -> Function
     if refused and (not sound or rng.random() < 0.08):
         chosen = [rng.choice(refused)]  # beside others it would hide what they do
     else:
-        chosen = rng.sample(sound, min(rng.randint(1, 3), len(sound)))
+        chosen = [*dict.fromkeys(rng.sample(sound, min(rng.randint(1, 3), len(sound))))]
         if any(FEATURES[name].threads for name in chosen):
             chosen = chosen[:2]
     pieces = tuple(
