@@ -10,6 +10,8 @@ HOSTILE_ARGS ?=
 PAUSES ?= 0.003
 SOAK_S ?= 1200
 SOAK_ARGS ?=
+PROGRAMS ?= 5000
+IDENTITY_ARGS ?=
 TEST_ARGS ?=
 # Files and folders of the suite; none: all of it.
 TESTED ?=
@@ -39,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
-.PHONY: locks audit sbom corpus corpus-quick
+.PHONY: locks audit sbom corpus corpus-quick identity
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
@@ -50,6 +52,8 @@ help:
 	@echo 'make fuzz    malformed bytes for every parser, for FUZZ_S=600 seconds (FUZZ_ARGS="frames message")'
 	@echo 'make hostile a hostile server and a hostile client, for HOSTILE_S=1800 seconds, with an oracle in'
 	@echo '             their victims (HOSTILE_ARGS="--revert all" reverts fixes: the holes must be found)'
+	@echo 'make identity   PROGRAMS=5000 random programs, edited while they run, each answer compared with'
+	@echo '             that of plain jax (IDENTITY_ARGS="--seed 7", "--switch-off all": must be found)'
 	@echo 'make pauses  the test suite while every thread stops between lines now and then, which shows'
 	@echo '             what depends on which is faster (PAUSES=0.003 of all lines)'
 	@echo "make corpus  other people's programs with jax.jit as persistent_call, beside plain jax, out of"
@@ -86,6 +90,9 @@ fuzz: $(VENV)/.fuzz
 
 hostile: $(VENV)/.dev
 	@PYTHONPATH=client:server:shared $(bin)/python -m tests.hostile --seconds $(HOSTILE_S) $(HOSTILE_ARGS)
+
+identity: $(VENV)/.dev
+	@PYTHONPATH=$(CURDIR)/client:$(CURDIR)/server:$(CURDIR)/shared $(bin)/python -m tests.generator --programs $(PROGRAMS) $(IDENTITY_ARGS)
 
 pauses: $(VENV)/.dev
 	@PAUSES=$(PAUSES) PYTHONPATH=$(CURDIR)/tests/pauses $(bin)/python -m pytest -q -o timeout=180 -o faulthandler_timeout=0 $(parallel) $(TEST_ARGS)

@@ -245,6 +245,8 @@ def _module_attribute(
     if value is MISSING and "__getattr__" in content:
         return _made_when_read(walk, module, name, rest)
     walk.guards.item(content, name, value)
+    if value is MISSING:
+        walk.guards.item(content, "__getattr__")
     walk.reach.partial_read_of(module).names.add(name)
     return _result_of_step(walk, value, f".{name}", rest)
 

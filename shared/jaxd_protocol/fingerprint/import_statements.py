@@ -7,19 +7,16 @@ turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from jaxd_protocol.fingerprint import archive_members
 from jaxd_protocol.fingerprint.access_paths import bound_uses, check_installed
 from jaxd_protocol.fingerprint.code.reads import Import
-from jaxd_protocol.fingerprint.data_model import Steps
 from jaxd_protocol.fingerprint.local_imports import (
     absolute_name,
-    emit_made_up,
-    has_submodule,
+    from_import,
     local_import,
+    plain_import,
 )
 from jaxd_protocol.fingerprint.process_view import prefixes_of
 from jaxd_protocol.fingerprint.values import modules
@@ -42,11 +39,11 @@ def emit_import(walk: Walk, globals_: dict[str, Any], statement: Import) -> None
     module = walk.process_view.module(name)
     for each in statement.names:
         if module is not None:
-            _from_import(walk, module, each, statement.uses_at((each,)))
+            from_import(walk, module, each, statement.uses_at((each,)))
         elif walk.process_view.source(f"{name}.{each}") is not None:
             local_import(walk, f"{name}.{each}")
-    if module is not None and not statement.names:
-        _plain_import(walk, name, module, statement)
+    if not statement.names:
+        plain_import(walk, name, statement)
 
 
 def _with_callees(walk: Walk, globals_: dict[str, Any], statement: Import) -> Import:
@@ -55,29 +52,6 @@ def _with_callees(walk: Walk, globals_: dict[str, Any], statement: Import) -> Im
         bound_uses(walk, globals_, None if each is None else dict(each)) for each in statement.uses
     )
     return statement._replace(uses=tuple(u if u is None else (*u.items(),) for u in found))
-
-
-def _plain_import(walk: Walk, name: str, module: ModuleType, statement: Import) -> None:
-    """What the variables of `import a.b` and `import a.b as c` lead to."""
-    top = walk.process_view.module(name.partition(".")[0])
-    for _, path in statement.bound:
-        bound = top if path is None else _by_attributes(walk, name) or module
-        walk.emit_uses(f"global {name}", bound, statement.uses_at(path))
-    if not statement.bound:
-        modules.emit_module(walk, module)
-
-
-def _by_attributes(walk: Walk, name: str) -> Any:
-    """What `import a.b as c` binds: the attribute, which need not be the module of that name."""
-    top, *rest = name.split(".")
-    found: Any = walk.process_view.module(top)
-    for part in rest:
-        content = getattr(found, "__dict__", {})
-        if part not in content:
-            return None
-        walk.guards.item(content, part, content[part])
-        found = content[part]
-    return found
 
 
 def _installed_import(walk: Walk, name: str, statement: Import) -> None:
@@ -100,26 +74,3 @@ def _installed_import(walk: Walk, name: str, statement: Import) -> None:
         for steps, line in (statement.uses_at(path) or {}).items():
             walk.line = line
             check_installed(walk, bound, steps)
-
-
-def _from_import(
-    walk: Walk, module: ModuleType, name: str, uses: Mapping[Steps, int] | None
-) -> None:
-    walk.text(name)
-    if name in vars(module):
-        for steps in uses if uses is not None else ((),):
-            before, walk.label = walk.label, f"global {module.__name__}"
-            walk.follow(module, (("a", name), *steps))
-            walk.label = before
-        return
-    full = f"{module.__name__}.{name}"
-    if not has_submodule(walk, module, name):
-        if "__getattr__" in vars(module):
-            emit_made_up(walk, module, name)
-            return
-        walk.tag("missing")
-        return
-    local_import(walk, full)
-    loaded = walk.process_view.module(full)
-    if loaded is not None:
-        walk.emit_uses(f"global {full}", loaded, uses)

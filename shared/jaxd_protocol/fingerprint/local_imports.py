@@ -12,7 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from jaxd_protocol.fingerprint.code.reads import Import, facts_of
-from jaxd_protocol.fingerprint.data_model import Source
+from jaxd_protocol.fingerprint.data_model import Source, Steps
 from jaxd_protocol.fingerprint.guards import MISSING
 from jaxd_protocol.fingerprint.process_view import prefixes_of
 from jaxd_protocol.fingerprint.values import modules
@@ -39,7 +39,8 @@ def local_import(walk: Walk, name: str) -> None:
     walk.text(name)
     module = walk.process_view.module(name)
     if module is not None:
-        walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
+        if name not in walk.reach.imports:
+            walk.guards.answer(lambda: walk.process_view.module(name) is module, True)
         walk.reach.imports[name] = module
         walk.reach.partial_read_of(module)
         parent, _, last = name.rpartition(".")
@@ -55,6 +56,58 @@ def local_import(walk: Walk, name: str) -> None:
         )
         return
     _emit_source(walk, name, source)
+
+
+def from_import(
+    walk: Walk, module: ModuleType, name: str, uses: Mapping[Steps, int] | None
+) -> None:
+    """Appends a name that is imported from a loaded module, as far as it is read."""
+    walk.text(name)
+    if name in vars(module):
+        for steps in uses if uses is not None else ((),):
+            before, walk.label = walk.label, f"global {module.__name__}"
+            walk.follow(module, (("a", name), *steps))
+            walk.label = before
+        return
+    full = f"{module.__name__}.{name}"
+    if not has_submodule(walk, module, name):
+        if "__getattr__" in vars(module):
+            emit_made_up(walk, module, name)
+            return
+        walk.guards.item(vars(module), name)
+        walk.guards.item(vars(module), "__getattr__")
+    local_import(walk, full)
+    loaded = walk.process_view.module(full)
+    if loaded is not None:
+        walk.emit_uses(f"global {full}", loaded, uses)
+
+
+def plain_import(walk: Walk, name: str, statement: Import) -> None:
+    """Appends what the variables of `import a.b` and `import a.b as c` lead to, where it is loaded.
+
+    Of `import a.b` that is `a`, of which more may be read than `b`.
+    """
+    module = walk.process_view.module(name)
+    top = walk.process_view.module(name.partition(".")[0])
+    for _, path in statement.bound:
+        bound = top if path is None else _by_attributes(walk, name) or module
+        if bound is not None:
+            walk.emit_uses(f"global {name}", bound, statement.uses_at(path))
+    if not statement.bound and module is not None:
+        modules.emit_module(walk, module)
+
+
+def _by_attributes(walk: Walk, name: str) -> Any:
+    """What `import a.b as c` binds: the attribute, which need not be the module of that name."""
+    top, *rest = name.split(".")
+    found: Any = walk.process_view.module(top)
+    for part in rest:
+        content = getattr(found, "__dict__", {})
+        if part not in content:
+            return None
+        walk.guards.item(content, part, content[part])
+        found = content[part]
+    return found
 
 
 def _emit_source(walk: Walk, name: str, source: Source) -> None:
@@ -76,24 +129,38 @@ def _emit_source(walk: Walk, name: str, source: Source) -> None:
 
 def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
     name = absolute_name(statement.name, statement.level, {"__package__": package})
-    for full in (name, *(f"{name}.{each}" for each in statement.names)):
-        if walk.is_local(full.partition(".")[0]):
-            _local_by_source(walk, full)
-        else:
-            walk.text(name)
-            walk.package(name)
-
-
-def _local_by_source(walk: Walk, full: str) -> None:
-    for name in prefixes_of(full):
+    if not walk.is_local(name.partition(".")[0]):
         walk.text(name)
-        module = walk.process_view.module(name)
-        if module is not None:
-            walk.reach.imports[name] = module
-            if name == full:
-                modules.emit_module(walk, module)
-        elif (source := walk.process_view.source(name)) is not None:
-            _emit_source(walk, name, source)
+        walk.package(name)
+        return
+    for parent in prefixes_of(name):
+        local_import(walk, parent)
+    module, source = walk.process_view.module(name), walk.process_view.source(name)
+    if not statement.names:
+        plain_import(walk, name, _without_callees(statement))
+    elif "*" in statement.names and module is not None:
+        modules.emit_module(walk, module)  # who knows what is read of it
+    for each in statement.names:
+        if module is not None and each != "*":
+            from_import(walk, module, each, _without_callees(statement).uses_at((each,)))
+        elif source is not None and source.is_package:
+            local_import(walk, f"{name}.{each}")
+
+
+def _without_callees(statement: Import) -> Import:
+    """The statement, where what is passed to a function counts whole: no one knows the function."""
+    return statement._replace(uses=tuple(map(_whole_where_passed, statement.uses)))
+
+
+def _whole_where_passed(
+    uses: tuple[tuple[Steps, int], ...] | None,
+) -> tuple[tuple[Steps, int], ...] | None:
+    if uses is None:
+        return None
+    found = {
+        steps[:-1] if steps[-1:] and steps[-1][0] == "p" else steps: line for steps, line in uses
+    }
+    return None if () in found else tuple(found.items())
 
 
 # names that a package makes when they are read ----------------------------------------------------
@@ -134,5 +201,6 @@ def emit_made_up(walk: Walk, module: ModuleType, name: str) -> None:
     """Appends what makes a name of a module: its `__getattr__`, with all that this reads."""
     walk.tag("made up")
     walk.guards.item(vars(module), name)
+    walk.guards.item(vars(module), "__getattr__", vars(module)["__getattr__"])
     walk.reach.partial_read_of(module).names.add("__getattr__")
     walk.emit_labelled(f"global {module.__name__}.__getattr__", modules.getter_of(module))

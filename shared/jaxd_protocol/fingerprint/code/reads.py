@@ -308,11 +308,36 @@ class _CodeReader:
         level = level if isinstance(level, int) else 0
         self.imports.append(Import(each.value, level, names, tuple(bound)))
 
+    def _imported(self) -> Iterator[str]:
+        """The variables that import statements bind, and nothing else, each to one thing.
+
+        `import a.b` and `import a.c` both bind `a`.
+        """
+        targets: dict[str, list[tuple[str, ...]]] = {}
+        for each in self.imports:
+            for name, path in each.bound:
+                target = each.name.partition(".")[0] if path is None else each.name
+                targets.setdefault(name, []).append((str(each.level), target, *(path or ())))
+        for name, bound in targets.items():
+            if self.stored.get(name) == len(bound) and len(set(bound)) == 1:
+                yield name
+
     def _own_imports(self, uses: dict[str, dict[Steps, int]]) -> Iterator[Import]:
         """Those of this code; nested code may have other variables of the same names."""
+        is_module = self.code.co_name == "<module>"
         for each in self.imports:
-            found = (uses.get(name) for name, _ in each.bound)
+            found = (
+                self._read_of_global(name) if is_module and path is None else uses.get(name)
+                for name, path in each.bound
+            )
             yield each._replace(uses=tuple(u if u is None else (*u.items(),) for u in found))
+
+    def _read_of_global(self, name: str) -> dict[Steps, int] | None:
+        """What a module reads of `a` after its own `import a.b`."""
+        reads = [read for read in self.reads.values() if read.name == name]
+        if any(read.written for read in reads) or not _READ_ALL_LOCALS.isdisjoint(self.names):
+            return None
+        return {read.steps: read.line for read in reads}
 
     # nested code ------------------------------------------------------------------------------
 
@@ -353,11 +378,10 @@ class _CodeReader:
         # super() reads the first parameter and `__class__`, and names neither: both count whole
         uses_super = "super" in self.names or "__class__" in code.co_freevars
         first = set(code.co_varnames[:1]) if uses_super else set()
-        once = {name for each in self.imports for name, _ in each.bound}
         wanted = {
             *(name for name in code.co_varnames[:count] if name not in first | self.stored.keys()),
             *(name for name in code.co_freevars if name not in self.stored.keys() | {"__class__"}),
-            *(name for name in once if self.stored.get(name) == 1 and name not in code.co_freevars),
+            *(name for name in self._imported() if name not in code.co_freevars),
         }
         return {
             name: self.uses.reads.get(name, {})

@@ -1,0 +1,1 @@
+"""Random projects, edited while they run, beside plain jax (`make identity`)."""

@@ -1,0 +1,161 @@
+"""What `make identity` has found, each as the smallest project that shows it: jaxd says what plain jax says."""
+
+# ruff: noqa: E501  a row of a table is one line
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.generator.processes import Processes
+from tests.generator.running import compared
+from tests.generator.worlds import Act, Process, World
+
+
+class Found(NamedTuple):
+    """A project, a package `PKG` whose `f.entry` is called, and what is done to it.
+
+    Attributes:
+        says: what was wrong.
+        files: of the package; `entry` calls `go` of `f.py`.
+        steps: the edits before each call.
+        jax: whether the client has jax.
+    """
+
+    says: str
+    files: dict[str, str]
+    steps: tuple[str, ...] = ("",)
+    jax: bool = False
+
+
+_ENTRY = "\ndef entry(n, x): return x + go(n)\n"
+_ABSENT = "import importlib, os, PKG; open(os.path.join(PKG.__path__[0], 'absent.py'), 'w').write('K = 7'); importlib.invalidate_caches()"
+_UNRELATED = "import os\ndef names(): return dict(os.environ)\n"
+
+ROWS = [
+    Found(
+        "a late module that imports a name of its package had all of the package packed",
+        {
+            "f.py": "import PKG.unrelated\ndef go(n):\n    from PKG import late\n    return late.K",
+            "unrelated.py": _UNRELATED,
+            "late.py": "from . import part\nK = part.K",
+            "part.py": "K = 3",
+        },
+    ),
+    Found(
+        "a module that is loaded was no attribute of its package for a late module",
+        {
+            "f.py": "def go(n):\n    import PKG.late\n    return PKG.late.go(n)",
+            "late.py": "def go(n):\n    import PKG.loaded\n    return PKG.loaded.K",
+            "loaded.py": "K = 3",
+        },
+        ("module('PKG.loaded')", "module('PKG.loaded').K = 5"),
+    ),
+    Found(
+        "the `__getattr__` of a module that makes a name was replaced, and nobody looked",
+        {
+            "f.py": "import PKG.made\ndef go(n): return PKG.made.value",
+            "made.py": "def other(name):\n    if name == 'value': return 7\n    raise AttributeError(name)\ndef __getattr__(name):\n    if name == 'value': return 3\n    raise AttributeError(name)",
+        },
+        ("", "made = module('PKG.made'); made.__getattr__ = made.other"),
+    ),
+    Found(
+        "a package of which another module is imported late lacked what else was read of it",
+        {
+            "f.py": "import PKG.loaded\ndef go(n):\n    import PKG.late\n    return PKG.late.K + PKG.loaded.K",
+            "late.py": "K = 3",
+            "loaded.py": "K = 4",
+        },
+        ("", "module('PKG.loaded').K = 5"),
+    ),
+    Found(
+        "two late modules of one package, imported in one function, had all of the package packed",
+        {
+            "f.py": "import PKG.unrelated\ndef go(n):\n    import PKG.one\n    import PKG.two\n    return PKG.one.K + PKG.two.K",
+            "one.py": "K = 3",
+            "two.py": "K = 4",
+            "unrelated.py": _UNRELATED,
+        },
+    ),
+    Found(
+        "a late module that imports another by its dotted name had all of the package packed",
+        {
+            "f.py": "import PKG.unrelated, PKG.loaded\ndef go(n):\n    import PKG.late\n    return PKG.late.go(n)",
+            "late.py": "import PKG.part\ndef go(n): return PKG.part.K + PKG.loaded.K",
+            "part.py": "K = 3",
+            "loaded.py": "K = 4",
+            "unrelated.py": _UNRELATED,
+        },
+        ("", "module('PKG.loaded').K = 5"),
+    ),
+    Found(
+        "of a loaded module that a function of a late one imports all was packed",
+        {
+            "f.py": "def go(n):\n    import PKG.late\n    return PKG.late.go(n)",
+            "late.py": "def go(n):\n    from . import unrelated\n    import PKG.unrelated as same\n    return unrelated.K + same.twice(n)",
+            "unrelated.py": f"{_UNRELATED}K = 3\ndef twice(n): return 2 * n + LEVEL\nLEVEL = 4",
+        },
+        (
+            "module('PKG.unrelated')",
+            "module('PKG.unrelated').K = 5",
+            "module('PKG.unrelated').LEVEL = 6",
+        ),
+    ),
+    Found(
+        "a name that a module lacks was made by a `__getattr__` that it got later",
+        {
+            "f.py": "import PKG.part\ndef go(n): return getattr(PKG.part, 'LATER', 3)",
+            "part.py": "def getter(name):\n    if name == 'LATER': return 7\n    raise AttributeError(name)",
+        },
+        ("", "part = module('PKG.part'); part.__getattr__ = part.getter"),
+    ),
+    Found(
+        "a name that an import did not find was there later",
+        {
+            "f.py": "import PKG.part\ndef go(n):\n    try:\n        from PKG.part import LATER\n    except ImportError: return 3\n    return LATER",
+            "part.py": "",
+        },
+        ("", "module('PKG.part').LATER = 7"),
+    ),
+    Found(
+        "a module that an import did not find was there later",
+        {
+            "f.py": "def go(n):\n    try:\n        from PKG import absent\n    except ImportError: return 3\n    return absent.K"
+        },
+        ("", _ABSENT),
+    ),
+    Found(
+        "a module that a late module did not find was there later",
+        {
+            "f.py": "def go(n):\n    import PKG.late\n    return PKG.late.K",
+            "late.py": "try:\n    from PKG.absent import K\nexcept ImportError: K = 3",
+        },
+        ("", _ABSENT),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes() as made:
+        yield made
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
+def test_what_was_found_is_right_now(row: Found, processes: Processes) -> None:
+    """In one process, before and after each edit."""
+    name = f"found_{ROWS.index(row)}"
+
+    files = {f"{name}/{path}": text.replace("PKG", name) + "\n" for path, text in row.files.items()}
+    files[f"{name}/f.py"] += _ENTRY
+    files[f"{name}/__init__.py"] = ""
+    call = {"function": f"{name}.f", "threads": []}
+    acts = [Act({}, [code.replace("PKG", name)] if code else [], [call]) for code in row.steps]
+    made = World(name, files, [], [Process({}, ["prog"], "wd", [], acts)])
+    for each in compared(processes, made, jax=row.jax):
+        assert not each.is_end, each.got
+        for _, got, right in each.outcomes():
+            assert right[0] == "value", right
+            assert got == right, each.act
+        assert not each.unsound()
