@@ -121,7 +121,7 @@ except Exception:
         ("import glob; K = glob.glob('*.py')", "the folder or file"),
         ("import subprocess; K = subprocess.run(['true'])", "its environment, folder and files"),
         ("import os; K = os.system('true')", "its environment, folder and files"),
-        ("import os; K = open('/'.join(['', 'bin', 'true']), 'rb')", "the file '/bin/true'"),
+        ("import os\nwith open('/'.join(['', 'bin', 'true'])): K = 1", "the file '/bin/true'"),
         ("import sys; K = len(sys.orig_argv)", "sys.orig_argv"),
         (SWALLOWED, "the folder or file '.'"),
     ],

@@ -38,6 +38,10 @@ def _without_digest(before: Any) -> Any:
     return lambda code: before(code)._replace(digest=b"")
 
 
+def _without_reads(before: Any) -> Any:
+    return lambda fingerprint, reads: fingerprint
+
+
 def _holds(before: Any) -> Any:
     return lambda self: True
 
@@ -50,6 +54,9 @@ SWITCHES: Final[Mapping[str, tuple[Patch, ...]]] = {
     "reads": (  # what is read of the process counts, and is looked at before each call
         Patch(BOTH, _SETTINGS, "emit_value", _nothing),
         Patch(BOTH, _SETTINGS, "emit_process", _nothing),
+        Patch(
+            BOTH, "jaxd_protocol.messages.recorded_reads", "recorded_fingerprint", _without_reads
+        ),
     ),
     "guards": (Patch(("client",), "jaxd_protocol.fingerprint.guards", "Guards.hold", _holds),),
     "packages": (  # a worker is replaced when a package that it has imported changes

@@ -151,6 +151,8 @@ class Caller:
             return (snapshot.name, spec.options, snapshot.manifest.to_message()), ()
         specs = list(self._specs.values())
         snapshots = [s.snapshot for s in specs if s.snapshot.manifest.fingerprint == args[0]]
+        if not snapshots:
+            raise KeyError(args[0])
         if verb == "code":
             return (), (memoryview(snapshots[0].code),)
         from jaxd.request.process_answers import confirmed  # few functions read their process

@@ -266,8 +266,9 @@ class Pipeline:
         if executable.outdated:
             changes = dependency_changes(function.name, executable.outdated)
             refuse_or_warn(changes, call.emit, strict=call.strict)
-        own_builds = [*filter(None, [job.made]), *before]
-        made = next((one for one in own_builds if one.executable is executable), None)
+        made = job.made
+        for earlier in before:
+            made = earlier if made is None and earlier.executable is executable else made
         self._count_first_use(call.session, executable, made)
         if call.warm_only:
             self.admission.release(call)

@@ -23,7 +23,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from functools import lru_cache
 from types import FrameType
 from typing import Any, Final, Literal, NoReturn
@@ -482,9 +482,15 @@ def _get_effective_level(self: logging.Logger) -> int:
 
 def _start_thread(self: threading.Thread) -> None:
     """Replaces `threading.Thread.start`: what a thread of the client's reads is the client's."""
-    if _reader.get() is not None:
-        context, run = copy_context(), self.run
-        vars(self)["run"] = lambda: context.run(run)
+    reader = _reader.get()
+    if reader is not None and _who_reads() != "server":
+        run = self.run
+
+        def reading_as_here() -> None:
+            _reader.set(reader)
+            run()
+
+        vars(self)["run"] = reading_as_here
     _originals[_start_thread](self)
 
 
