@@ -111,7 +111,7 @@ def test_its_fingerprint_is_hexadecimal_and_stable(client: Client) -> None:
     assert made.fingerprint == made.fingerprint
     assert len(bytes.fromhex(made.fingerprint)) == 16
     with pytest.raises(PackingError, match="__import__"):
-        _ = persistent_call(lambda x: __import__(x)).fingerprint
+        _ = persistent_call(lambda x: __import__(f"{x}")).fingerprint
 
 
 RATE = 2.0
