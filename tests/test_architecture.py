@@ -83,6 +83,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "shared/jaxd_protocol/jit/settings.py": "settings and meshes of a thread",
     "shared/jaxd_protocol/jax_objects/structures.py": "a named tuple that is registered",
     "shared/jaxd_protocol/jit/source_locations.py": "how many frames a location has",
+    "shared/jaxd_protocol/fingerprint/values/modules.py": "a function that reads identities",
 }
 
 # The only files in which bytes become objects or code, each with who has written the bytes.
