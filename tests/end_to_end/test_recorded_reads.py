@@ -76,6 +76,7 @@ work = json.loads(sys.argv.pop(1))
 os.chdir(work["folder"])
 sys.path.insert(0, work["project"])
 logging.getLogger("rr").setLevel(work["level"])
+logging.disable(work["level"] - 5)
 sys.setrecursionlimit(work["recursion"])
 locale.setlocale(locale.LC_NUMERIC, work["locale"])
 import jaxd, functions

@@ -53,6 +53,7 @@ NEVER: Final[tuple[type[BaseException], ...]] = (
     errors.Cancelled,
     errors.MissingPackage,
     errors.PackageMismatch,
+    errors.StaleProgramError,
     errors.CallbackError,
     errors.ValueDeleted,
     errors.ValuesLost,

@@ -454,8 +454,8 @@ def _as_list(value: Any) -> Any:
 _LOGGING: Final = logging.__file__
 
 
-def _client_level(logger: logging.Logger, reader: _Reader) -> int | None:
-    """The level that a client's logger of that name has; None for a read that is not a client's.
+def _client_logger(logger: logging.Logger, reader: _Reader) -> tuple[int, int, bool] | None:
+    """What a client's logger of that name has; None for a read that is not a client's.
 
     A logger that is asked by one of its own methods, as by `debug`, only decides what is printed.
     """
@@ -463,21 +463,25 @@ def _client_level(logger: logging.Logger, reader: _Reader) -> int | None:
         return None
     name = "" if logger.name == "root" else logger.name
     found = reader.find("logger", name, f"the level of the logger {logger.name!r}")
-    return None if found is OWN else int(found)
+    read: tuple[int, int, bool] | None = None if found is OWN else found
+    return read
 
 
 def _is_enabled_for(self: logging.Logger, level: int) -> bool:
     """Replaces `logging.Logger.isEnabledFor`."""
     reader = _reader.get()
-    found = None if reader is None else _client_level(self, reader)
-    return bool(_originals[_is_enabled_for](self, level) if found is None else level >= found)
+    found = None if reader is None else _client_logger(self, reader)
+    if found is None:
+        return bool(_originals[_is_enabled_for](self, level))
+    effective, below, is_disabled = found
+    return not is_disabled and level > below and level >= effective
 
 
 def _get_effective_level(self: logging.Logger) -> int:
     """Replaces `logging.Logger.getEffectiveLevel`."""
     reader = _reader.get()
-    found = None if reader is None else _client_level(self, reader)
-    return int(_originals[_get_effective_level](self) if found is None else found)
+    found = None if reader is None else _client_logger(self, reader)
+    return int(_originals[_get_effective_level](self)) if found is None else found[0]
 
 
 def _start_thread(self: threading.Thread) -> None:

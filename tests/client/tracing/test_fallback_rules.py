@@ -32,6 +32,7 @@ FINAL = [
     errors.Cancelled,
     errors.MissingPackage,
     errors.PackageMismatch,
+    errors.StaleProgramError,
     errors.CallbackError,
     errors.ValueDeleted,
     errors.ValuesLost,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -40,7 +41,8 @@ def test_a_call_lasts_as_long_as_the_packages_that_it_has_run(
     site.install("shelf_upper", "1", {"shelf_upper.py": "import shelf_used"})
     site.install("shelf_loaded", "1", {"shelf_loaded.py": "1"})
     importlib.import_module("shelf_loaded")
-    source = Source(shelved)
+    # of a module that only its client has: this one is loaded here, and has imported the rest
+    source = Source(FunctionType(shelved.__code__, {"__name__": "shelved_program"}))
     harness = open_harness()
     harness.value(source, X)
     name, kept = kept_one(harness)
