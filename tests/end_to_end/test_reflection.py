@@ -136,3 +136,32 @@ def test_what_is_read_of_an_argument_is_its_caller_s(live: LiveServer) -> None:
         done = live.run(GIVEN)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == [2.0, 5.0, 3.0, 6.0, 4.0, 5.0, 1.0, 1.0, 1.0, 1.0, True]
+
+
+SHARED = """
+import json
+import numpy as np
+from jaxd import persistent_call
+
+WEIGHTS = np.arange(3.0)
+class Model:
+    weights = WEIGHTS
+model = Model()
+
+@persistent_call(fallback="error")
+def sends_the_class_first(x): return x + Model.weights.sum() + isinstance(model, Model)
+@persistent_call(fallback="error", static_argnames="given")
+def shared(x, given):
+    return x + 10 * (Model.weights is WEIGHTS) + 20 * (given.weights is WEIGHTS) + (
+        100 * isinstance(given, Model))
+
+print(json.dumps([float(sends_the_class_first(0.0)), float(shared(0.0, given=model))]))
+"""
+
+
+def test_what_is_one_object_stays_one_where_a_class_is_known_already(live: LiveServer) -> None:
+    """Also if another function has sent the class before, with an array of its own."""
+    done = live.run(SHARED)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [4.0, 130.0]
+    assert "SkewWarning" not in done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxd_protocol.errors import PackingError
-from jaxd_protocol.fingerprint import content_id, packing_for, walk
+from jaxd_protocol.fingerprint import PackedFor, content_id, packing_for, walk
 from tests.identity.probing import ProbeResult
 from tests.identity.projects import Edit, check, edit, probe_edits, write
 
@@ -252,7 +252,7 @@ def test_a_class_has_another_id_for_code_that_reads_more_of_it(tmp_path: Path) -
     """So on a server it is another class than for code of which none reads that."""
     held = _run(tmp_path, PROJECT)["Held"]
     plain = content_id(held)
-    with packing_for(None, frozenset({"docstrings"})):
+    with packing_for(PackedFor(readers=frozenset({"docstrings"}))):
         before = content_id(held)
         held.__doc__ = "Other."
         assert before != content_id(held) != plain

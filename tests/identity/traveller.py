@@ -37,7 +37,7 @@ def pack(job: dict[str, Any]) -> dict[str, Any]:
 
 def _packed(value: Any, name: str) -> Any:
     from jaxd_protocol.errors import JaxdError
-    from jaxd_protocol.fingerprint import packing_for, walk
+    from jaxd_protocol.fingerprint import PackedFor, packing_for, walk
     from jaxd_protocol.fingerprint.values.reflection import of_classes
     from jaxd_protocol.messages.function_manifest import FunctionManifest
     from jaxd_protocol.pickling.pack.functions import pack_function
@@ -45,7 +45,8 @@ def _packed(value: Any, name: str) -> Any:
     try:
         walked = walk(value, name)
         manifest = FunctionManifest.of(walked.fingerprint)
-        with packing_for(None, of_classes(walked.reach.readers)):
+        scope = walked.fingerprint.digest if walked.reach.has_aliases else b""
+        with packing_for(PackedFor(None, of_classes(walked.reach.readers), scope)):
             return manifest.to_message(), bytes(pack_function(value, name, walked.reach))
     except JaxdError as error:
         return f"refused: {type(error).__name__}: {error}"

@@ -320,11 +320,13 @@ class FunctionSnapshot:
 
     def pickling_context(self) -> AbstractContextManager[None]:
         """Around the packing of its arguments and the reading of its results."""
-        if self.archives is None and not self._readers:
+        has_aliases = self._walk_result.reach.has_aliases
+        if self.archives is None and not self._readers and not has_aliases:
             return _BY_VALUE
-        from jaxd_protocol.fingerprint import packing_for
+        from jaxd_protocol.fingerprint import PackedFor, packing_for
 
-        return packing_for(self.archives, self._readers)
+        scope = self.walk_fingerprint.digest if has_aliases else b""
+        return packing_for(PackedFor(self.archives, self._readers, scope))
 
     def warn(self) -> None:
         """Warns of what no key can hold and what is not shared; for a function's first snapshot.

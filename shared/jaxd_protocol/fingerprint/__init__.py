@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.canonical_bytes import digest as short_digest
 from jaxd_protocol.fingerprint.data_model import Archives, Reader
 from jaxd_protocol.fingerprint.data_model import CallbackList as CallbackList
 from jaxd_protocol.fingerprint.data_model import Fingerprint as Fingerprint
@@ -108,8 +109,14 @@ def content_id(value: Any) -> bytes:
         return known[2]
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     walked = walk_for_packing(value, name)
-    _content_ids[id(value), used.mark] = (value, walked.guards, walked.fingerprint.digest)
-    return walked.fingerprint.digest
+    found = id_in_scope(walked.fingerprint.digest, used.scope)
+    _content_ids[id(value), used.mark] = (value, walked.guards, found)
+    return found
+
+
+def id_in_scope(content: bytes, scope: bytes) -> bytes:
+    """The content id of what has such a digest; another one for each scope that is not empty."""
+    return short_digest(content + scope) if scope else content
 
 
 class PackedFor(NamedTuple):
@@ -118,16 +125,20 @@ class PackedFor(NamedTuple):
     Attributes:
         archives: those of its packages that count as files.
         readers: what its code reads of classes, beside what counts in any case.
+        scope: its fingerprint, if its classes and callables are its own: what it reaches by two
+            ways is then one object on a server, too, also if one of the ways is a class that
+            another function has sent before. Else empty: they are shared by content.
     """
 
     archives: Archives | None = None
     readers: frozenset[Reader] = frozenset()
+    scope: bytes = b""
 
     @property
     def mark(self) -> bytes:
         """Differs where content ids may differ."""
         content = b"" if self.archives is None else self.archives.archive.content
-        return b" ".join((content, *(each.encode() for each in sorted(self.readers))))
+        return b" ".join((content, self.scope, *(each.encode() for each in sorted(self.readers))))
 
 
 _NOTHING: Final = PackedFor()
@@ -146,9 +157,9 @@ def walk_for_packing(value: Any, name: str) -> WalkResult:
 
 
 @contextmanager
-def packing_for(archives: Archives | None, readers: frozenset[Reader]) -> Iterator[None]:
+def packing_for(used: PackedFor) -> Iterator[None]:
     """Around the packing of arguments and code, and the reading of results."""
-    token = _current.set(PackedFor(archives, readers))
+    token = _current.set(used)
     try:
         yield
     finally:

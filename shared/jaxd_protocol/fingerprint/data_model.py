@@ -515,6 +515,7 @@ class ReachedObjects:
         readers: what reached code reads of all that is reached.
         functions, classes: the user's own that count by content, in the order of the walk.
         aliased: arrays, partials and cells, each as often as it is met: they have no number.
+        has_aliases: whether code that tells objects apart meets one of these twice.
     """
 
     def __init__(self, archives: Archives | None = None) -> None:
@@ -538,6 +539,7 @@ class ReachedObjects:
         self.functions: list[FunctionType] = []
         self.classes: list[type] = []
         self.aliased: list[Any] = []
+        self.has_aliases = False
 
     def absorb(self, part: ReachedObjects) -> None:
         """Adds what a part of the walk has reached."""

@@ -250,7 +250,8 @@ def _emit_aliases(walk: Walk) -> None:
     """Which of the objects without a number are the same one; nothing where none is met twice."""
     numbers: dict[int, int] = {}
     found = [numbers.setdefault(id(each), len(numbers)) for each in walk.reach.aliased]
-    if len(numbers) < len(found):
+    walk.reach.has_aliases = len(numbers) < len(found)
+    if walk.reach.has_aliases:
         walk.tag("aliases")
         for number in (len(found), *found):
             walk.text(number)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxd_protocol.fingerprint import content_id, current_packing, packing_for
+from jaxd_protocol.fingerprint import PackedFor, content_id, current_packing, packing_for
 from jaxd_protocol.fingerprint.data_model import Source
 from jaxd_protocol.fingerprint.local_archives import (
     LocalArchives,
@@ -161,7 +161,7 @@ def test_content_ids_depend_on_how_the_function_travels(archives: LocalArchives,
     """The same class is another one on the server when it is made by its source."""
     archives.close()
     by_value = content_id(shop.C)
-    with packing_for(archives, frozenset()):
+    with packing_for(PackedFor(archives)):
         assert current_packing().archives is archives
         assert content_id(shop.C) != by_value
     assert content_id(shop.C) == by_value

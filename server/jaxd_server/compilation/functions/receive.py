@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from jaxd_protocol.errors import PackingError, ProtocolError
-from jaxd_protocol.fingerprint import ListedCallback, Part, WalkResult, walk
-from jaxd_protocol.fingerprint.data_model import CallbackCandidates, Reader
+from jaxd_protocol.fingerprint import ListedCallback, PackedFor, Part, WalkResult, id_in_scope, walk
+from jaxd_protocol.fingerprint.data_model import CallbackCandidates
 from jaxd_protocol.fingerprint.process_view import ClientProcess
 from jaxd_protocol.fingerprint.values.reflection import of_classes
 from jaxd_protocol.jit.options import fingerprint_of
@@ -97,10 +97,11 @@ def receive_function(
         restore_defaults()  # a package may have set some when it was imported; calls bring theirs
         there = manifest.there({**arrived.patched_modules, **arrived.modules}, arrived.sources)
         walked = _walk_over(name, manifest, arrived, there)
-        readers = frozenset[Reader]() if walked is None else of_classes(walked.reach.readers)
-        content_table.discard_wrong(
-            lambda name, cls: _is_right(name, cls, there, arrived.archives, readers)
-        )
+        sent_for = PackedFor(arrived.archives)
+        if walked is not None:
+            scope = manifest.fingerprint if walked.reach.has_aliases else b""
+            sent_for = sent_for._replace(readers=of_classes(walked.reach.readers), scope=scope)
+        content_table.discard_wrong(lambda name, cls: _is_right(name, cls, there, sent_for))
     made = partial(UnpackedFunction, listed=manifest.callbacks, archive=arrived.archives)
     if walked is None or not manifest.shared:
         # its key is like no other
@@ -156,13 +157,12 @@ def _receive_by_bytes(fingerprint: bytes, data: bytes | memoryview) -> UnpackedF
     return UnpackedFunction(unpack(data))
 
 
-def _is_right(
-    name: ClassId, cls: type, there: ClientProcess, archives: Any, readers: frozenset[Reader]
-) -> bool:
+def _is_right(name: ClassId, cls: type, there: ClientProcess, sent_for: PackedFor) -> bool:
     """Whether a class has the content that its id says, so that other functions may share it."""
+    archives, readers, scope = sent_for
     walked = walk(cls, cls.__qualname__, there, archives=archives, readers=readers)
     found = walked.fingerprint
-    return found.digest == name.content or bool(found.unshared)
+    return id_in_scope(found.digest, scope) == name.content or bool(found.unshared)
 
 
 def _refuse_settings(name: str, ours: tuple[Part, ...], theirs: tuple[Part, ...]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import JaxdError, PackingError
-from jaxd_protocol.fingerprint import content_id, current_packing, walk_for_packing
+from jaxd_protocol.fingerprint import content_id, current_packing, id_in_scope, walk_for_packing
 from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper, FunctionWrapper
 from jaxd_protocol.fingerprint.values.reflection import subclasses_of
@@ -196,7 +196,8 @@ def _packed_once(content: bytes, value: Any) -> Packed:
         walked = walk_for_packing(value, name)
     fingerprint = walked.fingerprint
     keeps_id = not walked.guards.complete or fingerprint.unshared
-    if not keeps_id and fingerprint.digest != content:
+    found_id = id_in_scope(fingerprint.digest, current_packing().scope)
+    if not keeps_id and found_id != content:
         raise _ContentChanged(f"{name} was changed while it was packed.")
     _packed_callables[content] = found
     return found
