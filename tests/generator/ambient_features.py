@@ -203,13 +203,14 @@ THREADS: Final[Mapping[str, Feature]] = {
 REGISTRIES: Final[Mapping[str, Feature]] = {
     "subclasses": Feature(
         "class S_NN: pass\nclass T_NN(S_NN):\n    v = AA",
-        term="sum(c.v for c in S_NN.__subclasses__())",
+        term="sum({c.__name__: c.v for c in S_NN.__subclasses__()}.values())",
         edits=does("m.U_NN = type('U', (m.S_NN,), {'v': BB})", "m.T_NN.v = BB"),
         kind="subclasses",
     ),
     "subclasses elsewhere": Feature(
         "from PKG.plugin_NN import T\nfrom PKG.base_NN import S",
-        term="sum(c.v for c in S.__subclasses__())",
+        # The last of each name: when the garbage collector takes a class that was replaced is chance.
+        term="sum({c.__name__: c.v for c in S.__subclasses__()}.values())",
         files={
             "base_NN.py": "class S: pass\n",
             "plugin_NN.py": "from .base_NN import S\nclass T(S):\n    v = AA\n",

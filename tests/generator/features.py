@@ -307,7 +307,6 @@ MORE: Final[Mapping[str, Feature]] = {
         "vars(e_NN)['a'] = AA + BB",
         term="e_NN.a",
         edits=does("m.D_NN.__set__ = lambda self, one, v: None"),
-        kind="descriptor that becomes one of data",
     ),
     "metaclass": Feature(
         top="class M_NN(type):\n    @property\n    def v(cls): return cls.w * 2\n    def __len__(cls): return AA\n"

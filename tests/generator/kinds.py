@@ -24,7 +24,6 @@ REFUSED: Final[Mapping[str, str]] = {
 
 _OF_SERVER: Final = "not seen: it is the server's"
 OPEN: Final[Mapping[str, str]] = {
-    "descriptor that becomes one of data": "no guard looks whether a descriptor has __set__",
     "classes alike": "two classes with the same content are one on the server",
     "object of a package": "the server has its own, with which it answers, and warns",
     "context variable": _OF_SERVER,

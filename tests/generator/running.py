@@ -20,8 +20,9 @@ LANES: Final = 3
 UNSOUND: Final = ("SkewWarning", "UnsharedWarning")
 """Warnings after which nothing is shared: what a function of the tables never deserves."""
 
-_RENEWED: Final = "the server's worker was restarted."
-"""What is said, rightly, when a package was installed anew."""
+_DESERVED: Final = ("the server's worker was restarted.", "or by `jaxd restart --force`.")
+"""How warnings end that are right when a package is installed anew: while the worker may be
+restarted, and while it holds arrays. Answers of the old one are findings all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ class Compared:
         """Warnings that none of these programs deserves."""
         heard = self.got.get("warnings", ())
         unsound = [f"{name}: {text}" for name, text in heard if name in UNSOUND]
-        return [text for text in unsound if not text.endswith(_RENEWED)]
+        return [text for text in unsound if not text.endswith(_DESERVED)]
 
 
 def compared(processes: Processes, made: World, *, jax: bool = False) -> Iterator[Compared]:

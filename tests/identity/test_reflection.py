@@ -206,6 +206,19 @@ def test_an_edit_changes_what_reads_it_and_nothing_else(
     check(row, seen)
 
 
+DESCRIPTORS = """
+class Given:
+    def __get__(self, held, cls): return 7
+class Base: pass
+class Held(Base): shadowed = Given()
+held = Held()
+held.own = 2
+vars(held)["shadowed"] = 3
+def own(x): return x * held.own
+def shadowed(x): return x * held.shadowed
+def plain(x): return x
+"""
+
 LATE = [
     (PROJECT, "name", "helper.__name__ = 'other'"),
     (PROJECT, "name", "Held.__name__ = 'Other'"),
@@ -221,6 +234,10 @@ LATE = [
     (ALIASES, "asks", "m.b = m.a"),
     (ALIASES, "in_lists", "m.second[0] = m.first[0]"),
     (PLUGINS, "by_helper", "class Second(Base): rate = 2"),
+    (DESCRIPTORS, "own", "Held.own = property(lambda held: 5)"),
+    (DESCRIPTORS, "own", "Base.own = property(lambda held: 5)"),
+    (DESCRIPTORS, "shadowed", "Held.shadowed = property(lambda held: 5)"),
+    (DESCRIPTORS, "shadowed", "Given.__set__ = lambda self, held, value: None"),
 ]
 
 

@@ -382,6 +382,9 @@ def follow_attribute(walk: Walk, value: Any, kind: str, name: str, rest: Steps) 
     _begin_partial_read(walk, value)
     walk.reach.partial_read_of(value).names.add(name)
     walk.guards.item(attributes, name, attributes.get(name, MISSING))
+    walk.guards.lookup(cls, name)
+    if on_class is not MISSING:
+        walk.guards.lookup(type(on_class), "__set__")
     return _result_of_step(walk, attributes.get(name, MISSING), f".{name}", rest)
 
 

@@ -9,7 +9,7 @@ Plain loops throughout: `all` would make a generator for each of them, in each c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CellType, FunctionType
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ ARRAY_LIMIT: Final = 1 << 20
 """Bytes of an array up to which a change in place is noticed; a larger one is pinned at its first
 use, as `jax.jit` does it."""
 
+_IMMUTABLE_TYPE: Final = 1 << 8  # `Py_TPFLAGS_IMMUTABLETYPE`
 MISSING: Final = object()
 """In place of a value: there is none."""
 
@@ -36,7 +37,7 @@ class Guards:
     def __init__(self) -> None:
         self.complete = True
         self.arrays: list[Any] = []
-        self._items: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._items: list[tuple[Mapping[Any, Any], Any, Any]] = []
         self._functions: list[tuple[FunctionType, Any, Any, Any]] = []
         self._cells: list[tuple[CellType, Any]] = []
         self._types: list[tuple[Any, type]] = []
@@ -44,6 +45,7 @@ class Guards:
         self._sequences: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         self._attributes: list[tuple[Any, str, Any]] = []
         self._accesses: dict[type, tuple[Any, Any]] = {}
+        self._lookups: set[tuple[type, str]] = set()
         self._arrays: dict[int, tuple[Any, Any]] = {}
         self._variables: list[tuple[str, str | None]] = []
         self._answers: list[tuple[Callable[[], Any], Any]] = []
@@ -54,7 +56,7 @@ class Guards:
 
     # taken while walking ----------------------------------------------------------------------
 
-    def item(self, holder: dict[Any, Any], key: Any, value: Any = MISSING) -> None:
+    def item(self, holder: Mapping[Any, Any], key: Any, value: Any = MISSING) -> None:
         """`holder[key]` is `value`; without one, there is no such key."""
         self._items.append((holder, key, value))
 
@@ -82,6 +84,18 @@ class Guards:
         """How the attributes of a class's instances are found."""
         if cls not in self._accesses:
             self._accesses[cls] = _access(cls)
+
+    def lookup(self, cls: type, name: str) -> None:
+        """Where a class and its bases have an attribute: a property precedes an object's own."""
+        if (cls, name) in self._lookups:
+            return
+        self._lookups.add((cls, name))
+        for base in cls.__mro__:
+            attributes: Any = vars(base)
+            if not base.__flags__ & _IMMUTABLE_TYPE:
+                self.item(attributes, name, attributes.get(name, MISSING))
+            if name in attributes:
+                break
 
     def mapping(self, value: Any) -> None:
         """All keys and values, in order."""
