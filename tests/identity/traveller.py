@@ -45,7 +45,7 @@ def _packed(value: Any, name: str) -> Any:
     try:
         walked = walk(value, name)
         manifest = FunctionManifest.of(walked.fingerprint)
-        scope = walked.fingerprint.digest if walked.reach.has_aliases else b""
+        scope = walked.reach.scope(walked.fingerprint.digest)
         with packing_for(PackedFor(None, of_classes(walked.reach.readers), scope)):
             return manifest.to_message(), bytes(pack_function(value, name, walked.reach))
     except JaxdError as error:

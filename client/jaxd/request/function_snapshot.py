@@ -233,6 +233,7 @@ class FunctionSnapshot:
         )
         self.guards = self._walk_result.guards
         self._readers = _readers_of_classes(self._walk_result)
+        self._scope = self._walk_result.reach.scope(self.walk_fingerprint.digest)
         self._packed: bytes | None = None
         self.is_fresh = True
         self.after_fork()
@@ -320,13 +321,11 @@ class FunctionSnapshot:
 
     def pickling_context(self) -> AbstractContextManager[None]:
         """Around the packing of its arguments and the reading of its results."""
-        has_aliases = self._walk_result.reach.has_aliases
-        if self.archives is None and not self._readers and not has_aliases:
+        if self.archives is None and not self._readers and not self._scope:
             return _BY_VALUE
         from jaxd_protocol.fingerprint import PackedFor, packing_for
 
-        scope = self.walk_fingerprint.digest if has_aliases else b""
-        return packing_for(PackedFor(self.archives, self._readers, scope))
+        return packing_for(PackedFor(self.archives, self._readers, self._scope))
 
     def warn(self) -> None:
         """Warns of what no key can hold and what is not shared; for a function's first snapshot.

@@ -569,6 +569,13 @@ class ReachedObjects:
         self.classes += part.classes
         self.aliased += part.aliased
 
+    def scope(self, fingerprint: bytes) -> bytes:
+        """What tells the classes of a function of that fingerprint from those of others.
+
+        Empty where they are shared by content, as they are unless it has aliases.
+        """
+        return fingerprint if self.has_aliases else b""
+
     def unread(self) -> ReachedObjects:
         """The same, of which nothing counts."""
         self.readers, self.functions, self.classes, self.aliased = set(), [], [], []

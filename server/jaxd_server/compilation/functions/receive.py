@@ -99,8 +99,9 @@ def receive_function(
         walked = _walk_over(name, manifest, arrived, there)
         sent_for = PackedFor(arrived.archives)
         if walked is not None:
-            scope = manifest.fingerprint if walked.reach.has_aliases else b""
-            sent_for = sent_for._replace(readers=of_classes(walked.reach.readers), scope=scope)
+            readers = of_classes(walked.reach.readers)
+            scope = walked.reach.scope(manifest.fingerprint)
+            sent_for = PackedFor(arrived.archives, readers, scope)
         content_table.discard_wrong(lambda name, cls: _is_right(name, cls, there, sent_for))
     made = partial(UnpackedFunction, listed=manifest.callbacks, archive=arrived.archives)
     if walked is None or not manifest.shared:
