@@ -29,7 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything is imported that looks at the environment."""
     another_server.note(config)
-    xla_flags.compile_fast()
+    if another_server.named_server() is None:  # which compiles as its users have it compile
+        xla_flags.compile_fast()
 
 
 @pytest.hookimpl(wrapper=True)

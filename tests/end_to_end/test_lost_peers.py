@@ -308,6 +308,11 @@ right, interrupts, done = [], 0, threading.Event()
 class Alarm(BaseException):
     pass
 
+def complain(unraisable, before=sys.unraisablehook):
+    if unraisable.exc_type is not Alarm:  # Python itself swallows what is raised in a `__del__`
+        before(unraisable)
+
+sys.unraisablehook = complain
 armed = False
 
 def ring(number, frame):

@@ -156,6 +156,6 @@ def test_what_cannot_have_a_name_is_refused(client: Client) -> None:
         client.put([1.0], name="")
     with pytest.raises(ArgumentError, match="seconds that the name is to live"):
         client.put([1.0], name="n", ttl_s=-1)
-    wait_until(lambda: client.statistics().values == held)
+    wait_until(lambda: client.statistics().values <= held)  # those of earlier clients may go
     with pytest.raises(ValueDeleted):
         client.named("n")

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxd import Client
+from jaxd import Client, connect
 from tests.live_server import LiveServer
 from tests.server.staging import at_once
 
@@ -312,6 +314,23 @@ K = found[0]
         return x * late_thread.K
 
     assert float(step(1.0)) == 8.0
+
+
+def test_what_the_server_reads_for_itself_meanwhile_is_none_of_the_functions(
+    start_live: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    """Such as the disk cache, where a constant is compiled: in a user's folder, as by default."""
+    (tmp_path / "temporary").mkdir()  # what lies in there counts as nobody's
+    server = start_live(TMPDIR=str(tmp_path / "temporary"))
+
+    with connect(server.unix) as client:
+
+        @client.persistent_call
+        def step(x: Any) -> Any:
+            with jax.ensure_compile_time_eval():
+                return x * jnp.cumsum(jnp.arange(5.0))[-1]
+
+        assert float(step(2.0)) == 20.0
 
 
 def test_why_names_what_was_read(

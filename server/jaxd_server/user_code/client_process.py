@@ -174,6 +174,7 @@ def reading(reads: ProcessReads, ask: Ask) -> Iterator[None]:
 _STANDARD_LIBRARY: Final = os.path.join(os.path.dirname(os.__file__), "")
 _OF_INSTALLED: Final = (
     "<frozen importlib",
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
     *(
         _STANDARD_LIBRARY + name
         for name in (
@@ -182,7 +183,8 @@ _OF_INSTALLED: Final = (
         )
     ),
 )
-"""Files of code that looks for installed packages, shows lines of source or translates texts."""
+"""Files of code that looks for installed packages, shows lines of source or translates texts, and
+those of this package: jax calls its disk cache when it compiles a constant of the client's code."""
 
 
 def _who_reads() -> Literal["client", "library", "server"]:
@@ -197,7 +199,7 @@ def _who_reads() -> Literal["client", "library", "server"]:
         if is_private(frame.f_builtins):
             return "library" if is_library else "client"
         file = frame.f_code.co_filename
-        if file.startswith(_OF_INSTALLED):
+        if file.startswith(_OF_INSTALLED) and file != __file__:
             return "server"
         is_library = is_library or not _is_standard(file)
         frame = frame.f_back
