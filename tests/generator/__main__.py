@@ -37,9 +37,6 @@ def main() -> int:
         help="take a mechanism away at both ends, and find what it is for, within 2,000 programs",
     )
     parser.add_argument("--feature", nargs="+", choices=list(FEATURES), default=[], metavar="NAME")
-    parser.add_argument(
-        "--open", action="store_true", help="draw also what is known not to be right"
-    )
     parser.add_argument("--shrink", type=int, default=10, help="how many findings to make small")
     arguments = parser.parse_args()
     if arguments.switch_off is not None:
@@ -50,7 +47,7 @@ def main() -> int:
     print(f"{arguments.programs:,} programs, seed {arguments.seed}", flush=True)
     started = time.monotonic()
     with Processes() as processes:
-        plans = _plans(arguments.seed, arguments.programs, arguments.open, arguments.feature)
+        plans = _plans(arguments.seed, arguments.programs, arguments.feature)
         report = run_plans(processes, plans)
         spent = time.monotonic() - started
         print(_figures(report, spent), flush=True)
@@ -58,10 +55,10 @@ def main() -> int:
     return int(bool(report.findings))
 
 
-def _plans(seed: int, programs: int, open_too: bool, only: list[str]) -> Iterator[Plan]:
+def _plans(seed: int, programs: int, only: list[str]) -> Iterator[Plan]:
     """Each has a seed of its own, counted on from the first."""
     for number in range(-(-programs // FUNCTIONS)):
-        yield drawn(seed + number, open_too=open_too, only=only)
+        yield drawn(seed + number, only=only)
 
 
 def _figures(report: Report, spent: float) -> str:
@@ -109,7 +106,7 @@ def _is_found(name: str, seed: int, programs: int) -> bool:
                 return False
             return all(one.what != "wrong" for one in run_plan(sound, finding.plan).findings)
 
-        report = run_plans(processes, _plans(seed, programs, False, []), until=shows)
+        report = run_plans(processes, _plans(seed, programs, []), until=shows)
     spent = time.monotonic() - started
     what = "found" if report.shown else "NOT found"
     print(

@@ -120,6 +120,7 @@ class OracleAnswers(Answers):
     def __init__(self, known: dict[str, Outcome]) -> None:
         self._known = known  # by program, so that each is compiled once
         self._learned: list[tuple[str, Outcome]] = []
+        self._tracing = threading.Lock()  # held from the clearing of jax's caches to the trace
 
     def step(self, calls: list[Message]) -> Message:
         """The outcomes, and the programs that were compiled for them."""
@@ -144,8 +145,9 @@ class OracleAnswers(Answers):
         """Traced here; a program that was seen before need not be compiled again."""
         import jax
 
-        jax.clear_caches()
-        traced = jax.jit(entry, static_argnums=0).trace(STATIC, argument())
+        with self._tracing:  # else jax would give one thread what it traced for another
+            jax.clear_caches()
+            traced = jax.jit(entry, static_argnums=0).trace(STATIC, argument())
         program = str(traced.jaxpr)
         known = None if traced.jaxpr.consts else self._known.get(program)
         if known is None:

@@ -178,14 +178,12 @@ THREADS: Final[Mapping[str, Feature]] = {
         term="C_NN.get()",
         edits=does("m.C_NN.set(BB)", "m.C_NN.set(AA + 30)"),
         threads=("module('MOD').C_NN.set(11)", "module('MOD').C_NN.set(22)", ""),
-        kind="context variable",
     ),
     "thread local": Feature(
         "import threading\nT_NN = threading.local()",
         term="getattr(T_NN, 'v', AA)",
         edits=does("m.T_NN.v = BB"),
         threads=("module('MOD').T_NN.v = 11", "module('MOD').T_NN.v = 22", ""),
-        kind="thread local",
     ),
     "threads": Feature("K_NN = AA", term="K_NN", edits=does("m.K_NN = BB"), threads=("", "", "")),
     "decimal in threads": Feature(
@@ -280,7 +278,6 @@ REGISTRIES: Final[Mapping[str, Feature]] = {
             "more_NN.py": "from .base_NN import kind\nclass P: pass\n@kind.register\ndef _(x: P): return AA\n",
         },
         edits=swaps(("return AA", "return BB")),
-        kind="classes alike",
     ),
     "dispatch method": Feature(
         "class D_NN:\n    @functools.singledispatchmethod\n    def k(self, x): return AA\nd_NN = D_NN()",

@@ -1,6 +1,6 @@
 """The kinds of reads for which a function need not be answered, as data: to be made shorter.
 
-What is neither here nor in `OPEN` has to be answered, right to the last bit.
+What is not here has to be answered, right to the last bit.
 """
 
 from __future__ import annotations
@@ -18,20 +18,12 @@ REFUSED: Final[Mapping[str, str]] = {
     "child in a module": "the child has the server's environment",
     "decimal in a function": "the context is the thread's",
     "decimal context in a function": "the context is the thread's",
+    "decimal in threads": "the context is the thread's",
+    "decimal in a module": "the context is the thread's",
+    "object of a package": "the server has its own",
     "name in builtins": "the server has only Python's own",
 }
 """Kinds that the server may refuse (docs/the-key.md); a wrong answer is a fault all the same."""
-
-_OF_SERVER: Final = "not seen: it is the server's"
-OPEN: Final[Mapping[str, str]] = {
-    "classes alike": "two classes with the same content are one on the server",
-    "object of a package": "the server has its own, with which it answers, and warns",
-    "context variable": _OF_SERVER,
-    "thread local": _OF_SERVER,
-    "decimal in threads": "the context of the thread in which the walk was made",
-    "decimal in a module": _OF_SERVER,
-}
-"""Kinds that are not drawn unless `--open` asks for them: what is not right yet, and why."""
 
 FEATURES: Final[Mapping[str, Feature]] = {
     "nothing": Feature(),

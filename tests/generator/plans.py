@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tests.generator.features import Feature
-from tests.generator.kinds import FEATURES, OPEN, REFUSED
+from tests.generator.kinds import FEATURES, REFUSED
 from tests.identity.random_projects import LINKS
 
 FUNCTIONS: Final = 10
@@ -87,20 +87,15 @@ def is_refused(function: Function) -> bool:
     return any(feature.kind in REFUSED for feature in features_of(function))
 
 
-def drawn(seed: int, *, open_too: bool = False, only: Sequence[str] = ()) -> Plan:
+def drawn(seed: int, *, only: Sequence[str] = ()) -> Plan:
     """The plan of a seed.
 
     Args:
         seed: from which all follows.
-        open_too: whether to draw kinds of `OPEN`.
         only: features to draw from, instead of all.
     """
     rng = random.Random(seed)
-    names = list(only) or [
-        name
-        for name, feature in FEATURES.items()
-        if name != "nothing" and (open_too or feature.kind not in OPEN)
-    ]
+    names = list(only) or [name for name in FEATURES if name != "nothing"]
     # few projects have what makes them slow: clients with jax, and workers that are replaced
     jax, packages = rng.random() < 0.15, rng.random() < 0.12
     if not only:

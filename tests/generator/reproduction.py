@@ -27,7 +27,9 @@ def answers(calls: list[dict[str, Any]], how: str) -> list[str]:
         execute(code)
         entry = importlib.import_module(function).entry
         try:
-            if (function, entry) not in made:
+            if how == "jax":  # which would give one thread what it traced for another
+                importlib.import_module("jax").clear_caches()
+            if how == "jax" or (function, entry) not in made:
                 made[function, entry] = jit(entry, static_argnums=0)
             result = made[function, entry](4, np.arange(3, dtype="i4"))
             found.append(f"{function} {np.asarray(result)}")

@@ -20,6 +20,7 @@ def triple(x): return x * 3
 TABLE = {"a": 1, "b": 2}
 OPTIONS = []
 class Settings: rate = 0.5
+defaults = Settings()
 class Box:
     def __init__(self, width): self.width = width
     def area(self): return self.width ** 2
@@ -56,6 +57,7 @@ def by_class(x): return Box(x).area()
 def by_entry(x): return toolbox.TABLE["a"]
 def by_table(x): return len(toolbox.OPTIONS)
 def by_setting(x): return toolbox.Settings.rate
+def by_object(x): return toolbox.defaults.rate
 def by_submodule(x): return toolbox.parts.half(x)
 def constant(x): return x * toolbox.SCALE
 def deep_constant(x): return x * toolbox.parts.DEPTH
@@ -187,7 +189,8 @@ ROWS = [
     edit("a constant of its submodule", PROJECT, "# here", "toolbox.parts.DEPTH = 3", "deep_constant", "constant other by_module"),
     edit("an entry of its dict", PROJECT, "# here", "toolbox.TABLE['a'] = 3", "by_entry", "constant by_table by_class other"),
     edit("an item of its list", PROJECT, "# here", "toolbox.OPTIONS.append(3)", "by_table", "constant by_entry other"),
-    edit("an attribute of its class", PROJECT, "# here", "toolbox.Settings.rate = 3", "by_setting", "constant by_entry other"),
+    edit("an attribute of its class", PROJECT, "# here", "toolbox.Settings.rate = 3", "by_setting by_object", "constant by_entry other"),
+    edit("an attribute of its object", PROJECT, "# here", "toolbox.defaults.rate = 3", "by_object", "by_setting constant other"),
     edit("a class of one's own in it", PROJECT, "# here", "toolbox.Settings = type('S', (), {'rate': 9})", "by_setting", "constant other"),
     edit("an attribute that nothing reads", PROJECT, "# here", "toolbox.UNIT = 'km'", "", EVERY),
     edit("a new attribute that nothing reads", PROJECT, "# here", "toolbox.mine = mine", "", EVERY),

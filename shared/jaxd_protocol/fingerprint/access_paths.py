@@ -560,10 +560,8 @@ def emit_setting(walk: Walk, module: str, name: str, holder: Any, rest: Steps) -
     """
     if not rest or rest[0][0] != "a":
         return
-    attribute = rest[0][1]
-    places = holder.__mro__ if isinstance(holder, type) else (holder,)
-    contents = [getattr(place, "__dict__", {}) for place in places]
-    value = next((content[attribute] for content in contents if attribute in content), MISSING)
+    attribute = str(rest[0][1])
+    value = _setting(holder, attribute)
     path = f"{name}.{attribute}"
     loaded = sys.modules.get(module)
     if value is MISSING or not is_plain_data(value) or loaded is None:
@@ -573,10 +571,17 @@ def emit_setting(walk: Walk, module: str, name: str, holder: Any, rest: Steps) -
     walk.tag("set")
     walk.text(f"{module}:{path}")
     walk.count(module, path)
-    walk.guards.attribute(holder, attribute, value)
+    walk.guards.answer(lambda: _setting(holder, attribute) is value, True)
     data = repr(value).encode()
     walk.write(digest(data))
     walk.part("installed", f"{module}.{path}", data, short_repr(value))
+
+
+def _setting(holder: Any, name: str) -> Any:
+    """What a class, or an object or else its class, holds under a name."""
+    places = holder.__mro__ if isinstance(holder, type) else (holder, *type(holder).__mro__)
+    contents = (getattr(place, "__dict__", {}) for place in places)
+    return next((content[name] for content in contents if name in content), MISSING)
 
 
 def check_installed(walk: Walk, module: ModuleType | None, steps: Steps) -> None:

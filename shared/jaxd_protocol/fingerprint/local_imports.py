@@ -132,6 +132,7 @@ def _imported_by_source(walk: Walk, package: str, statement: Import) -> None:
     if not walk.is_local(name.partition(".")[0]):
         walk.text(name)
         walk.package(name)
+        modules.refuse_state_of_import(walk, name)
         return
     for parent in prefixes_of(name):
         local_import(walk, parent)

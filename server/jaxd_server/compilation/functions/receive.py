@@ -177,8 +177,8 @@ def _refuse_settings(name: str, ours: tuple[Part, ...], theirs: tuple[Part, ...]
 
 
 _CHANGED: Final = {
-    "installed": "an installed class was changed. Pass the value as an argument, or set it in a "
-    "subclass of your own.",
+    "installed": "an installed class or object was changed. Pass the value as an argument, or set "
+    "it in a subclass or object of your own.",
     "archived": "it was changed after the import, and ship='source' sends what the source makes. "
     "Pass the value as an argument, or leave ship= out.",
 }

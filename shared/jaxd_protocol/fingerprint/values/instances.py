@@ -145,13 +145,20 @@ def _current_value(variable: ContextVar[Any]) -> Any:
 
 
 def _thread_local(walk: Walk, value: threading.local) -> None:
-    """By what it holds in this thread."""
+    """By what it holds in this thread; a call in another thread finds that one's."""
     walk.tag("thread local")
-    walk.guards.mapping(vars(value))
-    walk.reach.replacements[id(value)] = ThreadLocal(dict(vars(value)))  # as seen in this thread
-    for name in sorted(vars(value)):
+    content = dict(vars(value))
+    walk.guards.answer(lambda: _has_content(value, content), True)
+    walk.reach.replacements[id(value)] = ThreadLocal(content)  # as seen in this thread
+    for name in sorted(content):
         walk.text(name)
-        walk.emit_child(f".{name}", vars(value)[name])
+        walk.emit_child(f".{name}", content[name])
+
+
+def _has_content(value: threading.local, content: dict[str, Any]) -> bool:
+    """Whether it holds these very objects in this thread."""
+    now = vars(value)
+    return now.keys() == content.keys() and all(now[name] is content[name] for name in content)
 
 
 def _stream_name(value: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
@@ -143,6 +144,34 @@ def refuse_hidden_state(walk: Walk, module: str, name: str) -> None:
     if _has_state(module):
         refuse_state(walk, what, module.partition(".")[0])
     walk.guards.answer(lambda: _has_state(module), False)
+
+
+def refuse_state_of_import(walk: Walk, name: str) -> None:
+    """Refuses the import of a library that holds state now, by code that is not looked into.
+
+    Args:
+        walk: over a function that imports a local module, which this process has not imported yet.
+        name: of an installed module that this one imports.
+
+    Raises:
+        PackingError: when there is such a state; the module would run without it.
+    """
+    library = name.partition(".")[0]
+    keepers = {module: what for (module, _), what in _HIDDEN_STATE.items()}
+    for module, what in keepers.items():
+        if module.partition(".")[0] == library:
+            holds = partial(_is_loaded_with_state, module)
+            if holds():
+                refuse_state(walk, what, library)
+            walk.guards.answer(holds, False)
+
+
+def _is_loaded_with_state(module: str) -> bool:
+    if module not in sys.modules:
+        return False
+    if module == "gin.config":  # whose import alone reads no binding
+        return bool(vars(sys.modules[module])["config_str"]())
+    return _has_state(module)
 
 
 def refuse_state(walk: Walk, what: str, keeper: str) -> NoReturn:

@@ -147,7 +147,8 @@ class _ArgumentPickler(Pickler):
             if "subclasses" in current_packing().readers:
                 _refuse_subclasses(cls)
             return super().reduce_type(cls)
-        name = self.class_id(cls)
+        name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
+        self.classes[name] = cls
         return intern_class, (tuple(name), self._data(name.content, cls))
 
     def reduce_module(self, module: types.ModuleType) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Final
 
 from jaxd_protocol.fingerprint import content_id
+from jaxd_protocol.fingerprint.canonical_bytes import digest
 from jaxd_protocol.fingerprint.data_model import ReachedObjects
 from jaxd_protocol.fingerprint.values.struct_sequences import reduce_struct_sequence
 from jaxd_protocol.jax_objects.reducers import reduce_jax
@@ -208,9 +209,14 @@ class Pickler(pickle.Pickler):
         return name[1] if name == own else (find_object, name)
 
     def class_id(self, cls: type) -> ClassId:
-        """The id of a class by value."""
+        """The id of a class by value.
+
+        Of two that are alike, as after a reload of their module, the second has one that leads to
+        no content: it is another class on the server, too, and this function's own.
+        """
         name = ClassId(content_id(cls), cls.__qualname__, cls.__module__)
-        self.classes[name] = cls
+        while self.classes.setdefault(name, cls) is not cls:
+            name = name._replace(content=digest(b"alike" + name.content))
         return name
 
     def nested(

@@ -10,7 +10,9 @@ import numbers
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +58,55 @@ def test_gin_s_bindings_are_refused(body: str) -> None:
     made = function(body, gin=gin, query=gin.query_parameter)
     with pytest.raises(PackingError, match=r"reads gin's bindings .*outside of the function"):
         walk_of(made)
+
+
+def _with_a_click_context(click: Any) -> AbstractContextManager[Any]:
+    made: AbstractContextManager[Any] = click.Context(click.Command("c"))
+    return made
+
+
+@contextmanager
+def _with_a_binding(gin: Any) -> Iterator[None]:
+    gin.external_configurable(len, "a_name_of_this_test")
+    gin.bind_parameter("a_name_of_this_test.obj", [1])
+    try:
+        yield
+    finally:
+        gin.clear_config()
+
+
+@contextmanager
+def _with_a_precision(decimal: Any) -> Iterator[None]:
+    with decimal.localcontext(prec=5):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("library", "holding"),
+    [
+        ("click", _with_a_click_context),
+        ("gin", _with_a_binding),
+        ("decimal", _with_a_precision),
+    ],
+)
+def test_a_late_module_may_import_a_library_as_long_as_that_holds_nothing(
+    library: str,
+    holding: Callable[[Any], AbstractContextManager[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server runs the module, without what the library holds here."""
+    found = pytest.importorskip(library)
+    (tmp_path / f"late_{library}.py").write_text(f"import {library}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = function(f"import late_{library}; return x")
+    walked = walk_of(made)
+    assert walked.guards.hold()
+    with holding(found):
+        assert not walked.guards.hold()
+        with pytest.raises(PackingError, match=f"which {library} keeps where no key can see it"):
+            walk_of(made)
+    assert walked.guards.hold()
 
 
 class Base:
