@@ -16,7 +16,7 @@ import pytest
 
 from jaxd import Client, connect
 from tests.end_to_end.counting import BUILT, LOADED, costs, records, warnings_of
-from tests.end_to_end.gates import Gate, in_thread, wait_until
+from tests.end_to_end.gates import Gate, in_thread, stop_at, wait_until
 from tests.end_to_end.steps import X
 from tests.live_server import LiveServer
 
@@ -86,6 +86,21 @@ def test_sixteen_connections_build_once(live: LiveServer, client: Client) -> Non
         for call in calls:
             np.testing.assert_array_equal(call.result(), X * 3 - 1616)
     assert spent == {**BUILT, "executable_hits": 15}
+
+
+def test_a_small_function_passes_one_that_is_traced_for_long(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Where one is built at a time: it does not wait until the other is ready."""
+    server = start_live("--builds", "1", "--trace-in", "worker")
+    gate = Gate(server.directory / "long")
+    with connect(server.unix) as one, connect(server.unix) as other:
+        long = in_thread(one.persistent_call(stop_at(gate.path)), X)
+        with gate.reached():
+            small = other.persistent_call(lambda x: x * 3 + 1)
+            np.testing.assert_array_equal(small(X), X * 3 + 1)
+            assert not long.done()
+        np.testing.assert_array_equal(long.result(), X + 1)
 
 
 def test_sixteen_signatures_of_one_function(client: Client) -> None:

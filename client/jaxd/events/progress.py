@@ -80,6 +80,7 @@ class Progress:
                 call.stage_times = _build_text(content)
             else:
                 call.enter(_STAGES.get(str(content.get("stage")), "working on"))
+                call.waits_behind = _waiting_text(content)
             self.is_active = True
             self._start_ticker()
 
@@ -157,7 +158,8 @@ class Progress:
     def _show(self, call: _CallProgress) -> None:
         if call.seconds >= _SHOW_AFTER_S:
             call.shown = True
-            self._put(f"jaxd: {call.stage} {call.function} … {call.seconds:.0f} s")
+            subject = f"{call.function}{call.waits_behind}"
+            self._put(f"jaxd: {call.stage} {subject} … {call.seconds:.0f} s")
 
     def _put(self, text: str) -> None:
         """Queues `text` to be written over the current line."""
@@ -185,6 +187,7 @@ class _CallProgress:
         self.stage = "working on"
         self.started = time.monotonic()
         self.shown = False
+        self.waits_behind = ""
         self.stage_times = ""  # why it was compiled, when that took long
         self._stage_started = self.started
         self._stage_seconds: defaultdict[str, float] = defaultdict(float)
@@ -205,6 +208,14 @@ class _CallProgress:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+
+def _waiting_text(content: dict[str, Any]) -> str:
+    """Such as ` behind step (78 s)`: what a build waits for, and how long that has been built."""
+    if "behind_s" not in content:
+        return ""
+    other = content.get("behind") or "another client's function"
+    return f" behind {other} ({content['behind_s']:.0f} s)"
 
 
 def _transfer_text(word: str, moved: int, total: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from jaxd_protocol.jit.settings import when_run
 from jaxd_server.codec.arguments import dynamic, structure_of
 from jaxd_server.codec.results import ResultLayout, rebind_form
 from jaxd_server.compilation.compiling.build_request import BuildRequest
-from jaxd_server.compilation.compiling.builds import build_turn, check_not_abandoned
+from jaxd_server.compilation.compiling.builds import check_not_abandoned, current_build
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction, explained
 from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.compiling.program import Program
@@ -172,7 +173,7 @@ class ExecutableBuilder:
             return made
         self._functions.unpack(function, request.source)
         try:
-            with build_turn(self._compiler.room, function.name):
+            with self._turn(request):
                 return self._built(request)
         except JaxdError:
             raise
@@ -181,6 +182,11 @@ class ExecutableBuilder:
             if better is error:
                 raise
             raise better from error
+
+    def _turn(self, request: BuildRequest) -> AbstractContextManager[None]:
+        """Within it, the build has its turn; while it waits, its client hears what for."""
+        name = request.function.name
+        return self._compiler.room.turn(name, lambda: request.emit("stage", _queued(name)))
 
     def moved(
         self, executable: Executable, function: Function, device: int, own: Counts | None = None
@@ -248,7 +254,7 @@ class ExecutableBuilder:
         remote_trace = self._tracing.remote_trace(request) if self._tracing else None
         if remote_trace is None:
             return None
-        with build_turn(self._compiler.room, request.function.name):
+        with self._turn(request):
             started = time.monotonic()
             lowered = remote_trace.lower()
             if lowered is None:
@@ -299,6 +305,18 @@ class ExecutableBuilder:
             return lowered.dependencies
         packed = (request.skeleton, *request.recorded.pickles)
         return self._packages.dependencies(request.function.modules, packed)
+
+
+def _queued(name: str) -> dict[str, Any]:
+    """The event of a build that waits for its turn, behind another one."""
+    event = {"stage": "queued", "function": name}
+    build = current_build()
+    first = None if build is None else build.waits_behind()
+    if build is None or first is None:
+        return event
+    other, owner, seconds = first
+    behind = other if owner == build.owner else ""  # names are not for other clients
+    return {**event, "behind": behind, "behind_s": round(seconds, 1)}
 
 
 def _executable(

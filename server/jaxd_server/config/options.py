@@ -116,9 +116,10 @@ def _default_budget_bytes() -> int:
 
 
 def _default_builds() -> int:
+    """Two on a small machine: with one, a user's long build would be everybody's."""
     if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)) // 2)
-    return max(1, (os.cpu_count() or 1) // 2)
+        return max(2, len(os.sched_getaffinity(0)) // 2)
+    return max(2, (os.cpu_count() or 1) // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +287,7 @@ class ServerOptions:
     slots: int = _limit(_COUNT, "calls in flight on one connection", default=32)
     threads: int = _limit(_COUNT, "calls that run at a time", default=8)
     builds: int = _limit(
-        _COUNT, "compilations at a time", default=_default_builds, shown="half of the cores"
+        _COUNT, "builds at a time", default=_default_builds, shown="half of the cores, at least 2"
     )
     max_executables: int = _program(_COUNT, "executables, whatever their size", default=400)
     program_bytes: int = _program(

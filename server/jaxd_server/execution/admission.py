@@ -47,7 +47,11 @@ class Operation:
         if self.cancel_token is NEVER_CANCELLED:
             return row
         waited_s = self.cancel_token.spent()["waiting"]
-        return {**row, "phase": self.cancel_token.phase, "waited_s": round(waited_s, 3)}
+        row |= {"phase": self.cancel_token.phase, "waited_s": round(waited_s, 3)}
+        first = self.cancel_token.waits_behind()
+        if first is not None:
+            row |= {"behind": first[0], "behind_s": round(first[2], 3)}
+        return row
 
 
 PATIENCE_S: Final = 5.0

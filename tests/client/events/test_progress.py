@@ -39,6 +39,19 @@ def stage(name: str, function: str = "step") -> dict[str, Any]:
     return {"stage": name, "function": function}
 
 
+def test_what_it_waits_behind_is_named_unless_it_is_another_client_s(terminal: Terminal) -> None:
+    """With how long that has been built; gone when its own build begins."""
+    shown = Progress()
+    content = {**stage("queued"), "behind": "slow", "behind_s": 78.2}
+    shown.event("connection", 1, "stage", content)
+    wait_until(lambda: "jaxd: waiting to compile step behind slow (78 s)" in terminal.getvalue())
+    shown.event("connection", 1, "stage", {**content, "behind": ""})
+    wait_until(lambda: "step behind another client's function (78 s)" in terminal.getvalue())
+    shown.event("connection", 1, "stage", stage("trace"))
+    wait_until(lambda: "jaxd: tracing step …" in terminal.getvalue())
+    shown.finish("connection", 1)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

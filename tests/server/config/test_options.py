@@ -22,11 +22,11 @@ def test_the_default_is_the_local_socket_of_this_environment(runtime: Path) -> N
 
 
 def test_defaults_that_depend_on_the_machine_are_sane() -> None:
-    """At least a gigabyte for messages and for programs, and one compilation."""
+    """At least a gigabyte for messages and for programs, and two builds."""
     options = ServerOptions()
     assert options.budget_bytes >= GIB
     assert options.program_bytes >= GIB
-    assert 1 <= options.builds <= (os.cpu_count() or 1)
+    assert 2 <= options.builds <= max(2, (os.cpu_count() or 1) // 2)
 
 
 def test_options_survive_the_way_to_the_worker() -> None:

@@ -30,6 +30,15 @@ def test_one_for_which_somebody_waits_is_shown_with_what_it_does() -> None:
     assert (row["phase"], row["waited_s"]) == ("running", 1.5)
 
 
+def test_one_that_waits_for_a_build_is_shown_with_what_it_waits_behind() -> None:
+    """And for how long that has been built."""
+    cancel_token = CancelToken()
+    call = Operation(name="small", cancel_token=cancel_token)
+    cancel_token.waits_behind = lambda: ("slow", b"session", 78.0)
+    row = call.row()
+    assert (row["phase"], row["behind"], row["behind_s"]) == ("waiting", "slow", 78.0)
+
+
 def test_one_for_which_nobody_waits_is_left() -> None:
     """Once its client was told; not as soon as it is given up."""
     cancel_token = CancelToken()

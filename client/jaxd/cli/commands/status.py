@@ -89,10 +89,7 @@ def _report_lines(address: Address, report: Report) -> list[str]:
     if "calls" in seen:
         lines += _counter_lines(seen)
     lines += _client_lines(seen)
-    lines += [
-        f"{'running':<9} {call['function']} for {duration(call['seconds'])}{_owner_text(call)}"
-        for call in seen.get("running", ())
-    ]
+    lines += [_call_line(call) for call in seen.get("running", ())]
     lines += [
         f"{'left':<9} {call['function']} for {duration(call['seconds'])}, {call['phase']}: no "
         "client waits for it"
@@ -128,6 +125,15 @@ def _tenant_lines(row: Report) -> str:
     facts = [f"process {row['worker_pid']}{user}", f"{row['restarts']} restarts"]
     facts += [f"{seen.get(what, 0):,} {what}" for what in ("calls", "values", "connections")]
     return f"{name}: {_state_line(row)}, {', '.join(facts)}"
+
+
+def _call_line(call: Report) -> str:
+    """What becomes of a call, and what it waits for."""
+    word = {"waiting": "waiting", "building": "building"}.get(call.get("phase", ""), "running")
+    text = f"{word:<9} {call['function']} for {duration(call['seconds'])}{_owner_text(call)}"
+    if "behind" not in call:
+        return text
+    return f"{text}: to be compiled behind {call['behind']} ({duration(call['behind_s'])})"
 
 
 def _owner_text(call: Report) -> str:

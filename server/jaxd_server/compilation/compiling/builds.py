@@ -2,7 +2,8 @@
 
 The first call starts it, the others join. A call that is cancelled is released at once. With the
 last one, a build that waits for its turn is dropped and a trace is interrupted; a compilation
-cannot be interrupted, so it goes on, and its result is there for the next call.
+cannot be interrupted, so it goes on, and its result is there for the next call. A few are built at
+a time, and short builds pass long ones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded, ProtocolError
@@ -39,6 +41,7 @@ class Build:
         is_abandoned: whether no call waits for it.
         interruptible: its trace.
         end_by_force: ends the process that works on it; None where it is this one.
+        waits_in: where it waits for its turn; None before and after that.
     """
 
     def __init__(self, owner: object = None) -> None:
@@ -51,6 +54,7 @@ class Build:
         self.is_abandoned = False
         self.interruptible = Interruptible()
         self.end_by_force: Callable[[], None] | None = None
+        self.waits_in: BuildRoom | None = None
         self._hooks: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # guards _hooks
 
@@ -65,6 +69,10 @@ class Build:
         self.begun = time.monotonic()
         for cancel_token, _ in list(self.waiting):
             cancel_token.set_phase("building")
+
+    def waits_behind(self) -> tuple[str, object, float] | None:
+        """What it waits for to have its turn, see `BuildRoom.longest`; None: it does not wait."""
+        return None if self.waits_in is None else self.waits_in.longest()
 
     def check(self) -> None:
         """Checks that a call still waits for it.
@@ -110,31 +118,6 @@ def current_build() -> Build | None:
     return _current.get()
 
 
-@contextmanager
-def build_turn(room: FairSemaphore, name: str) -> Iterator[None]:
-    """Within it, the build of this thread has its turn.
-
-    Args:
-        room: lets a few build at a time.
-        name: the name of the function.
-
-    Raises:
-        Interrupted: when no call waits for it any longer.
-    """
-    build = _current.get()
-    if build is None:
-        with room:
-            yield
-        return
-    if not room.enter(build.owner, build.cancel_hook):
-        raise Interrupted
-    try:
-        build.begin(name)
-        yield
-    finally:
-        room.leave()
-
-
 def check_not_abandoned() -> None:
     """Checks that a call still waits for what this thread builds.
 
@@ -144,6 +127,112 @@ def check_not_abandoned() -> None:
     build = _current.get()
     if build is not None:
         build.check()
+
+
+LONG_S: Final = 2.0
+"""A build that has had its turn for so long lets another one begin beside it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """The turn of one build.
+
+    Attributes:
+        name: the name of the function.
+        owner: whom it is counted for.
+        begun: `time.monotonic()` when it began.
+        is_passed: whether another build has begun in its place.
+        is_over: whether it has ended.
+    """
+
+    name: str
+    owner: object
+    begun: float = field(default_factory=time.monotonic)
+    is_passed: bool = False
+    is_over: bool = False
+
+
+class BuildRoom:
+    """Lets a few builds go on at a time, one owner after the other. Thread-safe.
+
+    XLA uses all cores for each build, and cannot be interrupted. So a build that takes long, or
+    that no call waits for any longer, lets another one begin beside it: short ones do not wait for
+    minutes. At most twice as many as `limit` go on then.
+
+    Args:
+        limit: how many at a time.
+        long_s: seconds after which one is long.
+    """
+
+    def __init__(self, limit: int, long_s: float = LONG_S) -> None:
+        self._long_s = long_s
+        self._places = FairSemaphore(limit)
+        self._more = limit  # how many long ones may still let another one begin
+        self._inside: list[_Turn] = []  # the oldest first
+        self._lock = threading.Lock()  # guards _more, _inside and the turns
+
+    def __len__(self) -> int:
+        """The number of builds that wait for their turn."""
+        return len(self._places)
+
+    @contextmanager
+    def turn(self, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Within it, the build of this thread has its turn.
+
+        Args:
+            name: the name of the function.
+            on_wait: called when it has to wait.
+
+        Raises:
+            Interrupted: when no call waits for it any longer.
+        """
+        build = current_build() or Build()
+        build.waits_in = self
+        if not self._places.enter(build.owner, build.cancel_hook, on_wait):
+            raise Interrupted
+        build.waits_in = None
+        turn = _Turn(name, build.owner)
+        with self._lock:
+            self._inside.append(turn)
+        try:
+            build.begin(name)
+            process_timers.after(self._long_s, lambda: self._let_pass(turn))
+            with build.cancel_hook(lambda: self._let_pass(turn)):
+                yield
+        finally:
+            self._end(turn)
+
+    def longest(self) -> tuple[str, object, float] | None:
+        """The build that has had its turn for the longest time.
+
+        Returns:
+            The name of its function, whom it is counted for, and the seconds; None: there is none.
+        """
+        with self._lock:
+            if not self._inside:
+                return None
+            oldest = self._inside[0]
+            return oldest.name, oldest.owner, time.monotonic() - oldest.begun
+
+    def _let_pass(self, turn: _Turn) -> None:
+        """Lets another build begin beside this one; tries again later where too many go on."""
+        with self._lock:
+            if turn.is_over or turn.is_passed:
+                return
+            turn.is_passed = self._more > 0
+            self._more -= turn.is_passed
+        if turn.is_passed:
+            self._places.leave()
+        else:
+            process_timers.after(self._long_s, lambda: self._let_pass(turn))
+
+    def _end(self, turn: _Turn) -> None:
+        with self._lock:
+            self._inside.remove(turn)
+            turn.is_over = True
+            self._more += turn.is_passed
+        if not turn.is_passed:
+            self._places.leave()
 
 
 K = TypeVar("K", bound=Hashable)
@@ -250,6 +339,8 @@ class Builds(Generic[K, V]):
 
     def _await(self, build: Build, cancel_token: CancelToken, gate: threading.Event) -> Any:
         build.future.add_done_callback(lambda _: gate.set())
+        if cancel_token is not NEVER_CANCELLED:  # which all such calls share
+            cancel_token.waits_behind = build.waits_behind
         if build.begun is not None:
             cancel_token.set_phase("building")
         if build.error is None:

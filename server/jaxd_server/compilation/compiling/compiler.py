@@ -19,6 +19,7 @@ from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.recorded_reads import RecordedRead
 from jaxd_server.codec.arguments import Arguments
 from jaxd_server.codec.results import ResultLayout, result_layout
+from jaxd_server.compilation.compiling.builds import BuildRoom
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.jax_compat.compilation_cache import Compilations
 from jaxd_server.jax_compat.config import pinned, restore_defaults
@@ -36,7 +37,6 @@ from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Dependencies
 from jaxd_server.runtime.system_memory import resident_bytes
-from jaxd_server.runtime.threads.fairness import FairSemaphore
 from jaxd_server.user_code.interrupt import run_interruptibly
 from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard
 from jaxd_server.user_code.output import CallOutput, capture_warnings, output_to
@@ -80,7 +80,7 @@ class Compiler:
 
     def __init__(self, counters: Counters, builds: int) -> None:
         self._counters = counters
-        self.room = FairSemaphore(builds)
+        self.room = BuildRoom(builds)
         self._compilations = Compilations(
             lambda seconds: counters.add(compiles=1),
             lambda: counters.add(xla_cache_hits=1),

@@ -76,7 +76,7 @@ class Stages:
             function = unpacked_function(self._pipeline.functions, key, source)
             self._devices.of(function.options.device, 0)
             arguments = _arguments(function, skeleton, buffers)
-            with self._compiler.room, self._counters.on_behalf_of(own):
+            with self._compiler.room.turn(f"({stage})"), self._counters.on_behalf_of(own):
                 found = self._shown(function, arguments, stage, dialect, places=places)
             return json.dumps(found), ()
 

@@ -32,11 +32,13 @@ class CancelToken:
     Attributes:
         error: why the call is cancelled; None as long as it is not.
         is_client_notified: whether its client has received that in place of a result.
+        waits_behind: what the build that it needs waits for, see `Build.waits_behind`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.error: JaxdError | None = None
         self.is_client_notified = False
+        self.waits_behind: Callable[[], tuple[str, object, float] | None] = lambda: None
         self._clock = clock
         self._cancelled_at = 0.0
         self._hooks: list[Callable[[], None]] = []

@@ -88,12 +88,18 @@ class FairSemaphore:
     def __exit__(self, *_: object) -> None:
         self.leave()
 
-    def enter(self, owner: Hashable, cancel_hook: CancelHook = lambda hook: nullcontext()) -> bool:
+    def enter(
+        self,
+        owner: Hashable,
+        cancel_hook: CancelHook = lambda hook: nullcontext(),
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Waits for a turn, which `leave` ends; False when the wait was cancelled before.
 
         Args:
             owner: who waits.
             cancel_hook: registers a function that is called on cancellation.
+            on_wait: called when there is no turn at once.
         """
         with self._lock:
             if self._free:
@@ -102,6 +108,7 @@ class FairSemaphore:
             place = _Waiter()
             self._waiting.put(owner, place)
         with cancel_hook(place.wake.set):
+            on_wait()
             place.wake.wait()
         with self._lock:
             if not place.has_turn:

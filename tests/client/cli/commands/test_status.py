@@ -103,7 +103,17 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
             "saved_s": 7200.0,
             "disk_bytes": 8192,
             "disk_files": 2000,
-            "running": [{"function": "train_step", "seconds": 300.0}],
+            "running": [
+                {"function": "train_step", "seconds": 300.0, "phase": "running"},
+                {"function": "slow", "seconds": 78.0, "phase": "building"},
+                {
+                    "function": "small",
+                    "seconds": 5.0,
+                    "phase": "waiting",
+                    "behind": "slow",
+                    "behind_s": 78.0,
+                },
+            ],
         },
         "worker_state": "ready",
         "worker_silent_s": 0.0,
@@ -118,6 +128,8 @@ def test_people_get_a_short_table(runtime: Path, monkeypatch: pytest.MonkeyPatch
         "disk      8.19 kB in 2,000 files\n"
         "traffic   64 MB received, 0 B sent\n"
         "running   train_step for 5 min\n"
+        "building  slow for 78.0 s\n"
+        "waiting   small for 5.0 s: to be compiled behind slow (78.0 s)\n"
         "refuses   2 functions in quarantine (jaxd functions --quarantined)\n"
         "log       /l"
     )

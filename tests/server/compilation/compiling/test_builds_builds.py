@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,9 +14,8 @@ from jaxd_protocol.errors import (
     JaxdError,
     ProtocolError,
 )
-from jaxd_server.compilation.compiling.builds import Build, Builds, build_turn, check_not_abandoned
+from jaxd_server.compilation.compiling.builds import Build, BuildRoom, Builds, check_not_abandoned
 from jaxd_server.runtime.threads.cancellation import CancelToken
-from jaxd_server.runtime.threads.fairness import FairSemaphore
 from jaxd_server.user_code.interrupt import run_interruptibly
 from tests.server.staging import PATIENCE_S, at_once, join, start, until
 
@@ -183,11 +183,11 @@ def test_what_cannot_be_interrupted_is_there_for_the_next() -> None:
 
 def test_what_waits_for_its_turn_is_dropped() -> None:
     """It takes no turn, and is not begun."""
-    concurrent_build, room = ConcurrentBuild(), FairSemaphore(1)
-    assert room.enter(None)
+    concurrent_build, room, taken = ConcurrentBuild(), BuildRoom(1), ExitStack()
+    taken.enter_context(room.turn("butter"))
 
     def make() -> str:
-        with build_turn(room, "bread"):
+        with room.turn("bread"):
             concurrent_build.made += 1
             return "bread"
 
@@ -196,7 +196,7 @@ def test_what_waits_for_its_turn_is_dropped() -> None:
     cancel_token.cancel(Cancelled("not wanted."))
     until(lambda: outcomes and not concurrent_build.builds._builds)
     assert (len(room), concurrent_build.made) == (0, 0)
-    room.leave()
+    taken.close()
     assert concurrent_build.builds.run("bread", lambda: None, make) == "bread"
 
 
@@ -223,10 +223,10 @@ def test_what_is_traced_for_nobody_is_not_compiled() -> None:
 
 def test_a_build_that_takes_too_long_releases_those_who_wait() -> None:
     """Its time begins with its turn, and who asks while it goes on is told at once."""
-    concurrent_build, room, go = ConcurrentBuild(max_s=0.05), FairSemaphore(1), threading.Event()
+    concurrent_build, room, go = ConcurrentBuild(max_s=0.05), BuildRoom(1), threading.Event()
 
     def make() -> str:
-        with build_turn(room, "bread"):
+        with room.turn("bread"):
             assert go.wait(PATIENCE_S)
             return "bread"
 
@@ -242,18 +242,19 @@ def test_a_build_that_takes_too_long_releases_those_who_wait() -> None:
 
 def test_the_time_of_a_build_is_that_of_those_who_wait_for_it() -> None:
     """From its turn on, and for who joins it later."""
-    concurrent_build, room, go = ConcurrentBuild(), FairSemaphore(1), threading.Event()
-    assert room.enter(None)
+    concurrent_build, room, go = ConcurrentBuild(), BuildRoom(1), threading.Event()
+    taken = ExitStack()
+    taken.enter_context(room.turn("butter"))
 
     def make() -> str:
-        with build_turn(room, "bread"):
+        with room.turn("bread"):
             assert go.wait(PATIENCE_S)
             return "bread"
 
     first, _ = concurrent_build.given_up(make)
     until(lambda: len(room) == 1)
     assert first.phase == "waiting"
-    room.leave()
+    taken.close()
     until(lambda: first.phase == "building")
     second, outcomes = concurrent_build.given_up(make)
     until(lambda: second.phase == "building")
