@@ -118,8 +118,7 @@ class Recovery(NamedTuple):
         Args:
             future: that of the call on the server.
         """
-        outer: CallFuture[Any] = CallFuture()
-        outer.add_inline_callback(lambda given: given.cancelled() and future.cancel())
+        outer: CallFuture[Any] = CallFuture(future.cancel)
         add = getattr(future, "add_inline_callback", future.add_done_callback)
         add(lambda done: self._settle(done, outer))
         return outer

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
 T = TypeVar("T")
@@ -25,14 +26,40 @@ class CallFuture(Future[T]):
 
     What is given to `add_done_callback` before then runs in a thread for callbacks, one after the
     other: it may block, and make calls. Afterwards it runs at once, as with any future.
+
+    Args:
+        may_cancel: asked whether the call can still be cancelled; None: it always can.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, may_cancel: Callable[[], bool] | None = None) -> None:
         super().__init__()
+        self._may_cancel = may_cancel
+        self._is_being_cancelled = False
         self._cancellation = threading.Lock()  # taken by the thread that notifies of it
 
     def cancel(self) -> bool:
-        """See `concurrent.futures.Future.cancel`; waiting threads are notified as well."""
+        """See `concurrent.futures.Future.cancel`; waiting threads are notified as well.
+
+        False also for a call that runs and was given arguments for good (`donate_argnums`): what
+        becomes of these is in its result.
+        """
+        if self._may_cancel is not None and not self.done():
+            self._is_being_cancelled = True
+            if not self._may_cancel():
+                return False
+        return self._cancelled()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """See `concurrent.futures.Future.set_exception`.
+
+        The server's answer to a call that it was asked to cancel may come before the call of
+        `cancel` goes on.
+        """
+        is_answer = self._is_being_cancelled and isinstance(exception, Cancelled)
+        if not (is_answer and self._cancelled()):
+            super().set_exception(exception)
+
+    def _cancelled(self) -> bool:
         if not super().cancel():
             return False
         if self._cancellation.acquire(blocking=False):

@@ -8,6 +8,7 @@ run again what it has run already.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,13 @@ from jaxd.connection.shared_reader import PendingReply
 from jaxd.remote_values.lost_value_errors import values_lost_error, with_call_array_names
 from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import InlineLeaves
-from jaxd_protocol.errors import ConnectionLost, JaxdError, ResultError, WorkerReplaced
+from jaxd_protocol.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    JaxdError,
+    ResultError,
+    WorkerReplaced,
+)
 from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_origin
 from jaxd_protocol.messages.data_locations import new_call_number, unpack_leaf_numbers
 from jaxd_protocol.messages.failures import Failure, decode_failure
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT: Final = 8
 """Calls of one session that may be in flight at the same time."""
 
+_MAX_WITHDRAWAL_S: Final = 2.0
 _MAX_ATTEMPTS: Final = 16
 
 
@@ -396,6 +404,21 @@ class CallPipeline:
         """Tells the server that a call has no waiter; its reply is read all the same."""
         if not flight.done and flight.connection is not None:
             flight.connection.cancel(flight.request)
+
+    def withdraw(self, flight: PipelinedCall) -> bool:
+        """Has the server cancel a call unless it runs; whether it has.
+
+        A server that does not say so in time may be running it.
+        """
+        connection = flight.connection
+        if flight.done or connection is None:
+            return False
+        try:
+            deadline = time.monotonic() + _MAX_WITHDRAWAL_S
+            answer, _ = connection.request("withdraw", (flight.request,), deadline=deadline)
+        except (ConnectionLost, DeadlineExceeded):
+            return False
+        return answer is True
 
     def wait_for_all(self) -> list[PipelinedCall]:
         """Waits for all calls in flight; returns them."""

@@ -202,7 +202,9 @@ class PipelinedCalls:
         """The same as a future, which is done when the call is."""
         from jaxd.connection.call_future import CallFuture  # a plain call does not need it
 
-        future: CallFuture[Any] = CallFuture()
+        flight: PipelinedCall
+        may_cancel = (lambda: self._pipeline.withdraw(flight)) if call.spec.donates else None
+        future: CallFuture[Any] = CallFuture(may_cancel)
         flight = self._launch(call, may_return=False, ended=partial(self._settle, future))
         future.add_inline_callback(partial(self._cancel_with, flight))
         return future

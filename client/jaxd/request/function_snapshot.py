@@ -160,10 +160,11 @@ class FunctionSpec:
         key: sixteen bytes.
         snapshot: the function.
         options: packed `Options`.
+        donates: whether arguments are given for good.
         statics: which arguments are static.
     """
 
-    __slots__ = ("__weakref__", "key", "options", "snapshot", "statics")
+    __slots__ = ("__weakref__", "donates", "key", "options", "snapshot", "statics")
 
     def __init__(
         self, snapshot: FunctionSnapshot, options: Options, statics: StaticArgs | None = None
@@ -171,6 +172,7 @@ class FunctionSpec:
         self.snapshot = snapshot
         self.statics = snapshot.statics if statics is None else statics
         self.options = options.to_bytes()
+        self.donates = bool(options.donate_argnums or options.donate_argnames)
         self.key = function_key(snapshot.fingerprint, options)
 
 

@@ -177,9 +177,9 @@ class CallScheduler:
                 session.ordered_calls[number] = call
             else:  # the first one decides what happens to values
                 call.reply_when_cancelled = discard_reply
-                first = session.ordered_calls.get(number)
-                if first is not None:
-                    call.cancel_token.notify(first.cancel)
+                call.first = session.ordered_calls.get(number)
+                if call.first is not None:
+                    call.cancel_token.notify(call.first.cancel)
             return go_on if is_short else go_on()
 
     def _submit(self, call: InflightCall, plan: Plan | None, *, is_warm: bool) -> None:

@@ -135,6 +135,7 @@ class ServerConnection(BulkConnection):
         self._answers: dict[str, Callable[..., Value]] = {
             "share": lambda frame, *args: state.share_block(frame.descriptors, *args),
             "adopt": lambda _, *args: state.referenced_data.adopt(*args),
+            "withdraw": lambda _, number: self._calls.inflight.withdraw(number),
             "statistics": lambda *_: json.dumps(report("statistics", session.principal)),
             "info": lambda *_: json.dumps(report("info", session.principal)),
             "devices": lambda *_: json.dumps(worker_context.devices(session)),

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from jaxd_protocol.base.timers import Timer
 from jaxd_protocol.errors import Cancelled, DeadlineExceeded
@@ -35,6 +36,9 @@ class CallPolicy:
     ended: Callable[[Call], None] = lambda call: None
 
 
+_CANCELLED: Final = "the call was cancelled by its caller. Call again if its result is wanted."
+
+
 def _not_withdrawn() -> bool:
     return False
 
@@ -52,12 +56,14 @@ class InflightCall(Call):
         reply_when_cancelled: takes its reply when it is cancelled.
         has_begun: whether a thread works on it, or has.
         is_ordered: whether it is one of its session's calls on values.
+        first: the same call as it was sent before, over a connection that was lost.
     """
 
     withdraw: Callable[[], bool] = _not_withdrawn
     reply_when_cancelled: Callable[[Reply], None] = discard_reply
     has_begun: bool = False
     is_ordered: bool = False
+    first: InflightCall | None = None
     _calls: InflightCalls = field(init=False, repr=False)
     _on_done: Callable[[], None] = field(init=False, repr=False)
     _deliverer: int = 0  # the thread that has waited for the device, for this client alone
@@ -157,9 +163,15 @@ class InflightCall(Call):
 
     def cancel(self) -> None:
         """Its client has cancelled it."""
-        self.cancel_token.cancel(
-            Cancelled("the call was cancelled by its caller. Call again if its result is wanted.")
-        )
+        self.cancel_token.cancel(Cancelled(_CANCELLED))
+
+    def cancel_unless_running(self) -> bool:
+        """Its client has cancelled it, if it does not run; whether it is cancelled."""
+        first = self.first or self
+        if not first.cancel_token.cancel(Cancelled(_CANCELLED), unless="running"):
+            return False
+        self.cancel()
+        return True
 
     def drop(self) -> None:
         """Its client is gone: answers it when no thread has begun it."""
@@ -241,6 +253,14 @@ class InflightCalls:
         call = self._open.get(number)
         if call is not None:
             call.cancel()
+
+    def withdraw(self, number: int) -> bool:
+        """Cancels the call with that number unless it runs; whether it did.
+
+        What runs takes what it was given for good: its client wants its result.
+        """
+        call = self._open.get(number)
+        return call is not None and call.cancel_unless_running()
 
     def close(self) -> list[InflightCall]:
         """The client is gone: what has not begun is dropped.

@@ -77,14 +77,15 @@ class CancelToken:
             f"{spent[one]:.1f} s {_PHASE_TEXTS[one]}" for one in _PHASE_TEXTS if spent[one] >= 0.05
         )
 
-    def cancel(self, error: JaxdError) -> bool:
+    def cancel(self, error: JaxdError, *, unless: CallPhase | None = None) -> bool:
         """Cancels the call and runs the hooks; False if it was cancelled or answered before.
 
         Args:
             error: the reason, raised by `check`.
+            unless: a phase in which it is not cancelled.
         """
         with self._lock:
-            if self._is_over or self.error is not None:
+            if self._is_over or self.error is not None or self._phase == unless:
                 return False
             self.error = error
             self._cancelled_at = self._clock()
@@ -144,7 +145,7 @@ class _NeverCancelled(CancelToken):
     def set_phase(self, phase: CallPhase) -> None:
         """Ignored."""
 
-    def cancel(self, error: JaxdError) -> bool:
+    def cancel(self, error: JaxdError, *, unless: CallPhase | None = None) -> bool:
         """Ignored."""
         return False
 
