@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from jaxd_server.runtime.threads.executors import process_timers
 
@@ -18,55 +18,105 @@ _DEFAULT_MAX_MAPS = 65530
 _MAPS_PER_PROGRAM = 1000
 """Far more than any takes: a tiny one takes 3, a large one 150, on a CPU."""
 
-_CGROUP: Final = "/sys/fs/cgroup"
-_CONTAINERS: Final = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""The files of the two versions of cgroups."""
+_CGROUPS: Final = "/sys/fs/cgroup"
+_OWN_CGROUP: Final = "/proc/self/cgroup"
 
-_CGROUP_LIMITS: Final = tuple(f"{_CGROUP}/{folder}{limit}" for folder, limit, *_ in _CONTAINERS)
-"""The limit of this container."""
+
+class _CgroupFiles(NamedTuple):
+    """The names of files of one version of cgroups; `idle` is a row of `memory.stat`."""
+
+    limit: str
+    used: str
+    kills: str
+    idle: str
+
+
+_FIRST: Final = _CgroupFiles(
+    *("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control"),
+    "total_inactive_file",
+)
+_SECOND: Final = _CgroupFiles("memory.max", "memory.current", "memory.events", "inactive_file")
 
 _USUAL_FILES = 1024
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def machine_bytes() -> int:
-    """The memory of the machine, or of the container when that is less."""
+def machine_bytes(root: str = _CGROUPS, own: str = _OWN_CGROUP) -> int:
+    """The memory of the machine, or what this process may have of it when that is less.
+
+    That is the least limit of its cgroup and of all above that: of a container, a job of a batch
+    system, a service or a login session.
+    """
     sizes = [os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES]
-    for path in _CGROUP_LIMITS:
+    for folder, files in _cgroups(root, own):
         with suppress(OSError, ValueError):
-            sizes.append(int(_read(path)))  # no such file, or "max"
+            sizes.append(int(_read(f"{folder}/{files.limit}")))  # no such file, or "max"
     return min(sizes)
 
 
-def host_use(root: str = _CGROUP, meminfo: str = "/proc/meminfo") -> float:
-    """The share of the memory of machine or container that is in use; 0 where unknown."""
-    return max((1 - spare / total for spare, total in _sizes(root, meminfo)), default=0.0)
+def host_use(root: str = _CGROUPS, meminfo: str = "/proc/meminfo", own: str = _OWN_CGROUP) -> float:
+    """The share that is in use of the machine's memory, or of a cgroup's; 0 where unknown."""
+    return max((1 - spare / total for spare, total in _sizes(root, meminfo, own)), default=0.0)
 
 
-def host_spare(root: str = _CGROUP, meminfo: str = "/proc/meminfo") -> int:
-    """The available bytes of machine or container; `sys.maxsize` where unknown."""
-    return min((spare for spare, _ in _sizes(root, meminfo)), default=sys.maxsize)
+def host_spare(root: str = _CGROUPS, meminfo: str = "/proc/meminfo", own: str = _OWN_CGROUP) -> int:
+    """The bytes that this process can still have; `sys.maxsize` where unknown."""
+    return min((spare for spare, _ in _sizes(root, meminfo, own)), default=sys.maxsize)
 
 
-def _sizes(root: str, meminfo: str) -> Iterator[tuple[int, int]]:
-    """The available and total bytes of the machine, and of the container if there is one."""
+def oom_kills(
+    root: str = _CGROUPS, vmstat: str = "/proc/vmstat", own: str = _OWN_CGROUP
+) -> int | None:
+    """How many processes of the machine, and of the own cgroups, were killed for want of memory.
+
+    Only whether it grows says something: a process may be counted several times. None where the
+    system does not say.
+    """
+    paths = [vmstat, *(f"{folder}/{files.kills}" for folder, files in _cgroups(root, own))]
+    counts = []
+    for path in paths:
+        with suppress(OSError, ValueError, IndexError):
+            rows = (row.split() for row in _read(path).splitlines())
+            counts += [int(row[1]) for row in rows if row[0] == "oom_kill"]
+    return sum(counts) if counts else None
+
+
+def _cgroups(root: str, own: str) -> list[tuple[str, _CgroupFiles]]:
+    """The folders of the own cgroup and of all above it that may exist, as far as memory goes.
+
+    A container sees its own as the root, whatever `own` says.
+    """
+    roots = [(root, _SECOND), (f"{root}/memory", _FIRST)]
+    found: list[tuple[str, _CgroupFiles]] = []
+    with suppress(OSError, ValueError):
+        for line in _read(own).splitlines():
+            _, controllers, path = line.split(":", 2)
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            if not controllers:
+                bases = [(root, _SECOND), (f"{root}/unified", _SECOND)]
+            else:
+                bases = roots[1:] if "memory" in controllers.split(",") else []
+            for base, files in bases:
+                above = range(len(parts), 0, -1)
+                found += [("/".join([base, *parts[:count]]), files) for count in above]
+    return [*found, *roots]
+
+
+def _sizes(root: str, meminfo: str, own: str) -> Iterator[tuple[int, int]]:
+    """The available and total bytes of the machine, and of each cgroup that has a limit."""
     with suppress(OSError, ValueError, IndexError, KeyError):
         rows = _read(meminfo).splitlines()
         sizes = {row.split(":")[0]: int(row.split()[1]) << 10 for row in rows}
         yield sizes["MemAvailable"], sizes["MemTotal"]
-    for folder, limit, used, idle in _CONTAINERS:
+    for folder, files in _cgroups(root, own):
         with suppress(OSError, ValueError, IndexError):
-            most = int(_read(f"{root}/{folder}{limit}"))  # "max" where there is none
-            rows = _read(f"{root}/{folder}memory.stat").splitlines()
+            most = int(_read(f"{folder}/{files.limit}"))  # "max" where there is none
+            rows = _read(f"{folder}/memory.stat").splitlines()
             # without the page cache of idle files, which the system drops by itself
-            spare = {row.split()[0]: int(row.split()[1]) for row in rows}.get(idle, 0)
-            taken = max(0, int(_read(f"{root}/{folder}{used}")) - spare)
+            spare = {row.split()[0]: int(row.split()[1]) for row in rows}.get(files.idle, 0)
+            taken = max(0, int(_read(f"{folder}/{files.used}")) - spare)
             yield max(0, most - taken), most
-            return
 
 
 def _read(path: str) -> str:

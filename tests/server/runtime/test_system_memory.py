@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from jaxd_server.runtime.system_memory import (
     allow_files,
     machine_bytes,
     map_pressure,
+    oom_kills,
     release_memory,
     resident_bytes,
     trim,
@@ -53,21 +55,53 @@ def test_without_proc_there_is_neither_pressure_nor_size(monkeypatch: pytest.Mon
     assert machine_bytes() > 0
 
 
-@pytest.mark.parametrize("name", ["memory.max", "memory.limit_in_bytes"])
-def test_the_memory_of_a_container_is_what_it_may_have(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_the_memory_of_a_container_is_what_it_may_have(tmp_path: Path, name: str) -> None:
     """Not that of the machine around it; without a limit of its own, that. In both versions."""
-    names = [path.rpartition("/")[2] for path in module._CGROUP_LIMITS]
-    assert name in names
-    files = tuple(os.path.join(str(tmp_path), each) for each in names)
-    monkeypatch.setattr(module, "_CGROUP_LIMITS", files)
-    file = os.path.join(str(tmp_path), name)
-    whole = machine_bytes()
+    file, whole = tmp_path / name, machine_bytes(str(tmp_path))
+    file.parent.mkdir(exist_ok=True)
     for text, expected in (("1048576\n", 1 << 20), ("max\n", whole), (f"{whole * 2}\n", whole)):
-        with open(file, "w", encoding="ascii") as written:
-            written.write(text)
-        assert machine_bytes() == expected
+        file.write_text(text)
+        assert machine_bytes(str(tmp_path)) == expected
+
+
+JOB = {
+    "0::/batch/job_7/step": ("", "memory.max"),
+    "4:cpu,memory:/batch/job_7/step\n9:name=systemd:/": ("memory/", "memory.limit_in_bytes"),
+    "1:name=systemd:/\n0::/batch/job_7/step": ("unified/", "memory.max"),
+    "0::/../batch/job_7/step": ("", "memory.max"),
+}
+"""What `/proc/self/cgroup` says, and where the files of that cgroup are."""
+
+
+@pytest.mark.parametrize("own", JOB)
+def test_the_least_limit_of_the_own_cgroup_and_all_above_it_counts(
+    tmp_path: Path, own: str
+) -> None:
+    """Of a job of a batch system, say, whose steps have no limit of their own."""
+    base, name = JOB[own]
+    (tmp_path / "own").write_text(f"{own}\n")
+    folder = tmp_path / f"{base}batch/job_7"
+    (folder / "step").mkdir(parents=True)
+    (folder / "step" / name).write_text("max\n")
+    (folder.parent / name).write_text(f"{3 << 20}\n")
+    asked = str(tmp_path), str(tmp_path / "own")
+    assert machine_bytes(*asked) == 3 << 20
+    (folder / name).write_text(f"{2 << 20}\n")
+    assert machine_bytes(*asked) == 2 << 20
+
+
+def test_kills_for_want_of_memory_are_counted_by_machine_and_cgroups(tmp_path: Path) -> None:
+    """Where one says so."""
+    own, vmstat = tmp_path / "own", tmp_path / "vmstat"
+    asked = str(tmp_path), str(vmstat), str(own)
+    assert oom_kills(*asked) is None
+    vmstat.write_text("pgfault 7\noom_kill 2\n")
+    assert oom_kills(*asked) == 2
+    own.write_text("0::/job\n")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "memory.events").write_text("oom 4\noom_kill 3\noom_group_kill 1\n")
+    assert oom_kills(*asked) == 5
 
 
 @linux

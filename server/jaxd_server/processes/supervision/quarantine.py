@@ -68,12 +68,14 @@ class _Record:
         epoch: of the last worker that ended while a call of it was being repeated.
         ran_s: for how long one had been running when a worker ended, at most.
         noted: when that was last.
+        was_killed: whether a worker was killed from outside while nothing else ran.
     """
 
     entry: QuarantineEntry
     epoch: int = 0
     ran_s: float = 0.0
     noted: float = 0.0
+    was_killed: bool = False
 
     @property
     def is_quarantined(self) -> bool:
@@ -111,16 +113,22 @@ class Quarantine:
     def _keep(self) -> None:
         self._kept.keep(self.principal, self._folder, [one.entry for one in self._quarantined()])
 
-    def record_deaths(self, entries: Iterable[FlightEntry], epoch: int, how: str) -> None:
+    def record_deaths(
+        self, entries: Iterable[FlightEntry], epoch: int, how: str, *, from_outside: bool = False
+    ) -> None:
         """Records the calls that a worker was running when it died.
 
         Args:
             entries: the calls that were under way.
             epoch: of the worker.
             how: how it ended, such as `SIGSEGV`.
+            from_outside: whether somebody else has killed it, as far as that can be known: that is
+                no function's fault, unless one runs alone each time.
         """
         self._forget_old()
         guilty = [entry for entry in entries if entry.is_repeated or entry.is_alone]
+        if from_outside:
+            guilty = [entry for entry in guilty if entry.is_alone and self._was_killed(entry)]
         found = [self._note(entry, epoch, how) for entry in guilty]
         if any(found):
             self._keep()
@@ -146,13 +154,23 @@ class Quarantine:
         )
         return record.is_quarantined
 
+    def _was_killed(self, call: FlightEntry) -> bool:
+        """Whether it has run alone before when a worker was killed; it has from now on."""
+        new = _Record(QuarantineEntry(call.function, call.ids))
+        record = self._records.setdefault(call.ids[0], new)
+        was_killed, record.was_killed = record.was_killed, True
+        record.noted = self._clock()
+        return was_killed
+
     def _forget_old(self) -> None:
         since = self._clock() - _RECORD_TTL_S
         for record in self._records.values():
             if not record.is_quarantined:  # it has ended one worker at most
                 if record.entry.at < since:
                     record.entry = record.entry._replace(deaths=0)
-                record.ran_s = record.ran_s if record.noted >= since else 0.0
+                is_recent = record.noted >= since
+                record.ran_s = record.ran_s if is_recent else 0.0
+                record.was_killed = record.was_killed and is_recent
 
     def release(self, what: str) -> list[dict[str, Any]]:
         """Releases functions from quarantine; returns their rows.

@@ -165,7 +165,12 @@ class Supervisor:
         if any(event.is_set() for event in on_purpose):  # which is no crash
             log_exit(worker, restart_in_s=0.0)
             return 0.0
-        self.quarantine.record_deaths(worker.recorder.entries(), worker.epoch, worker.how)
+        self.quarantine.record_deaths(
+            worker.recorder.entries(),
+            worker.epoch,
+            worker.how,
+            from_outside=worker.was_killed_from_outside,
+        )
         delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
         log_exit(worker, restart_in_s=delay_s)
         return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])

@@ -25,6 +25,7 @@ from jaxd_server.runtime.json_lines import (
 )
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import RateLimiter
+from jaxd_server.runtime.system_memory import oom_kills
 
 
 class WorkerFlags:
@@ -122,6 +123,8 @@ class WorkerProcess:
         self._process = process
         self._relay = relay
         self._verdict: str | None = None
+        self._oom_kills = oom_kills()
+        self._was_out_of_memory: bool | None = None
         self._started_at = self._last_message_at = time.monotonic()
         self._ready_after_s: float | None = None
         self._draining = False
@@ -211,11 +214,23 @@ class WorkerProcess:
         if self._verdict is not None:
             return self._verdict
         ending = self.ending
-        return str(ending.get("signal") or f"exit code {ending.get('exit_code')}")
+        signal_name = ending.get("signal")
+        if signal_name == "SIGKILL" and self._was_out_of_memory:
+            return "SIGKILL: the system had no memory left"
+        return str(signal_name or f"exit code {ending.get('exit_code')}")
+
+    @property
+    def was_killed_from_outside(self) -> bool:
+        """Whether something else than its own code, the host or a lack of memory ended it."""
+        is_killed = self._verdict is None and self.ending.get("signal") == "SIGKILL"
+        return is_killed and self._was_out_of_memory is False
 
     def collect(self) -> None:
         """Collects the process if it has ended; to be called on every SIGCHLD."""
         if not self.exited.is_set() and self._process.poll() is not None:
+            kills = oom_kills()
+            if kills is not None and self._oom_kills is not None:
+                self._was_out_of_memory = kills > self._oom_kills
             self.exited.set()
             if self.principal is not None:  # others may share the output of what they have started
                 self._relay.end()

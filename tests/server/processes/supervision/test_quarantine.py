@@ -74,6 +74,33 @@ def test_two_deaths_alone_are_enough() -> None:
     assert not Quarantined.may_repeat
 
 
+def test_who_kills_a_worker_from_outside_is_no_function() -> None:
+    """Nor is its caller told that it may be the function, however often it is repeated."""
+    clock = Clock()
+    quarantine = Quarantine(clock=clock)
+    for epoch in (2, 3, 4):
+        quarantine.record_deaths([entry(alone=False)], epoch, "SIGKILL", from_outside=True)
+        assert judged(quarantine, epoch + 1, lost=epoch)  # is repeated, alone
+    quarantine.record_deaths([entry()], 5, "SIGKILL", from_outside=True)
+    assert judged(quarantine, 6, lost=5)
+    assert (quarantine.for_worker(), quarantine.rows()) == ([], [])
+    clock.now += 3601
+    quarantine.record_deaths([entry()], 7, "SIGKILL", from_outside=True)
+    assert quarantine.for_worker() == []  # the earlier one is forgotten
+
+
+def test_what_runs_alone_whenever_a_worker_is_killed_may_be_what_kills_it() -> None:
+    """Two more such deaths are as two others."""
+    quarantine = Quarantine()
+    quarantine.record_deaths([entry()], 2, "SIGKILL", from_outside=True)
+    quarantine.record_deaths([entry()], 3, "SIGKILL", from_outside=True)
+    with pytest.raises(WorkerLost, match="SIGKILL"):
+        judged(quarantine, 4, lost=2)
+    quarantine.record_deaths([entry()], 4, "SIGKILL", from_outside=True)
+    with pytest.raises(Quarantined, match=r"2 times .*SIGKILL"):
+        judged(quarantine, 5)
+
+
 def test_what_outlasts_its_time_alone_is_given_more() -> None:
     """So that a function which kills slowly is found as well, be others as busy as they like.
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from jaxd_server.config.options import ServerOptions
+from jaxd_server.processes.supervision import worker_process
 from jaxd_server.processes.supervision.tenant_settings import Tenant
 from jaxd_server.processes.supervision.worker_process import WorkerFlags, WorkerProcess
 
@@ -59,6 +61,32 @@ async def until_ready(worker: WorkerProcess) -> None:
     """Returns when the worker has said so."""
     while not worker.was_ready:  # noqa: ASYNC110  it is the worker that decides
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("kills", "how", "from_outside"),
+    [
+        ((3, 3), "SIGKILL", True),
+        ((3, 4), "SIGKILL: the system had no memory left", False),
+        ((None, None), "SIGKILL", False),
+    ],
+)
+def test_a_kill_is_told_from_a_lack_of_memory(
+    kills: tuple[int | None, int | None],
+    how: str,
+    from_outside: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By what the system has counted meanwhile; where it counts nothing, it may be either."""
+    counts = itertools.chain(kills[:1], itertools.repeat(kills[1]))
+    monkeypatch.setattr(worker_process, "oom_kills", lambda: next(counts))
+
+    async def scenario(worker: WorkerProcess) -> None:
+        os.kill(worker.pid, signal.SIGKILL)
+        await worker.exited.wait()
+
+    worker = run("import signal; signal.pause()", scenario)
+    assert (worker.how, worker.was_killed_from_outside) == (how, from_outside)
 
 
 def test_the_worker_is_told_everything_in_one_argument(
