@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from jaxd.connection.control_client import send_request
 from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
@@ -23,7 +23,6 @@ SERVER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server")
 _AUTO_IDLE_TIMEOUT_S = 3600
 _START_TIMEOUT_S = 60.0
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
-_MAX_LOG_BYTES = 8 << 20
 _LOG_TAIL_LINES = 20
 
 
@@ -51,18 +50,47 @@ def start_background(
         if is_server_running(files.socket):
             return
         _print_line(f"starting a local server (log: {files.log})")
-        log_begin = _rotate_log(files)
+        log_begin = _log_size(files)
         process = _spawn(files, by_hand=by_hand, server_command=server_command)
         _wait_until_ready(process, files, log_begin)
 
 
 @contextmanager
 def _start_lock(files: LocalServerFiles) -> Iterator[None]:
+    """Held while a server is started; the file has the number of the process that holds it.
+
+    Raises:
+        NoServer: when another process has held it for a minute.
+    """
     import fcntl
 
+    deadline, look_s = time.monotonic() + _START_TIMEOUT_S, _SHORTEST_LOOK_S
     with _check_writable(files.lock) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise _held_lock(files) from None
+            time.sleep(look_s)
+            look_s = min(2 * look_s, _LONGEST_LOOK_S)
+        with suppress(OSError):  # no room: then nobody learns who holds it
+            os.truncate(descriptor, 0)
+            os.write(descriptor, b"%d" % os.getpid())
         yield
+
+
+def _held_lock(files: LocalServerFiles) -> NoServer:
+    try:
+        with open(files.lock, encoding="ascii") as file:
+            holder = f"process {int(file.read())}"
+    except (OSError, ValueError):
+        holder = "another process"
+    return NoServer(
+        f"{holder} has been starting the local server for {_START_TIMEOUT_S:.0f} s, and holds "
+        f"{files.lock}. If it is stopped or hangs, end it; or start a server with `jaxd serve`."
+    )
 
 
 @contextmanager
@@ -80,16 +108,12 @@ def _check_writable(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _rotate_log(files: LocalServerFiles) -> int:
-    """The size of the log before our server writes; a long one is first put aside."""
+def _log_size(files: LocalServerFiles) -> int:
+    """The size of the log, which the host shortens when it is long."""
     try:
-        size = os.path.getsize(files.log)
-        if size <= _MAX_LOG_BYTES:
-            return size
-        os.replace(files.log, files.log + ".1")
+        return os.path.getsize(files.log)
     except OSError:
-        pass  # no log yet, or no room to put it aside: then it simply grows
-    return 0
+        return 0
 
 
 def _spawn(
@@ -154,7 +178,8 @@ def _warn_slow_start(process: subprocess.Popen[bytes], files: LocalServerFiles) 
 def _log_tail(path: str, begin: int) -> str:
     try:
         with open(path, "rb") as file:
-            file.seek(begin)
+            is_shortened = os.fstat(file.fileno()).st_size < begin
+            file.seek(0 if is_shortened else begin)
             lines = file.read().decode(errors="replace").splitlines()
     except OSError as error:
         lines = [f"(cannot be read: {error.strerror})"]

@@ -179,4 +179,5 @@ class Directory:
         path = f"{self.root}/{_TAG}"
         if not os.path.lexists(path):
             with contextlib.suppress(OSError), open(path, "x", encoding="ascii") as file:
+                os.fchmod(file.fileno(), 0o644)  # whoever makes backups has to read it
                 file.write(_TAG_TEXT)

@@ -25,6 +25,7 @@ from jaxd_server.processes.supervision.quarantine import Quarantine, QuarantineF
 from jaxd_server.processes.supervision.supervisor import Supervisor
 from jaxd_server.processes.tenants.directory import tenants_root
 from jaxd_server.processes.tenants.manager import TenantManager
+from jaxd_server.runtime.files import shorten_log
 from jaxd_server.runtime.json_lines import encode_line, messages
 from jaxd_server.runtime.logs import log_event
 
@@ -48,6 +49,8 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "jaxd_server.processes.worker.work
 """`-P`: a `random.py` in the current directory does not shadow the one of Python."""
 
 _MIN_SLEEP_S = 0.05
+_LOG_LOOK_S = 2.0
+_MAX_LOG_BYTES = 8 << 20
 
 
 class Host:
@@ -146,11 +149,14 @@ class Host:
         return code
 
     async def _serve(self, listeners: Sequence[Listener]) -> int:
-        watch = asyncio.create_task(self._watch_idleness())
+        watches = [
+            asyncio.create_task(watch()) for watch in (self._watch_idleness, self._watch_log)
+        ]
         try:
             return await self._workers.run(listeners, self._control)
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     def _handle_signals(self) -> None:
         """Always installed: the first process of a container has no default handlers."""
@@ -170,6 +176,15 @@ class Host:
             worker.collect()
         if os.getpid() == 1:
             reap_orphans({worker.pid for worker in workers})
+
+    async def _watch_log(self) -> None:
+        """Keeps the log of a server that runs for months from filling the disk."""
+        while True:
+            path = self._log_file()
+            with suppress(OSError):
+                if path is not None and shorten_log(path, _MAX_LOG_BYTES):
+                    log_event("log_shortened", earlier=f"{path}.1")
+            await asyncio.sleep(_LOG_LOOK_S)
 
     async def _watch_idleness(self) -> None:
         limit_s = self._options.idle_timeout_s

@@ -21,6 +21,7 @@ from jaxd_protocol.network.local_server import (
     has_listener,
     make_private_directory,
 )
+from tests.end_to_end.gates import wait_until
 from tests.server.host_process import FAKE_HOST
 
 FAKE_SERVER = (sys.executable, "-P", FAKE_HOST)
@@ -128,15 +129,32 @@ def test_a_worker_that_is_slow_to_start_is_left_to_the_first_call(
     assert has_listener(files.socket)
 
 
-def test_a_long_log_is_put_aside(files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log of a server that is started every day does not fill the disk."""
-    monkeypatch.setattr(local_server, "_MAX_LOG_BYTES", 10)
+def test_a_log_stays_small(files: LocalServerFiles) -> None:
+    """That of a server that is started every day, or runs for months, does not fill the disk."""
     make_private_directory(files.directory)
     Path(files.directory).chmod(0o700)
-    Path(files.log).write_text("what an earlier server wrote\n")
+    log, earlier = Path(files.log), Path(files.log + ".1")
+    log.write_text("what an earlier server wrote\n" + "x" * (8 << 20))
     start_background(files, server_command=FAKE_SERVER)
-    assert "earlier" in Path(files.log + ".1").read_text()
-    assert "earlier" not in Path(files.log).read_text()
+    wait_until(lambda: "log_shortened" in log.read_text())
+    assert earlier.read_text().startswith("what an earlier server wrote")
+    with log.open("a") as file:
+        file.write("what this one wrote\n" + "x" * (8 << 20))
+    wait_until(lambda: log.stat().st_size < 1 << 20)
+    assert "what this one wrote" in earlier.read_text()
+
+
+def test_a_process_that_does_not_get_done_with_starting_is_named(
+    files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that was stopped; who waits for it does not do so for ever."""
+    monkeypatch.setattr(local_server, "_START_TIMEOUT_S", 0.1)
+    make_private_directory(files.directory)
+    with (
+        local_server._start_lock(files),
+        pytest.raises(NoServer, match=rf"process {os.getpid()} has been starting .* end it; or"),
+    ):
+        start_background(files, server_command=FAKE_SERVER)
 
 
 def test_a_full_disk_is_named(files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch) -> None:

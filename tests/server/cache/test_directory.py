@@ -138,8 +138,14 @@ def test_the_folder_of_another_user_is_refused(root: Path) -> None:
 
 def test_backup_programs_are_told_to_leave_it_out(root: Path) -> None:
     """By the tag that they know."""
-    Directory(make_trusted(str(root)), "0" * 16).make()
-    assert (root / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f068")
+    before = os.umask(0o077)
+    try:
+        Directory(make_trusted(str(root)), "0" * 16).make()
+    finally:
+        os.umask(before)
+    tag = root / "CACHEDIR.TAG"
+    assert tag.read_text().startswith("Signature: 8a477f597d28d172789f068")
+    assert tag.stat().st_mode & 0o777 == 0o644
 
 
 def test_long_names_fit_into_a_file_name() -> None:
