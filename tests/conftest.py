@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -24,6 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--jaxd-server ADDRESS`: the tests of clients use a server that runs already."""
     another_server.add_option(parser)
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="run part K of N of the tests: a test belongs to one of them by its name",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,9 +50,16 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest of the short files are not left for the end, where one process would wait."""
     items.sort(key=lambda item: item.path.parent != ROOT / "tests")
+    part, _, parts = str(config.getoption("--part") or "1/1").partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise pytest.UsageError(f"--part {part}/{parts}: which part of how many, such as 1/2")
+    kept = [one for one in items if crc32(one.nodeid.encode()) % int(parts) == int(part) - 1]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[one for one in items if one not in set(kept)])
+        items[:] = kept
 
 
 def pytest_sessionstart() -> None:

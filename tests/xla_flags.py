@@ -7,19 +7,23 @@ time. A set variable is left alone: `XLA_FLAGS= make test` compiles as users do.
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from typing import Final
 
 _NAME: Final = "XLA_FLAGS"
 
 _FAST: Final = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_cpu_parallel_codegen_split_count=1"
 )
+_WITHOUT_EMITTERS: Final = "--xla_cpu_use_fusion_emitters=false"
+"""What jaxlib 0.11 no longer knows: a process with an unknown flag ends when XLA begins."""
 
 
 def compile_fast() -> None:
     """In this process, where it has not used jax yet, and in those that it starts."""
-    os.environ.setdefault(_NAME, _FAST)
+    is_known = metadata.version("jaxlib").startswith("0.10.")
+    os.environ.setdefault(_NAME, f"{_FAST} {_WITHOUT_EMITTERS}" if is_known else _FAST)
 
 
 def devices(count: int) -> dict[str, str]:
