@@ -553,7 +553,7 @@ class PersistentFunction(
         on_instance = bool(instance)
         args, named = arguments_at(function, options, primals, kwargs, on_instance=on_instance)
         kin: PersistentFunction[..., Any] = self
-        if self._donates:
+        if self._binding.options.donates:
             options = options._replace(donate_argnums=None, donate_argnames=None)
             kin = self._derive(function, options, untransformed(function))
         return kin(*instance, *args, **named)
@@ -567,12 +567,6 @@ class PersistentFunction(
     def _is_derived(self) -> bool:
         """Whether it is another function behind transformations."""
         return bool(self._binding.options.transformations)
-
-    @property
-    def _donates(self) -> bool:
-        """Whether arguments are given up to calls."""
-        options = self._binding.options
-        return bool(options.donate_argnums or options.donate_argnames)
 
     def _derive(
         self, function: Callable[..., Any], options: Options, base: Callable[..., Any]
@@ -673,5 +667,5 @@ class PersistentFunction(
 
             statics = infer_static_args(self.__wrapped__, self._binding.options)
             # by two threads: once in vain
-            self._nnx = NnxCalls(self.__wrapped__, statics, gives_up=self._donates)
+            self._nnx = NnxCalls(self.__wrapped__, statics, gives_up=self._binding.options.donates)
         return self._nnx.prepared(self._remade, args, kwargs, refuses=refuses)

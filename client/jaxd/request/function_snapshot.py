@@ -160,7 +160,7 @@ class FunctionSpec:
         key: sixteen bytes.
         snapshot: the function.
         options: packed `Options`.
-        donates: whether arguments are given for good.
+        donates: whether arguments are given up to calls.
         statics: which arguments are static.
     """
 
@@ -172,7 +172,7 @@ class FunctionSpec:
         self.snapshot = snapshot
         self.statics = snapshot.statics if statics is None else statics
         self.options = options.to_bytes()
-        self.donates = bool(options.donate_argnums or options.donate_argnames)
+        self.donates = options.donates
         self.key = function_key(snapshot.fingerprint, options)
 
 

@@ -40,7 +40,7 @@ class ExportedFunction:
     """A program exported from a function; used in place of a `FunctionSpec`.
 
     Attributes:
-        key, snapshot, options, statics: as those of a `FunctionSpec`.
+        key, snapshot, options, donates, statics: as those of a `FunctionSpec`.
         name, manifest, fingerprint, code, reader, forms, pinned, refused, served, archives,
             calls_back, takes_arguments: as of a `FunctionSnapshot`; nothing of this process is
             called back.
@@ -56,6 +56,7 @@ class ExportedFunction:
             self.fingerprint, b"", (part,), {}, {}, frozenset(), (), True
         )
         self.options = options.to_bytes()
+        self.donates = options.donates
         self.key = function_key(self.fingerprint, options)
         self.statics = NO_STATIC_ARGS
         self.reader = _TreeReader(structure)

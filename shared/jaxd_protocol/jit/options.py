@@ -130,6 +130,11 @@ class Options(NamedTuple):
     transformations: tuple[Literal, ...] = ()
     device: int | None = None
 
+    @property
+    def donates(self) -> bool:
+        """Whether arguments are given up to calls."""
+        return bool(self.donate_argnums or self.donate_argnames)
+
     def to_bytes(self) -> bytes:
         """The canonical bytes: equal exactly when the options are equal."""
         values = self if self.device is not None else self[:-1]  # as before there was any
