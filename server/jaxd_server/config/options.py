@@ -287,7 +287,12 @@ class ServerOptions:
     slots: int = _limit(_COUNT, "calls in flight on one connection", default=32)
     threads: int = _limit(_COUNT, "calls that run at a time", default=8)
     builds: int = _limit(
-        _COUNT, "builds at a time", default=_default_builds, shown="half of the cores, at least 2"
+        _COUNT,
+        "functions that are traced and compiled at a time",
+        default=_default_builds,
+        shown="half of the cores, at least 2",
+        more=". One that takes more than 2 s, or that no call waits for any longer, lets another one "
+        "begin beside it, up to twice as many",
     )
     max_executables: int = _program(_COUNT, "executables, whatever their size", default=400)
     program_bytes: int = _program(
