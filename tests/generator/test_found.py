@@ -164,6 +164,24 @@ ROWS = [
         ),
     ),
     Found(
+        "a class that was registered, and has the method later, was not registered on the server",
+        {
+            "f.py": "import collections.abc\nclass P: pass\np = P()\ndef go(n): return 2 if isinstance(p, collections.abc.Sized) else 5",
+        },
+        (
+            "m = module('PKG.f'); m.collections.abc.Sized.register(m.P); m.P.__len__ = lambda self: 1",
+        ),
+    ),
+    Found(
+        "a class that was registered with one that later says yes to all was not on the server",
+        {
+            "f.py": "import abc\nclass A(abc.ABC): pass\nclass P: pass\np = P()\ndef go(n): return 2 if isinstance(p, A) else 5",
+        },
+        (
+            "m = module('PKG.f'); m.A.register(m.P); m.A.__subclasshook__ = classmethod(lambda c, o: True)",
+        ),
+    ),
+    Found(
         "a late module found the server's context of decimal",
         {
             "f.py": "def go(n):\n    import PKG.late\n    return PKG.late.K",

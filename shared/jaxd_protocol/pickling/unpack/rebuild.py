@@ -248,10 +248,12 @@ def fill_class(cls: type, state: dict[str, Any]) -> None:
 
 
 def _fill_class(cls: type, state: dict[str, Any]) -> None:
-    set_attributes(cls, state["attributes"])
+    # Registered first: what is a subclass already, by a method that it has or by a
+    # `__subclasshook__`, is not registered at all.
     for other in state.get("virtual", ()):
         abc.ABCMeta.register(cls, other)  # type: ignore[arg-type]
     _register(cls, *state.get("registered", ()))
+    set_attributes(cls, state["attributes"])
     if "reduced_by" in state:
         copyreg.pickle(cls, state["reduced_by"])
     finish_class(cls, state.get("registration"))
