@@ -208,6 +208,40 @@ def test_a_network_that_is_lost_between_steps_costs_nothing(link: Throttle) -> N
         assert_same(jaxd.get(state), expected)
 
 
+# without the libraries ----------------------------------------------------------------------------
+
+IN_A_LIGHT_PROCESS = """
+import sys
+import numpy as np
+from jaxd import persistent_call
+
+@persistent_call
+def begin(params):
+    import optax
+    return optax.adam(1e-2).init(params)
+
+@persistent_call
+def step(params, state, x):
+    import jax, optax
+    gradients = jax.grad(lambda params: ((x @ params["w"]) ** 2).mean())(params)
+    updates, state = optax.adam(1e-2).update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+params, x = {"w": np.ones((4, 2), "f4")}, np.ones((3, 4), "f4")
+state = begin(params)
+for _ in range(3):
+    params, state = step(params, state, x)
+assert not {"jax", "optax"} & sys.modules.keys()
+print(type(state[0]).__name__, int(state[0].count), round(float(params["w"][0, 0]), 3))
+"""
+
+
+def test_the_state_of_a_library_goes_back_from_a_process_without_it(server: LiveServer) -> None:
+    """What stands for the library's named tuple here is that tuple again on the server."""
+    run = server.run(IN_A_LIGHT_PROCESS)
+    assert (run.stdout, run.stderr) == ("ScaleByAdamState 3 0.97\n", "")
+
+
 # saving and restoring -----------------------------------------------------------------------------
 
 

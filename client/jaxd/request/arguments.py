@@ -9,6 +9,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from jaxd.interop.jax_runtime import PRNGKeys, encode_jax, is_mutable_in_jax, loaded_jax
+from jaxd.results.reader import STANDS_FOR
 from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.jit.static_args import StaticArgs
@@ -207,6 +208,11 @@ class ArgumentEncoder(TreeEncoder):
             self._add_handles(self.count, leaves)
             self.specs_of(origin.leaves, first, stop)
         return follow
+
+    def class_name(self, cls: type) -> bytes:
+        """The bytes for a class; for one that stands for a class of the server's, that one's."""
+        name = vars(cls).get(STANDS_FOR)
+        return super().class_name(cls) if name is None else dump_literal(name)
 
     def non_literal_keys(self, value: dict[Any, Any]) -> None:
         """A dict with keys of other types is pickled as a whole."""

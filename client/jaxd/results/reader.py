@@ -21,6 +21,9 @@ from jaxd_protocol.pytree.leaves import NO_OFFSET, leaf_data
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
 _MAX_LAYOUTS = 1024
 
+STANDS_FOR: Final = "_jaxd_stands_for"
+"""Attribute of a class that stands for one of the server's: that one's module and name."""
+
 NOTHING_STAYS: Final = (b"",)
 """In a reply, where the numbers of the leaves stand whose data is not in it."""
 
@@ -218,7 +221,7 @@ class ResultReader:
         if fields is not None:
             fits = found is not None and issubclass(found, tuple)
             fits = fits and getattr(found, "_fields", None) == fields
-            return found if found and fits else _stand_in_tuple(name.rpartition(".")[2], fields)
+            return found if found and fits else _stand_in_tuple(module, name, fields)
         if found is not None:
             return found
         raise ResultError(
@@ -234,9 +237,16 @@ def _refuse_class(module: str, name: str, *_: Any) -> type:
 
 
 @lru_cache(maxsize=256)
-def _stand_in_tuple(name: str, fields: tuple[str, ...]) -> type:
-    """A named tuple like the one that the server has and this process has not."""
-    return namedtuple(name, fields)  # noqa: PYI024  its fields are known only here
+def _stand_in_tuple(module: str, name: str, fields: tuple[str, ...]) -> type:
+    """A named tuple like the one that the server has and this process has not.
+
+    As an argument it becomes the server's again, by the name in it (`ArgumentEncoder.class_name`):
+    the state of an optimizer does so in each step.
+    """
+    short = name.rpartition(".")[2]
+    made: type = namedtuple(short, fields)  # type: ignore[misc]  # noqa: PYI024  known only here
+    setattr(made, STANDS_FOR, (module, name))
+    return made
 
 
 def _read(

@@ -26,13 +26,24 @@ from typing import Any, Final
 
 from jaxd_protocol.base import shared_memory
 from jaxd_protocol.base.buffers import ALIGNMENT
-from jaxd_protocol.base.process import Lazy, notify_before_forks, reset_after_fork
+from jaxd_protocol.base.process import (
+    Lazy,
+    notify_before_forks,
+    reset_after_fork,
+    usable_processors,
+)
 
 MIN_BLOCK_BYTES: Final = 1 << 18
 """Sizes are powers of two from here up."""
 
 MAX_BLOCKS: Final = 256
 """Each keeps one or two files open."""
+
+_COPY_PART_BYTES: Final = 4 << 20
+"""Takes several times the 0.1 ms for which a thread is started and waited for."""
+
+_MOST_COPY_THREADS: Final = 8
+"""Beyond that the memory is the limit: 28.9 GB/s on 16 processors, where one thread copies 10.6."""
 
 IDLE_S: Final = 60.0
 """A block that has been unused for so long is given back to the system by the next call."""
@@ -84,12 +95,29 @@ class SharedBlock:
         Raises:
             OSError: when there is not enough memory.
         """
-        numpy = sys.modules["numpy"]
         warm = min(max(self._written - offset, 0), len(data))
-        numpy.copyto(self._bytes[offset : offset + warm], numpy.frombuffer(data[:warm], "u1"))
+        source = sys.modules["numpy"].frombuffer(data[:warm], "u1")
+        _copy(self._bytes[offset : offset + warm], source)
         if warm < len(data):
             shared_memory.write_fresh(self.descriptor, self.view, offset + warm, data[warm:])
             self._written = offset + len(data)
+
+
+def _copy(target: Any, source: Any) -> None:
+    """Copies an array of bytes; a large one in parts, for one core does not fill the memory bus."""
+    numpy = sys.modules["numpy"]
+    threads = min(_MOST_COPY_THREADS, usable_processors() // 2, len(source) // _COPY_PART_BYTES)
+    if threads < 2:
+        numpy.copyto(target, source)
+        return
+    parts = zip(numpy.array_split(target, threads), numpy.array_split(source, threads), strict=True)
+    first, *others = parts
+    started = [threading.Thread(target=numpy.copyto, args=part, daemon=True) for part in others]
+    for thread in started:
+        thread.start()
+    numpy.copyto(*first)
+    for thread in started:
+        thread.join()
 
 
 BlockOffset = tuple[SharedBlock, int]

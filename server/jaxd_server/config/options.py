@@ -14,6 +14,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
+from jaxd_protocol.base.process import usable_processors
 from jaxd_protocol.base.terminal import Parser
 from jaxd_protocol.network.accounts import default_token_dir
 from jaxd_protocol.network.addresses import Address
@@ -117,9 +118,7 @@ def _default_budget_bytes() -> int:
 
 def _default_builds() -> int:
     """Two on a small machine: with one, a user's long build would be everybody's."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(2, len(os.sched_getaffinity(0)) // 2)
-    return max(2, (os.cpu_count() or 1) // 2)
+    return max(2, usable_processors() // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

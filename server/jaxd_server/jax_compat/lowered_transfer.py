@@ -21,6 +21,7 @@ from jaxlib.mlir import ir
 
 from jaxd_protocol.jit.options import Options
 from jaxd_server.jax_compat.lowered import Obstacle, program_id
+from jaxd_server.jax_compat.programs import find_native_code
 
 
 class NotTransferable(Exception):
@@ -82,6 +83,7 @@ def unpack_lowered(data: bytes) -> jax.stages.Lowered:
     try:
         whole = _Unpickler(io.BytesIO(data)).load()
         bytecode, (name, *parts), facts, leaves, outputs = whole
+        find_native_code(bytecode)
         with mlir.make_ir_context():
             module = ir.Module.parse(bytecode)
         constants: list[Any] = []  # they are an obstacle

@@ -128,7 +128,16 @@ def begin_loading(data: bytes) -> None:
         raise NotSerializable(
             f"jax {jax.__version__} cannot load programs in a way that jaxd knows."
         )
-    if _LAPACK in data:
+    find_native_code(data)
+
+
+def find_native_code(program: bytes) -> None:
+    """To be called before a program is loaded or compiled that another process has traced.
+
+    Args:
+        program: its bytes, in any form that names the native code which it calls.
+    """
+    if _LAPACK in program:
         _initialize_lapack()
 
 
@@ -256,8 +265,8 @@ _LAPACK: Final = b"lapack"
 def _initialize_lapack() -> None:
     """Finds LAPACK's functions, which jax does only when it traces a call of one.
 
-    A loaded program that calls one that was not found ends the process. Imports scipy, which takes
-    a tenth of a second.
+    A program that was traced elsewhere and calls one that was not found ends the process.
+    Imports scipy, which takes a tenth of a second.
     """
     _find_lapack()()
 

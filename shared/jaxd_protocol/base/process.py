@@ -119,3 +119,10 @@ def machine_id() -> str | None:
             return hashlib.blake2b(file.read(), digest_size=8, person=b"jaxd").hexdigest()
     except OSError:
         return None
+
+
+def usable_processors() -> int:
+    """Those that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

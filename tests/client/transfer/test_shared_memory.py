@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 import threading
 import time
@@ -209,6 +210,30 @@ def test_a_block_that_was_written_is_written_over(pool: BlockPool) -> None:
             assert block.number == 1
             assert bytes(block.view[offset : offset + len(buffer)]) == bytes(buffer)
             block.release()
+
+
+def test_large_arrays_are_copied_by_several_threads(
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are processors; every byte arrives at its place."""
+    monkeypatch.setattr(module, "usable_processors", lambda: 8)
+    monkeypatch.setattr(module, "_COPY_PART_BYTES", 100_000)
+    started: list[threading.Thread] = []
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            started.append(self)
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    data = memoryview(random.Random(0).randbytes(900_001))
+    for _ in range(2):  # the second time into memory that was written before
+        places = pool.copy_in([data])
+        assert places is not None
+        ((block, offset),) = places
+        assert bytes(block.view[offset : offset + len(data)]) == bytes(data)
+        block.release()
+    assert len(started) == 3
 
 
 def test_only_what_was_never_written_is_written_by_way_of_the_file(
