@@ -3,7 +3,8 @@
     magic, format, length of the header | digest of these and the header | header | payload
 
 The header is a literal: (kind, name, target, content, how the payload is packed, its length, its
-length in the file, its digest). It can be read and trusted without the payload.
+length in the file, its digest, a signature of all these or nothing). It can be read and trusted
+without the payload.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import secrets
 import stat
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import ProtocolError
 from jaxd_protocol.pytree.literals import dump_literal, load_literal
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Changes with the layout of a file; a file of another format is not read."""
 
 _MAGIC: Final = b"\x89jaxd\r\n\x1a"  # as in PNG: shows a transfer in text mode
@@ -62,6 +64,8 @@ class Header(NamedTuple):
         length: bytes of the payload.
         stored: bytes of it in the file.
         digest: BLAKE2b of those.
+        signature: of the fields before it, for records that others are to trust; this server makes
+            none and looks at none.
     """
 
     kind: str
@@ -72,17 +76,34 @@ class Header(NamedTuple):
     length: int
     stored: int
     digest: bytes
+    signature: bytes = b""
 
 
-def encode(kind: str, name: bytes, target: str, content: Any, payload: bytes) -> tuple[bytes, ...]:
+def encode(
+    kind: str,
+    name: bytes,
+    target: str,
+    content: Any,
+    payload: bytes,
+    sign: Callable[[bytes], bytes] = lambda header: b"",
+) -> tuple[bytes, ...]:
     """The pieces of the file that `read_file` takes.
+
+    Args:
+        kind: see `Header`, as the next three.
+        name: by which it is found.
+        target: what it is good for.
+        content: a literal.
+        payload: opaque bytes.
+        sign: gives the signature of the fields of the header, which are handed to it as bytes.
 
     Raises:
         TypeError: when `content` is not a literal.
     """
     stored, packing = _packed(payload)
     header = Header(kind, name, target, content, packing, len(payload), len(stored), _hash(stored))
-    data = dump_literal(tuple(header))
+    unsigned = dump_literal(tuple(header)[:-1])
+    data = dump_literal((*header[:-1], sign(unsigned)))
     prefix = _PREFIX.pack(_MAGIC, FORMAT, len(data))
     return prefix, _hash(prefix, data), data, stored
 

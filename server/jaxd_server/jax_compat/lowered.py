@@ -41,6 +41,9 @@ _COMPILERS_TARGETS: Final = frozenset(
 )
 """Custom calls that XLA itself understands: what they do stands in the program."""
 
+_CUDNN: Final = "__cudnn$"
+"""How XLA's own names of what cuDNN computes begin, such as attention and convolutions."""
+
 _POINTERS: Final = frozenset({"CustomSPMDPartitioning", "tf.call_tf_function"})
 """Custom calls that hold pointers into this process, as those of callbacks do."""
 
@@ -151,7 +154,8 @@ def _obstacle(lowered: Any) -> Obstacle | None:
         return "types"
     if not _is_ours_to_load(lowered._lowering):
         return "unknown"
-    return "targets" if _called_targets(lowered) - _own_targets else None
+    unknown = _called_targets(lowered) - _own_targets
+    return "targets" if any(not name.startswith(_CUDNN) for name in unknown) else None
 
 
 def _is_ours_to_load(lowering: Any) -> bool:

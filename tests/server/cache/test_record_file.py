@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxd_protocol.pytree import dump_literal
 from jaxd_server.cache import record_file
 from jaxd_server.cache.record_file import (
     InvalidRecord,
@@ -110,11 +111,29 @@ def test_the_file_of_another_record_is_not_believed(
 
 def test_another_format_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even when all its digests are right."""
-    monkeypatch.setattr(record_file, "FORMAT", 2)
+    monkeypatch.setattr(record_file, "FORMAT", 3)
     write(tmp_path / "f")
     monkeypatch.undo()
-    with pytest.raises(InvalidRecord, match="it has format 2"):
+    with pytest.raises(InvalidRecord, match="it has format 3"):
         read(tmp_path / "f")
+
+
+def test_a_record_can_be_signed(tmp_path: Path) -> None:
+    """All that the header says is signed, and it is read like any other record."""
+    signed: list[bytes] = []
+
+    def sign(header: bytes) -> bytes:
+        signed.append(header)
+        return b"by somebody"
+
+    path = str(tmp_path / "f")
+    write_file(path, encode("k", b"n", "t", CONTENT, b"program", sign))
+    assert read(tmp_path / "f") == Record(CONTENT, b"program")
+    header = read_header(path)
+    assert header.signature == b"by somebody"
+    assert signed == [dump_literal(tuple(header[:-1]))]
+    write(tmp_path / "f")
+    assert read_header(path).signature == b""
 
 
 def test_a_length_that_cannot_be_is_not_believed(tmp_path: Path) -> None:

@@ -234,6 +234,12 @@ def test_native_code_of_a_client_is_an_obstacle() -> None:
     assert obstacle_of(call, ONES) == "targets"
 
 
+def test_what_cudnn_computes_is_no_obstacle() -> None:
+    """XLA plans it from what stands in the program, as it does with its own kernels."""
+    call = jax.ffi.ffi_call("__cudnn$fmhaSoftmax", SAME)
+    assert obstacle_of(call, ONES) is None
+
+
 def test_callbacks_that_get_buffers_are_an_obstacle() -> None:
     """They are functions of this process like others."""
 
