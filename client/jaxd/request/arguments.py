@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from jaxd.interop.jax_runtime import PRNGKeys, encode_jax, is_mutable_in_jax, loaded_jax
 from jaxd.results.reader import STANDS_FOR
+from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ArgumentError, PackingError
 from jaxd_protocol.fingerprint.function_wrapper import BoundWrapper
 from jaxd_protocol.jit.static_args import StaticArgs
@@ -54,10 +56,7 @@ def encode_arguments(
         PackingError: when an object among them cannot travel.
     """
     encoder = ArgumentEncoder(known_objects, fetcher, statics.strict, gathers=gathers)
-    if statics.positions or statics.names:
-        encoder.call(args, kwargs, statics)
-    else:
-        encoder.node((args, kwargs))
+    encoder.call(args, kwargs, statics)
     return encoder
 
 
@@ -111,7 +110,7 @@ class ArgumentEncoder(TreeEncoder):
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: StaticArgs) -> None:
         """Appends the arguments, the static ones as part of the structure."""
         self._skeleton += (b"T", COUNT.pack(2), b"T", COUNT.pack(len(args)))
-        positions = statics.at(len(args))
+        positions = statics.at(len(args)) if statics.positions else ()
         for position, value in enumerate(args):
             self._argument(value, position in positions)
         self._skeleton += (b"D", COUNT.pack(len(kwargs)))
@@ -121,7 +120,8 @@ class ArgumentEncoder(TreeEncoder):
 
     def _argument(self, value: Any, static: bool) -> None:
         if not static:
-            self.node(value)
+            if type(value) not in _CONTAINERS or not self._result_tree(value):
+                self.node(value)
         elif is_literal(value):
             self.static(value)
         else:
@@ -158,12 +158,7 @@ class ArgumentEncoder(TreeEncoder):
         elif encode_jax(self, value, is_gathered=self.gathers):
             if self.buffer_leaves and self.buffer_leaves[-1] == self.count - 1:
                 self.sources[self.count - 1] = value
-        elif (
-            isinstance(value, tuple)
-            and hasattr(type(value), "_fields")
-            and _is_importable(type(value))
-            and not _is_registered(type(value))
-        ):
+        elif _is_plain_named_tuple(type(value)):
             self._named_tuple(value)
         elif not self._flattened_object(value):
             self._leaf(value)
@@ -213,6 +208,35 @@ class ArgumentEncoder(TreeEncoder):
         """The bytes for a class; for one that stands for a class of the server's, that one's."""
         name = vars(cls).get(STANDS_FOR)
         return super().class_name(cls) if name is None else dump_literal(name)
+
+    def _result_tree(self, value: Any) -> bool:
+        """Appends a tree that holds mostly what calls returned, in order; whether it is one.
+
+        The state of a loop comes back like this in each step. What stands in the skeleton for it is
+        made once.
+        """
+        tree = _ResultTree(self.types)
+        tree.add(value)
+        key = tree.key(self._fetcher)
+        if key is None:
+            return False
+        known = _result_trees.get(key)
+        if known is None or not all(map(is_, known[0], tree.specs)):
+            pieces = _StructureEncoder(self._known_objects, self._fetcher).pieces(value)
+            known = _result_trees[key] = tree.specs, pieces
+        _, (first, *others) = known
+        self._results(first, tree.runs[0])
+        for other, piece, arrays in zip(tree.others, others, tree.runs[1:], strict=True):
+            self.node(other)
+            self._results(piece, arrays)
+        return True
+
+    def _results(self, piece: bytes, arrays: list[RemoteArray]) -> None:
+        """Appends a part of a skeleton, and the arrays on the server that it describes."""
+        self._skeleton.append(piece)
+        if arrays:
+            self._add_handles(self.count, arrays)
+            self.count += len(arrays)
 
     def non_literal_keys(self, value: dict[Any, Any]) -> None:
         """A dict with keys of other types is pickled as a whole."""
@@ -292,6 +316,119 @@ class ArgumentEncoder(TreeEncoder):
         self._known_objects.update(data.classes)
         self._known_objects.update(data.objects)
         self._known_objects.update(data.installed)
+
+
+class _ResultTree:
+    """A tree of plain containers, taken apart: arrays on the server, and others between them.
+
+    Attributes:
+        runs: the arrays on the server before the first other, between that and the second, ….
+        others: what is neither a container nor such an array.
+    """
+
+    __slots__ = ("_nodes", "_types", "others", "runs", "specs")
+
+    def __init__(self, types: Mapping[type, Any]) -> None:
+        self._types = types
+        self._nodes: list[Any] = []  # the structure from the top
+        self.runs: list[list[Any]] = [[]]
+        self.others: list[Any] = []
+        self.specs: list[Any] = []  # of the batch of each run
+
+    def add(self, value: Any) -> None:
+        """Appends a tree."""
+        kind = type(value)
+        if self._is_remote(kind):
+            self._nodes.append(_ONE)
+            self.runs[-1].append(value)
+        elif value is None:
+            self._nodes.append(None)
+        elif not _is_structure(value):
+            self._nodes.append(_OTHER)
+            self.others.append(value)
+            self.runs.append([])
+        elif kind is dict:
+            self._nodes += (dict, tuple(value))
+            self._add_all(value.values())
+        else:
+            self._nodes += (kind, len(value))
+            self._add_all(value)
+
+    def _add_all(self, children: Collection[Any]) -> None:
+        kinds = set(map(type, children))
+        if len(kinds) == 1 and self._is_remote(*kinds):
+            self._nodes.append(_ALL)
+            self.runs[-1] += children
+        else:
+            for child in children:
+                self.add(child)
+
+    def _is_remote(self, kind: type) -> bool:
+        return self._types.get(kind) is ArgumentEncoder.remote
+
+    def key(self, fetcher: object) -> tuple[Any, ...] | None:
+        """Equal for trees whose skeletons are, while their `specs` are the same objects.
+
+        None where arrays do not follow one another as calls returned them, or are not on the server
+        of this fetcher, or where there is more of anything else.
+        """
+        from jaxd.interop.handle_ranges import are_consecutive
+
+        if sum(map(len, self.runs)) <= len(self.others):
+            return None
+        key = list(self._nodes)
+        for run in filter(None, self.runs):
+            origin = run[0].origin
+            if origin.fetcher is not fetcher or not are_consecutive(run):
+                return None
+            self.specs.append(origin.leaves)
+            key += (id(origin.leaves), run[0].number, len(run))
+        return tuple(key)
+
+
+class _StructureEncoder(ArgumentEncoder):
+    """Encodes a tree without what is neither a container nor an array on the server."""
+
+    def pieces(self, value: Any) -> tuple[bytes, ...]:
+        """The skeleton, in the pieces between those."""
+        self._pieces: list[bytes] = []
+        self.node(value)
+        return (*self._pieces, self.skeleton)
+
+    def node(self, value: Any) -> None:
+        if _is_structure(value) or self.types.get(type(value)) is ArgumentEncoder.remote:
+            super().node(value)
+        else:
+            self._pieces.append(self.skeleton)
+            self._skeleton.clear()
+
+
+_ONE, _ALL, _OTHER = object(), object(), object()
+"""In the nodes of a tree: an array on the server, only such in a container, and anything else."""
+
+_CONTAINERS: Final = frozenset({dict, list, tuple})
+
+_MAX_RESULT_TREES: Final = 1 << 8
+_result_trees: Final = BoundedDict[Any, tuple[Sequence[Any], tuple[bytes, ...]]](_MAX_RESULT_TREES)
+"""By structure, and the identity of what describes the arrays in it, the pieces of a skeleton."""
+
+
+def _is_structure(value: Any) -> bool:
+    """Whether a value is part of the structure of a `_ResultTree`."""
+    kind = type(value)
+    if kind is dict:
+        return {str}.issuperset(map(type, value))
+    return kind in _CONTAINERS or value is None or _is_plain_named_tuple(kind)
+
+
+def _is_plain_named_tuple(cls: type) -> bool:
+    """Whether values of a class are appended as a named tuple."""
+    return (
+        issubclass(cls, tuple)
+        and hasattr(cls, "_fields")
+        and _is_importable(cls)
+        and not _is_registered(cls)
+    )
 
 
 _UNNAMED_OBJECT: Final = b"X" + dump_literal("")

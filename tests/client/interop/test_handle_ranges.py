@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -124,6 +125,59 @@ def test_the_state_of_a_loop_is_said_as_its_arrays_are(monkeypatch: pytest.Monke
     monkeypatch.setattr(ArgumentEncoder, "_consecutive_results", lambda *_: False)
     assert found == list(map(encoded, cases))
     assert seen == [True] * 5 + [False] * 9
+
+
+class Moments(NamedTuple):
+    """Part of a tree."""
+
+    mu: Any
+    nu: Any
+
+
+def random_tree(numbers: random.Random, leaves: Iterator[Any], depth: int = 0) -> Any:
+    """Containers of all kinds around these leaves, and now and then something else."""
+    kind = numbers.randrange(5 if depth < 4 else 1)
+    if kind == 0:
+        other = numbers.choice([None, 1.5, True, np.ones(2), "text", {1: 2.0}, State(), b""])
+        return other if numbers.random() < 0.15 else next(leaves, None)
+    children = [random_tree(numbers, leaves, depth + 1) for _ in range(numbers.randrange(1, 4))]
+    if kind == 1:
+        return dict(zip(numbers.sample("abcd", len(children)), children, strict=True))
+    if kind == 2:
+        return Moments(children[0], children[-1] if len(children) > 1 else None)
+    return children if kind == 3 else tuple(children)
+
+
+def test_a_tree_that_a_call_returned_is_encoded_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever stands between its arrays, also when its structure was met before."""
+    fetcher, stranger = FakeFetcher(), FakeFetcher().keep(np.ones(3))
+    at_once, seen = ArgumentEncoder._result_tree, []
+
+    def noting(encoder: ArgumentEncoder, value: Any) -> bool:
+        seen.append(at_once(encoder, value))
+        return seen[-1]
+
+    def encoded(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = encode_arguments(args, {}, NO_STATIC_ARGS, {}, fetcher)
+        places = [(each.row, each.arrays) for each in found.values]
+        return found.skeleton, found.blob, found.buffer_leaves, found.count, places
+
+    def drawn(seed: int) -> tuple[Any, ...]:
+        numbers = random.Random(seed)
+        known = arrays(fetcher, numbers.choice([100, 200]))
+        if numbers.random() < 0.2:
+            known[numbers.randrange(9)] = numbers.choice([known[0], stranger])
+        leaves = iter(known)
+        return random_tree(numbers, leaves), random_tree(numbers, leaves)
+
+    cases = [drawn(seed % 200) for seed in range(400)]
+    monkeypatch.setattr(ArgumentEncoder, "_result_tree", noting)
+    found = list(map(encoded, cases))
+    assert seen.count(True) > 100 < seen.count(False)
+    monkeypatch.setattr(ArgumentEncoder, "_result_tree", lambda *_: False)
+    assert found == list(map(encoded, cases))
 
 
 def test_each_array_goes_when_nobody_holds_it() -> None:
