@@ -7,6 +7,8 @@ function that needs it.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.another_server import own_server_needed
@@ -89,3 +91,60 @@ def test_a_first_call_loads_few_modules_of_our_own(loaded: list[str]) -> None:
 def test_a_first_call_loads_nothing_that_only_others_need(loaded: list[str]) -> None:
     """Neither of ours nor of the standard library."""
     assert sorted(set(NOT_NEEDED) & set(loaded)) == []
+
+
+AT_EXIT = """
+import atexit, gc, sys
+import numpy as np
+from jaxd import persistent_call
+
+class Holder:
+    pass
+
+class Finalized:
+    def __del__(self):
+        print("finalized", flush=True)
+
+def suspended():
+    try:
+        yield
+    finally:
+        print("closed", flush=True)
+
+def in_a_cycle(value):
+    holder = Holder()
+    holder.itself, holder.value = holder, value
+    return holder
+
+atexit.register(lambda: print(gc.get_freeze_count() > 1000, flush=True))  # runs as the last one
+
+@persistent_call
+def doubled(x):
+    return x * 2
+
+doubled(np.ones(3, "f4"))
+what = sys.argv[1]
+if what == "a file":
+    held = in_a_cycle(open(sys.argv[2], "w"))
+    held.value.write("written")
+elif what == "an object":
+    held = in_a_cycle(Finalized())
+elif what == "a generator":
+    held = in_a_cycle(suspended())
+    next(held.value)
+"""
+
+
+def test_a_process_exits_without_a_search_for_garbage(live: LiveServer) -> None:
+    """It would find nothing."""
+    own_server_needed()
+    assert live.run(AT_EXIT, "nothing").stdout == "True\n"
+
+
+def test_what_is_finalized_at_exit_still_is(live: LiveServer, tmp_path: Path) -> None:
+    """Text that was not written out yet, `__del__`, and what a generator does at its end."""
+    own_server_needed()
+    assert live.run(AT_EXIT, "a file", str(tmp_path / "file")).stdout == "False\n"
+    assert (tmp_path / "file").read_text() == "written"
+    assert live.run(AT_EXIT, "an object").stdout == "False\nfinalized\n"
+    assert live.run(AT_EXIT, "a generator").stdout == "False\nclosed\n"
