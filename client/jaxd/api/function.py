@@ -399,20 +399,37 @@ class PersistentFunction(
         parameters = parameter_names(binding.function)
         return Why.from_report(ask_why(caller, spec, parameters, skeleton))
 
+    @overload
+    def warm(
+        self, *args: Any, over: Mapping[str, Iterable[int]], **kwargs: Any
+    ) -> list[Warmed]: ...
+    @overload
+    def warm(self, *args: Any, **kwargs: Any) -> Warmed: ...
     @frames_hidden
-    def warm(self, *args: Any, **kwargs: Any) -> Warmed:
+    def warm(
+        self, *args: Any, over: Mapping[str, Iterable[int]] | None = None, **kwargs: Any
+    ) -> Warmed | list[Warmed]:
         """Builds what a call with such arguments needs, or loads it; runs nothing.
 
         Anything with `shape` and `dtype` stands for an array, also inside of trees; numbers and
         static arguments are given as they are.
 
+        With `over`, sizes for the names that stand in shapes, each combination is built, in this
+        order; one that is ready is called without waiting for the next. A parameter of the function
+        that is called `over` is given by position.
+
         Raises:
             BaseException: what the function raises while it is traced.
             JaxdError: when it cannot be built; see `jaxd.errors`.
         """
+        if over is not None:
+            from jaxd.request.array_specs import specs_over
+
+            return [self.warm(*given, **named) for given, named in specs_over(args, kwargs, over)]
         check_class_known(self, args)
         if "flax.nnx" in sys.modules and (nnx := self._nnx_call(args, kwargs)) is not None:
-            return nnx.function.warm(*nnx.sent_args, **nnx.sent_kwargs)
+            warmed: Warmed = nnx.function.warm(*nnx.sent_args, **nnx.sent_kwargs)
+            return warmed
         binding = self._binding
         caller = binding.find_caller()
         if caller is None:

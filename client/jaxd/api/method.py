@@ -6,7 +6,17 @@ import itertools
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, SupportsIndex, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
 
 from jaxd.api.transforms import TransformMethods, frames_hidden
 from jaxd_protocol.errors import ArgumentError
@@ -114,7 +124,13 @@ class PersistentMethod(
         given = self.args if is_valid_call(self.__wrapped__, args, kwargs) else ()
         return self._unbound().why(*given, *args, **kwargs)
 
-    def warm(self, *args: Any, **kwargs: Any) -> Warmed:
+    @overload
+    def warm(
+        self, *args: Any, over: Mapping[str, Iterable[int]], **kwargs: Any
+    ) -> list[Warmed]: ...
+    @overload
+    def warm(self, *args: Any, **kwargs: Any) -> Warmed: ...
+    def warm(self, *args: Any, **kwargs: Any) -> Warmed | list[Warmed]:
         """As `PersistentFunction.warm`."""
         return self._unbound().warm(*self.args, *args, **kwargs)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxd.interop.jax_runtime import encode_jax, loaded_jax, to_jax_keys, weak_array
@@ -177,12 +180,66 @@ def _shape_of(spec: Any) -> tuple[int, ...]:
 def _shape_error(spec: Any) -> ArgumentError:
     return ArgumentError(
         f"a spec has the shape {spec.shape!r}. A program is built for one size: give numbers that "
-        "are not negative, and one spec for each shape that calls will have."
+        "are not negative, and one spec for each shape that calls will have; for sizes with names, "
+        "warm(…, over={'batch': (1, 8)})."
     )
 
 
 def _is_weak(spec: Any) -> bool:
     return bool(getattr(spec, "weak_type", False))
+
+
+# sizes that have names ---------------------------------------------------------------------------
+
+
+class _Sized:
+    """A spec with a size for each axis; a tuple would be a node of a tree."""
+
+    def __init__(self, shape: tuple[Any, ...], spec: Any) -> None:
+        self.shape = shape
+        self.dtype = spec.dtype
+        self.weak_type = _is_weak(spec)
+
+
+def specs_over(
+    args: tuple[Any, ...], kwargs: dict[str, Any], over: Mapping[str, Iterable[int]]
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Arguments in which sizes of specs have names, once for each combination of sizes.
+
+    Args:
+        args: as for `encode_specs`; a name in a spec's shape stands for a size.
+        kwargs: the same.
+        over: the sizes of each name, in the order of use; the last name changes first.
+
+    Raises:
+        ArgumentError: when a name has no sizes, or there is none of that name in a shape.
+    """
+    used: set[str] = set()
+
+    def sized(spec: Any, sizes: Mapping[str, int]) -> Any:
+        names = {size for size in spec.shape if isinstance(size, str)}
+        if not names:
+            return spec
+        used.update(names)
+        shape = tuple(sizes.get(size, size) for size in spec.shape)
+        jax = loaded_jax()
+        if jax is not None and isinstance(spec, jax.ShapeDtypeStruct):
+            return spec.update(shape=shape)
+        return _Sized(shape, spec)
+
+    combinations = [
+        dict(zip(over, sizes, strict=True)) for sizes in itertools.product(*over.values())
+    ]
+    found = [_with_specs((args, kwargs), partial(sized, sizes=sizes)) for sizes in combinations]
+    if not found:
+        raise ArgumentError("over has no size for a name. Give some: over={'batch': (1, 8)}.")
+    for name in over:
+        if name not in used:
+            raise ArgumentError(
+                f"over has sizes for {name!r}, which stands in no spec's shape. Put it there: "
+                f"jax.ShapeDtypeStruct(({name!r}, 128), 'float32')."
+            )
+    return found
 
 
 # specs inside of objects -------------------------------------------------------------------------
@@ -196,20 +253,29 @@ class _ZeroArrays:
 
     def of(self, value: Any) -> Any:
         """The value with arrays in it; what jax does not take apart stays as it is."""
-        if is_spec(value):
-            if id(value) not in self._made:
-                self._made[id(value)] = (value, zeros_of(value))  # kept: its id must stay its own
-            return self._made[id(value)][1]
-        kind: Any = type(value)
-        if kind is dict or kind is OrderedDict:
-            return kind((key, self.of(child)) for key, child in value.items())
-        if kind is list or kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_make")):
-            return getattr(kind, "_make", kind)(map(self.of, value))
-        jax = loaded_jax()
-        if jax is None or jax.tree_util.all_leaves((value,)):
-            return value
-        leaves, structure = jax.tree.flatten(value, is_leaf=is_spec)
-        return jax.tree.unflatten(structure, map(self.of, leaves))
+        return _with_specs(value, self._zeros)
+
+    def _zeros(self, spec: Any) -> Any:
+        if id(spec) not in self._made:
+            self._made[id(spec)] = (spec, zeros_of(spec))  # kept: its id must stay its own
+        return self._made[id(spec)][1]
+
+
+def _with_specs(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """The value with something else for each spec; what jax does not take apart stays as it is."""
+    if is_spec(value):
+        return replace(value)
+    inner = partial(_with_specs, replace=replace)
+    kind: Any = type(value)
+    if kind is dict or kind is OrderedDict:
+        return kind((key, inner(child)) for key, child in value.items())
+    if kind is list or kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_make")):
+        return getattr(kind, "_make", kind)(map(inner, value))
+    jax = loaded_jax()
+    if jax is None or jax.tree_util.all_leaves((value,)):
+        return value
+    leaves, structure = jax.tree.flatten(value, is_leaf=is_spec)
+    return jax.tree.unflatten(structure, map(inner, leaves))
 
 
 def zeros_of(spec: Any) -> Any:

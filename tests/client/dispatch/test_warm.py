@@ -13,7 +13,7 @@ import pytest
 
 from jaxd import Client, connect, persistent_call
 from jaxd.dispatch.warm import RecordedFunction, Warmed, recipe_mark, recipes_since, warm
-from jaxd_protocol.errors import ConnectionLost, NoServer, ProtocolError
+from jaxd_protocol.errors import ArgumentError, ConnectionLost, NoServer, ProtocolError
 from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.calls import MAY_REPEAT, STRICT, WARM
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor, FunctionManifest
@@ -30,6 +30,14 @@ class Spec:
     def __init__(self, *shape: int) -> None:
         self.shape = shape
         self.dtype = "float32"
+
+
+class Named:
+    """Of sizes that have names."""
+
+    def __init__(self, *shape: int | str) -> None:
+        self.shape = shape
+        self.dtype = "int32"
 
 
 @dataclass
@@ -54,6 +62,48 @@ def start(runtime: Path) -> Iterator[Start]:
         client.close()
     for server in servers:
         server.close()
+
+
+def test_a_function_is_warmed_over_sizes(start: Start) -> None:
+    """For each combination, in the order in which they are given, as for specs of these sizes."""
+    asked: list[bytes] = []
+
+    def answer(request: Request) -> Any:
+        asked.append(request.args[1])
+        return warm_reply("compile", 1.0)
+
+    _, client = start(call=answer)
+    step = client.persistent_call(lambda tree, x, n: x * n)
+    tree = {"tokens": Named("batch", "length"), "fixed": [Spec(3)]}
+    sizes = {"batch": (1, 8), "length": (128, 512)}
+    warmed = step.warm(tree, Spec(2), n=2.0, over=sizes)
+    assert warmed == [Warmed("compile", 1.0)] * 4
+    over = list(asked)
+    for batch, length in ((1, 128), (1, 512), (8, 128), (8, 512)):
+        step.warm({"tokens": Named(batch, length), "fixed": [Spec(3)]}, Spec(2), n=2.0)
+    assert over == asked[4:]
+    assert len(set(over)) == 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "over", "message"),
+    [
+        (("batch", 3), {"length": (1,)}, "sizes for 'length', which stands in no spec's shape"),
+        (("batch", 3), {}, "has the shape"),
+        (("batch", 3), {"batch": ()}, "has no size for a name"),
+        (("batch", 3), {"batch": ("many",)}, "has the shape"),
+        (("batch", 3), {"batch": (-1,)}, "has the shape"),
+        (("batch", 3), None, r"warm\(…, over="),
+    ],
+)
+def test_sizes_that_are_none_are_refused(
+    start: Start, shape: tuple[Any, ...], over: Any, message: str
+) -> None:
+    """With what would be right; nothing is sent."""
+    _, client = start()
+    function = client.persistent_call(lambda x: x)
+    with pytest.raises(ArgumentError, match=message):
+        function.warm(Named(*shape), over=over)
 
 
 def test_a_function_is_warmed_for_specs(start: Start) -> None:
