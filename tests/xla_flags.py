@@ -7,6 +7,7 @@ time. A set variable is left alone: `XLA_FLAGS= make test` compiles as users do.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Final
 
@@ -26,7 +27,14 @@ def compile_fast() -> None:
     os.environ.setdefault(_NAME, f"{_FAST} {_WITHOUT_EMITTERS}" if is_known else _FAST)
 
 
+_DEVICES: Final = "--xla_force_host_platform_device_count="
+
+
 def devices(count: int) -> dict[str, str]:
     """The environment of a process with so many devices."""
-    more = f"--xla_force_host_platform_device_count={count}"
-    return {_NAME: f"{os.environ.get(_NAME, '')} {more}".strip()}
+    return {_NAME: f"{os.environ.get(_NAME, '')} {_DEVICES}{count}".strip()}
+
+
+def makes_up_devices(variables: Mapping[str, str]) -> bool:
+    """Whether this environment is of that kind."""
+    return _DEVICES in variables.get(_NAME, "")
