@@ -23,8 +23,13 @@ _WITHOUT_EMITTERS: Final = "--xla_cpu_use_fusion_emitters=false"
 
 def compile_fast() -> None:
     """In this process, where it has not used jax yet, and in those that it starts."""
+    os.environ.setdefault(_NAME, fast_flags())
+
+
+def fast_flags() -> str:
+    """The value that has XLA do so."""
     is_known = metadata.version("jaxlib").startswith("0.10.")
-    os.environ.setdefault(_NAME, f"{_FAST} {_WITHOUT_EMITTERS}" if is_known else _FAST)
+    return f"{_FAST} {_WITHOUT_EMITTERS}" if is_known else _FAST
 
 
 _DEVICES: Final = "--xla_force_host_platform_device_count="
