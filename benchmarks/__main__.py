@@ -104,7 +104,8 @@ def _main_of_accelerator(rows: Sequence[Row], chosen: argparse.Namespace) -> int
     rounds = chosen.rounds or (1 if chosen.quick else 3)
     output = chosen.output or Path("dist/accelerator")
     with BenchmarkRun.open(sizes) as run:
-        whole = measure_accelerator(limits, run, rounds, output, _report)
+        warm_ups = 0 if chosen.quick else 1
+        whole = measure_accelerator(limits, run, rounds, output, _report, warm_ups)
     _report("")
     print((output / MARKDOWN).read_text(encoding="utf-8"))
     return 0 if whole else 1

@@ -22,7 +22,12 @@ MARKDOWN: Final = "accelerator.md"
 
 
 def measure_accelerator(
-    limits: Mapping[Row, float], run: BenchmarkRun, rounds: int, output: Path, report: Report
+    limits: Mapping[Row, float],
+    run: BenchmarkRun,
+    rounds: int,
+    output: Path,
+    report: Report,
+    warm_ups: int = 1,
 ) -> bool:
     """Measures what has no result in `output` yet; whether no row broke."""
     output.mkdir(parents=True, exist_ok=True)
@@ -33,7 +38,7 @@ def measure_accelerator(
             continue
         until = time.monotonic() + limit_s
         try:
-            result = measure(row, run, rounds, report, partial(_is_before, until))
+            result = measure(row, run, rounds, report, partial(_is_before, until), warm_ups)
         except (RuntimeError, AssertionError) as error:
             failed = True
             words = " ".join(str(error).split())[-400:].replace("|", "/")

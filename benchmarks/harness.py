@@ -172,10 +172,11 @@ def measure(
     rounds: int,
     report: Report = lambda _: None,
     has_time: Callable[[], bool] = lambda: True,
+    warm_ups: int = 1,
 ) -> RowResult:
     """What every variant that can run here takes, sampled in turn: A B C A B C.
 
-    One warm-up round comes first and is thrown away. No round begins once `has_time` says no.
+    A warm-up round comes first and is thrown away. No round begins once `has_time` says no.
     Whatever the variants started is ended before this returns.
     """
     left_out = {v.name: why for v in row.variants if (why := v.missing(run)) is not None}
@@ -188,7 +189,9 @@ def measure(
                 samplers[variant.name] = _start_variant(variant, own)
             except NotMeasurable as why:
                 left_out[variant.name] = str(why)
-        figures = interleave(samplers, rounds, lambda step: report(f"{row.name}: {step}"), has_time)
+        figures = interleave(
+            samplers, rounds, lambda step: report(f"{row.name}: {step}"), has_time, warm_ups
+        )
     if samplers and not all(figures.values()):
         left_out |= dict.fromkeys(samplers, "no time was left")
         figures = {}
@@ -213,17 +216,18 @@ def interleave(
     rounds: int,
     report: Report = lambda _: None,
     has_time: Callable[[], bool] = lambda: True,
+    warm_ups: int = 1,
 ) -> dict[str, list[float]]:
-    """Samples each in turn, `rounds` times after one discarded warm-up round, or fewer.
+    """Samples each in turn, `rounds` times after the discarded warm-up round, or fewer.
 
     Fewer where `has_time` is false before a round.
     """
     figures: dict[str, list[float]] = {name: [] for name in samplers}
-    for step in range(rounds + 1):
+    for step in range(1 - warm_ups, rounds + 1):
         if not has_time():
             break
         for name, sample in samplers.items():
-            report(f"{'warm-up' if step == 0 else f'round {step} of {rounds}'}, {name}")
+            report(f"{'warm-up' if step < 1 else f'round {step} of {rounds}'}, {name}")
             figure = sample()
             if step > 0:
                 figures[name].append(figure)

@@ -70,4 +70,7 @@ class _Writer:
 def pytest_configure(config: pytest.Config) -> None:
     """One process writes: the one that the others report to."""
     if not hasattr(config, "workerinput"):
+        with _file().open("a+b") as file:  # which may end in a line that was cut off
+            if file.tell():
+                file.write(b"\n")
         config.pluginmanager.register(_Writer())
