@@ -32,6 +32,10 @@ _PYTEST: Final = (
     *("-p", "no:benchmark", "-p", "no:cacheprovider", "-p", "tests.gpu.recorded_results"),
 )
 
+_OF_THE_DEVICE: Final = tuple(
+    f"tests/gpu/test_{name}.py" for name in ("programs", "memory", "lives")
+)
+"""What takes longest comes last."""
 _OF_CALLS: Final = "tests/end_to_end/test_calls.py"
 _OF_TUTORIALS: Final = "tests/examples/test_seeds.py"
 
@@ -54,7 +58,7 @@ def parts(is_rehearsal: bool, output: Path) -> list[Part]:
         clients, galleries = (_OF_CALLS,), (_OF_TUTORIALS, "-k", "one_of_them or there_is_a_file")
     return [
         # One after the other: they look at how much of the device is taken.
-        _tests("device", "-n", "0", "-m", "gpu", "tests/gpu", **variables),
+        _tests("device", "-n", "0", "-m", "gpu", *_OF_THE_DEVICE, **variables),
         Part(
             "figures",
             (*benchmark, *(["--quick"] if is_rehearsal else [])),
