@@ -16,6 +16,15 @@ TEST_ARGS ?=
 # Files and folders of the suite; none: all of it.
 TESTED ?=
 CORPUS_ARGS ?=
+# Of the machine with the GPU: its interpreter, which has jax for CUDA; where the results lie, and
+# those of an earlier run, which this one goes on; seconds for each part; which parts (none: all).
+GPU_PYTHON ?= python3
+GPU_OUT ?= dist/gpu
+GPU_BEFORE ?=
+GPU_TIME ?= 480
+GPU_PARTS ?=
+GPU_REHEARSAL ?=
+GPU_AGAIN ?=
 IMAGE ?= jaxd:py3.12
 LOCK_PYTHONS ?= python3.11 python3.12 python3.13
 # Files are shared out among this many processes at most; each of those has a server of its own.
@@ -41,7 +50,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-docker test-variants soak faults fuzz hostile pauses lint lint-docker house bench clean
-.PHONY: locks audit sbom corpus corpus-quick identity
+.PHONY: locks audit sbom corpus corpus-quick identity gpu gpu-wheels
 
 help:
 	@echo 'make demo    train on real digits from two fresh processes; the second compiles nothing'
@@ -67,6 +76,9 @@ help:
 	@echo 'make lint    ruff check, ruff format --check, mypy --strict, lint-imports (who may import whom)'
 	@echo 'make house   the figures of the source tree, and what breaks its rules'
 	@echo 'make bench   measure against plain jax, its disk cache and others (BENCH_ARGS="--help")'
+	@echo 'make gpu     what needs a GPU, with GPU_PYTHON=python3 (its own jax) into GPU_OUT=dist/gpu, GPU_TIME=480'
+	@echo '             seconds for each part; goes on where it stopped (GPU_REHEARSAL=1: on a CPU)'
+	@echo 'make gpu-wheels   into dist/gpu-wheels what a machine with a GPU and no network lacks'
 	@echo 'make clean   remove the environments and everything else that the targets wrote'
 	@echo
 	@echo 'EXTRAS=server,demo,dev leaves out flax, equinox, optax, haiku and others.'
@@ -146,6 +158,15 @@ lint-docker: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(bin)/python -m benchmarks $(BENCH_ARGS)
+
+# With no environment of its own: jax and its plugin are those of the machine.
+gpu:
+	@GPU_AGAIN='$(GPU_AGAIN)' '$(GPU_PYTHON)' -m tests.gpu --output '$(GPU_OUT)' --seconds $(GPU_TIME) \
+	  --wheels dist/gpu-wheels --parts '$(GPU_PARTS)' $(if $(GPU_BEFORE),--before '$(GPU_BEFORE)') \
+	  $(if $(GPU_REHEARSAL),--rehearsal)
+
+gpu-wheels: $(VENV)/.dev
+	@$(bin)/python -m tests.gpu.carried dist/gpu-wheels
 
 clean:
 	@rm -rf .venv .venv-* build dist

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.accelerator import MARKDOWN, measure_accelerator
 from benchmarks.benchmark_run import BenchmarkRun, Sizes
 from benchmarks.chart import as_svg
 from benchmarks.facts import machine_facts
 from benchmarks.harness import Row, RowResult, measure
 from benchmarks.report import as_json, as_markdown
 from benchmarks.rows import ROWS
+from benchmarks.rows.accelerator import LIMITS as ACCELERATOR
 
 _EXAMPLE = "example: python -m benchmarks --rows small,in-flight --rounds 9"
 
@@ -31,6 +35,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ray", action="store_true", help="also a Ray actor, if installed")
     parser.add_argument("--dask", action="store_true", help="also Dask, if installed")
     parser.add_argument(
+        "--accelerator",
+        action="store_true",
+        help="the rows for a GPU instead, each within its own time; those that --output has "
+        "results of already are not measured again",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         help="directory for benchmarks.{md,json,svg} (a whole run: docs; a part of one: none)",
@@ -38,8 +48,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     chosen = parser.parse_args(arguments)
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error("--rounds must be 1 or more.")
+    if chosen.accelerator:
+        names = ", ".join(row.name for row in ACCELERATOR)
     for wanted in _split(chosen.rows):
-        if not any(_is_one_of(row, [wanted]) for row in ROWS):
+        if not any(_is_one_of(row, [wanted]) for row in _rows(chosen)):
             parser.error(f"there is no row {wanted}; choose from {names}.")
     return chosen
 
@@ -53,6 +65,10 @@ def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
+def _rows(chosen: argparse.Namespace) -> Sequence[Row]:
+    return tuple(ACCELERATOR) if chosen.accelerator else ROWS
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns the exit status: 0 unless something broke.
 
@@ -60,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     chosen = _parse(arguments)
     wanted = _split(chosen.rows)
-    rows = [row for row in ROWS if not wanted or _is_one_of(row, wanted)]
+    rows = [row for row in _rows(chosen) if not wanted or _is_one_of(row, wanted)]
+    if chosen.accelerator:
+        return _main_of_accelerator(rows, chosen)
     rounds = chosen.rounds or (2 if chosen.quick else 5)
     flags = frozenset(name for name in ("ray", "dask") if getattr(chosen, name))
     without = frozenset({"jaxd"} if chosen.peers else ())
@@ -75,15 +93,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _main_of_accelerator(rows: Sequence[Row], chosen: argparse.Namespace) -> int:
+    """1 when a row broke.
+
+    Server, client and plain jax are on the device at once, so each takes memory as it needs it.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    limits = {row: ACCELERATOR[row] for row in rows}
+    sizes = replace(Sizes.quick(), blocks=1) if chosen.quick else Sizes.accelerator()
+    rounds = chosen.rounds or (1 if chosen.quick else 3)
+    output = chosen.output or Path("dist/accelerator")
+    with BenchmarkRun.open(sizes) as run:
+        warm_ups = 0 if chosen.quick else 1
+        whole = measure_accelerator(limits, run, rounds, output, _report, warm_ups)
+    _report("")
+    print((output / MARKDOWN).read_text(encoding="utf-8"))
+    return 0 if whole else 1
+
+
+def _report(step: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{step}", end="", file=sys.stderr, flush=True)
+
+
 def _measure_all(rows: Sequence[Row], run: BenchmarkRun, rounds: int) -> list[RowResult]:
-    live = sys.stderr.isatty()
-
-    def report(step: str) -> None:
-        if live:
-            print(f"\r\x1b[K{step}", end="", file=sys.stderr, flush=True)
-
-    results = [measure(row, run, rounds, report) for row in rows]
-    report("")
+    results = [measure(row, run, rounds, _report) for row in rows]
+    _report("")
     return results
 
 

@@ -6,11 +6,11 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.own_server import OwnServer
 from benchmarks.processes import Driver, NotMeasurable, Service, time_process
@@ -34,6 +34,9 @@ class Sizes:
         most_bytes: the most that one argument has.
         steps: steps of training in one round.
         blocks: attention blocks in the train step.
+        gpt: the size of the GPT that only accelerators train (`benchmarks/programs/gpt.py`).
+        tolerance: by which what variants compute may differ, as a share: those that choose their
+            kernels by measuring, as XLA does on a GPU, do not all choose the same.
     """
 
     calls: int = 2000
@@ -43,6 +46,8 @@ class Sizes:
     most_bytes: int = 256 * 2**20
     steps: int = 200
     blocks: int = 16
+    gpt: str = "124M"
+    tolerance: float = 1e-4
 
     @classmethod
     def quick(cls) -> Sizes:
@@ -55,6 +60,19 @@ class Sizes:
             most_bytes=8 * 2**20,
             steps=20,
             blocks=2,
+            gpt="tiny",
+        )
+
+    @classmethod
+    def accelerator(cls) -> Sizes:
+        """Sizes for an accelerator, which is there for minutes, and takes arguments of 1 GB."""
+        return cls(
+            calls=500,
+            many_calls=5000,
+            round_bytes=512 * 2**20,
+            most_bytes=2**30,
+            steps=40,
+            tolerance=2e-2,
         )
 
     def large_calls(self, nbytes: int) -> int:
@@ -82,6 +100,7 @@ class BenchmarkRun:
     _ends: ExitStack = field(default_factory=ExitStack)
     _facts: dict[str, float] = field(default_factory=dict)
     _own_server: OwnServer | None = None
+    _shared: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
@@ -102,7 +121,7 @@ class BenchmarkRun:
     def fresh(self) -> Iterator[BenchmarkRun]:
         """A part of the run in the same directory whose processes end with this `with` block."""
         with ExitStack() as ends:
-            yield replace(self, _ends=ends, _own_server=None)
+            yield replace(self, _ends=ends, _own_server=None, _shared={})
 
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of every child.
@@ -152,10 +171,21 @@ class BenchmarkRun:
     def own_server(self, **extra: str) -> OwnServer:
         """The server of jaxd, started at the first request and shared to the end of this part."""
         if self._own_server is None:
-            server = OwnServer.start(self.environment(**extra), self.directory)
-            self._ends.callback(server.end)
-            self._own_server = server
+            self._own_server = self.another_server(**extra)
         return self._own_server
+
+    def another_server(self, **extra: str) -> OwnServer:
+        """One more server of jaxd, for whoever asks."""
+        server = OwnServer.start(self.environment(**extra), self.directory)
+        self._ends.callback(server.end)
+        return server
+
+    def shared(self, name: str, make: Callable[[], T]) -> T:
+        """What the first variant that asks for it makes, for all of this part of the run."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        found: T = self._shared[name]
+        return found
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enters a context that is left when this part of the run ends."""
@@ -169,8 +199,8 @@ class BenchmarkRun:
         """Checks that every variant that computes `fact` finds the same value.
 
         Raises:
-            AssertionError: when this one is off by more than a ten thousandth.
+            AssertionError: when this one is off by more than `sizes.tolerance` of it.
         """
         first = self._facts.setdefault(fact, value)
-        if abs(first - value) > 1e-4 * abs(first):
+        if abs(first - value) > self.sizes.tolerance * abs(first):
             raise AssertionError(f"{fact} is {value} here and was {first} in an earlier variant")

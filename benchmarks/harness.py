@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -166,11 +166,18 @@ class RowResult:
         return Outcome(comparison, comparison.ratio(self.medians), min(single), max(single))
 
 
-def measure(row: Row, run: BenchmarkRun, rounds: int, report: Report = lambda _: None) -> RowResult:
+def measure(
+    row: Row,
+    run: BenchmarkRun,
+    rounds: int,
+    report: Report = lambda _: None,
+    has_time: Callable[[], bool] = lambda: True,
+    warm_ups: int = 1,
+) -> RowResult:
     """What every variant that can run here takes, sampled in turn: A B C A B C.
 
-    One warm-up round comes first and is thrown away. Whatever the variants started is ended
-    before this returns.
+    A warm-up round comes first and is thrown away. No round begins once `has_time` says no.
+    Whatever the variants started is ended before this returns.
     """
     left_out = {v.name: why for v in row.variants if (why := v.missing(run)) is not None}
     present = [variant for variant in row.variants if variant.name not in left_out]
@@ -182,7 +189,12 @@ def measure(row: Row, run: BenchmarkRun, rounds: int, report: Report = lambda _:
                 samplers[variant.name] = _start_variant(variant, own)
             except NotMeasurable as why:
                 left_out[variant.name] = str(why)
-        figures = interleave(samplers, rounds, lambda step: report(f"{row.name}: {step}"))
+        figures = interleave(
+            samplers, rounds, lambda step: report(f"{row.name}: {step}"), has_time, warm_ups
+        )
+    if samplers and not all(figures.values()):
+        left_out |= dict.fromkeys(samplers, "no time was left")
+        figures = {}
     return RowResult(row, figures, left_out)
 
 
@@ -200,18 +212,23 @@ def _start_variant(variant: Variant, run: BenchmarkRun) -> Sampler:
 
 
 def interleave(
-    samplers: Mapping[str, Sampler], rounds: int, report: Report = lambda _: None
+    samplers: Mapping[str, Sampler],
+    rounds: int,
+    report: Report = lambda _: None,
+    has_time: Callable[[], bool] = lambda: True,
+    warm_ups: int = 1,
 ) -> dict[str, list[float]]:
-    """Samples each in turn, `rounds` times after one discarded warm-up round."""
+    """Samples each in turn, `rounds` times after the discarded warm-up round, or fewer.
+
+    Fewer where `has_time` is false before a round.
+    """
     figures: dict[str, list[float]] = {name: [] for name in samplers}
-    for name, step in _steps(samplers, rounds):
-        report(f"{'warm-up' if step == 0 else f'round {step} of {rounds}'}, {name}")
-        figure = samplers[name]()
-        if step > 0:
-            figures[name].append(figure)
+    for step in range(1 - warm_ups, rounds + 1):
+        if not has_time():
+            break
+        for name, sample in samplers.items():
+            report(f"{'warm-up' if step < 1 else f'round {step} of {rounds}'}, {name}")
+            figure = sample()
+            if step > 0:
+                figures[name].append(figure)
     return figures
-
-
-def _steps(names: Iterable[str], rounds: int) -> Iterable[tuple[str, int]]:
-    ordered = list(names)
-    return ((name, step) for step in range(rounds + 1) for name in ordered)

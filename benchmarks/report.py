@@ -40,9 +40,14 @@ def as_markdown(results: Sequence[RowResult], facts: Mapping[str, str], rounds: 
     parts = [_PREAMBLE]
     if any(outcome.ratio is not None for result in results for outcome in result.outcomes):
         parts.append("![Each ratio as a share of its target](benchmarks.svg)\n")
-    parts += [_verdicts(results), "## Medians\n", _medians(results)]
+    parts.append(verdicts_and_medians(results))
     parts += ["## Machine\n", _table(("what", "value"), [*facts.items(), ("rounds", str(rounds))])]
     return "\n".join(parts)
+
+
+def verdicts_and_medians(results: Sequence[RowResult]) -> str:
+    """The two tables of the page."""
+    return "\n".join([_verdicts(results), "## Medians\n", _medians(results)])
 
 
 def _verdicts(results: Iterable[RowResult]) -> str:

@@ -14,7 +14,7 @@ from zlib import crc32
 import pytest
 
 from jaxd import Client, connect
-from tests import another_server, xla_flags
+from tests import another_server, chosen_platform, xla_flags
 from tests.another_server import AnotherServer
 from tests.live_server import LiveServer
 from tests.server.host_process import HostProcess
@@ -35,7 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything is imported that looks at the environment."""
     another_server.note(config)
-    if another_server.named_server() is None:  # which compiles as its users have it compile
+    if not chosen_platform.is_cpu():
+        os.environ.update(chosen_platform.environment())
+    elif another_server.named_server() is None:  # which compiles as its users have it compile
         xla_flags.compile_fast()
 
 

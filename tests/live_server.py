@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import chosen_platform
+
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "a-token-for-tests-only"
 _STOP_S = 30.0
@@ -33,9 +35,9 @@ def source_environment(directory: Path, **more: str) -> dict[str, str]:
             "XDG_RUNTIME_DIR": str(directory),
             "XDG_CONFIG_HOME": str(directory / "config"),
             "XDG_CACHE_HOME": str(directory / "cache"),
-            "JAX_PLATFORMS": "cpu",
             "JAXD_FALLBACK": "error",
         }
+        | chosen_platform.environment()
         | more
     )
 
@@ -84,6 +86,7 @@ class LiveServer:
         from tests.another_server import own_server_needed  # which knows this module
 
         own_server_needed()
+        chosen_platform.made_up_devices_needed(environment)
         self.directory = directory
         token_file = directory / f"{name}.token"
         token_file.touch(mode=0o600)

@@ -16,6 +16,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # the benchmarks are not installed
 
 from benchmarks.__main__ import main, write_reports
+from benchmarks.accelerator import measure_accelerator
 from benchmarks.answering import measure_throughput, median_seconds
 from benchmarks.benchmark_run import BenchmarkRun, Sizes
 from benchmarks.chart import as_svg
@@ -33,6 +34,7 @@ from benchmarks.harness import (
 from benchmarks.processes import ChildFailed
 from benchmarks.report import as_json, as_markdown, format_seconds
 from benchmarks.rows import ROWS, training
+from benchmarks.rows.accelerator import LIMITS
 from benchmarks.rows.key import KEY
 
 TINY = Sizes(calls=20, slow_calls=2, round_bytes=2**21, most_bytes=2**20, steps=2, blocks=1)
@@ -79,6 +81,55 @@ def test_each_variant_is_sampled_in_turn_after_a_discarded_warm_up() -> None:
     figures = interleave({"a": sampler("a"), "b": sampler("b")}, rounds=2)
     assert order == ["a", "b"] * 3
     assert figures == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+
+
+def test_no_round_begins_without_time() -> None:
+    """What was measured in whole rounds until then counts."""
+    left = iter([True, True, True, False])
+    figures = interleave({"a": lambda: 1.0, "b": lambda: 2.0}, 9, has_time=lambda: next(left))
+    assert figures == {"a": [1.0, 1.0], "b": [2.0, 2.0]}
+
+
+def _rows_of(folder: Path) -> dict[str, dict[str, float]]:
+    data = json.loads((folder / "accelerator.json").read_text())
+    return {row["name"]: row["median"] for row in data["rows"]}
+
+
+def test_rows_for_an_accelerator_are_written_as_they_come(
+    run: BenchmarkRun, tmp_path: Path
+) -> None:
+    """One that breaks, or had no time, is said and does not stop the next; it is measured again."""
+    may_run = False
+    measured: list[str] = []
+
+    def start(run: BenchmarkRun) -> Sampler:
+        measured.append("sometimes")
+        if not may_run:
+            raise ChildFailed("the device | is gone")
+        return lambda: 2.0
+
+    broken = Row("broken", "One that breaks", (Variant("sometimes", start),), ())
+    limits = {replace(row_of(FASTER), name="first"): 60.0, broken: 60.0}
+    limits |= {replace(row_of(FASTER), name="late"): 0.0, replace(row_of(CLOSE), name="last"): 60.0}
+    assert not measure_accelerator(limits, run, 1, tmp_path, lambda _: None)
+    medians = {"fast": 1.0, "slow": 4.0}
+    assert _rows_of(tmp_path) == {"first": medians, "last": medians}
+    page = (tmp_path / "accelerator.md").read_text()
+    assert "| broken | sometimes |  | the device / is gone |" in page
+    assert "| late | fast |  | no time was left |" in page
+    may_run = True
+    limits = dict.fromkeys(limits, 60.0)
+    assert measure_accelerator(limits, run, 1, tmp_path, lambda _: None)
+    assert _rows_of(tmp_path).keys() == {"first", "last", "broken", "late"}
+    assert measured == ["sometimes"] * 2
+    assert measure_accelerator(limits, run, 1, tmp_path, lambda _: None)
+    assert measured == ["sometimes"] * 2, "what has a result is not measured again"
+
+
+def test_each_row_for_an_accelerator_has_a_name_of_its_own() -> None:
+    """By which its results are found again."""
+    assert len({row.name for row in LIMITS}) == len(LIMITS)
+    assert not {row.name for row in LIMITS} & {row.name for row in ROWS}
 
 
 def test_a_ratio_is_one_of_sums_with_an_allowance_below() -> None:

@@ -7,6 +7,7 @@ time. A set variable is left alone: `XLA_FLAGS= make test` compiles as users do.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Final
 
@@ -22,11 +23,23 @@ _WITHOUT_EMITTERS: Final = "--xla_cpu_use_fusion_emitters=false"
 
 def compile_fast() -> None:
     """In this process, where it has not used jax yet, and in those that it starts."""
+    os.environ.setdefault(_NAME, fast_flags())
+
+
+def fast_flags() -> str:
+    """The value that has XLA do so."""
     is_known = metadata.version("jaxlib").startswith("0.10.")
-    os.environ.setdefault(_NAME, f"{_FAST} {_WITHOUT_EMITTERS}" if is_known else _FAST)
+    return f"{_FAST} {_WITHOUT_EMITTERS}" if is_known else _FAST
+
+
+_DEVICES: Final = "--xla_force_host_platform_device_count="
 
 
 def devices(count: int) -> dict[str, str]:
     """The environment of a process with so many devices."""
-    more = f"--xla_force_host_platform_device_count={count}"
-    return {_NAME: f"{os.environ.get(_NAME, '')} {more}".strip()}
+    return {_NAME: f"{os.environ.get(_NAME, '')} {_DEVICES}{count}".strip()}
+
+
+def makes_up_devices(variables: Mapping[str, str]) -> bool:
+    """Whether this environment is of that kind."""
+    return _DEVICES in variables.get(_NAME, "")

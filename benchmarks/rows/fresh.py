@@ -16,7 +16,7 @@ CACHE_EVERYTHING = {
 }
 
 
-def _program(run: BenchmarkRun, *command: str, **extra: str) -> Sampler:
+def time_program(run: BenchmarkRun, *command: str, **extra: str) -> Sampler:
     """Times one whole process a round; a fact that it prints must agree with the others'."""
 
     def sample() -> float:
@@ -32,7 +32,7 @@ def _program(run: BenchmarkRun, *command: str, **extra: str) -> Sampler:
 def _train(mode: str, **extra: str) -> Callable[[BenchmarkRun], Sampler]:
     def start(run: BenchmarkRun) -> Sampler:
         blocks = str(run.sizes.blocks)
-        return _program(run, str(_PROGRAMS / "train.py"), mode, blocks, **extra)
+        return time_program(run, str(_PROGRAMS / "train.py"), mode, blocks, **extra)
 
     return start
 
@@ -47,7 +47,7 @@ def _train_with_disk_cache(run: BenchmarkRun) -> Sampler:
 
 
 def _scalar_with_jaxd(run: BenchmarkRun) -> Sampler:
-    return _program(run, str(_PROGRAMS / "scalar.py"), JAXD_SERVER=run.own_server().unix)
+    return time_program(run, str(_PROGRAMS / "scalar.py"), JAXD_SERVER=run.own_server().unix)
 
 
 FRESH_PROCESS = Row(
@@ -89,9 +89,9 @@ FRESH_SCALAR = Row(
     name="scalar",
     title="Fresh process without arrays: start, reply, exit",
     variants=(
-        Variant("imports", lambda run: _program(run, "-c", "import rpyc, cloudpickle")),
+        Variant("imports", lambda run: time_program(run, "-c", "import rpyc, cloudpickle")),
         Variant("jaxd", _scalar_with_jaxd, needs=("jaxd", "jax")),
-        Variant("interpreter", lambda run: _program(run, "-c", "pass")),
+        Variant("interpreter", lambda run: time_program(run, "-c", "pass")),
     ),
     comparisons=(
         Comparison(

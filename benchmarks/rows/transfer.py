@@ -29,7 +29,11 @@ def _sampler(run: BenchmarkRun, driver: Driver, what: str, nbytes: int) -> Sampl
     return lambda: driver.seconds(what, run.sizes.large_calls(nbytes))
 
 
-def _jaxd(kind: Kind, route: Route, what: str, nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
+def with_jaxd(
+    kind: Kind, route: Route, what: str, nbytes: int
+) -> Callable[[BenchmarkRun], Sampler]:
+    """Starts a client of jaxd whose data takes that way, and measures `what`."""
+
     def start(run: BenchmarkRun) -> Sampler:
         server, size = run.own_server(), _size(run, nbytes)
         driver = run.driver(
@@ -56,7 +60,9 @@ def _raw(kind: Kind, nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
     return start
 
 
-def _copy(nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
+def memory_copy(nbytes: int) -> Callable[[BenchmarkRun], Sampler]:
+    """Starts a process that copies as much in its memory."""
+
     def start(run: BenchmarkRun) -> Sampler:
         size = _size(run, nbytes)
         driver = run.driver("benchmarks.drivers.memory_copy", str(size))
@@ -84,20 +90,20 @@ def _peer(
 
 def _ways(what: str, nbytes: int) -> Iterator[Variant]:
     """Of what jaxd moves, and of what only moves it."""
-    yield Variant("TCP", _jaxd("tcp", "socket", what, nbytes), _JAXD)
-    yield Variant("Unix socket", _jaxd("unix", "socket", what, nbytes), _JAXD)
-    yield Variant("shared memory", _jaxd("unix", "shared", what, nbytes), _JAXD)
+    yield Variant("TCP", with_jaxd("tcp", "socket", what, nbytes), _JAXD)
+    yield Variant("Unix socket", with_jaxd("unix", "socket", what, nbytes), _JAXD)
+    yield Variant("shared memory", with_jaxd("unix", "shared", what, nbytes), _JAXD)
     yield Variant("raw TCP socket", _raw("tcp", nbytes))
     yield Variant("raw Unix socket", _raw("unix", nbytes))
-    yield Variant("memory copy", _copy(nbytes))
+    yield Variant("memory copy", memory_copy(nbytes))
 
 
 def _arguments(nbytes: int) -> Iterator[Variant]:
     yield from _ways("argument", nbytes)
-    yield Variant("TCP, sent before", _jaxd("tcp", "any", "again", nbytes), _JAXD)
-    yield Variant("there already", _jaxd("unix", "shared", "ready", nbytes), _JAXD)
-    yield Variant("handle", _jaxd("unix", "any", "handle", nbytes), _JAXD)
-    yield Variant("small call", _jaxd("unix", "any", "small", nbytes), _JAXD)
+    yield Variant("TCP, sent before", with_jaxd("tcp", "any", "again", nbytes), _JAXD)
+    yield Variant("there already", with_jaxd("unix", "shared", "ready", nbytes), _JAXD)
+    yield Variant("handle", with_jaxd("unix", "any", "handle", nbytes), _JAXD)
+    yield Variant("small call", with_jaxd("unix", "any", "small", nbytes), _JAXD)
     yield Variant("naive server", _naive(nbytes), ("jax",))
     yield peers.ray_variant(_peer(peers.ray, nbytes))
     yield peers.dask_variant(_peer(peers.dask, nbytes))
@@ -154,7 +160,7 @@ FETCH: Final = Row(
     title="64 MB result, fetched",
     variants=(
         *_ways("fetch", _WITH_TARGETS),
-        Variant("view", _jaxd("unix", "shared", "view", _WITH_TARGETS), _JAXD),
+        Variant("view", with_jaxd("unix", "shared", "view", _WITH_TARGETS), _JAXD),
     ),
     comparisons=(
         *_comparisons(_WITH_TARGETS, *_RATIOS[:2]),

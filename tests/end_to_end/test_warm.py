@@ -22,6 +22,7 @@ import pytest
 
 from jaxd import Client, connect
 from jaxd.cli.lockfile import read_lockfile
+from tests import chosen_platform
 from tests.live_server import LiveServer
 
 pytestmark = pytest.mark.soak
@@ -352,7 +353,7 @@ def test_a_local_server_is_started_to_be_warmed(project: Project, lock: str, run
         name: value
         for name, value in os.environ.items()
         if not name.startswith("JAXD_")
-    } | {"JAXD_CACHE_DIR": str(runtime / "cache"), "JAX_PLATFORMS": "cpu"}  # fmt: skip
+    } | {"JAXD_CACHE_DIR": str(runtime / "cache")} | chosen_platform.environment()  # fmt: skip
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
