@@ -62,6 +62,7 @@ class WorkerReport:
             "pid": os.getpid(),
             "slots": self._options.slots,
             "max_frame_bytes": self._options.max_frame_bytes,
+            "session_grace_s": self._options.session_grace_s,
             "accept": self._options.accept,
             "machine": machine_id(),
             "platform": components.devices.platform,
