@@ -12,13 +12,16 @@ import resource
 import selectors
 import socket
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
-from jaxd_protocol.errors import Busy, JaxdError
+from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.accounts import ConnectedAccounts
+from jaxd_protocol.network.handshake import refuse_client
+from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer
 from jaxd_server.auth.handshake_slots import MAX_HANDSHAKES, refuse_busy
+from jaxd_server.auth.listeners import Listener
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
 
@@ -27,6 +30,9 @@ _RESERVED_FILES = 32
 
 _RETRY_S = 1.0
 """Delay before the next `accept` when the process has no free file descriptor or thread."""
+
+_MAX_REFUSED = 64
+"""Clients that are told at a time that there is no worker; others wait for a moment."""
 
 _LOG_BURST = 100
 """Log lines about refused peers of one address; after that it is one a second."""
@@ -154,6 +160,32 @@ class Acceptor:
         skipped = self._log_limiter.acquire(place)
         if skipped is not None:
             log_event(event, level=level, peer=peer, reason=reason, not_logged=skipped or None)
+
+
+class RefusingAcceptor(Acceptor):
+    """Accepts and authenticates clients while there is no worker, and tells each of them why.
+
+    Args:
+        listener: that of the host; it stays open.
+        authenticator: decides who is told.
+        accounts: of the server.
+        why: what they are told.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        authenticator: Authenticates,
+        accounts: Accounts,
+        why: Callable[[], str],
+    ) -> None:
+        own, connected = listener.socket.dup(), ConnectedAccounts(accounts)
+        super().__init__(own, listener.address, authenticator, _MAX_REFUSED, connected)
+        self._why = why
+
+    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
+        if admitted.client_identity is not None:  # a stock client understands nothing
+            refuse_client(admitted.stream, ServerStartFailed(self._why()))
 
 
 def _reserve_descriptors(sock: socket.socket) -> None:

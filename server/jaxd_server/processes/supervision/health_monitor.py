@@ -59,6 +59,9 @@ class Monitored(Protocol):
     def stand_by(self) -> None:
         """Starts the next worker ahead."""
 
+    def prepare_renewal(self) -> None:
+        """Has a worker whose packages have changed replaced once another has imported them."""
+
     async def restart(self) -> dict[str, Any]:
         """Replaces the worker; `refused` says why not."""
 
@@ -91,6 +94,7 @@ class HealthMonitor:
         worker = self._supervisor.worker
         if worker is None or worker.state != "ready":
             return
+        self._supervisor.prepare_renewal()
         if await worker.refresh(ANSWER_TIMEOUT_S):
             self._check_recycling(worker)
         elif self.is_stuck(worker):

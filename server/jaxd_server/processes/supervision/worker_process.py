@@ -91,6 +91,7 @@ class WorkerProcess:
         pid: its process id.
         exited: set once the process has ended and was collected.
         flags: the permanent states that it has reported.
+        wants_renewal: set while it waits for another one to import packages that have changed.
         snapshot: the last status that it sent; empty before the first.
         recorder: its flight recorder, readable also when it hangs or has ended.
         principal: whose worker it is, where not all clients share it.
@@ -119,6 +120,7 @@ class WorkerProcess:
         self.pid = process.pid
         self.exited = asyncio.Event()
         self.flags = WorkerFlags()
+        self.wants_renewal = asyncio.Event()
         self.snapshot: Mapping[str, Any] = {}
         self._process = process
         self._relay = relay
@@ -329,6 +331,8 @@ class WorkerProcess:
                 )
             case {"event": "draining"}:
                 self._draining = True
+            case {"event": "wants_renewal"}:
+                self.wants_renewal.set()
             case {"event": str(name)} if name in vars(self.flags):
                 self._set_flag(name, message.get("changes"))
             case {"event": "needed", "why": str(why)}:

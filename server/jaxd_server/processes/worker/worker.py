@@ -15,7 +15,7 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.crash_guard import CrashSuspects
 from jaxd_server.processes.worker.report import WorkerReport
-from jaxd_server.processes.worker.retirement import still_needed
+from jaxd_server.processes.worker.retirement import Renewal, still_needed
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_startup import (
     die_with_the_parent,
@@ -146,7 +146,7 @@ class Worker:
             self._options,
             self._counters,
             self.report.answer,
-            self.renew,
+            Renewal(self.renew, lambda: self.host_channel.notify({"event": "wants_renewal"})),
             self.end_idle,
             self._suspects,
             self._recorder,
@@ -221,6 +221,8 @@ class Worker:
                 threading.Thread(
                     target=self.yield_to_successor, args=(force, is_followed), name="jaxd-give-way"
                 ).start()
+            case {"ask": "renew"}:
+                self._components.allow_renewal()
             case {"ask": "release", "fingerprint": str(fingerprint)}:
                 self._suspects.release(fingerprint)
             case _:
