@@ -19,6 +19,7 @@ from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, in_thread, wait_until
 from tests.fake_packages import FakeSite
+from tests.faults.others import answers_correctly
 from tests.live_server import ROOT, TOKEN, LiveServer
 
 pytestmark = pytest.mark.faults
@@ -235,6 +236,74 @@ def test_a_stuck_worker_is_killed_where_that_was_asked_for(
             holding(1.0)
         del mine
         assert float(client.persistent_call(lambda x: x * 2)(2.0)) == 4.0
+
+
+@pytest.mark.parametrize("thread", ["accepting", "sending", "reading the host's channel"])
+def test_a_thread_of_the_worker_ends(start_live: StartLive, tmp_path: Path, thread: str) -> None:
+    """Without which nobody would be served: the worker ends, and the next one serves all."""
+    server = start_live("--trace-in", "worker")
+    marker = tmp_path / "marker"
+
+    def end_thread(x: Any) -> Any:
+        if not marker.exists():
+            marker.touch()
+            import ctypes
+            import gc
+            import threading
+
+            if thread == "sending":
+
+                def end() -> None:
+                    raise SystemExit
+
+                for one in gc.get_objects():
+                    if type(one).__name__ == "SendQueue":
+                        one.put(end)
+            name = "jaxd-accept-tcp" if thread == "accepting" else "jaxd-tether"
+            for each in threading.enumerate():
+                if each.name.startswith(name) and thread != "sending":
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(each.ident or 0), ctypes.py_object(SystemExit)
+                    )
+        return x + 1
+
+    with connect(server.unix) as client:
+        assert answers_correctly(client)
+        assert float(client.persistent_call(end_thread)(1.0)) == 2.0
+        others = [in_thread(_call_once, server) for _ in range(3)]
+        server.wait_for("worker_ready", 2)
+        assert all(one.result(50) for one in others)
+        assert answers_correctly(client)
+    assert _call_once(server)
+
+
+def _call_once(server: LiveServer) -> bool:
+    with connect(server.tcp, token=TOKEN) as client:
+        return answers_correctly(client)
+
+
+def test_a_worker_accepts_nobody_any_more(start_live: StartLive, tmp_path: Path) -> None:
+    """Though it answers the host: this replaces it, and who has connected is served."""
+    server = start_live("--trace-in", "worker")
+    marker = tmp_path / "marker"
+
+    def hold_doors(x: Any) -> Any:
+        if not marker.exists():
+            marker.touch()
+            import gc
+            import threading
+
+            for one in gc.get_objects():
+                if type(one).__name__ == "Endpoint":
+                    one._accept = lambda: threading.Event().wait()  # as one that hangs
+        return x + 1
+
+    with connect(server.unix) as client:
+        assert float(client.persistent_call(hold_doors)(1.0)) == 2.0
+        others = [in_thread(_call_once, server) for _ in range(3)]
+        server.wait_for("not_accepting")
+        assert all(one.result(50) for one in others)
+        assert answers_correctly(client)
 
 
 def test_packages_are_installed_that_cannot_be_imported(

@@ -24,6 +24,7 @@ from jaxd_server.auth.handshake_slots import MAX_HANDSHAKES, refuse_busy
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
+from jaxd_server.runtime.threads.executors import start_vital
 
 _RESERVED_FILES = 32
 """File descriptors that are not used for clients: XLA opens a file for each compilation."""
@@ -57,6 +58,9 @@ class Acceptor:
         authenticator: decides who may connect.
         max_clients: how many may be connected at the same time.
         connected_accounts: closes connections of revoked accounts.
+
+    Attributes:
+        is_short: whether clients wait because there are no files or threads left for them.
     """
 
     def __init__(
@@ -76,10 +80,11 @@ class Acceptor:
         self._max_clients = max_clients
         self._connected_accounts = connected_accounts
         self._log_limiter = RateLimiter(_LOG_BURST, 1.0)
+        self.is_short = False
 
     def start_in_thread(self) -> None:
-        """Accepts clients from now on, in a thread of its own."""
-        threading.Thread(target=self._run, name=f"jaxd-accept-{self._address}", daemon=True).start()
+        """Accepts clients from now on, in a thread of its own, without which the process ends."""
+        start_vital(self._run, f"jaxd-accept-{self._address}")
 
     def close(self) -> None:
         """Accepts no more clients; open connections stay."""
@@ -90,6 +95,7 @@ class Acceptor:
         with self.listener, self._stopped:
             while not self._is_stopped(self.listener):
                 self._accept()
+                self.is_short = False
 
     def _accept(self) -> None:
         """Accepts one client and starts its thread. Keeps the listener, whatever fails."""
@@ -100,6 +106,7 @@ class Acceptor:
             return  # another worker was faster, or the client is gone
         except OSError as error:
             log_event("cannot_accept", level=logging.WARNING, reason=str(error))
+            self.is_short = True
             self._is_stopped(timeout_s=_RETRY_S)
             return
         if len(self._clients) >= self._max_clients + MAX_HANDSHAKES:
@@ -115,6 +122,7 @@ class Acceptor:
             log_event("cannot_serve", level=logging.WARNING, reason=str(error))
             self._clients.discard(sock)
             self._refuse_busy(sock, "this server can start no more threads now.")
+            self.is_short = True
             self._is_stopped(timeout_s=_RETRY_S)
 
     def _refuse_busy(self, sock: socket.socket, why: str) -> None:
@@ -182,6 +190,10 @@ class RefusingAcceptor(Acceptor):
         own, connected = listener.socket.dup(), ConnectedAccounts(accounts)
         super().__init__(own, listener.address, authenticator, _MAX_REFUSED, connected)
         self._why = why
+
+    def start_in_thread(self) -> None:
+        """As `Acceptor`, but the host does not end with that thread."""
+        threading.Thread(target=self._run, name="jaxd-refuse", daemon=True).start()
 
     def _serve_client(self, admitted: AuthenticatedPeer) -> None:
         if admitted.client_identity is not None:  # a stock client understands nothing

@@ -99,6 +99,10 @@ class Supervisor:
         is_up = self.worker is not None and self.worker.was_ready
         return "" if is_up else self._broken
 
+    def listeners(self) -> Sequence[Listener]:
+        """What its workers accept clients on."""
+        return self._listeners
+
     def processes(self) -> list[WorkerProcess]:
         """All worker processes, in whatever state."""
         known = (self.worker, self._standby, self._successor, *self._draining_workers.workers())

@@ -125,6 +125,7 @@ class WorkerProcess:
         self._process = process
         self._relay = relay
         self._verdict: str | None = None
+        self._is_to_blame = True
         self._oom_kills = oom_kills()
         self._was_out_of_memory: bool | None = None
         self._started_at = self._last_message_at = time.monotonic()
@@ -224,6 +225,8 @@ class WorkerProcess:
     @property
     def was_killed_from_outside(self) -> bool:
         """Whether something else than its own code, the host or a lack of memory ended it."""
+        if self._verdict is not None and not self._is_to_blame:
+            return True
         is_killed = self._verdict is None and self.ending.get("signal") == "SIGKILL"
         return is_killed and self._was_out_of_memory is False
 
@@ -265,12 +268,14 @@ class WorkerProcess:
         """Reads the messages that it sent before it ended; waits a second at most."""
         await self._channel.read_remaining()
 
-    def kill(self, verdict: str | None = None) -> None:
+    def kill(self, verdict: str | None = None, *, is_to_blame: bool = True) -> None:
         """Ends it at once, with all processes that it has started.
 
         Args:
             verdict: the reason, reported as the way it ended.
+            is_to_blame: whether one of its calls may be the cause.
         """
+        self._is_to_blame = is_to_blame
         self._verdict = self._verdict or verdict
         if not self.exited.is_set():
             with suppress(ProcessLookupError):
@@ -352,7 +357,8 @@ class WorkerProcess:
 
 def _sanitized(status: Mapping[str, Any]) -> dict[str, Any]:
     """A status that code of one principal may have written, with invalid values removed."""
-    return {**sanitize_report(status), "platform": status.get("platform")}
+    own = {"platform": status.get("platform"), "is_short": status.get("is_short") is True}
+    return {**sanitize_report(status), **own}
 
 
 ANSWER_TIMEOUT_S: Final = 0.5

@@ -5,13 +5,15 @@ Started by the host with one JSON argument: options, inherited listeners, host c
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.network.addresses import Address
+from jaxd_server.auth.listeners import ListenerProbe
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.crash_guard import CrashSuspects
 from jaxd_server.processes.worker.report import WorkerReport
@@ -35,6 +37,10 @@ from jaxd_server.user_code.sandbox import prepare_for_user_code
 if TYPE_CHECKING:
     from jaxd_server.processes.worker.wiring import WorkerComponents
     from jaxd_server.rpc.endpoint import Endpoint
+
+
+_FIRST_CLIENT_S: Final = 30.0
+"""A machine that is very busy may take a while to accept."""
 
 
 def main() -> None:
@@ -171,7 +177,16 @@ class Worker:
             endpoint.start_in_thread()
             self._endpoints.append(endpoint)
             self.report.listening.append(str(address))
+        self.report.is_short = lambda: any(one.is_short for one in self._endpoints)
+        self._check_that_clients_are_accepted()
         log_event("accepting", epoch=self.report.epoch)
+
+    def _check_that_clients_are_accepted(self) -> None:
+        """Ends the process when they are not: ready is who has answered somebody."""
+        for sock, address in self._listeners:
+            if not ListenerProbe(sock).accepts(_FIRST_CLIENT_S):
+                log_event("not_accepting", level=logging.ERROR, address=str(address))
+                os._exit(1)
 
     def drain(self) -> None:
         """Finishes running calls and refuses new ones."""
