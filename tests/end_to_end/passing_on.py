@@ -43,6 +43,18 @@ class TcpForwarder:
         """Ends all connections; new ones can be made."""
         raise NotImplementedError
 
+    def shut(self) -> None:
+        """Ends all connections and refuses new ones, until `open_again`."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        self.cut()
+
+    def open_again(self) -> None:
+        """Listens on the same port again."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
     def close(self) -> None:
         """Ends it, and all connections."""
         with suppress(OSError):
@@ -74,9 +86,10 @@ class TcpForwarder:
         return bool(ended)
 
     def _accept(self) -> None:
+        listener = self._listener
         with suppress(OSError):  # closed
             while True:
-                near, _ = self._listener.accept()
+                near, _ = listener.accept()
                 try:
                     far = socket.create_connection(("127.0.0.1", self.upstream))
                 except OSError:  # nobody listens there now

@@ -85,7 +85,7 @@ def test_the_next_client_gets_the_new_dependency(
         install(site, version, 50)
         with connect(server.unix) as other:
             assert float(other.persistent_call(scaled)(2.0)) == 100.0
-            assert other.statistics().epoch == 2
+            wait_until(lambda: other.statistics().epoch == 2)
         assert float(client.persistent_call(scaled)(3.0)) == 150.0
         assert server.close() == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -95,6 +96,59 @@ def test_a_connection_swallows_what_is_sent(
         proxy.cut()
         assert waiting.result(50)
         assert answers_correctly(client)
+
+
+@pytest.mark.parametrize("way", ["state", "submitted", "plain"])
+def test_a_server_cannot_be_reached_for_a_while(
+    server: LiveServer, proxy: Proxy, client: Client, way: str
+) -> None:
+    """Twenty times 0.4 s with the port closed, in a loop: no call fails, and no state is lost."""
+    with unharmed(server, 1):
+        outages = in_thread(_many_outages, proxy, 20)
+        if way == "plain":
+            while not outages.done():
+                assert answers_correctly(client)
+        else:
+            add = client.persistent_call(lambda s, x: s + x, donate_argnums=0, results="remote")
+            state, count = client.put(np.zeros(LARGE // 32, np.float32)), 0
+            while not outages.done():
+                one = np.float32(1)
+                state = add.submit(state, one).result(50) if way == "submitted" else add(state, one)
+                count += 1
+            assert (np.asarray(state) == count).all()
+            del state
+        assert outages.result(50)
+        assert answers_correctly(client)
+
+
+def _many_outages(proxy: Proxy, count: int) -> bool:
+    pause = threading.Event().wait
+    for _ in range(count):
+        proxy.shut()
+        pause(0.4)
+        proxy.open_again()
+        pause(0.3)
+    return True
+
+
+def test_a_server_cannot_be_reached_for_longer_than_a_session_lasts() -> None:
+    """A call with a state that it was given for good says that this is gone, not: repeat it."""
+    with live_server("--session-grace-s", "0.5") as server:
+        port = int(server.tcp.rpartition(":")[2])
+        with Proxy(port) as proxy, connect(proxy.address, token=TOKEN) as client:
+            add = client.persistent_call(lambda s, x: s + x, donate_argnums=0, results="remote")
+            state = client.put(np.zeros(LARGE, np.float32))
+            assert answers_correctly(client)
+            proxy.strike("hold", "down", 0)
+            waiting = in_thread(lambda: np.asarray(add(state, np.float32(1))))
+            assert proxy.struck.wait(30)
+            proxy.shut()
+            proxy.heal()
+            with pytest.raises(errors.ValuesLost) as caught:
+                waiting.result(30)
+            assert not caught.value.may_repeat
+            proxy.open_again()
+            assert answers_correctly(client)
 
 
 @pytest.mark.parametrize("said", [b"", b"J", b"JAXD", b"JAXD\0\x40{", b"GET / HTTP/1.1\r\n\r\n"])

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -18,11 +18,14 @@ from jaxd.connection.control_client import send_request
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import control_path
 from tests.end_to_end.gates import Gate, in_thread, wait_until
-from tests.live_server import LiveServer
+from tests.fake_packages import FakeSite
+from tests.faults.others import answers_correctly
+from tests.live_server import ROOT, TOKEN, LiveServer
 
 pytestmark = pytest.mark.faults
 
 StartLive = Callable[..., LiveServer]
+PARTS: Final = ("client", "server", "shared")
 
 
 def control(server: LiveServer, what: str, **more: Any) -> Any:
@@ -30,6 +33,15 @@ def control(server: LiveServer, what: str, **more: Any) -> Any:
     return send_request(
         control_path(Address.parse(server.unix)), {"ask": what, **more}, is_slow=True
     )
+
+
+def installed(tmp_path: Path, site: FakeSite, name: str) -> dict[str, str]:
+    """The environment of a server all of whose processes import an installed package at once."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(f"import {name}\n")
+    folders = [str(hook), str(site.path), *(str(ROOT / part) for part in PARTS)]
+    return {"PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @contextmanager
@@ -224,3 +236,116 @@ def test_a_stuck_worker_is_killed_where_that_was_asked_for(
             holding(1.0)
         del mine
         assert float(client.persistent_call(lambda x: x * 2)(2.0)) == 4.0
+
+
+@pytest.mark.parametrize("thread", ["accepting", "sending", "reading the host's channel"])
+def test_a_thread_of_the_worker_ends(start_live: StartLive, tmp_path: Path, thread: str) -> None:
+    """Without which nobody would be served: the worker ends, and the next one serves all."""
+    server = start_live("--trace-in", "worker")
+    marker = tmp_path / "marker"
+
+    def end_thread(x: Any) -> Any:
+        if not marker.exists():
+            marker.touch()
+            import ctypes
+            import gc
+            import threading
+
+            if thread == "sending":
+
+                def end() -> None:
+                    raise SystemExit
+
+                for one in gc.get_objects():
+                    if type(one).__name__ == "SendQueue":
+                        one.put(end)
+            name = "jaxd-accept-tcp" if thread == "accepting" else "jaxd-tether"
+            for each in threading.enumerate():
+                if each.name.startswith(name) and thread != "sending":
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(each.ident or 0), ctypes.py_object(SystemExit)
+                    )
+        return x + 1
+
+    with connect(server.unix) as client:
+        assert answers_correctly(client)
+        assert float(client.persistent_call(end_thread)(1.0)) == 2.0
+        others = [in_thread(_call_once, server) for _ in range(3)]
+        server.wait_for("worker_ready", 2)
+        assert all(one.result(50) for one in others)
+        assert answers_correctly(client)
+    assert _call_once(server)
+
+
+def _call_once(server: LiveServer) -> bool:
+    with connect(server.tcp, token=TOKEN) as client:
+        return answers_correctly(client)
+
+
+def test_a_worker_accepts_nobody_any_more(start_live: StartLive, tmp_path: Path) -> None:
+    """Though it answers the host: this replaces it, and who has connected is served."""
+    server = start_live("--trace-in", "worker")
+    marker = tmp_path / "marker"
+
+    def hold_doors(x: Any) -> Any:
+        if not marker.exists():
+            marker.touch()
+            import gc
+            import threading
+
+            for one in gc.get_objects():
+                if type(one).__name__ == "Endpoint":
+                    one._accept = lambda: threading.Event().wait()  # as one that hangs
+        return x + 1
+
+    with connect(server.unix) as client:
+        assert float(client.persistent_call(hold_doors)(1.0)) == 2.0
+        others = [in_thread(_call_once, server) for _ in range(3)]
+        server.wait_for("not_accepting")
+        assert all(one.result(50) for one in others)
+        assert answers_correctly(client)
+
+
+def test_packages_are_installed_that_cannot_be_imported(
+    start_live: StartLive, tmp_path: Path
+) -> None:
+    """The worker stays until they can, and until nothing has changed for a while."""
+    site = FakeSite(tmp_path)
+    site.install("servlib", "1.0", {"servlib.py": "number = 1"})
+    server = start_live(**installed(tmp_path, site, "servlib"))
+    pid = server.worker_pid()
+    with load(server) as wrong:
+        site.install("servlib", "2.0", {"servlib.py": "import os; os._exit(3)"})
+        server.wait_for("renewal_failed")
+        assert server.worker_pid() == pid
+        site.install("servlib", "3.0", {"servlib.py": "number = 3"})
+        server.wait_for("worker_ready", 2)
+        assert server.worker_pid() != pid
+    assert not wrong, wrong
+    assert not [line for line in server.lines if line["event"] == "worker_broken"]
+
+
+def test_a_worker_cannot_be_started_again(start_live: StartLive, tmp_path: Path) -> None:
+    """The server stays: clients are told the worker's last words, and served once it is mended."""
+    site = FakeSite(tmp_path)
+    site.install("servlib", "1.0", {"servlib.py": "number = 1"})
+    server = start_live(**installed(tmp_path, site, "servlib"))
+    with connect(server.unix) as client:
+        double = client.persistent_call(lambda x: x * 2)
+        assert float(double(1.0)) == 2.0
+        broken = "import os, sys; print('half installed', file=sys.stderr, flush=True); os._exit(3)"
+        (site.path / "servlib.py").write_text(broken)
+        os.kill(server.worker_pid(), signal.SIGKILL)
+        server.wait_for("worker_broken", 3)
+        for address in (server.unix, server.tcp, server.tls):
+            with pytest.raises(errors.ServerStartFailed, match="half installed"):
+                connect(address, token=TOKEN)
+        with pytest.raises(errors.ServerStartFailed, match="half installed"):
+            double(2.0)
+        status = control(server, "status")
+        assert status["worker_state"] == "broken"
+        assert "half installed" in status["why"]
+        site.install("servlib", "2.0", {"servlib.py": "number = 2"})
+        server.wait_for("worker_ready", 2)
+        assert float(double(3.0)) == 6.0
+        assert control(server, "status")["worker_state"] == "ready"

@@ -5,6 +5,7 @@ epoch, and is then held open; one that a gateway hands over gets the same as its
 `FAKE_WORKER` says what it does wrong:
 
     fail    write two lines and exit with 3 before it is ready
+    unless installed  the same, until the file named by `FAKE_WORKER_NEEDS` appears
     outdated  say to the first caller that packages have changed, and end, in epoch 1
     resting say to the first caller that nobody needs it, and end, in epoch 1
     busy    report a running call, until the file named by `FAKE_WORKER_RELEASE` appears
@@ -154,7 +155,8 @@ class FakeWorker:
 
 def main() -> None:
     mode = os.environ.get("FAKE_WORKER", "")
-    if mode == "fail":
+    is_missing = not os.path.exists(os.environ.get("FAKE_WORKER_NEEDS", ""))
+    if mode == "fail" or (mode == "unless installed" and is_missing):
         print("loading the accelerator", flush=True)
         sys.exit("libaccelerator.so: cannot open shared object file")
     FakeWorker(read_argument(), mode).run()

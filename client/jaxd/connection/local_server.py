@@ -152,7 +152,14 @@ def _wait_until_ready(
 
 
 def _is_ready(files: LocalServerFiles) -> bool:
+    """Whether calls can be run.
+
+    Raises:
+        ServerStartFailed: when the server says that none can: no worker of it starts.
+    """
     status = send_request(files.control, {"ask": "status"})
+    if status is not None and status.get("worker_state") == "broken":
+        raise ServerStartFailed(str(status.get("why")))
     return status is not None and status.get("worker_state") not in {"starting", "dead"}
 
 

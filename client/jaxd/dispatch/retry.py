@@ -1,15 +1,27 @@
-"""Retries of calls: after a lost connection, and with backoff while the server is busy."""
+"""Retries: of calls after a lost connection, with backoff while busy, and of connecting."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxd.connection.shared_reader import NotSent
-from jaxd_protocol.errors import ConnectionLost, WorkerLost
+from jaxd_protocol.errors import (
+    ConnectionLost,
+    JaxdError,
+    NoServer,
+    ProtocolError,
+    ServerStartFailed,
+    WorkerLost,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxd.request.call_request import CallRequest
+    from jaxd_protocol.network.addresses import Address
 
 
 _MAX_LOSSES: Final = 16
@@ -117,3 +129,122 @@ class BusyBackoff:
         pause_s = retry_after_s * self._factor * random.uniform(*_JITTER)  # noqa: S311  no secret
         self._factor = min(_MAX_FACTOR, 2 * self._factor)  # all clients may have got the same time
         return pause_s if time.monotonic() + pause_s < self._deadline else None
+
+
+USUAL_GRACE_S: Final = 60.0
+"""How long a server keeps a session without a connection, where it has not said."""
+
+_SOCKET_GONE_S: Final = 2.0
+"""Nothing but a new server makes the file of a Unix socket again; it may be about to start."""
+
+_SAID_AFTER_S: Final = 2.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_PAUSE_SHARE: Final = 0.25
+"""A pause is so much of the time that has passed, so that pauses grow."""
+
+
+class Outage:
+    """The time from the first failure to connect again until the next success. Thread-safe.
+
+    Args:
+        grace_s: how long the server keeps the session.
+        clear_line: clears the line that shows the progress of a call.
+    """
+
+    def __init__(self, grace_s: float, clear_line: Callable[[], None] = lambda: None) -> None:
+        self._grace_s = grace_s
+        self._clear_line = clear_line
+        self._began = time.monotonic()
+        self._is_said = False
+        self._lock = threading.Lock()  # guards _is_said
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._began
+
+    def pause_s(self, error: JaxdError, address: Address, deadline: float | None) -> float | None:
+        """Seconds until the next attempt to connect; None: there is none.
+
+        Args:
+            error: why the last one failed.
+            address: of the server.
+            deadline: `time.monotonic()` after which the caller does not wait; None: as long as
+                the session may live.
+        """
+        seconds = self.seconds
+        left_s = _patience_s(error, address, self._grace_s) - seconds
+        if deadline is not None:
+            left_s = min(left_s, deadline - time.monotonic())
+        pause_s = min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, seconds * _PAUSE_SHARE))
+        if left_s <= 0.0:
+            return None
+        import random  # as above
+
+        pause_s *= random.uniform(*_JITTER)  # noqa: S311  no secret; all clients lost it at once
+        if seconds >= _SAID_AFTER_S:
+            self._say(f"{_reason(error, address)}. Trying again for {left_s:.0f} s more.")
+        return min(pause_s, left_s)
+
+    def end(self) -> None:
+        """There is a connection again."""
+        if self._is_said:
+            self._print(f"connected again after {self.seconds:.1f} s.")
+
+    def _say(self, text: str) -> None:
+        with self._lock:
+            was_said, self._is_said = self._is_said, True
+        if not was_said:
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        """Writes a line, also where stderr is a file: a program that stands still says why."""
+        self._clear_line()
+        try:
+            sys.stderr.write(f"jaxd: {text}\n")
+            sys.stderr.flush()
+        except (AttributeError, OSError, ValueError):
+            pass  # no stderr, or a closed one
+
+
+def _patience_s(error: JaxdError, address: Address, grace_s: float) -> float:
+    """For how long after such a failure it is tried again."""
+    cause = error.__cause__
+    if isinstance(error, ProtocolError):
+        return grace_s if is_broken_off(error) else 0.0
+    if isinstance(error, ServerStartFailed):
+        return 0.0
+    if isinstance(cause, FileNotFoundError) and not address.is_network:
+        return min(grace_s, _SOCKET_GONE_S)
+    # without a cause it is ssh, or a local server that cannot be started
+    return grace_s if cause is not None or address.is_network else 0.0
+
+
+def is_broken_off(error: ProtocolError) -> bool:
+    """Whether a handshake ended too early; else something answers, and it is no server."""
+    import ssl
+
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLError):
+        return isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+    return isinstance(cause, EOFError | OSError)
+
+
+def _reason(error: JaxdError, address: Address) -> str:
+    cause: Any = error.__cause__
+    why = getattr(cause, "strerror", None) or str(cause or "") or "no server answers"
+    return f"waiting for the server at {address._replace(pin='')} ({why})"
+
+
+def outlasted(error: JaxdError, address: Address, seconds: float) -> JaxdError:
+    """The error for the caller when it is not tried again."""
+    if not isinstance(error, ProtocolError) or not is_broken_off(error):
+        return error
+    found = NoServer(
+        f"the server at {address} has answered before, and now each connection to it ends during "
+        f"the handshake, for {seconds:.0f} s so far: it is stopping, or something in between takes "
+        "connections for it while it does not run. Try again later, or look for the cause with "
+        "`jaxd doctor`."
+    )
+    found.__cause__ = error
+    return found

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxd.connection.connection import ClientConnection
     from jaxd.connection.server_requests import ServerRequestHandler
     from jaxd.dispatch.local_runs import FallbackCounts
+    from jaxd.dispatch.retry import BusyBackoff, Outage
     from jaxd.events.output import OutputPrinter
     from jaxd.events.progress import Progress
     from jaxd.results.reader import ResultReader
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 MAX_WORKERS: Final = 4
 """How many workers a call is sent to while one after the other is replaced."""
-
-_MAX_HANDSHAKES: Final = 3
 
 
 class Session:
@@ -84,6 +83,8 @@ class Session:
         self.id: str | None = None
         self.store: RemoteStore | None = None
         self._notifies_exit = False
+        self._outage: Outage | None = None
+        self._grace_s: float | None = None
         self.accepts: str | None = None
         self.platform = "cpu"
 
@@ -146,12 +147,14 @@ class Session:
     def current(self, fresh: bool = False, deadline: float | None = None) -> OpenSession:
         """The open connection and its session; made, or made anew, when there is none.
 
-        A server that has no room for one more client is tried again after the time that it gives.
+        A server that has no room for one more client is tried again after the time that it gives;
+        one that has given this process a session, as long as it keeps that session.
 
         Args:
             fresh: check first whether the server has closed it while it was idle; for what had
                 better not be sent twice.
-            deadline: `time.monotonic()` after which it is not tried again; None: after a minute.
+            deadline: `time.monotonic()` after which it is not tried again; None: after a minute,
+                or when the session has ended.
 
         Raises:
             Busy: when the server has no room then.
@@ -174,44 +177,48 @@ class Session:
                 from jaxd.dispatch.retry import BusyBackoff  # a server seldom is
 
                 busy_backoff = busy_backoff or BusyBackoff(deadline)
-                pause_s = busy_backoff.pause_s(error.retry_after_s)
-                if pause_s is None:
+                pause = busy_backoff.pause_s(error.retry_after_s)
+                if pause is None:
                     raise
+                pause_s = pause
+            except (NoServer, ProtocolError) as error:
+                pause_s = self._outage_pause_s(error, deadline)
             time.sleep(pause_s)  # without the lock: the client can be closed meanwhile
 
+    def _outage_pause_s(self, error: JaxdError, deadline: float | None) -> float:
+        """Seconds until it is tried again to reach a server that has answered before.
+
+        Raises:
+            JaxdError: when it is not: the session has ended, the caller does not wait, or something
+                answers that is no server.
+        """
+        if self.id is None or self.address is None:
+            raise error
+        from jaxd.dispatch.retry import USUAL_GRACE_S, Outage, outlasted  # few processes have one
+
+        with self._lock:
+            if self._outage is None:
+                grace_s = USUAL_GRACE_S if self._grace_s is None else self._grace_s
+                self._outage = Outage(grace_s, self.progress().clear_line)
+            outage = self._outage
+        pause_s = outage.pause_s(error, self.address, deadline)
+        if pause_s is None:
+            raise outlasted(error, self.address, outage.seconds)
+        return pause_s
+
     def _open_session(self) -> OpenSession:
-        """As `current`, but a server without room is not tried again."""
+        """As `current`, but nothing is tried again."""
         with self._lock:
             if self._current is None or not self._current.connection.alive:
-                self._current = self._connect_with_retries()
+                self._current = self._connect()
+                outage, self._outage = self._outage, None
+                if outage is not None:
+                    outage.end()
                 self._current.values.release_queue.resend()  # before, there was no connection
                 for left in self._draining:
                     left.check()  # the worker behind it has ended by now
                 self._draining = [left for left in self._draining if left.alive]
             return self._current
-
-    def _connect_with_retries(self) -> OpenSession:
-        """Retries a broken handshake where a server has answered before.
-
-        It was the old worker, at its very end, or the network was lost once more. Something in
-        between, such as a tunnel, may also accept connections for a server that does not run.
-        """
-        if not self._draining and self.id is None:
-            return self._connect()
-        for _ in range(_MAX_HANDSHAKES - 1):
-            with suppress(ProtocolError):
-                return self._connect()
-        try:
-            return self._connect()
-        except ProtocolError as error:
-            if not isinstance(error.__cause__, EOFError | OSError):
-                raise  # something answers there, and it is no server
-            raise NoServer(
-                f"the server at {self.address} has answered before, and now the connection to it "
-                f"ends {_MAX_HANDSHAKES} times during the handshake: it is stopping, or something "
-                "in between takes connections for it while it does not run. Try again later, or "
-                "look for the cause with `jaxd doctor`."
-            ) from error
 
     def drain(self, connection: ClientConnection) -> None:
         """Stops using a connection for new calls: its worker is being replaced.
@@ -228,8 +235,10 @@ class Session:
             open_connection,  # imports rpyc: only a first call needs it
         )
 
-        self.address = self.settings.server
-        if self.address is None:
+        may_start = self.settings.server is None and (self.settings.autostart or self.id is None)
+        if not may_start:
+            self.address = self.settings.server or self.address
+        if may_start or self.address is None:
             from jaxd.connection.discovery import find_server
 
             self.address = find_server(self.settings)
@@ -238,6 +247,7 @@ class Session:
         connection.on_transfer = lambda sender: progress().transfer(sender)
         if self.store is None or self.id != welcome["session"]:
             self.store = self._replace_store(welcome["session"], self.address, connection)
+        self._grace_s = _seconds_in(welcome.get("session_grace_s"))
         self.window = threading.BoundedSemaphore(int(welcome["slots"]))
         self.accepts = welcome.get("accept", "code")
         self.platform = welcome.get("platform", "cpu")
@@ -299,6 +309,11 @@ class Session:
 
             raise decode_failure(value[1], reader, with_jax=shows_all_frames())
         return value, frame
+
+
+def _seconds_in(told: Any) -> float | None:
+    """A time that a server has told; None where it is none."""
+    return float(told) if isinstance(told, int | float) and told >= 0 else None
 
 
 def _make_progress() -> Progress:

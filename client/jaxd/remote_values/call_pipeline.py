@@ -14,15 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jaxd.connection.shared_reader import PendingReply
-from jaxd.remote_values.lost_value_errors import values_lost_error, with_call_array_names
+from jaxd.connection.shared_reader import NotSent, PendingReply
+from jaxd.remote_values.lost_value_errors import (
+    unanswered_call_error,
+    values_lost_error,
+    with_call_array_names,
+)
 from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import InlineLeaves
 from jaxd_protocol.errors import (
     ConnectionLost,
     DeadlineExceeded,
     JaxdError,
+    NoServer,
     ResultError,
+    ValuesLost,
     WorkerReplaced,
 )
 from jaxd_protocol.messages.calls import FAILED, FailureOrigin, is_failure, set_origin
@@ -194,7 +200,7 @@ class PipelinedCall:
 
     def mark_unsent(self, error: BaseException, *, was_sent: bool) -> None:
         """Handles the failure of an attempt to send it; `was_sent`: it was sent before."""
-        if isinstance(error, ConnectionLost):
+        if isinstance(error, ConnectionLost) and not isinstance(error, NotSent):
             return
         if isinstance(error, JaxdError):
             self.is_sent = was_sent
@@ -261,7 +267,8 @@ class CallPipeline:
     """The pipelined calls of one session. Thread-safe.
 
     Args:
-        connect: gives the connection of this session; raises `ValuesLost` when the session is gone.
+        connect: gives the connection of this session, which it tries to make until that moment of
+            `time.monotonic()`; raises `ValuesLost` when the session is gone.
         transfer_router: chooses how large arrays are transferred.
         release_queue: the ids of released values, which calls carry to the server.
         deduplicator: gives what deduplicates the data of this session.
@@ -270,7 +277,7 @@ class CallPipeline:
 
     def __init__(
         self,
-        connect: Callable[[], ClientConnection],
+        connect: Callable[[float | None], ClientConnection],
         transfer_router: TransferRouter,
         release_queue: ReleaseQueue,
         deduplicator: Callable[[], Deduplicator],
@@ -316,9 +323,19 @@ class CallPipeline:
 
     def _fail(self, flight: PipelinedCall, error: BaseException) -> None:
         self._open.pop(flight.number, None)
-        flight.fail_unknown(error)
+        flight.fail_unknown(self.final_error(flight, error))
         self._finished.append(flight)
         self._release_queue.retry()  # ids may have waited for this call
+
+    def final_error(self, flight: PipelinedCall, error: BaseException) -> BaseException:
+        """The error for the caller of a call that was lost with its connection, and is given up.
+
+        It may have run, so nobody must repeat it who has given it arrays for good.
+        """
+        is_lost = isinstance(error, NoServer | ConnectionLost) and not isinstance(error, ValuesLost)
+        if is_lost and flight.is_sent and not flight.done and flight.call.spec.donates:
+            return unanswered_call_error(flight.name)
+        return error
 
     def launch(self, flight: PipelinedCall) -> None:
         """Sends a call; waits while `MAX_IN_FLIGHT` calls are in flight.
@@ -329,39 +346,58 @@ class CallPipeline:
 
         A call that was interrupted when it may have been sent must still be abandoned.
         """
+        timeout_s = flight.call.timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            self._wait_for_window()
+            self._wait_for_window(deadline)
             with suppress(ConnectionLost):  # not under the lock, for finished calls are notified
-                connection = self._connect_session()
+                connection = self._connect_session(deadline)
                 connection.shared_reader.read_available()
                 self._prepare_transfer(flight, connection)
-            with self._holding_lock():
-                connection = self._connect_session()
-                self._resend_lost()  # lost calls come first
-                flight.assign_number()
-                flight.connection = connection  # before it is open: its connection is not lost
-                self._open[flight.number] = flight
-                try:
-                    self._send(flight, connection)
-                except ConnectionLost:
-                    self._resend_lost()
+            while not self._is_sent_behind_all(flight, self._connect_session(deadline), deadline):
+                pass
+            if self._has_lost_connection(flight):
+                self._resend_lost(deadline)
         except BaseException as error:
-            self._launch_failed(flight, error)
-            raise
+            final = self._launch_failed(flight, error)
+            if final is error:
+                raise
+            raise final from error
 
-    def _launch_failed(self, flight: PipelinedCall, error: BaseException) -> None:
-        self._open.pop(flight.number, None)  # also when it is in flight: it is not sent again
-        if flight.is_sent:
-            if isinstance(error, JaxdError):
-                flight.fail_unknown(error)
-            return
-        flight.fail_not_run(error)
-        if flight.released_ids:
-            self._release_queue.requeue(flight.released_ids)
+    def _is_sent_behind_all(
+        self, flight: PipelinedCall, connection: ClientConnection, deadline: float | None
+    ) -> bool:
+        """Sends a call unless there are others to be sent again first; whether it did.
 
-    def _wait_for_window(self) -> None:
+        The call is open then, also where its connection was lost meanwhile.
+        """
+        self._resend_lost(deadline)  # not under the lock: it may take long to connect
+        with self._holding_lock():
+            if self.has_unsent_calls() or not connection.alive:
+                return False
+            flight.assign_number()
+            flight.connection = connection  # before it is open: its connection is not lost
+            self._open[flight.number] = flight
+            with suppress(ConnectionLost):
+                self._send(flight, connection)
+        return True
+
+    def _launch_failed(self, flight: PipelinedCall, error: BaseException) -> BaseException:
+        """Ends a call that could not be sent, or perhaps not; the error for its caller."""
+        with self._holding_lock():  # or another thread may be sending it
+            self._open.pop(flight.number, None)  # also when it is in flight: it is not sent again
+        final = self.final_error(flight, error)
+        if not flight.is_sent:
+            flight.fail_not_run(error)
+            if flight.released_ids:
+                self._release_queue.requeue(flight.released_ids)
+        elif isinstance(final, JaxdError):
+            flight.fail_unknown(final)
+        return final
+
+    def _wait_for_window(self, deadline: float | None) -> None:
         while len(flights := list(self._open.values())) >= MAX_IN_FLIGHT:
-            self.wait(flights[0])
+            self.wait(flights[0], deadline)
 
     def wait(self, flight: PipelinedCall, deadline: float | None = None) -> None:
         """Returns when a call is done, one way or the other.
@@ -377,7 +413,7 @@ class CallPipeline:
                 if pending.done:  # the reading thread may not be that far, or be interrupted
                     self._on_reply(flight, connection, pending)
             if not flight.done:
-                self._resend_lost()
+                self._resend_lost(deadline)
 
     def abandon(self, flight: PipelinedCall, ended: Callable[[PipelinedCall], None]) -> None:
         """Abandons a call that has no waiter; it is not sent again.
@@ -479,16 +515,15 @@ class CallPipeline:
             flight.mark_unsent(error, was_sent=was_sent)
             raise
 
-    def _resend_lost(self) -> None:
+    def _resend_lost(self, deadline: float | None = None) -> None:
         """Sends again, in order, the calls whose connection was lost."""
-        with self._holding_lock():
-            if not self.has_unsent_calls():
-                return
-            while self.has_unsent_calls():
-                connection = self._connect_session()
-                with suppress(ConnectionLost):
-                    for flight in filter(self._has_lost_connection, list(self._open.values())):
-                        self._resend(flight, connection)
+        if not self.has_unsent_calls():
+            return
+        while self.has_unsent_calls():
+            connection = self._connect_session(deadline)  # not under the lock: it may take long
+            with self._holding_lock(), suppress(ConnectionLost):
+                for flight in filter(self._has_lost_connection, list(self._open.values())):
+                    self._resend(flight, connection)
         self._release_queue.retry()  # ids may have waited for the calls that make the values
 
     def has_unsent_calls(self) -> bool:

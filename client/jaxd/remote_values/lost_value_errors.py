@@ -31,6 +31,19 @@ def values_lost_error(*, with_worker: bool) -> ValuesLost:
     )
 
 
+def unanswered_call_error(name: str) -> ValuesLost:
+    """The error of a call that was given arrays for good, and whose reply will not come.
+
+    Args:
+        name: of its function.
+    """
+    return ValuesLost(
+        f"{name} was sent with arrays that it was given for good (donated), and its answer did not "
+        "come before the connection was given up: whether it has run is not known, and they cannot "
+        f"be used any more. {_ADVICE}"
+    )
+
+
 def with_array_names(
     error: ValuesLost, arrays: Sequence[RemoteArray], needed_by: str = "this process"
 ) -> ValuesLost:

@@ -110,7 +110,7 @@ class ValueStore(Protocol):
     release_queue: ReleaseQueue
     deduplicator: Callable[[], Deduplicator]
 
-    def connection(self) -> ClientConnection:
+    def connection(self, deadline: float | None = None) -> ClientConnection:
         """A connection of this session; raises `ValuesLost` when there is none any more."""
 
     def remote(
@@ -186,9 +186,12 @@ class PipelinedCalls:
                 return self._result(flight)
             self.wait_for(flight, call.timeout_s)
             return self._completed_result(flight)
-        except BaseException:
+        except BaseException as error:
+            final = self._pipeline.final_error(flight, error)
             self._abandon(flight)
-            raise
+            if final is error:
+                raise
+            raise final from error
 
     def _abandon(self, flight: PipelinedCall) -> None:
         """Abandons a call: what it leaves on the server is released when it is done."""

@@ -57,7 +57,7 @@ class Uplink(ClientServices, Protocol):
     def connected(self) -> bool:
         """Whether there is an open connection now."""
 
-    def current(self) -> OpenSession:
+    def current(self, fresh: bool = False, deadline: float | None = None) -> OpenSession:
         """The open connection and its session; connects when there is none."""
 
     def notify(self, remote: RemoteStore, verb: str, *args: Any) -> bool:
@@ -117,15 +117,19 @@ class RemoteStore:
         self.loss_error = error
         self.calls.fail_all(error)
 
-    def connection(self) -> ClientConnection:
+    def connection(self, deadline: float | None = None) -> ClientConnection:
         """A connection of this session.
+
+        Args:
+            deadline: `time.monotonic()` after which it is not tried again to connect.
 
         Raises:
             ValuesLost: when there is none any more.
+            NoServer: when the server cannot be reached.
         """
         if self.loss_error is not None:
             raise self.loss_error
-        connection, values = self._uplink.current()
+        connection, values = self._uplink.current(deadline=deadline)
         if values is not self and self.loss_error is None:
             from jaxd.remote_values.lost_value_errors import values_lost_error
 

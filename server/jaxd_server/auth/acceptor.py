@@ -12,21 +12,28 @@ import resource
 import selectors
 import socket
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
-from jaxd_protocol.errors import Busy, JaxdError
+from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.accounts import ConnectedAccounts
+from jaxd_protocol.network.handshake import refuse_client
+from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer
 from jaxd_server.auth.handshake_slots import MAX_HANDSHAKES, refuse_busy
+from jaxd_server.auth.listeners import Listener
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.rate_limit import RateLimiter, rate_limit_key
+from jaxd_server.runtime.threads.executors import start_vital
 
 _RESERVED_FILES = 32
 """File descriptors that are not used for clients: XLA opens a file for each compilation."""
 
 _RETRY_S = 1.0
 """Delay before the next `accept` when the process has no free file descriptor or thread."""
+
+_MAX_REFUSED = 64
+"""Clients that are told at a time that there is no worker; others wait for a moment."""
 
 _LOG_BURST = 100
 """Log lines about refused peers of one address; after that it is one a second."""
@@ -51,6 +58,9 @@ class Acceptor:
         authenticator: decides who may connect.
         max_clients: how many may be connected at the same time.
         connected_accounts: closes connections of revoked accounts.
+
+    Attributes:
+        is_short: whether clients wait because there are no files or threads left for them.
     """
 
     def __init__(
@@ -70,10 +80,11 @@ class Acceptor:
         self._max_clients = max_clients
         self._connected_accounts = connected_accounts
         self._log_limiter = RateLimiter(_LOG_BURST, 1.0)
+        self.is_short = False
 
     def start_in_thread(self) -> None:
-        """Accepts clients from now on, in a thread of its own."""
-        threading.Thread(target=self._run, name=f"jaxd-accept-{self._address}", daemon=True).start()
+        """Accepts clients from now on, in a thread of its own, without which the process ends."""
+        start_vital(self._run, f"jaxd-accept-{self._address}")
 
     def close(self) -> None:
         """Accepts no more clients; open connections stay."""
@@ -84,6 +95,7 @@ class Acceptor:
         with self.listener, self._stopped:
             while not self._is_stopped(self.listener):
                 self._accept()
+                self.is_short = False
 
     def _accept(self) -> None:
         """Accepts one client and starts its thread. Keeps the listener, whatever fails."""
@@ -94,6 +106,7 @@ class Acceptor:
             return  # another worker was faster, or the client is gone
         except OSError as error:
             log_event("cannot_accept", level=logging.WARNING, reason=str(error))
+            self.is_short = True
             self._is_stopped(timeout_s=_RETRY_S)
             return
         if len(self._clients) >= self._max_clients + MAX_HANDSHAKES:
@@ -109,6 +122,7 @@ class Acceptor:
             log_event("cannot_serve", level=logging.WARNING, reason=str(error))
             self._clients.discard(sock)
             self._refuse_busy(sock, "this server can start no more threads now.")
+            self.is_short = True
             self._is_stopped(timeout_s=_RETRY_S)
 
     def _refuse_busy(self, sock: socket.socket, why: str) -> None:
@@ -154,6 +168,36 @@ class Acceptor:
         skipped = self._log_limiter.acquire(place)
         if skipped is not None:
             log_event(event, level=level, peer=peer, reason=reason, not_logged=skipped or None)
+
+
+class RefusingAcceptor(Acceptor):
+    """Accepts and authenticates clients while there is no worker, and tells each of them why.
+
+    Args:
+        listener: that of the host; it stays open.
+        authenticator: decides who is told.
+        accounts: of the server.
+        why: what they are told.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        authenticator: Authenticates,
+        accounts: Accounts,
+        why: Callable[[], str],
+    ) -> None:
+        own, connected = listener.socket.dup(), ConnectedAccounts(accounts)
+        super().__init__(own, listener.address, authenticator, _MAX_REFUSED, connected)
+        self._why = why
+
+    def start_in_thread(self) -> None:
+        """As `Acceptor`, but the host does not end with that thread."""
+        threading.Thread(target=self._run, name="jaxd-refuse", daemon=True).start()
+
+    def _serve_client(self, admitted: AuthenticatedPeer) -> None:
+        if admitted.client_identity is not None:  # a stock client understands nothing
+            refuse_client(admitted.stream, ServerStartFailed(self._why()))
 
 
 def _reserve_descriptors(sock: socket.socket) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import socket
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_protocol.network.addresses import Address
@@ -32,6 +34,50 @@ class Listener:
 
     address: Address
     socket: socket.socket
+
+
+class ListenerProbe:
+    """Finds out whether clients that connect to a listener are accepted.
+
+    Args:
+        listening: the socket, which other processes may share.
+    """
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+
+    def has_waiting(self) -> bool:
+        """Whether a client that has connected was not accepted yet."""
+        if self._listening.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._listening, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def accepts(self, timeout_s: float) -> bool:
+        """Connects as a client; whether it is accepted before the timeout.
+
+        Says nothing: who accepts it sees its end, and closes the connection. A socket whose file is
+        gone cannot be asked, and counts as one that accepts.
+        """
+        with socket.socket(self._listening.family, socket.SOCK_STREAM) as own:
+            own.settimeout(timeout_s)
+            try:
+                own.connect(_reachable(self._listening.getsockname()))
+                own.shutdown(socket.SHUT_WR)
+                own.recv(1)
+            except (TimeoutError, BlockingIOError):  # nobody takes it, or too many wait already
+                return False
+            except OSError:
+                return True  # it was closed at once, or cannot be asked
+        return True
+
+
+def _reachable(name: Any) -> Any:
+    """The name of a listening socket as a client on this machine uses it."""
+    if isinstance(name, tuple) and name[0] in ("0.0.0.0", "::"):  # noqa: S104  not bound here
+        return ("127.0.0.1" if name[0] == "0.0.0.0" else "::1", *name[1:])  # noqa: S104  as above
+    return name
 
 
 @contextmanager

@@ -120,7 +120,13 @@ class Gateway:
         """The status for the host."""
         here = self._clients.total()
         idle_s = 0.0 if here else time.monotonic() - self._busy_at
-        return {"running_calls": here, "connections": here, "idle_s": idle_s}
+        is_short = any(one.is_short for one in self._listeners)
+        return {
+            "running_calls": here,
+            "connections": here,
+            "idle_s": idle_s,
+            "is_short": is_short,
+        }
 
     def handle_order(self, order: Mapping[str, Any]) -> None:
         """Handles the host's answer to a request."""

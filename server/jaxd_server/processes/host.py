@@ -91,7 +91,6 @@ class Host:
         Raises:
             CannotListen: when an address or the control socket cannot be opened.
             ConfigurationError: when the token file is not usable.
-            ServerStartFailed: when worker after worker ended before it was ready.
         """
         return asyncio.run(self._run())
 

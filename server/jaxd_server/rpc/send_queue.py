@@ -45,7 +45,7 @@ class SendQueue:
         self._connection = connection
         self._share = share
         self._max_bytes = max_bytes
-        self._waiting = SerialExecutor("jaxd-send")
+        self._waiting = SerialExecutor("jaxd-send", is_vital=True)
         self._has_room_for_output = threading.BoundedSemaphore(_MAX_WAITING_OUTPUT)
         self._is_closed = False
 

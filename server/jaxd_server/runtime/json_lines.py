@@ -77,10 +77,12 @@ class HostChannel:
             self._sock.sendall(line)
 
     def _listen(self) -> None:
-        with self._sock.makefile("rb") as lines, suppress(OSError, ValueError):
-            for line in lines:
-                self._answer(json.loads(line))
-        self._on_lost()  # without a valid host the worker ends as well
+        try:
+            with self._sock.makefile("rb") as lines, suppress(OSError, ValueError):
+                for line in lines:
+                    self._answer(json.loads(line))
+        finally:  # whatever it was: without a valid host the worker ends as well
+            self._on_lost()
 
     def _answer(self, message: Mapping[str, Any]) -> None:
         if message.get("ask") == "status":

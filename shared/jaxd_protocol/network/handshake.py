@@ -48,6 +48,7 @@ from jaxd_protocol.errors import (
     JaxdError,
     NoServer,
     ProtocolError,
+    ServerStartFailed,
     VersionMismatch,
 )
 
@@ -427,7 +428,13 @@ def _checked(message: Message) -> Message:
         retry_s: Any = message.get("retry_after_s")
         is_valid = isinstance(retry_s, int | float) and 0 <= retry_s <= _MAX_RETRY_S
         raise Busy(text, float(retry_s) if is_valid else 1.0)
-    known = (AuthenticationFailed, ConfigurationError, VersionMismatch, ProtocolError)
+    known = (
+        AuthenticationFailed,
+        ConfigurationError,
+        VersionMismatch,
+        ProtocolError,
+        ServerStartFailed,
+    )
     kinds: dict[str, type[JaxdError]] = {kind.__name__: kind for kind in known}
     raise kinds.get(str(error), NoServer)(text)
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from jaxd import connect
 from jaxd.connection import local_server
 from jaxd.connection.control_client import send_request, stop_and_wait
 from jaxd.connection.local_server import start_background
 from jaxd_protocol.errors import ConfigurationError, NoServer, ServerStartFailed
+from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.local_server import (
     LocalServerFiles,
     has_listener,
@@ -85,10 +87,10 @@ print(send_request(files.control, {{"ask": "status"}})["host"]["pid"])
     assert Path(files.log).read_text().count(" listening ") == 1
 
 
-def test_a_server_that_ends_at_its_start_is_quoted(
+def test_a_server_whose_workers_cannot_start_is_quoted(
     files: LocalServerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own words, none of an earlier server, and what to run next."""
+    """Their own words, and what to run next; it stays, and tells the next one at once."""
     make_private_directory(files.directory)
     Path(files.directory).chmod(0o700)
     Path(files.log).write_text("an earlier server wrote this\n")
@@ -97,7 +99,9 @@ def test_a_server_that_ends_at_its_start_is_quoted(
         start_background(files, server_command=FAKE_SERVER)
     assert "libaccelerator.so: cannot open shared object file" in str(caught.value)
     assert "earlier server" not in str(caught.value)
-    assert str(caught.value).endswith("Run `jaxd doctor`, or `jaxd serve` to watch it start.")
+    assert "jaxd doctor" in str(caught.value)
+    with pytest.raises(ServerStartFailed, match=r"libaccelerator\.so"):
+        connect(str(Address.unix(files.socket)))
 
 
 def test_a_server_that_never_answers_is_ended(

@@ -14,7 +14,7 @@ from jaxd.dispatch.caller import Caller
 from jaxd.dispatch.session import Session
 from jaxd_protocol.errors import Busy, NoServer, ProtocolError
 from jaxd_protocol.network.addresses import Address
-from tests.end_to_end.gates import wait_until
+from tests.end_to_end.gates import in_thread, wait_until
 from tests.live_server import LiveServer
 
 
@@ -95,10 +95,51 @@ def test_a_handshake_that_breaks_off_is_tried_again(
     assert session.connection().alive
     assert fails == []
     session.connection().shut()
-    fails[:] = [True] * 3
+    fails[:] = [True] * 1000
     with pytest.raises(NoServer, match="has answered before") as caught:
-        session.connection()
+        session.current(deadline=time.monotonic() + 0.2)
     assert caught.value.may_repeat
+    fails[:] = [False]
+    assert session.connection().alive
+
+
+def test_a_server_that_cannot_be_reached_is_tried_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as it keeps the session, or the caller waits; then each call tries once."""
+    connect, is_down, tried = Session._connect, threading.Event(), []
+
+    def may_be_down(self: Session) -> Any:
+        if not is_down.is_set():
+            return connect(self)
+        tried.append(True)
+        raise NoServer("refused. Start one.") from ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(Session, "_connect", may_be_down)
+    is_down.set()
+    with pytest.raises(NoServer):
+        session.connection()  # the first connection
+    assert tried == [True]
+    is_down.clear()
+    session.connection().shut()
+    is_down.set()
+    with pytest.raises(NoServer):
+        session.current(deadline=time.monotonic() + 0.1)
+    assert len(tried) > 2
+    waiting = in_thread(session.connection)
+    wait_until(lambda: "waiting for the server" in capsys.readouterr().err)
+    is_down.clear()
+    assert waiting.result(30).alive
+    assert "connected again" in capsys.readouterr().err
+    session.connection().shut()
+    session._grace_s = 0.1
+    is_down.set()
+    with pytest.raises(NoServer):
+        session.connection()
+    tried.clear()
+    with pytest.raises(NoServer):
+        session.connection()
+    assert tried == [True]
 
 
 def test_a_server_without_room_is_asked_again(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxd.connection.shared_reader import PendingReply
+from jaxd.connection.shared_reader import NotSent, PendingReply
 from jaxd.interop.handle_ranges import HandleRange
 from jaxd.interop.remote_array import RemoteArray, ResultBatch
 from jaxd.remote_values.call_pipeline import (
@@ -133,15 +133,16 @@ class Server:
     def retry(self) -> None:
         self.retried += 1
 
-    def connect(self) -> Connection:
+    def connect(self, deadline: float | None = None) -> Connection:
         if self.gone is not None:
             raise self.gone
         if not self.connections[-1].alive:
             self.connections.append(Connection())
         return self.connections[-1]
 
-    def launch(self, ended: Any = None) -> PipelinedCall:
-        spec: Any = SimpleNamespace(key=b"k", snapshot=SimpleNamespace(name="step", reader=None))
+    def launch(self, ended: Any = None, *, donates: bool = False) -> PipelinedCall:
+        snapshot = SimpleNamespace(name="step", reader=None)
+        spec: Any = SimpleNamespace(key=b"k", snapshot=snapshot, donates=donates)
         call = CallRequest(spec, b"s", b"", (), None, "auto", result_policy=ResultPolicy(1, -1, 64))
         flight = PipelinedCall(call, None, (), ended)
         self.flights.launch(flight)
@@ -269,6 +270,35 @@ def test_what_nobody_waits_for_is_sent_again_too(server: Server) -> None:
     assert isinstance(flight.error, NoServer)
 
 
+def test_a_call_that_may_have_run_is_not_to_be_repeated(server: Server) -> None:
+    """Where it was given arrays for good: they may be gone."""
+    ended: list[PipelinedCall] = []
+    flight = server.launch(ended.append, donates=True)
+    server.gone = NoServer("gone. Start one.")
+    server.connections[0].lose()
+    wait_until(lambda: ended == [flight])
+    assert isinstance(flight.error, ValuesLost)
+    assert not flight.error.may_repeat
+
+
+def test_a_call_of_which_nothing_was_sent_may_be_repeated(server: Server) -> None:
+    """Also where it is given arrays for good: they are as they were."""
+    server.connections[0].refuses = NotSent("lost")
+    connect = server.flights._connect_session
+    lost: Any = iter([connect(None), connect(None)])
+
+    def once_lost(deadline: float | None) -> Any:
+        found = next(lost, None)
+        if found is None:
+            raise NoServer("gone. Start one.")
+        return found
+
+    server.flights._connect_session = once_lost
+    server.connections[0].looks = lambda: setattr(server.connections[0], "alive", False)
+    with pytest.raises(NoServer):
+        server.launch(donates=True)
+
+
 def test_what_loses_every_connection_is_given_up(server: Server) -> None:
     """Something in between may be what ends it."""
     flight = server.launch()
@@ -361,7 +391,8 @@ def test_who_is_told_of_an_end_may_make_calls(server: Server) -> None:
 
 def test_an_interrupted_call_may_have_been_sent(server: Server) -> None:
     """It is not sent again; what it has made goes when its reply comes."""
-    spec: Any = SimpleNamespace(key=b"k", snapshot=SimpleNamespace(name="step", reader=None))
+    snapshot = SimpleNamespace(name="step", reader=None)
+    spec: Any = SimpleNamespace(key=b"k", snapshot=snapshot, donates=False)
     call = CallRequest(spec, b"s", b"", (), None, "auto", result_policy=ResultPolicy(1, -1, 64))
     for has_reply in (True, False):
         connection = server.connections[-1]

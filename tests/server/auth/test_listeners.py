@@ -11,7 +11,8 @@ import pytest
 
 from jaxd_protocol.errors import CannotListen
 from jaxd_protocol.network.addresses import Address
-from jaxd_server.auth.listeners import open_listeners
+from jaxd_server.auth.listeners import ListenerProbe, open_listeners
+from tests.end_to_end.gates import in_thread
 
 FREE_PORT = Address.tcp("127.0.0.1", 0)
 
@@ -236,3 +237,19 @@ def test_no_file_left_to_open_is_said_as_anything_else_that_is_in_the_way(
         open_listeners([unix(runtime / "server.sock")]),
     ):
         pass
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_probe_says_whether_clients_are_accepted(runtime: Path, kind: str) -> None:
+    """Until somebody accepts them they wait, and the probe says so."""
+    address = unix(runtime / "server.sock") if kind == "unix" else FREE_PORT
+    with open_listeners([address]) as (listener,):
+        probe = ListenerProbe(listener.socket)
+        assert not probe.has_waiting()
+        assert not probe.accepts(0.05)
+        assert probe.has_waiting()
+        listener.socket.accept()[0].close()
+        answer = in_thread(probe.accepts, 30.0)
+        listener.socket.accept()[0].close()
+        assert answer.result(30)
+        assert not probe.has_waiting()

@@ -110,6 +110,8 @@ def _state_line(report: Report) -> str:
         process = report.get("worker_process") or "unknown"
         silent = duration(report["worker_silent_s"])
         return f"{state}: no word from the worker for {silent}; its process is {process}"
+    if state == "broken":
+        return f"broken: {report.get('why', '')}"
     if state == "resting":
         return "resting: the device is given back until the next call"
     return state

@@ -17,6 +17,8 @@ from jaxd_protocol.network.tokens import default_token_file
 
 _REQUIRED_PACKAGES = ("rpyc", "cloudpickle", "numpy")
 _MIN_FREE_BYTES = 64 << 20
+_MAX_SOCKET_PATH_BYTES = 107
+"""`sun_path` of unix(7) is 108 bytes with the final zero."""
 
 
 def python(context: DoctorContext) -> Check:
@@ -52,6 +54,13 @@ def configuration(context: DoctorContext) -> Check:
 def runtime_directory(context: DoctorContext) -> Check:
     """The folder of the local server's socket."""
     name, directory = "runtime directory", context.files.directory
+    longest = max(context.files.socket, context.files.control, key=len)
+    length = len(os.fsencode(longest))
+    if length > _MAX_SOCKET_PATH_BYTES:
+        words = (
+            f"{longest} has {length} bytes, and a socket's path may have {_MAX_SOCKET_PATH_BYTES}"
+        )
+        return Check(name, "bad", words, "Set XDG_RUNTIME_DIR to a shorter path.")
     if not os.path.lexists(directory):
         return Check(name, "ok", f"{directory}, made when it is needed")
     try:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from jaxd_server.auth.listeners import Listener, ListenerProbe
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.untrusted_report import valid_rows
 from jaxd_server.processes.supervision.worker_process import ANSWER_TIMEOUT_S, WorkerProcess
@@ -49,6 +50,8 @@ _CHECK_S: Final = 1.0
 _STAND_BY_AFTER_S: Final = 5.0
 _STAND_BY_LATEST_S: Final = 60.0
 _RETRY_S: Final = 60.0
+_ACCEPT_S: Final = 5.0
+"""So long may it take until a client that has connected is accepted."""
 
 
 class Monitored(Protocol):
@@ -56,8 +59,14 @@ class Monitored(Protocol):
 
     worker: WorkerProcess | None
 
+    def listeners(self) -> Sequence[Listener]:
+        """What the worker has to accept clients on."""
+
     def stand_by(self) -> None:
         """Starts the next worker ahead."""
+
+    def prepare_renewal(self) -> None:
+        """Has a worker whose packages have changed replaced once another has imported them."""
 
     async def restart(self) -> dict[str, Any]:
         """Replaces the worker; `refused` says why not."""
@@ -77,6 +86,7 @@ class HealthMonitor:
         self._reported: WorkerProcess | None = None  # logged as stuck
         self._recycle_again_at = 0.0
         self._recycling: asyncio.Task[None] | None = None
+        self._waiting: tuple[WorkerProcess, Listener] | None = None  # at the last check
 
     async def watch(self) -> None:
         """Checks the worker until it is cancelled."""
@@ -91,10 +101,31 @@ class HealthMonitor:
         worker = self._supervisor.worker
         if worker is None or worker.state != "ready":
             return
+        self._supervisor.prepare_renewal()
         if await worker.refresh(ANSWER_TIMEOUT_S):
             self._check_recycling(worker)
+            await self._check_listeners(worker)
         elif self.is_stuck(worker):
             self._report_stuck(worker)
+
+    async def _check_listeners(self, worker: WorkerProcess) -> None:
+        """Ends a worker that answers its host, and lets clients wait that have connected.
+
+        One that has no files or threads left accepts them when there are some again.
+        """
+        waiting = [
+            one for one in self._supervisor.listeners() if ListenerProbe(one.socket).has_waiting()
+        ]
+        suspect, self._waiting = self._waiting, (worker, waiting[0]) if waiting else None
+        if self._waiting is None or suspect != self._waiting or worker.snapshot.get("is_short"):
+            return
+        probe = ListenerProbe(waiting[0].socket)
+        is_accepted = await asyncio.to_thread(probe.accepts, _ACCEPT_S)
+        is_current = self._supervisor.worker is worker and worker.state == "ready"
+        if is_accepted or not is_current or worker.snapshot.get("is_short"):
+            return
+        log_event("not_accepting", level=logging.ERROR, address=str(waiting[0].address))
+        worker.kill("it accepted no clients any more", is_to_blame=False)
 
     def is_stuck(self, worker: WorkerProcess) -> bool:
         """Whether a worker has not answered for too long."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from jaxd_protocol.errors import ServerStartFailed
+from jaxd_protocol.errors import JaxdError, ServerStartFailed
+from jaxd_server.auth.acceptor import RefusingAcceptor
+from jaxd_server.auth.accounts import Accounts
+from jaxd_server.auth.authenticator import authenticator_factory
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.health_monitor import HealthMonitor, calls_of, process_state
@@ -25,6 +31,7 @@ from jaxd_server.processes.supervision.worker_process import (
 from jaxd_server.runtime.logs import log_event
 
 _POLL_S = 0.1
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
 
 class Supervisor:
@@ -61,7 +68,10 @@ class Supervisor:
         self._tenant = tenant
         self._on_message = on_message
         self._what = what
-        self._policy = RestartPolicy()
+        self._pacing = RestartPacing()
+        self._broken = ""
+        self._broken_since = 0.0
+        self._installed: list[tuple[str, int]] = []
         self._forced = False
         self._listeners: Sequence[Listener] = ()
         self._standby: WorkerProcess | None = None
@@ -69,6 +79,8 @@ class Supervisor:
         self._draining_workers = DrainingWorkers(options.drain_timeout_s, lambda: self._forced)
         self._is_restarting = False
         self._standby_started = 0
+        self._renewal: WorkerProcess | None = None  # the standby that a worker waits for
+        self._prepared: WorkerProcess | None = None  # it has imported what a worker lacked
         self._health_monitor = HealthMonitor(self, options)
 
     @property
@@ -80,6 +92,16 @@ class Supervisor:
     def is_resting(self) -> bool:
         """Whether there is no worker until a client connects."""
         return self.worker is not None and self.worker.state == "resting"
+
+    @property
+    def broken(self) -> str:
+        """Why no worker can be started, with the last one's words; empty when one can."""
+        is_up = self.worker is not None and self.worker.was_ready
+        return "" if is_up else self._broken
+
+    def listeners(self) -> Sequence[Listener]:
+        """What its workers accept clients on."""
+        return self._listeners
 
     def processes(self) -> list[WorkerProcess]:
         """All worker processes, in whatever state."""
@@ -116,11 +138,14 @@ class Supervisor:
             listeners: of the worker.
             control: the path of the control socket, which only a `TenantManager` needs.
 
+        Where worker after worker ends before it is ready, clients are told so, and it is tried
+        again.
+
         Returns:
             0 when the last worker was drained, 1 when it had to be killed.
 
         Raises:
-            ServerStartFailed: when worker after worker ended before it was ready.
+            ServerStartFailed: when that is the worker of one principal.
         """
         self._listeners = listeners
         watch = asyncio.create_task(self._health_monitor.watch())
@@ -129,7 +154,10 @@ class Supervisor:
                 delay_s = await self._run_worker(epoch)
                 if self.is_resting:
                     await _wait_for_client(listeners, self.stopping)
-                await wait_first(self.stopping, timeout_s=delay_s)
+                if self.broken:
+                    await self._refuse_clients(delay_s)
+                else:
+                    await wait_first(self.stopping, timeout_s=delay_s)
                 if self.stopping.is_set():
                     break
             await self._drain()
@@ -140,15 +168,16 @@ class Supervisor:
 
     async def _run_worker(self, epoch: int) -> float:
         """Runs one worker until it ends or the server stops; the seconds until the next one."""
+        self._installed = installed_stamps()
         try:
             worker = self.worker = self._next(epoch)
         except OSError as error:  # no memory or no process left: it is tried again
             log_event("worker_not_started", epoch=epoch, error=str(error))
-            return _or_give_up(self._policy.delay_s(0.0, was_ready=False), [str(error)])
+            return self._after_failure(self._pacing.delay_s(0.0, was_ready=False), [str(error)])
         log_event(f"{self._what}_started", pid=worker.pid, epoch=epoch, principal=worker.principal)
         on_purpose = worker.flags.draining
         await wait_first(worker.exited, self.stopping, *on_purpose)
-        if worker.flags.outdated.is_set():
+        if worker.flags.outdated.is_set() and self._standby is not self._prepared:
             self._dismiss_standby()  # it has imported the same packages
         if any(event.is_set() for event in on_purpose):
             if self._successor is not None:
@@ -171,9 +200,66 @@ class Supervisor:
             worker.how,
             from_outside=worker.was_killed_from_outside,
         )
-        delay_s = self._policy.delay_s(worker.lived_s, was_ready=worker.was_ready)
+        delay_s = self._pacing.delay_s(worker.lived_s, was_ready=worker.was_ready)
         log_exit(worker, restart_in_s=delay_s)
-        return _or_give_up(delay_s, worker.last_lines() if delay_s is None else [])
+        if worker.was_ready:
+            self._broken = ""
+        return self._after_failure(delay_s, worker.last_lines() if self._pacing.is_broken else [])
+
+    def _after_failure(self, delay_s: float, last_lines: list[str]) -> float:
+        """Records a worker that could not be started; the seconds until the next one.
+
+        Raises:
+            ServerStartFailed: when that of one principal has failed too often: what its code has
+                left running may be what ends it, and is ended first.
+        """
+        if not self._pacing.is_broken:
+            return delay_s
+        output = "\n".join(f"    {line}" for line in last_lines) or "    (nothing)"
+        found = (
+            f"the worker ended {self._pacing.failed_starts} times before it was ready; the last "
+            f"one wrote:\n{output}\nIt is tried again, and at once when installed packages "
+            "change. Correct that where the server runs; `jaxd doctor` looks for usual causes."
+        )
+        if self._tenant is not None:
+            raise ServerStartFailed(found)
+        if not self._broken:
+            self._broken_since = time.monotonic()
+        self._broken = found
+        log_event("worker_broken", level=logging.ERROR, retry_in_s=delay_s, reason=found)
+        return delay_s
+
+    async def _refuse_clients(self, delay_s: float) -> None:
+        """Tells clients why there is no worker, until it is time to try again.
+
+        That is after the delay, or when packages were installed.
+        """
+        doors = self._refusing_acceptors()
+        until = time.monotonic() + delay_s
+        try:
+            while not self.stopping.is_set() and time.monotonic() < until:
+                await wait_first(self.stopping, timeout_s=_POLL_S)
+                if installed_stamps() != self._installed:  # since the last worker was started
+                    log_event("packages_changed")
+                    return
+        finally:
+            for door in doors:
+                door.close()
+
+    def _refusing_acceptors(self) -> list[RefusingAcceptor]:
+        try:
+            accounts = Accounts(self._options)
+            admits_at = authenticator_factory(self._options, accounts)
+        except (JaxdError, OSError) as error:  # then they wait, as before
+            log_event("cannot_refuse", level=logging.WARNING, reason=str(error))
+            return []
+        doors = [
+            RefusingAcceptor(one, admits_at(one.address), accounts, lambda: self._broken)
+            for one in self._listeners
+        ]
+        for door in doors:
+            door.start_in_thread()
+        return doors
 
     def _next(self, epoch: int) -> WorkerProcess:
         """The worker of an epoch: the successor, else the standby, else a new one."""
@@ -218,6 +304,29 @@ class Supervisor:
         standby, self._standby = self._standby, None
         if standby is not None:
             self._draining_workers.dismiss(standby)
+
+    def prepare_renewal(self) -> None:
+        """Has a worker whose packages have changed replaced when another one has imported them.
+
+        To be called again and again. Where the packages cannot be imported, the worker stays, and
+        asks again later.
+        """
+        worker = self.worker
+        if worker is None or not worker.wants_renewal.is_set() or self.stopping.is_set():
+            return
+        next_one = self._renewal
+        if next_one is None or next_one is not self._standby:
+            self._dismiss_standby()  # it has imported the same packages as the worker
+            with suppress(OSError):  # it is tried again
+                self._standby = self._renewal = self._started()
+        elif next_one.exited.is_set():
+            log_event("renewal_failed", level=logging.WARNING, reason=next_one.last_lines()[-1:])
+            worker.wants_renewal.clear()
+            self._dismiss_standby()
+        elif next_one.flags.standing_by.is_set():
+            worker.wants_renewal.clear()
+            self._prepared, self._renewal = next_one, None
+            worker.notify({"ask": "renew"})
 
     async def restart(self, *, force: bool = False) -> dict[str, Any]:
         """Replaces the worker; no client sees an error.
@@ -307,6 +416,8 @@ class Supervisor:
     async def status(self) -> dict[str, Any]:
         """The worker's part of a status; waits half a second for the worker, and no longer."""
         worker = self.worker
+        if self.broken:
+            return {"worker": {}, "worker_state": "broken", "why": self.broken}
         if worker is None:
             return {"worker": {}, "worker_state": "starting"}
         # A worker that is starting cannot answer, and clients that wait for it poll often.
@@ -325,6 +436,8 @@ class Supervisor:
     async def idle_s(self) -> float:
         """Seconds without connection and call; 0 when the worker does not report it now."""
         worker = self.worker
+        if self.broken:
+            return time.monotonic() - self._broken_since
         if worker is not None and worker.state == "resting":
             return _idle_s(worker.snapshot) + worker.silent_s
         if worker is None or not worker.was_ready or not await worker.refresh(ANSWER_TIMEOUT_S):
@@ -354,14 +467,14 @@ async def _wait_for_client(listeners: Sequence[Listener], stopping: asyncio.Even
             loop.remove_reader(one.socket)
 
 
-def _or_give_up(delay_s: float | None, last_lines: list[str]) -> float:
-    if delay_s is not None:
-        return delay_s
-    output = "\n".join(f"    {line}" for line in last_lines) or "    (nothing)"
-    raise ServerStartFailed(
-        f"the worker ended {MAX_FAILED_STARTS} times before it was ready; the last one wrote:\n"
-        f"{output}\nCorrect that and start the server again; `jaxd doctor` looks for usual causes."
-    )
+def installed_stamps() -> list[tuple[str, int]]:
+    """When something was last installed or removed, in each folder for packages."""
+    found = []
+    for folder in sys.path:
+        if os.path.basename(folder) in _PACKAGE_FOLDERS:
+            with suppress(OSError):
+                found.append((folder, os.stat(folder).st_mtime_ns))
+    return found
 
 
 async def wait_first(*events: asyncio.Event, timeout_s: float | None = None) -> None:
@@ -447,31 +560,40 @@ def log_exit(worker: WorkerProcess, restart_in_s: float | None = None) -> None:
 
 
 MAX_FAILED_STARTS = 5
-"""So many workers in a row that were never ready end the server."""
+"""So many workers in a row that were never ready, and the server is broken."""
 
 _EARLY_DEATH_S = 10.0
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
+_LONGEST_BROKEN_S = 30.0
 
 
-class RestartPolicy:
-    """Counts the deaths of workers, and delays the next start. Not thread-safe."""
+class RestartPacing:
+    """Counts the deaths of workers, and delays the next start. Not thread-safe.
+
+    Attributes:
+        failed_starts: how many in a row ended before they were ready.
+    """
 
     def __init__(self) -> None:
+        self.failed_starts = 0
         self._early_deaths = 0
-        self._failed_starts = 0
 
-    def delay_s(self, lived_s: float, *, was_ready: bool) -> float | None:
-        """Seconds to wait before the next worker is started; None: give up.
+    @property
+    def is_broken(self) -> bool:
+        """Whether so many failed that clients are not left waiting for the next one."""
+        return self.failed_starts >= MAX_FAILED_STARTS
+
+    def delay_s(self, lived_s: float, *, was_ready: bool) -> float:
+        """Seconds to wait before the next worker is started.
 
         After the first early death there is no delay, so that clients notice it least; after the
         next ones in a row it grows, so that a broken machine is not kept busy with starts.
         """
-        self._failed_starts = 0 if was_ready else self._failed_starts + 1
+        self.failed_starts = 0 if was_ready else self.failed_starts + 1
         self._early_deaths = 0 if lived_s >= _EARLY_DEATH_S else self._early_deaths + 1
-        if self._failed_starts >= MAX_FAILED_STARTS:
-            return None
-        if self._early_deaths <= 1:
+        deaths = max(self._early_deaths, self.failed_starts)
+        if deaths <= 1:
             return 0.0
-        exponent = min(self._early_deaths - 2, 16)  # 2 ** 1000 is no float
-        return float(min(_FIRST_DELAY_S * 2**exponent, _LONGEST_DELAY_S))
+        longest_s = _LONGEST_BROKEN_S if self.is_broken else _LONGEST_DELAY_S
+        return float(min(_FIRST_DELAY_S * 2 ** min(deaths - 2, 16), longest_s))

@@ -91,6 +91,7 @@ class WorkerProcess:
         pid: its process id.
         exited: set once the process has ended and was collected.
         flags: the permanent states that it has reported.
+        wants_renewal: set while it waits for another one to import packages that have changed.
         snapshot: the last status that it sent; empty before the first.
         recorder: its flight recorder, readable also when it hangs or has ended.
         principal: whose worker it is, where not all clients share it.
@@ -119,10 +120,12 @@ class WorkerProcess:
         self.pid = process.pid
         self.exited = asyncio.Event()
         self.flags = WorkerFlags()
+        self.wants_renewal = asyncio.Event()
         self.snapshot: Mapping[str, Any] = {}
         self._process = process
         self._relay = relay
         self._verdict: str | None = None
+        self._is_to_blame = True
         self._oom_kills = oom_kills()
         self._was_out_of_memory: bool | None = None
         self._started_at = self._last_message_at = time.monotonic()
@@ -222,6 +225,8 @@ class WorkerProcess:
     @property
     def was_killed_from_outside(self) -> bool:
         """Whether something else than its own code, the host or a lack of memory ended it."""
+        if self._verdict is not None and not self._is_to_blame:
+            return True
         is_killed = self._verdict is None and self.ending.get("signal") == "SIGKILL"
         return is_killed and self._was_out_of_memory is False
 
@@ -263,12 +268,14 @@ class WorkerProcess:
         """Reads the messages that it sent before it ended; waits a second at most."""
         await self._channel.read_remaining()
 
-    def kill(self, verdict: str | None = None) -> None:
+    def kill(self, verdict: str | None = None, *, is_to_blame: bool = True) -> None:
         """Ends it at once, with all processes that it has started.
 
         Args:
             verdict: the reason, reported as the way it ended.
+            is_to_blame: whether one of its calls may be the cause.
         """
+        self._is_to_blame = is_to_blame
         self._verdict = self._verdict or verdict
         if not self.exited.is_set():
             with suppress(ProcessLookupError):
@@ -329,6 +336,8 @@ class WorkerProcess:
                 )
             case {"event": "draining"}:
                 self._draining = True
+            case {"event": "wants_renewal"}:
+                self.wants_renewal.set()
             case {"event": str(name)} if name in vars(self.flags):
                 self._set_flag(name, message.get("changes"))
             case {"event": "needed", "why": str(why)}:
@@ -348,7 +357,8 @@ class WorkerProcess:
 
 def _sanitized(status: Mapping[str, Any]) -> dict[str, Any]:
     """A status that code of one principal may have written, with invalid values removed."""
-    return {**sanitize_report(status), "platform": status.get("platform")}
+    own = {"platform": status.get("platform"), "is_short": status.get("is_short") is True}
+    return {**sanitize_report(status), **own}
 
 
 ANSWER_TIMEOUT_S: Final = 0.5

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jaxd_protocol.base.process import machine_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxd_server.config.options import ServerOptions
     from jaxd_server.processes.worker.wiring import WorkerComponents
     from jaxd_server.runtime.counters import Counters
@@ -36,12 +38,14 @@ class WorkerReport:
         epoch: the number of this worker; 0 until it is assigned.
         components: None until they are built; clients connect later.
         listening: the addresses on which it accepts clients.
+        is_short: whether clients wait because files or threads are missing.
     """
 
     def __init__(self, options: ServerOptions, counters: Counters) -> None:
         self.epoch = 0
         self.components: WorkerComponents | None = None
         self.listening: list[str] = []
+        self.is_short: Callable[[], bool] = lambda: False
         self._options = options
         self._counters = counters
 
@@ -51,7 +55,8 @@ class WorkerReport:
         if components is None:
             return status
         owners, platform = components.values.owners(), components.devices.platform
-        return {**status, "owners": owners, "platform": platform}
+        own = {"owners": owners, "platform": platform, "is_short": self.is_short()}
+        return {**status, **own}
 
     def welcome(self) -> dict[str, Any]:
         """The description of this worker that a client receives when it connects."""
@@ -62,6 +67,7 @@ class WorkerReport:
             "pid": os.getpid(),
             "slots": self._options.slots,
             "max_frame_bytes": self._options.max_frame_bytes,
+            "session_grace_s": self._options.session_grace_s,
             "accept": self._options.accept,
             "machine": machine_id(),
             "platform": components.devices.platform,

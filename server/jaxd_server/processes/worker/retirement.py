@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jaxd_server.compilation.compiling.builds import Build
 from jaxd_server.execution.admission import Admission, Operation
@@ -19,18 +19,38 @@ if TYPE_CHECKING:
     from jaxd_server.values.store import ValueStore
 
 
+class Renewal(NamedTuple):
+    """How a worker whose packages have changed is replaced.
+
+    Attributes:
+        begin: called once, with the changes: drains and replaces the worker.
+        prepare: has another process import the packages, so that it is known that they can be;
+            then `PackageMonitor.allow` is called. None: nothing is prepared.
+        still_s: how long nothing may have changed before that, since an installation of several
+            packages takes its time.
+    """
+
+    begin: Callable[[list[str]], None]
+    prepare: Callable[[], None] | None = None
+    still_s: float = 3.0
+
+
+_ASK_AGAIN_S: Final = 30.0
+"""After so long it is tried again to import packages that could not be imported."""
+
+
 class PackageMonitor:
     """Checks whether the imported packages are still current, and replaces the worker if not.
 
     That is before each build, when a client process uses a program for the first time, and several
     times a second. The key of an executable names the packages that its function names, but not
-    those that these import in turn. A worker that holds arrays of clients is not replaced: they
-    would be lost.
+    those that these import in turn. A worker is not replaced while it holds arrays of clients,
+    which would be lost, nor before what is being installed is complete and can be imported.
 
     Args:
         packages: those that this process has imported.
         admission: refuses calls from then on, so that their clients repeat them.
-        begin: called once, with the changes: drains and replaces the worker.
+        renewal: how the worker is replaced.
         has_values: whether there are arrays of clients.
         outdate: drops the executables that depend on what has changed, as the worker stays.
     """
@@ -39,17 +59,21 @@ class PackageMonitor:
         self,
         packages: ImportedPackages,
         admission: Admission,
-        begin: Callable[[list[str]], None],
+        renewal: Renewal,
         has_values: Callable[[], bool] = lambda: False,
         outdate: Callable[[], None] = lambda: None,
     ) -> None:
         self._packages = packages
         self._admission = admission
-        self._begin = begin
+        self._renewal = renewal
         self._has_values = has_values
         self._outdate = outdate
         self._begun = False
-        self._lock = threading.Lock()  # guards _begun
+        self._last: list[Change] = []
+        self._last_at = 0.0  # when they became these
+        self._asked_at: float | None = None  # since then
+        self._is_allowed = False
+        self._lock = threading.Lock()  # guards all but the first five
         # In the background: it takes some 20 ms.
         SerialExecutor("jaxd-packages").put(self._packages.record)
 
@@ -62,7 +86,7 @@ class PackageMonitor:
         if not changes and not self._packages.have_changed:
             return
         with self._lock:
-            begins = bool(changes) and not self._begun and not self._has_values()
+            begins = not self._begun and self._is_due(changes)
             self._begun = self._begun or begins
         if not self._begun:
             self._outdate()  # also where they are back, which programs of others may not suit
@@ -72,7 +96,28 @@ class PackageMonitor:
             emit("warning", {"function": "", "package": change.old.name, "text": text})
         if begins:
             self._admission.replace()
-            self._begin([change.text for change in changes])
+            self._renewal.begin([change.text for change in changes])
+
+    def _is_due(self, changes: list[Change]) -> bool:
+        """Whether the worker is to be replaced now; asks for what that needs. The lock is held."""
+        now = time.monotonic()
+        if changes != self._last:
+            self._last, self._last_at = changes, now
+            self._asked_at, self._is_allowed = None, False
+        if not changes or self._has_values() or now - self._last_at < self._renewal.still_s:
+            return False
+        prepare = self._renewal.prepare
+        if prepare is None or self._is_allowed:
+            return True
+        if self._asked_at is None or now - self._asked_at > _ASK_AGAIN_S:
+            self._asked_at = now
+            prepare()
+        return False
+
+    def allow(self) -> None:
+        """Another process has imported the packages as they are now."""
+        with self._lock:
+            self._is_allowed = self._asked_at is not None
 
     def changes_of(self, dependencies: Dependencies) -> list[Change]:
         """What has become of some packages, as far as `poll` has noticed."""

@@ -38,7 +38,12 @@ from jaxd_server.jax_compat.devices import Devices, device_bytes_limit, device_u
 from jaxd_server.jax_compat.lowered_transfer import can_unpack
 from jaxd_server.processes.worker import sizing
 from jaxd_server.processes.worker.gc_scheduler import GcScheduler
-from jaxd_server.processes.worker.retirement import AbandonedWork, IdleShutdown, PackageMonitor
+from jaxd_server.processes.worker.retirement import (
+    AbandonedWork,
+    IdleShutdown,
+    PackageMonitor,
+    Renewal,
+)
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
 from jaxd_server.rpc.endpoint import Endpoint
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
@@ -134,17 +139,17 @@ def _compilation(
 def _package_monitor(
     compilation: _Compilation,
     admission: Admission,
-    renew: Callable[[list[str]], None] | None,
+    renewal: Renewal | None,
     has_values: Callable[[], bool],
 ) -> PackageMonitor | None:
     """What replaces the worker when a package has changed; None where nothing may."""
-    if renew is None:
+    if renewal is None:
         return None
     packages, executables = compilation.packages, compilation.executables
     return PackageMonitor(
         packages,
         admission,
-        renew,
+        renewal,
         has_values,
         lambda: executables.drop_outdated(packages.changes_of),
     )
@@ -188,7 +193,7 @@ class WorkerComponents:
         options: those of the server.
         counters: of the worker.
         report: answers `statistics` and `info` for clients.
-        renew: begins to replace this worker, for changed packages; None: it cannot be replaced.
+        renewal: replaces this worker, for changed packages; None: it cannot be replaced.
         rest: begins to end this worker until the next client connects.
         suspects: the functions that ended earlier workers.
         recorder: records running calls for the host.
@@ -207,7 +212,7 @@ class WorkerComponents:
         options: ServerOptions,
         counters: Counters,
         report: Callable[[str, str], dict[str, Any]],
-        renew: Callable[[list[str]], None] | None = None,
+        renewal: Renewal | None = None,
         rest: Callable[[], None] = lambda: None,
         suspects: CrashSuspects | None = None,
         recorder: FlightRecorder | None = None,
@@ -237,7 +242,7 @@ class WorkerComponents:
             lambda: self._sessions.connections > 1,
         )
         self._tracing, self._program_cache = compilation.tracing, compilation.program_cache
-        self._package_monitor = _package_monitor(compilation, admission, renew, has_values)
+        self._package_monitor = _package_monitor(compilation, admission, renewal, has_values)
         self.pipeline = _pipeline(
             compilation,
             reclaimer,
@@ -290,6 +295,11 @@ class WorkerComponents:
         """Reserves the worker for one principal; to be called before the first client connects."""
         self._principal = principal
         self.pipeline.build_log.known_functions.is_owner = lambda one: one == principal
+
+    def allow_renewal(self) -> None:
+        """Another process has imported the packages that have changed."""
+        if self._package_monitor is not None:
+            self._package_monitor.allow()
 
     def prepare_process(self) -> None:
         """Starts the threads of the process; to be called once, when all modules are imported."""

@@ -5,17 +5,19 @@ Started by the host with one JSON argument: options, inherited listeners, host c
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxd_protocol.network.addresses import Address
+from jaxd_server.auth.listeners import ListenerProbe
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.crash_guard import CrashSuspects
 from jaxd_server.processes.worker.report import WorkerReport
-from jaxd_server.processes.worker.retirement import still_needed
+from jaxd_server.processes.worker.retirement import Renewal, still_needed
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_startup import (
     die_with_the_parent,
@@ -35,6 +37,10 @@ from jaxd_server.user_code.sandbox import prepare_for_user_code
 if TYPE_CHECKING:
     from jaxd_server.processes.worker.wiring import WorkerComponents
     from jaxd_server.rpc.endpoint import Endpoint
+
+
+_FIRST_CLIENT_S: Final = 30.0
+"""A machine that is very busy may take a while to accept."""
 
 
 def main() -> None:
@@ -146,7 +152,7 @@ class Worker:
             self._options,
             self._counters,
             self.report.answer,
-            self.renew,
+            Renewal(self.renew, lambda: self.host_channel.notify({"event": "wants_renewal"})),
             self.end_idle,
             self._suspects,
             self._recorder,
@@ -171,7 +177,16 @@ class Worker:
             endpoint.start_in_thread()
             self._endpoints.append(endpoint)
             self.report.listening.append(str(address))
+        self.report.is_short = lambda: any(one.is_short for one in self._endpoints)
+        self._check_that_clients_are_accepted()
         log_event("accepting", epoch=self.report.epoch)
+
+    def _check_that_clients_are_accepted(self) -> None:
+        """Ends the process when they are not: ready is who has answered somebody."""
+        for sock, address in self._listeners:
+            if not ListenerProbe(sock).accepts(_FIRST_CLIENT_S):
+                log_event("not_accepting", level=logging.ERROR, address=str(address))
+                os._exit(1)
 
     def drain(self) -> None:
         """Finishes running calls and refuses new ones."""
@@ -221,6 +236,8 @@ class Worker:
                 threading.Thread(
                     target=self.yield_to_successor, args=(force, is_followed), name="jaxd-give-way"
                 ).start()
+            case {"ask": "renew"}:
+                self._components.allow_renewal()
             case {"ask": "release", "fingerprint": str(fingerprint)}:
                 self._suspects.release(fingerprint)
             case _:

@@ -7,6 +7,7 @@ does not read delays only itself. It also runs the ordered calls of a session.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -18,6 +19,39 @@ from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.threads.fairness import FairQueue
 
 Job = Callable[[], None]
+
+
+def start_vital(target: Callable[[], None], name: str) -> None:
+    """Starts a thread without which its process is of no use to anybody.
+
+    The process ends when it raises anything, so that the host starts another one; else clients
+    would wait for ever.
+
+    Args:
+        target: runs in the thread; it may return.
+        name: of the thread.
+
+    Raises:
+        RuntimeError: when the system has no thread for it.
+    """
+    threading.Thread(target=_run_vital, args=(target, name), name=name, daemon=True).start()
+
+
+def _run_vital(target: Callable[[], None], name: str) -> None:
+    try:
+        target()
+    except BaseException:  # noqa: BLE001  whatever it was, the thread is gone
+        end_without(name)
+
+
+def end_without(thread: str) -> None:
+    """Ends this process in an `except` block, for want of a thread of that name."""
+    log_event("vital_thread_ended", level=logging.ERROR, thread=thread)
+    os._exit(_LOST_THREAD)
+
+
+_LOST_THREAD: Final = 70
+"""The exit code; EX_SOFTWARE of sysexits.h."""
 
 
 class FairThreadPool:
@@ -135,13 +169,15 @@ class SerialExecutor:
     Args:
         name: of the thread.
         linger_s: how long the thread waits for another job before it ends.
+        is_vital: whether the process ends with a thread that ends by more than an `Exception`.
 
     Attributes:
         is_working: whether a thread runs jobs, or is about to.
     """
 
-    def __init__(self, name: str, linger_s: float = 0.0) -> None:
+    def __init__(self, name: str, linger_s: float = 0.0, *, is_vital: bool = False) -> None:
         self._name = name
+        self._is_vital = is_vital
         self._linger_s = linger_s
         self._waiting: deque[Job] = deque()
         self.is_working = False
@@ -196,6 +232,10 @@ class SerialExecutor:
                 job()
             except Exception:  # noqa: BLE001  the next jobs have to run all the same
                 log_event("job_failed", level=logging.ERROR)
+            except BaseException:
+                if self._is_vital:
+                    end_without(self._name)
+                raise
             del job  # it may hold large arrays, and this thread may wait
 
     def _linger(self) -> bool:

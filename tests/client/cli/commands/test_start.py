@@ -56,5 +56,5 @@ def test_a_start_that_fails_quotes_the_server(
     monkeypatch.setenv("FAKE_WORKER", "fail")
     assert main(["start"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("jaxd: the local server ended before it answered.")
+    assert said.startswith("jaxd: the worker ended 5 times before it was ready")
     assert "libaccelerator.so" in said

@@ -49,6 +49,18 @@ def test_a_directory_that_others_can_enter_is_bad(runtime: Path) -> None:
     assert f"chmod 700 {directory}" in installation.runtime_directory(context).advice
 
 
+def test_a_path_that_no_socket_can_have_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server could not listen there; it says which variable to set."""
+    folder = tmp_path / ("x" * 90)
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    found = installation.runtime_directory(DoctorContext(Settings()))
+    assert found.state == "bad"
+    assert "XDG_RUNTIME_DIR" in found.advice
+
+
 def test_a_full_disk_is_bad(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket, a log and a lock need a little room."""
     assert installation.disk(DoctorContext(Settings())).state == "ok"

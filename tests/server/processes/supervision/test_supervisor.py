@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxd import connect
+from jaxd_protocol.errors import ServerStartFailed
 from tests.server.host_process import HostProcess, ask, greeting
 
 StartHost = Callable[..., HostProcess]
@@ -154,16 +156,47 @@ def test_one_that_stood_by_for_too_long_is_no_failed_start(
     assert (second["epoch"], second["pid"] != standby) == (3, True)
 
 
-def test_it_gives_up_on_a_worker_that_never_starts(start_host: StartHost, runtime: Path) -> None:
-    """After five attempts: exit code 1, and the worker's own words in the error."""
-    host = start_host("--listen", f"unix://{runtime}/server.sock", FAKE_WORKER="fail")
+def test_a_server_whose_workers_never_start_stays(start_host: StartHost, runtime: Path) -> None:
+    """After five attempts clients are told why, in the worker's own words; it can be stopped."""
+    address = f"unix://{runtime}/server.sock"
+    host = start_host("--listen", address, FAKE_WORKER="fail")
+    text = host.wait_for("worker_broken")["reason"]
+    assert "ended 5 times before it was ready" in text
+    assert "libaccelerator.so: cannot open shared object file" in text
+    status = ask(f"{runtime}/server.sock.control", ask="status")
+    assert (status["worker_state"], status["why"]) == ("broken", text)
+    with pytest.raises(ServerStartFailed, match=r"libaccelerator\.so") as caught:
+        connect(address)
+    assert "jaxd doctor" in str(caught.value)
+    host.wait_for("worker_broken")  # it goes on trying
+    host.signal(signal.SIGTERM)
     code, said = host.wait()
-    assert code == 1
-    assert said.count('"event": "worker_started"') == 5
-    error = said[said.index("jaxd: the worker ended 5 times") :]
-    assert "libaccelerator.so: cannot open shared object file" in error
-    assert "jaxd doctor" in error
+    assert code == 0
+    assert said.count('"event": "worker_started"') >= 6
     assert list(runtime.glob("server.sock*")) == []
+
+
+def test_a_server_whose_workers_start_again_serves(
+    start_host: StartHost, tmp_path: Path, runtime: Path
+) -> None:
+    """At once when something was installed, however long it would have waited."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    path = str(runtime / "server.sock")
+    folders = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    host = start_host(
+        *("--listen", f"unix://{path}"),
+        FAKE_WORKER="unless installed",
+        FAKE_WORKER_NEEDS=str(site / "needed.py"),
+        PYTHONPATH=folders,
+    )
+    while host.wait_for("worker_broken")["retry_in_s"] < 5.0:
+        pass
+    (site / "needed.py").touch()
+    host.wait_for("packages_changed")
+    host.wait_for("worker_ready")
+    assert greeting(path)["epoch"] > 5
+    assert ask(path + ".control", ask="status")["worker_state"] == "ready"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

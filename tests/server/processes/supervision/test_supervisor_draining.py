@@ -10,7 +10,7 @@ from jaxd_server.processes.supervision import supervisor as module
 from jaxd_server.processes.supervision.supervisor import (
     MAX_FAILED_STARTS,
     DrainingWorkers,
-    RestartPolicy,
+    RestartPacing,
 )
 from jaxd_server.processes.supervision.worker_process import WorkerProcess
 from tests.server.staging import logged_by
@@ -107,13 +107,13 @@ def test_nobody_gives_up_on_what_is_killed_anyway() -> None:
 
 def test_the_first_death_costs_no_time() -> None:
     """Callers should notice it as little as possible."""
-    assert RestartPolicy().delay_s(0.1, was_ready=True) == 0.0
+    assert RestartPacing().delay_s(0.1, was_ready=True) == 0.0
 
 
 def test_deaths_in_a_row_wait_ever_longer_up_to_a_limit() -> None:
     """From 0.2 s, doubling, to 10 s and never more."""
-    policy = RestartPolicy()
-    delays = [policy.delay_s(1.0, was_ready=True) or 0.0 for _ in range(2000)]
+    pacing = RestartPacing()
+    delays = [pacing.delay_s(1.0, was_ready=True) or 0.0 for _ in range(2000)]
     assert delays[:4] == [0.0, 0.2, 0.4, 0.8]
     assert all(before <= after for before, after in pairwise(delays))
     assert delays[-1] == 10.0
@@ -121,25 +121,30 @@ def test_deaths_in_a_row_wait_ever_longer_up_to_a_limit() -> None:
 
 def test_a_worker_that_lived_well_is_forgiven() -> None:
     """After a long life the count begins anew."""
-    policy = RestartPolicy()
+    pacing = RestartPacing()
     for _ in range(3):
-        policy.delay_s(1.0, was_ready=True)
-    assert policy.delay_s(3600.0, was_ready=True) == 0.0
-    assert policy.delay_s(1.0, was_ready=True) == 0.0
+        pacing.delay_s(1.0, was_ready=True)
+    assert pacing.delay_s(3600.0, was_ready=True) == 0.0
+    assert pacing.delay_s(1.0, was_ready=True) == 0.0
 
 
-def test_it_gives_up_after_failed_starts_in_a_row() -> None:
-    """A worker that was never ready will not be the next time either."""
-    policy = RestartPolicy()
-    delays = [policy.delay_s(0.0, was_ready=False) for _ in range(MAX_FAILED_STARTS)]
-    assert delays[-1] is None
-    assert None not in delays[:-1]
+def test_it_is_broken_after_failed_starts_in_a_row() -> None:
+    """And is tried again ever more seldom, up to every half minute."""
+    pacing = RestartPacing()
+    for _ in range(MAX_FAILED_STARTS - 1):
+        pacing.delay_s(20.0, was_ready=False)
+        assert not pacing.is_broken
+    delays = [pacing.delay_s(20.0, was_ready=False) for _ in range(20)]
+    assert pacing.is_broken
+    assert delays[0] == 1.6
+    assert delays[-1] == 30.0
 
 
 def test_one_good_start_resets_the_failed_ones() -> None:
     """Only failures in a row count."""
-    policy = RestartPolicy()
+    pacing = RestartPacing()
     for _ in range(MAX_FAILED_STARTS - 1):
-        policy.delay_s(0.0, was_ready=False)
-    assert policy.delay_s(0.0, was_ready=True) is not None
-    assert policy.delay_s(0.0, was_ready=False) is not None
+        pacing.delay_s(0.0, was_ready=False)
+    pacing.delay_s(0.0, was_ready=True)
+    pacing.delay_s(0.0, was_ready=False)
+    assert not pacing.is_broken

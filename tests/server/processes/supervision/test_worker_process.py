@@ -268,7 +268,8 @@ tether.read()
     async def scenario(worker: WorkerProcess) -> None:
         await until_ready(worker)
         assert await worker.refresh(PATIENCE_S)
-        assert worker.snapshot == {"calls": 2, "running": [], "platform": "cpu"}
+        own = {"platform": "cpu", "is_short": False}
+        assert worker.snapshot == {"calls": 2, "running": [], **own}
 
     run(program, scenario, tenant=ALICE)
 

@@ -11,7 +11,12 @@ from jaxd_protocol.errors import WorkerReplaced
 from jaxd_protocol.pytree import Leaf
 from jaxd_server.execution.admission import Admission
 from jaxd_server.processes.worker import retirement as giving_way
-from jaxd_server.processes.worker.retirement import IdleShutdown, PackageMonitor, still_needed
+from jaxd_server.processes.worker.retirement import (
+    IdleShutdown,
+    PackageMonitor,
+    Renewal,
+    still_needed,
+)
 from jaxd_server.runtime.imported_packages import ImportedPackages
 from jaxd_server.values.store import ValueStore
 from jaxd_server.values.value import SessionValues, Value
@@ -175,7 +180,9 @@ def test_a_change_closes_the_doors_and_is_told(
     admission = Admission()
     begun: list[list[str]] = []
     events: list[tuple[str, dict[str, Any]]] = []
-    package_monitor = PackageMonitor(ImportedPackages(), admission, begun.append)
+    package_monitor = PackageMonitor(
+        ImportedPackages(), admission, Renewal(begun.append, None, 0.0)
+    )
     package_monitor.record_imports()
     package_monitor.poll(lambda *event: events.append(event))
     assert (admission.draining, begun, events) == (False, [], [])
@@ -193,6 +200,40 @@ def test_a_change_closes_the_doors_and_is_told(
     )
 
 
+def test_a_worker_is_replaced_when_all_is_installed_and_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process tries it; what changes meanwhile is waited for anew."""
+    site = FakeSite(tmp_path)
+    monkeypatch.syspath_prepend(site.path)
+    site.install("renewed_slowly", "1", {"renewed_slowly.py": "1"})
+    importlib.import_module("renewed_slowly")
+    begun: list[list[str]] = []
+    asked: list[None] = []
+    admission = Admission()
+    renewal = Renewal(begun.append, lambda: asked.append(None), 60.0)
+    monitor = PackageMonitor(ImportedPackages(), admission, renewal)
+    monitor.record_imports()
+    monitor.allow()  # of something that is long over
+    for number in (2, 3):
+        site.install("renewed_slowly", str(number), {"renewed_slowly.py": "2" * number})
+        monitor.poll()
+        monitor._last_at -= 59.0
+        monitor.poll()
+        assert (len(asked), begun, admission.draining) == (number - 2, [], False)
+        monitor._last_at -= 1.0
+        monitor.poll()
+        monitor.poll()
+        assert (len(asked), begun, admission.draining) == (number - 1, [], False)
+    monitor._asked_at = (monitor._asked_at or 0.0) - 31.0  # the other process could not
+    monitor.poll()
+    assert len(asked) == 3
+    monitor.allow()
+    monitor.poll()
+    assert begun == [["renewed_slowly was changed from 1 to 3"]]
+    assert admission.draining
+
+
 def test_what_a_call_imports_is_watched_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +241,9 @@ def test_what_a_call_imports_is_watched_too(
     site = FakeSite(tmp_path)
     monkeypatch.syspath_prepend(site.path)
     begun: list[list[str]] = []
-    package_monitor = PackageMonitor(ImportedPackages(), Admission(), begun.append)
+    package_monitor = PackageMonitor(
+        ImportedPackages(), Admission(), Renewal(begun.append, None, 0.0)
+    )
     site.install("renewed_later", "1", {"renewed_later.py": "1"})
     importlib.import_module("renewed_later")
     package_monitor.record_imports()
@@ -225,7 +268,7 @@ def test_a_worker_that_holds_arrays_of_clients_is_not_replaced(
     package_monitor = PackageMonitor(
         ImportedPackages(),
         admission,
-        begun.append,
+        Renewal(begun.append, None, 0.0),
         lambda: bool(values),
         lambda: outdated.append(None),
     )
