@@ -1,9 +1,9 @@
 """Runs one build per key, in a thread of its own, for as long as a call waits for it.
 
 The first call starts it, the others join. A call that is cancelled is released at once. With the
-last one, a build that waits for its turn is dropped and a trace is interrupted; a compilation
-cannot be interrupted, so it goes on, and its result is there for the next call. A few are built at
-a time, and short builds pass long ones.
+last one, a build that waits for its turn is dropped, a trace is interrupted, and a builder that
+compiles is ended; a compilation in this process cannot be interrupted, so it goes on, and its
+result is there for the next call. A few are built at a time, and short builds pass long ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Build:
         error: why no call may wait for it any longer; None as long as one may.
         is_abandoned: whether no call waits for it.
         interruptible: its trace.
-        end_by_force: ends the process that works on it; None where it is this one.
         waits_in: where it waits for its turn; None before and after that.
     """
 
@@ -53,7 +52,6 @@ class Build:
         self.error: DeadlineExceeded | None = None
         self.is_abandoned = False
         self.interruptible = Interruptible()
-        self.end_by_force: Callable[[], None] | None = None
         self.waits_in: BuildRoom | None = None
         self._hooks: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # guards _hooks
