@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -341,3 +343,157 @@ def test_a_cancelled_call_is_interrupted_in_the_builder(client: Client) -> None:
     until(lambda: client.statistics().traces == before.traces + 1)
     assert client.statistics().cancelled_calls == before.cancelled_calls + 1
     assert client.persistent_call(lambda x: x * 3)(X).tolist() == (X * 3).tolist()
+
+
+def compiles_for_ever(x: Any) -> Any:
+    """XLA evaluates what does not depend on an argument: here 90 thousand million additions."""
+    from jax import lax
+
+    numbers = lax.iota(np.float32, 3_000_000)
+    return x + lax.reduce_window(numbers, np.float32(0), lax.add, (30_000,), (1,), "VALID").sum()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def until_gone(pid: int) -> None:
+    """Returns when there is no such process."""
+    until(lambda: not is_alive(pid))
+
+
+def being_compiled(client: Client, function: Any) -> Any:
+    """A call of it, once it has been lowered."""
+    before = client.statistics().lowers
+    future = function.submit(X)
+    until(lambda: client.statistics().lowers > before)
+    return future
+
+
+def test_a_compilation_that_no_call_waits_for_is_stopped(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Its builder is ended, its place is free, and nothing is left of it; it may come again."""
+    server = start_live("--build-in", "builder", "--builds", "1")
+    with connect(server.unix) as client:
+        endless = client.persistent_call(compiles_for_ever)
+        for count in (1, 2):
+            future = being_compiled(client, endless)
+            pid = builder_pid(server, count)
+            assert future.cancel()
+            until_gone(pid)
+            assert client.persistent_call(lambda x: x * 3)(X).tolist() == (X * 3).tolist()
+            until(lambda: not client.caller.session.ask("statistics")["left_behind"])
+        assert client.statistics().compiles == 1
+
+
+def test_a_small_function_beside_an_endless_compilation(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Of another client: it is answered, and what it is beside goes on."""
+    server = start_live("--builds", "1")
+    with connect(server.unix) as one, connect(server.unix) as other:
+        future = being_compiled(one, one.persistent_call(compiles_for_ever))
+        for factor in range(3):
+            f = other.persistent_call(lambda x, n=factor: x * n, extra_key=str(factor))
+            assert f(X).tolist() == (X * factor).tolist()
+        assert not future.done()
+        assert future.cancel()
+
+
+def test_a_builder_that_is_killed_while_it_compiles(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """The build is made once more in another one; the second time its caller is told."""
+    server = start_live("--build-in", "builder")
+    with connect(server.unix) as client:
+        worker = server.worker_pid()
+        future = being_compiled(client, client.persistent_call(compiles_for_ever))
+        before = client.statistics().lowers
+        os.kill(builder_pid(server), signal.SIGKILL)
+        until(lambda: client.statistics().lowers > before)
+        assert not future.done()
+        second = server.wait_for("builder_ready", 2)[-1]["pid"]
+        os.kill(next(pid for pid in (second, builder_pid(server, 2)) if is_alive(pid)), 9)
+        with pytest.raises(InternalError, match=r"in another one \(signal 9\)"):
+            future.result(30)
+        assert client.persistent_call(lambda x: x + 3)(X).tolist() == (X + 3).tolist()
+        assert server.worker_pid() == worker
+
+
+def crashes(x: Any) -> Any:
+    """Ends its process while it is traced, as native code of a library may."""
+    import ctypes
+
+    return x + ctypes.string_at(0)[0]
+
+
+def test_a_crash_while_tracing_leaves_the_values_of_others(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Also in the first moments of a second client."""
+    server = start_live()
+    with connect(server.unix) as one:
+        kept = one.persistent_call(lambda x: x * 2).remote(X)
+        worker = server.worker_pid()
+        with connect(server.unix) as other:
+            with pytest.raises(InternalError, match="signal 11"):
+                other.persistent_call(crashes)(X)
+            assert server.worker_pid() == worker
+            assert np.asarray(kept).tolist() == (X * 2).tolist()
+
+
+def test_a_trace_that_cannot_be_interrupted_is_stopped(
+    start_live: Callable[..., LiveServer], runtime: Path
+) -> None:
+    """Such as one that waits in C: after a moment its builder is ended, whatever others hold."""
+    server = start_live("--build-in", "builder")
+    began = runtime / "began"
+
+    def sleeps(x: Any, path: str) -> Any:
+        import pathlib
+        import time
+
+        pathlib.Path(path).touch()
+        time.sleep(600)
+        return x
+
+    with connect(server.unix) as client:
+        future = client.persistent_call(sleeps, static_argnums=1).submit(X, str(began))
+        until(began.exists)
+        pid = builder_pid(server)
+        assert future.cancel()
+        until_gone(pid)
+        assert client.persistent_call(lambda x: x + 5)(X).tolist() == (X + 5).tolist()
+
+
+WAITS = """
+import sys
+import numpy as np
+from jaxd import connect
+from tests.end_to_end.test_builders import compiles_for_ever
+with connect(sys.argv[1]) as client:
+    client.persistent_call(compiles_for_ever)(np.linspace(0, 1, 4, dtype=np.float32))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_client_that_is_gone_waits_for_nothing(
+    how: signal.Signals, start_live: Callable[..., LiveServer]
+) -> None:
+    """What it alone waited for is stopped at once, and its session ends with its process."""
+    server = start_live("--build-in", "builder", "--builds", "1", "--session-grace-s", "3600")
+    with connect(server.unix) as client:
+        before = client.statistics().lowers
+        with subprocess.Popen(
+            [sys.executable, "-c", WAITS, server.unix],
+            env={**server.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            until(lambda: client.statistics().lowers > before)
+            pid = builder_pid(server)
+            process.send_signal(how)
+            until_gone(pid)
+        until(lambda: client.caller.session.ask("statistics")["sessions"] == 1)
+        assert client.persistent_call(lambda x: x * 3)(X).tolist() == (X * 3).tolist()

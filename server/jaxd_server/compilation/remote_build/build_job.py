@@ -174,8 +174,6 @@ class RemoteBuild:
             reply = self._lowered()
         except _Away:
             return None
-        if isinstance(reply, Lowered | Failed | Refused):  # a useless trace counts as well
-            self._builders.apply_side_effects(reply.side)
         check_not_abandoned()
         return self._parse_reply(reply)
 
@@ -187,6 +185,8 @@ class RemoteBuild:
                 self.add_code()
             self._emit.begin_trace()
             reply = self._loan.ask(self.order, self._emit, self._source.read)
+            if isinstance(reply, Lowered | Failed | Refused):  # a useless trace counts as well
+                self._builders.apply_side_effects(reply.side)
             if reply is not None:
                 return reply
 
