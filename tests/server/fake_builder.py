@@ -40,6 +40,7 @@ class FakeBuilder:
         self.known: set[bytes] = set()
         self.pid = 1
         self.builds = 0
+        self.yields = False
         self.since = 0.0
         self.bytes = 0
         self.requests: list[Request] = []
@@ -54,6 +55,9 @@ class FakeBuilder:
 
     def resident(self) -> int:
         return self.bytes
+
+    def give_way(self) -> None:
+        self.yields = True
 
     def end(self) -> None:
         self.state = "ended"

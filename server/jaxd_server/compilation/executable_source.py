@@ -183,10 +183,14 @@ class ExecutableSource:
                 raise
             raise better from error
 
-    def _turn(self, request: BuildRequest) -> AbstractContextManager[None]:
+    def _turn(
+        self, request: BuildRequest, *, is_elsewhere: bool = False
+    ) -> AbstractContextManager[None]:
         """Within it, the build has its turn; while it waits, its client hears what for."""
         name = request.function.name
-        return self._compiler.room.turn(name, lambda: request.emit("stage", _queued(name)))
+        return self._compiler.room.turn(
+            name, lambda: request.emit("stage", _queued(name)), is_elsewhere=is_elsewhere
+        )
 
     def moved(
         self, executable: Executable, function: Function, device: int, own: Counts | None = None
@@ -256,7 +260,7 @@ class ExecutableSource:
         remote_build = self._building.remote_build(request) if self._building else None
         if remote_build is None:
             return None
-        with self._turn(request), closing(remote_build):
+        with self._turn(request, is_elsewhere=True), closing(remote_build):
             started = time.monotonic()
             lowered = remote_build.lower()
             if lowered is None:

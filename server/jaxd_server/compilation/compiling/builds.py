@@ -130,6 +130,9 @@ def check_not_abandoned() -> None:
 LONG_S: Final = 2.0
 """A build that has had its turn for so long lets another one begin beside it."""
 
+LONG_ELSEWHERE_S: Final = 0.5
+"""The same of one that a builder makes: it holds neither the interpreter nor a thread of XLA's."""
+
 
 @dataclass(slots=True, eq=False)
 class _Turn:
@@ -174,12 +177,19 @@ class BuildRoom:
         return len(self._places)
 
     @contextmanager
-    def turn(self, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def turn(
+        self,
+        name: str,
+        on_wait: Callable[[], None] = lambda: None,
+        *,
+        is_elsewhere: bool = False,
+    ) -> Iterator[None]:
         """Within it, the build of this thread has its turn.
 
         Args:
             name: the name of the function.
             on_wait: called when it has to wait.
+            is_elsewhere: whether another process makes it, which costs this one less.
 
         Raises:
             Interrupted: when no call waits for it any longer.
@@ -194,7 +204,8 @@ class BuildRoom:
             self._inside.append(turn)
         try:
             build.begin(name)
-            process_timers.after(self._long_s, lambda: self._let_pass(turn))
+            long_s = min(self._long_s, LONG_ELSEWHERE_S) if is_elsewhere else self._long_s
+            process_timers.after(long_s, lambda: self._let_pass(turn))
             with build.cancel_hook(lambda: self._let_pass(turn)):
                 yield
         finally:

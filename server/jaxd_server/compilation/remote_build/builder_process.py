@@ -75,6 +75,7 @@ class BuilderProcess:
         state: what it is doing.
         was_ready: whether it ever took requests.
         builds: how many it has begun.
+        yields: whether it computes only where no other process does, which cannot be undone.
         since: `time.monotonic()` when it was given to somebody, or back, last.
     """
 
@@ -87,6 +88,7 @@ class BuilderProcess:
         self.known: set[bytes] = set()
         self.was_ready = False
         self.builds = 0
+        self.yields = False
         self.since = time.monotonic()
         self._log_format = log_format
         self._understands = understands
@@ -127,6 +129,14 @@ class BuilderProcess:
     def resident(self) -> int:
         """Bytes of memory that it has; 0 when that is not known."""
         return 0 if self.pid is None else resident_bytes(self.pid)
+
+    def give_way(self) -> None:
+        """Has it compute only where no other process does. XLA's threads are under way already."""
+        self.yields = True
+        with suppress(OSError, AttributeError):  # it has just ended; or there is no such thing
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                with suppress(ProcessLookupError):
+                    os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
 
     def ask(
         self,
@@ -312,8 +322,12 @@ class BuilderProcess:
 _MAX_KEYS: Final = 10_000
 _MAX_FAILED_STARTS: Final = 3
 
-_SPARE_AFTER_S: Final = 0.5
+_SPARE_AFTER_S: Final = 0.2
 """While a build takes no longer, the builder that has it is soon there for the next one."""
+
+
+_LONG_S: Final = 2.0
+"""A build that takes longer gives way to others: another start of a builder is little beside it."""
 
 
 class Lifetime(NamedTuple):
@@ -391,8 +405,18 @@ class BuilderPool:
                 raise
             if is_ready:
                 builder.since = self._clock()
+                self._have_long_ones_give_way(builder)
                 return builder
             self.give_back(builder)
+
+    def _have_long_ones_give_way(self, newcomer: BuilderProcess) -> None:
+        """A short build beside one of minutes takes hardly longer than alone."""
+        before = self._clock() - _LONG_S
+        with self._lock:
+            long = [one for one in self._lent if one.since < before and not one.yields]
+        for one in long:
+            if one is not newcomer:
+                one.give_way()
 
     def _take(self, fingerprint: bytes, *, unused: bool) -> BuilderProcess | None:
         with self._lock:
@@ -414,8 +438,8 @@ class BuilderPool:
             return best
 
     def give_back(self, builder: BuilderProcess) -> None:
-        """Takes a builder back; one that has built enough, or has grown too large, is ended."""
-        is_spent = builder.builds >= self._lifetime.builds
+        """Takes a builder back; one that has built enough, has grown or gives way is ended."""
+        is_spent = builder.yields or builder.builds >= self._lifetime.builds
         if not is_spent and builder.state == "ready":
             is_spent = builder.resident() > self._lifetime.resident
         if is_spent:

@@ -75,6 +75,21 @@ def test_one_that_has_built_enough_or_has_grown_is_ended(builds: int, size: int)
     assert scenario.lend() is not one
 
 
+def test_a_long_build_gives_way_to_one_that_begins_beside_it() -> None:
+    """And its builder, which cannot have its priority back, is not lent again."""
+    scenario = Scenario()
+    long, other = scenario.lend(), scenario.lend()
+    scenario.now += 1.9
+    scenario.pool.give_back(other)
+    assert scenario.lend() is other
+    assert not long.yields
+    scenario.now += 0.2
+    third = scenario.lend()
+    assert (long.yields, other.yields, third.yields) == (True, False, False)
+    scenario.pool.give_back(long)
+    assert long.state == "ended"
+
+
 def test_those_that_nobody_needs_are_ended_after_a_while() -> None:
     """But for the spare ones, of which that used last is kept."""
     scenario = Scenario(Lifetime(idle_s=60.0))
