@@ -137,8 +137,8 @@ def live() -> Iterator[LiveServer | AnotherServer]:
     if address is not None:
         yield AnotherServer(address, directory)
     else:
-        # What is traced twice depends on who else is connected; the tracer has tests of its own.
-        server = LiveServer(directory, "--trace-in", "worker")
+        # What is traced twice depends on who else is connected; the builder has tests of its own.
+        server = LiveServer(directory, "--build-in", "worker")
         yield server
         assert server.close() == 0
     shutil.rmtree(directory)

@@ -71,7 +71,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
     "server/jaxd_server/jax_compat/arrays.py": "arrays with weak types, keys",
     "server/jaxd_server/jax_compat/compilation_cache.py": "jax's own cache on disk",
     "server/jaxd_server/jax_compat/lowered.py": "what a lowered program consists of",
-    "server/jaxd_server/jax_compat/lowered_transfer.py": "a lowered program, from the tracer",
+    "server/jaxd_server/jax_compat/lowered_transfer.py": "a lowered program, between processes",
     "server/jaxd_server/jax_compat/placement.py": "a program for another device",
     "server/jaxd_server/user_code/jax_callbacks.py": "callbacks of the client's code",
     "server/jaxd_server/user_code/output.py": "the names of jax's own loggers",
@@ -88,7 +88,7 @@ NAMES_PRIVATE_PARTS_OF_JAX = {
 
 # The only files in which bytes become objects or code, each with who has written the bytes.
 OPENS_BYTES = {
-    "server/jaxd_server/jax_compat/lowered_transfer.py": "this server's own tracer",
+    "server/jaxd_server/jax_compat/lowered_transfer.py": "this server's own builders",
     "server/jaxd_server/jax_compat/programs.py": "this server: its cache, which is its own alone",
     "shared/jaxd_protocol/pickling/unpack/private_modules.py": "an authenticated client: source",
     "shared/jaxd_protocol/pickling/unpack/unpickler.py": "an authenticated client",

@@ -132,12 +132,12 @@ def test_a_restarted_server_looks_at_dependencies(
         assert server.close() == 0
 
 
-@pytest.mark.parametrize("trace_in", ["auto", pytest.param("tracer", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("build_in", ["auto", pytest.param("builder", marks=pytest.mark.soak)])
 def test_a_worker_with_arrays_has_new_programs_made(
-    start: Callable[..., LiveServer], site: FakeSite, quiet: Any, trace_in: str
+    start: Callable[..., LiveServer], site: FakeSite, quiet: Any, build_in: str
 ) -> None:
-    """Of new packages, by its tracer, also where that has the old ones; others stay warm."""
-    server = start("--trace-in", trace_in)
+    """Of new packages, by its builder, also where that has the old ones; others stay warm."""
+    server = start("--build-in", build_in)
     with connect(server.unix) as client, connect(server.unix) as other:
         kept = client.persistent_call(scaled, results="remote")(np.ones(3, np.float32))
         step, side = client.persistent_call(scaled), client.persistent_call(alone)
@@ -163,7 +163,7 @@ def test_a_worker_that_cannot_have_new_ones_says_so(
     start: Callable[..., LiveServer], site: FakeSite, quiet: Any
 ) -> None:
     """To each client, at the first call of such a function; with `strict` that is an error."""
-    server = start("--trace-in", "worker")
+    server = start("--build-in", "worker")
     with connect(server.unix) as client:
         kept = client.persistent_call(alone, results="remote")(np.ones(3, np.float32))
         step = client.persistent_call(scaled)

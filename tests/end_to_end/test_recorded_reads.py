@@ -138,12 +138,12 @@ def _files(project: Path, number: float) -> None:
 NAMES = [*LATE, *IN_PLACE]
 
 
-@pytest.mark.parametrize("trace_in", ["worker", "tracer"])
+@pytest.mark.parametrize("build_in", ["worker", "builder"])
 def test_every_read_is_the_clients_and_decides_which_program_fits(
-    start_live: Callable[..., LiveServer], project: Path, trace_in: str
+    start_live: Callable[..., LiveServer], project: Path, build_in: str
 ) -> None:
     """In fresh processes: nothing is traced again as long as what was read is the same."""
-    server = start_live("--trace-in", trace_in)
+    server = start_live("--build-in", build_in)
 
     def run(world: dict[str, str], folder: str, level: int, *arguments: str) -> Any:
         work = {

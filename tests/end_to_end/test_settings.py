@@ -156,6 +156,6 @@ def test_a_package_that_sets_something_when_it_is_imported_is_served(
     site = FakeSite(tmp_path)
     site.install("a_library", "1.0", {"a_library/__init__.py": SETS_ONE})
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(site.path)])
-    live = start_live("--trace-in", "worker", PYTHONPATH=path)
+    live = start_live("--build-in", "worker", PYTHONPATH=path)
     done = [live.run(USES_IT, PYTHONPATH=path, JAXD_FALLBACK="error") for _ in range(2)]
     assert [json.loads(each.stdout or "0") for each in done] == [[7.0, 1]] * 2, done[0].stderr

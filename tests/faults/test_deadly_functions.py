@@ -50,7 +50,7 @@ def command(server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]
 
 def test_a_function_that_ends_workers_is_quarantined(start_live: StartLive, runtime: Path) -> None:
     """It costs its caller, and nobody who was under way beside it; changed or released, it runs."""
-    server, gate = start_live("--trace-in", "worker", "--builds", "2"), Gate(runtime / "gate")
+    server, gate = start_live("--build-in", "worker", "--builds", "2"), Gate(runtime / "gate")
     marker = runtime / "marker"
 
     def bystander(x: Any) -> Any:
@@ -94,19 +94,19 @@ def test_a_function_in_quarantine_stays_there_over_a_restart(start_live: StartLi
         with connect(server.unix) as client:
             return client.persistent_call(deadly("exit"))(1.0)
 
-    first = start_live("--trace-in", "worker")
+    first = start_live("--build-in", "worker")
     with pytest.raises(errors.WorkerLost, match="and again"):
         guilty(first)
     with pytest.raises(errors.Quarantined):
         guilty(first)
     first.close()
-    second = start_live("--trace-in", "worker")
+    second = start_live("--build-in", "worker")
     with pytest.raises(errors.Quarantined, match="2 times while nothing else ran"):
         guilty(second)
     assert NAME in command(second, "--quarantined").stdout
     assert f"released {NAME}" in command(second, "--release", NAME).stdout
     second.close()
-    third = start_live("--trace-in", "worker")
+    third = start_live("--build-in", "worker")
     assert "no function is" in command(third, "--quarantined").stdout
     with connect(third.unix) as client:
         assert client.statistics().epoch == 1
@@ -115,7 +115,7 @@ def test_a_function_in_quarantine_stays_there_over_a_restart(start_live: StartLi
 
 def test_a_suspect_spends_nobody_elses_retry(start_live: StartLive) -> None:
     """Eight calls are under way when two deadly ones run: all eight have their answers."""
-    server = start_live("--trace-in", "worker", "--builds", "2")
+    server = start_live("--build-in", "worker", "--builds", "2")
     with connect(server.unix) as client:
 
         def slow(x: Any) -> Any:

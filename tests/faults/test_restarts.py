@@ -183,7 +183,7 @@ def is_stuck(server: LiveServer) -> Any:
 
 def test_a_worker_whose_interpreter_is_held(start_live: StartLive, runtime: Path) -> None:
     """The host says so, names the call and for how long; the log has the stack. Then it goes on."""
-    server = start_live("--trace-in", "worker", "--stuck-after-s", "2")
+    server = start_live("--build-in", "worker", "--stuck-after-s", "2")
     gate = Gate(runtime / "gate")
     with connect(server.unix) as client:
         holding = client.persistent_call(holds_the_interpreter(gate.path))
@@ -224,7 +224,7 @@ def test_a_stuck_worker_is_killed_where_that_was_asked_for(
     start_live: StartLive, runtime: Path
 ) -> None:
     """Its caller learns why; a function that does so alone twice is called no more."""
-    server = start_live("--trace-in", "worker", "--stuck-after-s", "2", "--recycle-stuck-s", "3")
+    server = start_live("--build-in", "worker", "--stuck-after-s", "2", "--recycle-stuck-s", "3")
     gate = Gate(runtime / "gate")
     with connect(server.unix) as client:
         mine = put(client)  # one's own arrays do not keep it

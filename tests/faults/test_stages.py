@@ -25,7 +25,7 @@ pytestmark = pytest.mark.faults
 StartLive = Callable[..., LiveServer]
 
 LARGE: Final = 4 << 20
-OPTIONS: Final = ("--trace-in", "worker", "--builds", "2")
+OPTIONS: Final = ("--build-in", "worker", "--builds", "2")
 
 
 @contextmanager

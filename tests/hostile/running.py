@@ -387,7 +387,7 @@ class ClientRun(Run):
         path = source_environment(self.folder)["PYTHONPATH"]
         self._server = LiveServer(
             self.folder,
-            *("--accept", accepts, "--cache-dir", "none", "--trace-in", "worker"),
+            *("--accept", accepts, "--cache-dir", "none", "--build-in", "worker"),
             PYTHONPATH=f"{hook}{os.pathsep}{path}",
             JAXD_HOSTILE_FOLDER=str(self.folder),
             JAXD_HOSTILE_ROOT=str(ROOT),

@@ -35,7 +35,7 @@ _SOURCE: Final = os.path.join(os.path.dirname(__file__), "client.py")
 
 _CODE: Final = (
     "jaxd_protocol/pickling/unpack/unpickler.py",
-    "jaxd_server/compilation/remote_trace/policy.py",
+    "jaxd_server/compilation/remote_build/policy.py",
     "jaxd_server/compilation/compiling/compiler.py",
     "jaxd_server/user_code/sandbox.py",
     "jaxd_server/codec/arguments.py",  # classes of installed packages by name, as in a line of code

@@ -14,9 +14,9 @@ from jaxd_protocol.jit.options import Options, function_key
 from jaxd_protocol.jit.static_args import NO_STATIC_ARGS, StaticArgs
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
 from jaxd_server.codec.results import ResultLayout
-from jaxd_server.compilation.builder import BuildResult
 from jaxd_server.compilation.compiling.executable import Costs, Executable
 from jaxd_server.compilation.compiling.program import Program
+from jaxd_server.compilation.executable_source import BuildResult
 from jaxd_server.compilation.history.build_history import BuildEntry
 
 PARAMETERS = ("x", "steps")

@@ -32,11 +32,11 @@ from jaxd_protocol.pytree import Layout
 from jaxd_protocol.wire import BulkChannel, BulkStream, Frame, tune_socket
 from jaxd_server.cache.store import open_store
 from jaxd_server.codec.arguments import Arguments
-from jaxd_server.compilation.builder import ExecutableBuilder
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.eviction import Limits
+from jaxd_server.compilation.executable_source import ExecutableSource
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.receive import UnpackedFunction
@@ -179,7 +179,7 @@ class PipelineHarness:
         self.executables = Executables(reclaimer, Limits(limit))
         self.program_cache = None if folder is None else program_cache_in(folder)
         functions = Functions(program_cache=self.program_cache)
-        self.maker = ExecutableBuilder(functions, self.compiler, self.counters, self.program_cache)
+        self.maker = ExecutableSource(functions, self.compiler, self.counters, self.program_cache)
         self.pipeline = Pipeline(
             functions,
             self.executables,
@@ -283,7 +283,7 @@ class InProcessServer:
     def __init__(self, **options: Any) -> None:
         self.counters = Counters()
         self.options = ServerOptions(
-            **{"builds": 2, "threads": 4, "cache_dir": "none", "trace_in": "worker", **options}
+            **{"builds": 2, "threads": 4, "cache_dir": "none", "build_in": "worker", **options}
         )
         self.parts = WorkerComponents(self.options, self.counters, self.report)
         self._folder = tempfile.TemporaryDirectory(prefix="jaxd-", dir="/tmp")
@@ -347,8 +347,8 @@ class InProcessServer:
             endpoint.close()
         worker_context = self.parts._worker_context
         worker_context.watchdog.stop()
-        self.parts.pipeline._builder._compiler.close()
-        self.parts._tracing.close()
+        self.parts.pipeline._source._compiler.close()
+        self.parts._building.close()
         if self.parts.pipeline.program_cache is not None:
             self.parts.pipeline.program_cache.close()
         deadline = time.monotonic() + 30

@@ -133,9 +133,9 @@ class FaultInjector:
             self.proxies["tcp"].upstream = _port(self.server.tcp)
             self.proxies["tls"].upstream = _port(self.server.tls.partition("#")[0])
 
-    def tracer_killed(self) -> None:
+    def builder_killed(self) -> None:
         """The process in which functions are traced, where there is one."""
-        self._kill_child("tracer killed", "tracer_ready", self.server.worker_pid())
+        self._kill_child("builder killed", "builder_ready", self.server.worker_pid())
 
     def standby_killed(self) -> None:
         """The process that waits to be the next worker."""
@@ -211,7 +211,7 @@ class FaultInjector:
             self.worker_replaced: 4,
             self.worker_replaced_by_force: 2,
             self.server_killed: 1,
-            self.tracer_killed: 2,
+            self.builder_killed: 2,
             self.standby_killed: 2,
             self.file_damaged: 6,
         }

@@ -88,6 +88,7 @@ def _message(admitted: AuthenticatedPeer) -> dict[str, Any]:
             "peer": client_identity.peer.to_message(),
             "session": client_identity.session,
             "device": client_identity.device,
+            "pid": client_identity.pid,
         }
     )
     return {"principal": admitted.principal, "proof": admitted.proof, "guest": described}
@@ -98,7 +99,8 @@ def _admitted(line: socket.socket, message: dict[str, Any]) -> AuthenticatedPeer
     client_identity = None
     if described is not None:
         peer = Peer.from_message(described["peer"])
-        client_identity = ClientIdentity(peer, described["session"], principal, described["device"])
+        session, device, pid = (described[name] for name in ("session", "device", "pid"))
+        client_identity = ClientIdentity(peer, session, principal, device, pid=pid)
     return AuthenticatedPeer(line, principal, client_identity, proof=message["proof"])
 
 

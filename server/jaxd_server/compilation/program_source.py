@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
-
-import jax
 
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.program import Program, Programs, moved_name
 from jaxd_server.compilation.disk_cache.programs import NotStored, ProgramCache
 from jaxd_server.jax_compat.compilation_cache import bypassed, hits_in_thread
-from jaxd_server.jax_compat.placement import index_of, moved
-from jaxd_server.jax_compat.programs import is_out_of_memory
+from jaxd_server.jax_compat.placement import are_several, index_of, read_program
+from jaxd_server.jax_compat.programs import is_out_of_memory, load, serialized
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import resident_bytes
@@ -78,17 +77,12 @@ class ProgramSource:
             Exception: jax's own errors.
         """
         compiled: list[Any] = []
-        function, device = request.function, request.device
+        device = request.device
 
         def compile_it() -> Program:
             compiled.append(None)
-            before = hits_in_thread()
-            with bypassed() if is_kept else nullcontext():
-                program = self._compiler.compile(
-                    lowered, function.name, function.options, request.emit, device
-                )
-            program.is_original = hits_in_thread() == before
-            return program
+            made = self._compiled_elsewhere(request, lowered, is_kept=is_kept)
+            return made or self._compiled_here(request, lowered, is_kept=is_kept)
 
         def read_or_compile() -> Program:
             try:
@@ -108,6 +102,52 @@ class ProgramSource:
         if not compiled:
             self._counters.add(programs_shared=1)
         return program, bool(compiled)
+
+    def _compiled_here(
+        self, request: BuildRequest, lowered: LoweredFunction, *, is_kept: bool
+    ) -> Program:
+        """A program that this process compiles, also of what another one has lowered.
+
+        Raises:
+            NotTransferable: when the other one cannot hand it over.
+            Exception: jax's own errors.
+        """
+        function, before = request.function, hits_in_thread()
+        if lowered.elsewhere is not None and lowered.lowered is None:
+            lowered = replace(lowered, lowered=lowered.elsewhere.hand_over())
+        with bypassed() if is_kept else nullcontext():
+            program = self._compiler.compile(
+                lowered, function.name, function.options, request.emit, request.device
+            )
+        program.is_original = hits_in_thread() == before
+        return program
+
+    def _compiled_elsewhere(
+        self, request: BuildRequest, lowered: LoweredFunction, *, is_kept: bool
+    ) -> Program | None:
+        """A program that a builder compiles; None where this process has to."""
+        made = None if lowered.elsewhere is None else lowered.elsewhere.compile(request.device)
+        if made is None:
+            return None
+        started, before = time.monotonic(), resident_bytes()
+        try:
+            call = load(*made.program)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            log_event("builder_refused", function=request.function.name, reason=reason)
+            return None
+        return Program(
+            lowered.program,
+            call,
+            made.compile_s,
+            time.monotonic() - started,
+            max(0, resident_bytes() - before),
+            made.program.devices,
+            is_bound=made.is_bound,
+            written=made.program if is_kept or are_several() else None,
+        )
 
     def discard(self, program: Program) -> None:
         """Drops a program that failed to run, and stops loading it from disk.
@@ -162,7 +202,8 @@ class ProgramSource:
         try:
             if not program.is_original:
                 raise NotMoved("XLA writes only what it compiled")  # noqa: TRY301  as the others
-            call = moved(program.compiled, device)
+            written = program.written or serialized(program.compiled, program.devices)
+            call, devices = read_program(written, device)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -175,6 +216,6 @@ class ProgramSource:
             program.compile_s,
             time.monotonic() - started,
             max(0, resident_bytes() - before),
-            (jax.devices()[device].id,),
+            devices,
             is_original=False,
         )

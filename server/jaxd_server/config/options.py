@@ -410,12 +410,12 @@ class ServerOptions:
     session_grace_s: float = _lifetime(
         _SECONDS, "keep the session of a disconnected client this long", default=60.0
     )
-    trace_in: Literal["auto", "worker", "tracer"] = _lifetime(
-        {"choices": ("auto", "worker", "tracer")},
-        "process that traces functions: the worker, one beside it, or (auto) one beside it while "
-        "several clients are connected; on GPU and TPU always the worker",
+    build_in: Literal["auto", "worker", "builder"] = _lifetime(
+        {"choices": ("auto", "worker", "builder")},
+        "process that traces and compiles: the worker, builders beside it, or (auto) builders "
+        "while several clients are connected, and for what is large; on GPU and TPU the worker",
         default="auto",
-        more=". See [decision 11](decisions/0011-who-waits-for-whom.md)",
+        more=". See [decision 28](decisions/0028-builders.md)",
     )
     log_format: Literal["text", "json"] = _lifetime(
         {"choices": ("text", "json")},

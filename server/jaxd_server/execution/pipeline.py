@@ -26,11 +26,11 @@ from jaxd_server.codec.arguments import (
     dynamic,
     leaves_of,
 )
-from jaxd_server.compilation.builder import BuildResult, ExecutableBuilder
 from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import identity_of
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.executable_source import BuildResult, ExecutableSource
 from jaxd_server.compilation.executables import DeviceChoice, Executables, Plan, PlanMismatch
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.functions.package_skew import dependency_changes, refuse_or_warn
@@ -80,7 +80,7 @@ class Pipeline:
         self,
         functions: Functions,
         executables: Executables,
-        builder: ExecutableBuilder,
+        source: ExecutableSource,
         admission: Admission,
         counters: Counters,
         oom_handler: OutOfMemoryHandler,
@@ -93,11 +93,11 @@ class Pipeline:
         self.counters = counters
         self.program_cache = program_cache
         self.build_log = BuildLog(program_cache)
-        self._builder = builder
+        self._source = source
         self.oom_handler = oom_handler
         self._packages = packages
         self.crash_guard = CrashGuard(admission)
-        self._executor = Executor(functions, executables, oom_handler, builder.discard)
+        self._executor = Executor(functions, executables, oom_handler, source.discard)
         self._callback_lock = CallbackLock()
         self._devices = Devices()
         self._are_several = len(self._devices) > 1
@@ -247,7 +247,7 @@ class Pipeline:
         with placed(call.device):
             leaves = call.leaves(layout, donated)
         arguments = build_arguments(layout, leaves, function.statics)
-        job = _BuildJob(self, self._builder, function, call, arguments, layout)
+        job = _BuildJob(self, self._source, function, call, arguments, layout)
         make = job.make  # as long as this is held, what it makes is not dropped
         try:
             executable = self.executables.obtain(
@@ -366,7 +366,7 @@ class _BuildJob:
     """
 
     pipeline: Pipeline
-    builder: ExecutableBuilder
+    source: ExecutableSource
     function: Function
     call: Call
     arguments: Arguments
@@ -382,11 +382,11 @@ class _BuildJob:
 
         Raises:
             FunctionReplaced: when it reads more of its client's process than was known.
-            Exception: as `ExecutableBuilder.make`.
+            Exception: as `ExecutableSource.make`.
         """
         pipeline, function, call = self.pipeline, self.function, self.call
         request = self._request()
-        made = self.made = pipeline.oom_handler.retried_on_oom(lambda: self.builder.make(request))
+        made = self.made = pipeline.oom_handler.retried_on_oom(lambda: self.source.make(request))
         pipeline.build_log.made(made.function or function, call.skeleton, made, call.emit)
         executable = pipeline.examine(made.executable)
         if made.function is not None:
@@ -397,7 +397,7 @@ class _BuildJob:
     def move(self, one: Executable) -> Executable | None:
         """The executable, of one for another device; None when it has to be made."""
         call = self.call
-        self.made = self.builder.moved(one, self.function, call.device, call.session.counts)
+        self.made = self.source.moved(one, self.function, call.device, call.session.counts)
         return None if self.made is None else self.pipeline.examine(self.made.executable)
 
     def _request(self) -> BuildRequest:

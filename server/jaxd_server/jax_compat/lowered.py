@@ -113,6 +113,20 @@ def has_effects(lowered: jax.stages.Lowered) -> bool:
         return True  # which only costs time
 
 
+def has_operations(lowered: jax.stages.Lowered, count: int) -> bool:
+    """Whether a program has at least so many operations."""
+    left = count
+
+    def note(_: Any) -> Any:
+        nonlocal left
+        left -= 1
+        return ir.WalkResult.ADVANCE if left > 0 else ir.WalkResult.INTERRUPT
+
+    module: Any = lowered.compiler_ir("stablehlo")
+    module.operation.walk(note)
+    return left <= 0
+
+
 def device_ids(lowered: jax.stages.Lowered) -> tuple[int, ...]:
     """The devices that it will run on, in their order; what `load` asks for.
 

@@ -35,7 +35,7 @@ _parts: Final = attrgetter(
 
 
 def disable_disk_cache() -> None:
-    """Has jax keep nothing on disk: what a tracer compiles is only what is computed meanwhile."""
+    """Has jax keep nothing on disk: the worker keeps what a builder compiles."""
     jax.config.update("jax_enable_compilation_cache", False)
 
 

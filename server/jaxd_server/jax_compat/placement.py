@@ -23,7 +23,7 @@ from jax.experimental import serialize_executable
 from jaxd_protocol.pytree import dump_literal
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.lowered import device_ids
-from jaxd_server.jax_compat.programs import Flat, NotSerializable
+from jaxd_server.jax_compat.programs import Loaded, NotSerializable, Serialized
 
 ArrayPlaces = tuple[tuple[int, Hashable], ...]
 """Number and sharding of each array that was placed explicitly."""
@@ -113,38 +113,22 @@ def move_lowered(lowered: jax.stages.Lowered, device: int) -> jax.stages.Lowered
     return moved
 
 
-def read_program(
-    data: bytes, inputs: int, outputs: int, devices: tuple[int, ...], device: int | None
-) -> tuple[Flat, tuple[int, ...]]:
+def read_program(program: Serialized, device: int | None) -> tuple[Loaded, tuple[int, ...]]:
     """A program, as `programs.load` reads it, and the ids of the devices that it runs on.
 
     Args:
-        data: what `programs.serialize` wrote.
-        inputs: the number of leaves that it takes, unused ones included.
-        outputs: the number of leaves that it returns.
-        devices: the ids of those that it was compiled for.
+        program: its bytes.
         device: the index of the one that it is wanted on; None when it is bound.
     """
+    devices = program.devices
     wanted = devices if device is None else (_devices()[device].id,)
     if wanted == devices:
-        return programs.load(data, inputs, outputs, devices), devices
+        return programs.load(*program), devices
+    data, inputs, outputs, _ = program
     return load_on(data, inputs, outputs, _devices()[device or 0]), wanted
 
 
-def moved(program: Flat, device: int) -> Flat:
-    """A program that was compiled in this process and is not bound, for another device.
-
-    Raises:
-        NotSerializable: when jax cannot write it.
-        Exception: whatever jax raises when it cannot be loaded there.
-    """
-    data = programs.serialize(program)
-    compiled: Any = program
-    inputs, outputs = compiled.in_tree.num_leaves, programs.outputs_of(program)
-    return load_on(data, inputs, outputs, _devices()[device])
-
-
-def load_on(data: bytes, inputs: int, outputs: int, device: Any) -> Flat:
+def load_on(data: bytes, inputs: int, outputs: int, device: Any) -> Loaded:
     """A program that is not bound, on whichever device it was compiled, loaded on this one.
 
     Args:
@@ -165,12 +149,14 @@ def load_on(data: bytes, inputs: int, outputs: int, device: Any) -> Flat:
             f"jax {jax.__version__} moves programs in a way unknown to jaxd."
         ) from error
     unloaded, leaves, no_kwargs = reader.load()
-    return jax.stages.Compiled(
-        unloaded.load(),
-        [],
-        jax.tree.unflatten(jax.tree.structure(((0,) * inputs, {})), leaves),
-        jax.tree.structure([0] * outputs),
-        no_kwargs=no_kwargs,
+    return Loaded(
+        jax.stages.Compiled(
+            unloaded.load(),
+            [],
+            jax.tree.unflatten(jax.tree.structure(((0,) * inputs, {})), leaves),
+            jax.tree.structure([0] * outputs),
+            no_kwargs=no_kwargs,
+        )
     )
 
 

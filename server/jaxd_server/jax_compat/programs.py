@@ -13,7 +13,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import jax
 import numpy as np
@@ -36,6 +36,56 @@ _MUCH: Final = 256 << 20
 
 class NotSerializable(Exception):
     """This program, or any with this version of jax, cannot be written or read."""
+
+
+class Serialized(NamedTuple):
+    """A compiled program as bytes, and what `load` has to know beside them.
+
+    Attributes:
+        data: what `serialize` has returned.
+        inputs: the number of leaves that it takes, unused ones included.
+        outputs: the number of leaves that it returns.
+        devices: the ids of those that it was compiled for, in their order.
+    """
+
+    data: bytes
+    inputs: int
+    outputs: int
+    devices: tuple[int, ...]
+
+
+class Loaded:
+    """A program that was read from bytes. It runs, and there is no way to write it.
+
+    jax writes such a program again without an error, but without its code: what is read from that
+    fails when it is called. So only what was compiled in this process is ever written, and the
+    bytes of anything else are passed on as they were.
+
+    Args:
+        compiled: what jax has read.
+
+    Attributes:
+        run: calls it.
+        memory_analysis: as jax's.
+    """
+
+    __slots__ = ("memory_analysis", "run")
+
+    def __init__(self, compiled: jax.stages.Compiled) -> None:
+        self.run: Flat = compiled.__call__
+        self.memory_analysis = compiled.memory_analysis
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        """Runs it."""
+        return self.run(*leaves)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a program that was read from bytes cannot be written.")
+
+
+def direct(program: Flat) -> Flat:
+    """What runs a program with one call less in between, where there is such a thing."""
+    return program.run if isinstance(program, Loaded) else program
 
 
 _missing: Final[set[str]] = set()
@@ -84,6 +134,8 @@ def serialize(program: Flat) -> bytes:
         raise NotSerializable(
             f"jax {jax.__version__} cannot write programs in a way that jaxd knows."
         )
+    if isinstance(program, Loaded):
+        raise NotSerializable("it was read from bytes, and XLA writes only what it compiled.")
     if not isinstance(program, jax.stages.Compiled):
         raise NotSerializable("it does not take plain arrays.")
     try:
@@ -92,7 +144,21 @@ def serialize(program: Flat) -> bytes:
         raise NotSerializable(f"{type(error).__name__}: {error}") from error
 
 
-def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Flat:
+def serialized(program: Flat, devices: tuple[int, ...]) -> Serialized:
+    """A program that was compiled in this process, with what has to be known to load it.
+
+    Args:
+        program: what `compile_flat` has returned.
+        devices: the ids of those that it runs on.
+
+    Raises:
+        NotSerializable: when jax cannot write it.
+    """
+    data, compiled = serialize(program), cast("Any", program)
+    return Serialized(data, compiled.in_tree.num_leaves, compiled.out_tree.num_leaves, devices)
+
+
+def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Loaded:
     """The program that `serialize` wrote, without tracing, lowering or compiling.
 
     `prepare` has to have been called in this process.
@@ -109,13 +175,13 @@ def load(data: bytes, inputs: int, outputs: int, devices: Sequence[int]) -> Flat
     """
     begin_loading(data)
     known = {device.id: device for device in jax.devices()}
-    program: Flat = serialize_executable.deserialize_and_load(
+    program: jax.stages.Compiled = serialize_executable.deserialize_and_load(
         data,
         jax.tree.structure(((0,) * inputs, {})),
         jax.tree.structure([0] * outputs),
         execution_devices=[known[number] for number in devices],  # the default is all of them
     )
-    return program
+    return Loaded(program)
 
 
 def begin_loading(data: bytes) -> None:
@@ -148,12 +214,6 @@ def device_bytes(program: Flat) -> int:
         return max(0, int(analysis.generated_code_size_in_bytes))
     except Exception:  # noqa: BLE001 - a number for people, and backends refuse in many ways
         return 0
-
-
-def outputs_of(program: Flat) -> int:
-    """The number of leaves that a program returns which `serialize` can write."""
-    compiled: Any = program
-    return int(compiled.out_tree.num_leaves)
 
 
 def run_bytes(program: Flat) -> int:

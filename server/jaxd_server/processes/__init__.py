@@ -1,4 +1,4 @@
-"""The processes of a server: host, supervision, gateway, worker, tracer.
+"""The processes of a server: host, supervision, gateway, worker, builder.
 
 Only here are processes started and wired.
 """

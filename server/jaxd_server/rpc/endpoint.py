@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from jaxd_protocol.errors import Busy, ConfigurationError
 from jaxd_protocol.network.addresses import Address
-from jaxd_protocol.network.handshake import finish_handshake, refuse_client
+from jaxd_protocol.network.handshake import finish_handshake, peer_pid, refuse_client
 from jaxd_protocol.wire import BulkChannel, stream_over
+from jaxd_protocol.wire.tls_socket import TlsSocket
 from jaxd_server.auth.acceptor import Acceptor, Authenticates
 from jaxd_server.auth.accounts import ConnectedAccounts
 from jaxd_server.auth.authenticator import AuthenticatedPeer
@@ -18,6 +22,61 @@ from jaxd_server.rpc.flow_control import ConnectionShare
 from jaxd_server.rpc.sessions import Sessions
 from jaxd_server.rpc.stock_client import serve_stock
 from jaxd_server.rpc.worker_context import WorkerContext
+
+_EXIT_MS: Final = 500
+"""A process that ends closes its sockets first. On a busy machine the rest may take so long."""
+
+_START: Final = 19  # of the fields after the name in /proc/PID/stat: when it was started
+
+
+class ClientLife(NamedTuple):
+    """The process of a client, told apart from a later one with the same id.
+
+    Attributes:
+        pid: its id.
+        started: when, in ticks of the system.
+    """
+
+    pid: int
+    started: bytes
+
+    @classmethod
+    def of(cls, sock: socket.socket | TlsSocket, pid: int | None) -> ClientLife | None:
+        """The process that connected; None where the system does not tell, or it is another one.
+
+        Args:
+            sock: its connection.
+            pid: the id that it says it has: that of a client beyond a relay, or in a container, is
+                not that of the process which has connected.
+        """
+        found = peer_pid(sock) if isinstance(sock, socket.socket) else None
+        if not found or found != pid or not hasattr(os, "pidfd_open"):
+            return None
+        started = _started(found)
+        return None if started is None else cls(found, started)
+
+    def has_ended(self) -> bool:
+        """Whether it is gone; waits for a moment where it may be about to go."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        try:
+            if _started(self.pid) != self.started:
+                return True  # its id belongs to another one
+            waiting = select.poll()
+            waiting.register(descriptor, select.POLLIN)
+            return bool(waiting.poll(_EXIT_MS))
+        finally:
+            os.close(descriptor)
+
+
+def _started(pid: int) -> bytes | None:
+    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[_START]
+    return None
 
 
 class Endpoint(Acceptor):
@@ -73,9 +132,12 @@ class Endpoint(Acceptor):
             finish_handshake(line, versions, admitted.proof, welcome)
             stream = stream_over(line)
             stream.expect_descriptors()
+            process = ClientLife.of(line, client_identity.pid)
             ServerConnection(stream, self._worker_context, session).serve()
         finally:
             self._sessions.close(session)
+        if process is not None and process.has_ended():
+            self._sessions.end_if_left(session)  # nobody comes back for it
         return None
 
     def _serve_stock_client(self, admitted: AuthenticatedPeer) -> None:

@@ -176,6 +176,13 @@ class Sessions:
                 session.left_at = -math.inf
         self.poll()
 
+    def end_if_left(self, session: Session) -> None:
+        """Ends a session that has no connection: its client's process is gone."""
+        with self._lock:
+            if not session.connections:
+                session.left_at = -math.inf
+        self.poll()
+
     def end_all_of(self, principal: str) -> None:
         """Has the sessions of a principal end with their connections, without a grace period."""
         with self._lock:

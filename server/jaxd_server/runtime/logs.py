@@ -14,7 +14,7 @@ _logger = logging.getLogger("jaxd")
 
 def configure(
     log_format: Literal["text", "json"],
-    process: Literal["host", "door", "tracer", "worker"],
+    process: Literal["host", "door", "builder", "worker"],
     principal: str | None = None,
 ) -> None:
     """Sends events to stderr, each with the name of the process, and its principal if it has one.

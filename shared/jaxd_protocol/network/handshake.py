@@ -252,6 +252,18 @@ def peer_uid(sock: socket.socket) -> int | None:
     return int(uid)
 
 
+def peer_pid(sock: socket.socket) -> int | None:
+    """The process that connected to a Unix socket; None where the system does not report it.
+
+    It is a relay where one is in between, and 0 where it is in a namespace that is not ours.
+    """
+    option: Any = getattr(socket, "SO_PEERCRED", None)
+    if option is None or sock.family != socket.AF_UNIX:
+        return None
+    pid, _, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))
+    return int(pid)
+
+
 class Peer(NamedTuple):
     """One end of a connection, as it describes itself.
 
@@ -349,7 +361,7 @@ def handshake_with_server(
     """
     me = local_peer(versions)
     wanted = {} if device is None else {"device": device}
-    about = {"versions": dict(me.versions), "session": session, **wanted}
+    about = {"versions": dict(me.versions), "session": session, "pid": os.getpid(), **wanted}
     may_be_open = token is None and (channel.kind == "unix" or channel.insecure)
     transcript = Transcript()
     welcome = _exchange_hellos(sock, channel, me, about if may_be_open else {}, transcript)
@@ -448,6 +460,7 @@ class ClientIdentity(NamedTuple):
         principal: whom it is authenticated as.
         device: the index of the device that it requests, or None.
         account: the account whose token it has proved; None where no proof was required.
+        pid: the id that its process has where it runs, or None.
     """
 
     peer: Peer
@@ -455,6 +468,7 @@ class ClientIdentity(NamedTuple):
     principal: str
     device: int | None = None
     account: Account | None = None
+    pid: int | None = None
 
 
 def handshake_with_client(
@@ -519,13 +533,14 @@ def _client_identity(
     client: Peer, about: Message, principal: str, account: Account | None = None
 ) -> ClientIdentity:
     """A client with what it has sent about its session."""
-    session, device = about.get("session"), about.get("device")
+    session, device, pid = about.get("session"), about.get("device"), about.get("pid")
     return ClientIdentity(
         client,
         session if isinstance(session, str) else None,
         principal,
         device if type(device) is int else None,
         account,
+        pid if type(pid) is int else None,
     )
 
 

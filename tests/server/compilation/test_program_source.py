@@ -5,13 +5,22 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from jaxd_protocol.jit.options import Options
+from jaxd_server.compilation import program_source
+from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.compiler import Compiled, Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.disk_cache.programs import NotStored
 from jaxd_server.jax_compat import programs as jax_programs
+from jaxd_server.jax_compat.programs import Loaded, Serialized, serialized
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.events import SILENT
 from tests.server.builds import live_executables
 from tests.server.costs import BUILT, LOADED, SHARED, counts, double
 from tests.server.in_process import PipelineHarness, Source
@@ -133,6 +142,65 @@ def test_whoever_waits_for_a_look_on_disk_compiles(
 
 def _absent(*_: Any) -> Program:
     raise NotStored
+
+
+class _Beside:
+    """A `BuildPolicy` that has everything compiled elsewhere, as far as anybody can tell.
+
+    Attributes:
+        made: the bytes of each program.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Serialized] = []
+
+    def remote_build(self, request: BuildRequest) -> None:
+        """Traced here."""
+
+    def compiled_there(self, request: BuildRequest, lowered: LoweredFunction) -> LoweredFunction:
+        def compile_it(device: int) -> Compiled:
+            compiler = Compiler(Counters(), 1)
+            program = compiler.compile(lowered, "it", Options(), SILENT, device)
+            compiler.close()
+            self.made.append(serialized(program.compiled, program.devices))
+            return Compiled(self.made[-1], program.compile_s, program.is_bound)
+
+        return replace(lowered, elsewhere=cast("Any", SimpleNamespace(compile=compile_it)))
+
+
+def test_what_was_compiled_elsewhere_is_kept_as_it_came(
+    open_harness: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that was loaded is written; the next process loads the same bytes."""
+    harness, beside = open_harness(), _Beside()
+    harness.maker._building = cast("Any", beside)
+    expected = harness.value(Source(double), X).tolist()
+    assert expected == (X * 2 + 17).tolist()
+    (executable,) = harness.executables.all()
+    program = executable.program
+    assert isinstance(program.compiled, Loaded)
+    program_cache = harness.program_cache
+    assert program_cache is not None
+    program_cache.flush()
+    record = program_cache.store.read("programs", program.id)
+    assert record is not None
+    assert record.payload == beside.made[0].data
+    assert program.written is None
+    monkeypatch.setattr(jax_programs, "serialize", _absent)
+    harness = open_harness()
+    assert harness.value(Source(double), X).tolist() == expected
+    assert counts(harness) == LOADED
+
+
+def test_what_cannot_be_loaded_is_compiled_here(
+    open_harness: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is answered all the same."""
+    harness = open_harness()
+    harness.maker._building = cast("Any", _Beside())
+    monkeypatch.setattr(program_source, "load", _absent)
+    assert harness.value(Source(double), X).tolist() == (X * 2 + 17).tolist()
+    assert counts(harness) == BUILT
 
 
 def test_a_program_that_jax_cannot_write_still_runs(

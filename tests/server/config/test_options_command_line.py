@@ -106,10 +106,10 @@ def test_the_cache_folder_is_absolute(
 
 def test_where_functions_are_traced_can_be_said(runtime: Path) -> None:
     """By default that depends on how many clients there are."""
-    assert parse_arguments([]).trace_in == "auto"
-    assert parse_arguments(["--trace-in", "tracer"]).trace_in == "tracer"
+    assert parse_arguments([]).build_in == "auto"
+    assert parse_arguments(["--build-in", "builder"]).build_in == "builder"
     with pytest.raises(SystemExit):
-        parse_arguments(["--trace-in", "elsewhere"])
+        parse_arguments(["--build-in", "elsewhere"])
 
 
 @pytest.mark.parametrize(

@@ -39,15 +39,15 @@ plain = lambda x: {"a": x * 2, "b": jnp.linalg.eigh(jnp.outer(x, x))[0]}
 low = lowered(plain, x)
 one = jax_programs.compile_flat(low)
 for index in (0, 2):
-    there = moved(one, index)
+    there, _ = read_program(jax_programs.serialized(one, (1,)), index)
     found[f"moved to {index}"] = ids(there(x))
     found[f"committed {index}"] = [r.committed for r in there(x)]
     same = [np.asarray(r) for r in one(x)]
     found[f"same {index}"] = all(np.array_equal(r, s) for r, s in zip(there(x), same))
-data = jax_programs.serialize(one)
-program, on = read_program(data, 1, 2, (0,), 1)
+data = jax_programs.serialized(one, (0,))
+program, on = read_program(data, 1)
 found["read for 1"] = [ids(program(x)), on]
-program, on = read_program(data, 1, 2, (0,), 0)
+program, on = read_program(data, 0)
 found["read for 0"] = [ids(program(x)), on]
 with jax.default_device(devices[2]):
     there = jnp.ones(4)
@@ -68,9 +68,8 @@ found["bound"] = {
     "first": is_bound(lowered(plain, jax.device_put(x, devices[0]))),
     "result": is_bound(lowered(plain, x, out_shardings=SingleDeviceSharding(devices[0]))),
 }
-program, on = read_program(
-    jax_programs.serialize(jax_programs.compile_flat(lowered(plain, put))), 1, 2, (1,), None
-)
+on_1 = jax_programs.compile_flat(lowered(plain, put))
+program, on = read_program(jax_programs.serialized(on_1, (1,)), None)
 found["bound to 1"] = [ids(program(put)), on]
 found["several"] = are_several()
 with placed(2):

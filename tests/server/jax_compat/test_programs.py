@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,20 +14,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import serialize_executable
 
 from jaxd_server.jax_compat import programs as jax_programs
 from jaxd_server.jax_compat.arrays import key_data, weak_array
 from jaxd_server.jax_compat.lowered import device_ids
 from jaxd_server.jax_compat.programs import (
     Flat,
+    Loaded,
     NotSerializable,
     compile_flat,
     device_bytes,
+    direct,
     is_nan_error,
     is_out_of_memory,
     load,
     prepare,
     serialize,
+    serialized,
 )
 from tests.server.builds import live_executables
 from tests.xla_flags import devices
@@ -55,6 +61,21 @@ def loaded(*args: Any, **options: Any) -> Flat:
     outputs = len(jax.tree.leaves(lowered.out_info))
     inputs = len(jax.tree.leaves(lowered.args_info))
     return load(serialize(compile_flat(lowered)), inputs, outputs, device_ids(lowered))
+
+
+def test_what_was_loaded_cannot_be_written() -> None:
+    """jax would do it without an error, and what came of that would fail when it is called."""
+    program = loaded(lambda x: x * 2, ONES)
+    assert isinstance(program, Loaded)
+    with pytest.raises(NotSerializable, match="was read from bytes"):
+        serialize(program)
+    with pytest.raises(NotSerializable, match="was read from bytes"):
+        serialized(program, (0,))
+    for write in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="was read from bytes"):
+            write(program)
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        serialize_executable.serialize(program)  # type: ignore[arg-type]
 
 
 def plain(*args: Any, **options: Any) -> Flat:
@@ -187,7 +208,8 @@ def test_a_call_stays_on_the_fast_path(make: Any, array: Any) -> None:
     leaves = [array(np.full(3, n, np.float32)) for n in range(20)]
     program = make(lambda *leaves: [leaf + 1 for leaf in leaves[:-1]], *leaves)
     program(*leaves)
-    assert python_calls(lambda: program(*leaves)) <= 1
+    run = direct(program)
+    assert python_calls(lambda: run(*leaves)) <= 1
 
 
 def test_a_function_with_callbacks_runs_flat_but_is_not_kept() -> None:

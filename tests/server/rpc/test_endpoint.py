@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import os
+import socket
 import struct
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import cloudpickle
 import numpy as np
+import pytest
 from rpyc.utils.factory import unix_connect
 
 import jaxd
+from jaxd_server.rpc.endpoint import ClientLife
 from tests.server.in_process import InProcessServer
 from tests.server.staging import until
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_a_client_is_welcomed(in_process_server: InProcessServer) -> None:
@@ -86,3 +91,60 @@ def test_what_a_stock_client_sends_counts_towards_the_budget(
         sock.sendall(struct.pack("!LB", 1_000_000, 0) + bytes(10))
         until(lambda: budget.used > 1_000_000)
     until(lambda: budget.used == 0)
+
+
+@pytest.fixture
+def other_end() -> Iterator[Callable[[], tuple[socket.socket, subprocess.Popen[bytes]]]]:
+    """Starts a process that connects to a Unix socket, and returns our end of it."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/s")
+        listener.listen()
+        text = f"""import socket
+sock = socket.socket(socket.AF_UNIX)
+sock.connect({folder + "/s"!r})
+sock.recv(1)"""
+        opened: list[socket.socket] = []
+
+        def start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+            process = subprocess.Popen([sys.executable, "-c", text])
+            opened.append(listener.accept()[0])
+            return opened[-1], process
+
+        yield start
+        for sock in opened:
+            sock.close()
+
+
+def test_the_end_of_a_client_is_told_from_the_end_of_its_connection(other_end: Any) -> None:
+    """Its process is gone, or it is not."""
+    sock, process = other_end()
+    life = ClientLife.of(sock, process.pid)
+    assert life is not None
+    assert not life.has_ended()
+    process.kill()
+    assert life.has_ended()  # although nobody has waited for it
+    process.wait()
+    assert life.has_ended()
+    mine = ClientLife.of(sock, process.pid)
+    assert mine is None
+
+
+def test_a_later_process_with_the_same_id_is_another_one(other_end: Any) -> None:
+    """It is not that which has connected."""
+    sock, process = other_end()
+    life = ClientLife.of(sock, process.pid)
+    assert life is not None
+    assert life._replace(started=b"1").has_ended()
+    process.kill()
+    process.wait()
+
+
+def test_of_a_client_behind_a_relay_nothing_is_known(other_end: Any) -> None:
+    """Who has connected is not who has greeted; over TCP nobody is known."""
+    sock, process = other_end()
+    assert ClientLife.of(sock, process.pid + 1) is None
+    assert ClientLife.of(sock, None) is None
+    with socket.socket() as tcp:
+        assert ClientLife.of(tcp, os.getpid()) is None
+    process.kill()
+    process.wait()

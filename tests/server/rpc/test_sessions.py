@@ -98,6 +98,18 @@ def test_a_client_that_cannot_come_back_leaves_nothing() -> None:
     assert len(sessions) == 0
 
 
+def test_a_client_whose_process_is_gone_leaves_nothing() -> None:
+    """Unless its session has another connection."""
+    sessions = Sessions(60.0)
+    session = sessions.open(None, "uid:1")
+    sessions.end_if_left(session)
+    assert len(sessions) == 1
+    sessions.close(session)
+    assert len(sessions) == 1
+    sessions.end_if_left(session)
+    assert len(sessions) == 0
+
+
 class Clock:
     """Time that passes when the test says so."""
 

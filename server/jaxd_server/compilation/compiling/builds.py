@@ -1,9 +1,9 @@
 """Runs one build per key, in a thread of its own, for as long as a call waits for it.
 
 The first call starts it, the others join. A call that is cancelled is released at once. With the
-last one, a build that waits for its turn is dropped and a trace is interrupted; a compilation
-cannot be interrupted, so it goes on, and its result is there for the next call. A few are built at
-a time, and short builds pass long ones.
+last one, a build that waits for its turn is dropped, a trace is interrupted, and a builder that
+compiles is ended; a compilation in this process cannot be interrupted, so it goes on, and its
+result is there for the next call. A few are built at a time, and short builds pass long ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Build:
         error: why no call may wait for it any longer; None as long as one may.
         is_abandoned: whether no call waits for it.
         interruptible: its trace.
-        end_by_force: ends the process that works on it; None where it is this one.
         waits_in: where it waits for its turn; None before and after that.
     """
 
@@ -53,7 +52,6 @@ class Build:
         self.error: DeadlineExceeded | None = None
         self.is_abandoned = False
         self.interruptible = Interruptible()
-        self.end_by_force: Callable[[], None] | None = None
         self.waits_in: BuildRoom | None = None
         self._hooks: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # guards _hooks
@@ -132,6 +130,9 @@ def check_not_abandoned() -> None:
 LONG_S: Final = 2.0
 """A build that has had its turn for so long lets another one begin beside it."""
 
+LONG_ELSEWHERE_S: Final = 0.5
+"""The same of one that a builder makes: it holds neither the interpreter nor a thread of XLA's."""
+
 
 @dataclass(slots=True, eq=False)
 class _Turn:
@@ -176,12 +177,19 @@ class BuildRoom:
         return len(self._places)
 
     @contextmanager
-    def turn(self, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def turn(
+        self,
+        name: str,
+        on_wait: Callable[[], None] = lambda: None,
+        *,
+        is_elsewhere: bool = False,
+    ) -> Iterator[None]:
         """Within it, the build of this thread has its turn.
 
         Args:
             name: the name of the function.
             on_wait: called when it has to wait.
+            is_elsewhere: whether another process makes it, which costs this one less.
 
         Raises:
             Interrupted: when no call waits for it any longer.
@@ -196,7 +204,8 @@ class BuildRoom:
             self._inside.append(turn)
         try:
             build.begin(name)
-            process_timers.after(self._long_s, lambda: self._let_pass(turn))
+            long_s = min(self._long_s, LONG_ELSEWHERE_S) if is_elsewhere else self._long_s
+            process_timers.after(long_s, lambda: self._let_pass(turn))
             with build.cancel_hook(lambda: self._let_pass(turn)):
                 yield
         finally:

@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -32,7 +32,7 @@ from jaxd_server.jax_compat.lowered import (
 )
 from jaxd_server.jax_compat.lowered_transfer import unpack_lowered
 from jaxd_server.jax_compat.placement import is_bound, move_lowered
-from jaxd_server.jax_compat.programs import compile_flat
+from jaxd_server.jax_compat.programs import Serialized, compile_flat
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import Emit
 from jaxd_server.runtime.imported_packages import Dependencies
@@ -40,6 +40,38 @@ from jaxd_server.runtime.system_memory import resident_bytes
 from jaxd_server.user_code.interrupt import run_interruptibly
 from jaxd_server.user_code.mutation_guard import NO_GUARD, MutationGuard
 from jaxd_server.user_code.output import CallOutput, capture_warnings, output_to
+
+
+class Compiled(NamedTuple):
+    """A program that another process has compiled.
+
+    Attributes:
+        program: its bytes.
+        compile_s: seconds that it took.
+        is_bound: whether its devices are part of what it is.
+    """
+
+    program: Serialized
+    compile_s: float
+    is_bound: bool
+
+
+class Elsewhere(Protocol):
+    """Another process that compiles a lowered function."""
+
+    def compile(self, device: int) -> Compiled | None:
+        """The program, for a device of that index if it names none; None: it has to be made here.
+
+        Raises:
+            Exception: what the compiler raises, as a `ForwardedFailure`.
+        """
+
+    def hand_over(self) -> bytes:
+        """What `unpack_lowered` reads.
+
+        Raises:
+            NotTransferable: when there is no such thing.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +84,11 @@ class LoweredFunction:
         form: how its results travel.
         structure: jax's structure of its results.
         trace_s: seconds that this took.
-        lowered: jax's own, or the bytes of one that another process has lowered.
+        lowered: jax's own, or the bytes of one that another process has lowered; None where only
+            that one has it.
         reads: what was read of the client's process, for this trace and before it.
         dependencies: the packages that it may have run in that process; None of one of this.
+        elsewhere: the process that compiles it; None: this one.
     """
 
     program: bytes
@@ -65,6 +99,7 @@ class LoweredFunction:
     lowered: Any
     reads: tuple[RecordedRead, ...] = ()
     dependencies: Dependencies | None = None
+    elsewhere: Elsewhere | None = None
 
 
 class Compiler:

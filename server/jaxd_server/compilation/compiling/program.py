@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jaxd_server.jax_compat.lowered import VERSIONS
-from jaxd_server.jax_compat.programs import Flat, device_bytes, run_bytes
+from jaxd_server.jax_compat.programs import Flat, Serialized, device_bytes, direct, run_bytes
 from jaxd_server.runtime.threads.single_flight import SingleFlight
 
 
@@ -24,7 +24,9 @@ class Program:
         load_s: seconds that it took to read it from disk; 0 when it was compiled here.
         host_bytes: by how much the process grew for it.
         devices: ids of those that it runs on.
-        is_original: whether XLA compiled it in this process: only then it can be written to disk.
+        is_original: whether XLA compiled it for this process, here or in a builder; else it was
+            read from disk, or comes from jax's own cache.
+        written: its bytes where a builder compiled it: these are what is kept and moved.
         is_bound: whether its devices are part of what it is; else it may be moved to another.
         is_written: whether it can be written, to disk or to move it.
         calls_python: whether it calls Python while it runs.
@@ -41,6 +43,7 @@ class Program:
     host_bytes: int = 0
     devices: tuple[int, ...] = ()
     is_original: bool = True
+    written: Serialized | None = None
     is_bound: bool = False
     is_written: bool = True
     calls_python: bool = False
@@ -51,7 +54,8 @@ class Program:
 
     def __post_init__(self) -> None:
         is_spread = len(self.devices) > 1 and not self.calls_python  # which may start others
-        self.call = _one_at_a_time(self.compiled) if is_spread else self.compiled
+        run = direct(self.compiled)
+        self.call = _one_at_a_time(run) if is_spread else run
         self.device_bytes = device_bytes(self.compiled)
         self.run_bytes = run_bytes(self.compiled)
 

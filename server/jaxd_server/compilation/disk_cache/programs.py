@@ -23,14 +23,13 @@ from jaxd_protocol.packages.distributions import Package, package_of
 from jaxd_protocol.pytree import dump_literal
 from jaxd_server.cache.store import Store
 from jaxd_server.cache.writer import Troubles
-from jaxd_server.codec.arguments import Arguments, dynamic, leaves_of
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.disk_cache.records import CallRecord
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.jax_compat import programs
 from jaxd_server.jax_compat.placement import are_several, is_known_as_bound, read_program
-from jaxd_server.jax_compat.programs import NotSerializable
+from jaxd_server.jax_compat.programs import NotSerializable, Serialized
 from jaxd_server.runtime.imported_packages import Change, Dependencies, ImportedPackages
 from jaxd_server.runtime.logs import log_event
 from jaxd_server.runtime.system_memory import resident_bytes
@@ -202,7 +201,8 @@ class ProgramCache:
             inputs, outputs, compile_s, devices, *bound = record.content
             is_bound = is_known_as_bound(devices, bound)
             wanted = None if is_bound else device
-            call, devices = read_program(record.payload, inputs, outputs, devices, wanted)
+            kept = Serialized(record.payload, inputs, outputs, devices)
+            call, devices = read_program(kept, wanted)
         except Exception as error:
             if programs.is_out_of_memory(error):
                 raise
@@ -231,7 +231,7 @@ class ProgramCache:
     def _has_program(self, id: bytes) -> bool:  # noqa: A002
         return id not in self._suspects and self.store.has("programs", id)
 
-    def _keep_program(self, program: Program, inputs: int) -> None:
+    def _keep_program(self, program: Program) -> None:
         """Raises `NotSerializable` when it cannot be written."""
         if self._has_program(program.id):
             return
@@ -240,10 +240,10 @@ class ProgramCache:
                 "it was read from disk itself, and XLA writes only what it compiled."
             )
         bound = (program.is_bound,) if are_several() else ()
-        data = programs.serialize(program.compiled)
-        outputs = programs.outputs_of(program.compiled)
-        content = (inputs, outputs, program.compile_s, program.devices, *bound)
-        self.store.write("programs", program.id, content, data)
+        written = program.written or programs.serialized(program.compiled, program.devices)
+        content = (written.inputs, written.outputs, program.compile_s, program.devices, *bound)
+        self.store.write("programs", program.id, content, written.data)
+        program.written = None  # from now on it is read from here
         self._suspects.discard(program.id)
 
     # calls ------------------------------------------------------------------------------------
@@ -282,12 +282,10 @@ class ProgramCache:
         self,
         function: Function,
         name: bytes,
-        arguments: Arguments,
         executable: Executable,
         obstacle: str | None,
     ) -> None:
         """Writes an executable in the background; with an obstacle, only a record of that."""
-        inputs = len(leaves_of(dynamic(arguments, function.statics)))
         kept = CallRecord(
             function.name,
             function.key,
@@ -304,16 +302,16 @@ class ProgramCache:
             self._environments.keep(executable.dependencies),
             executable.principal,
         )
-        self._queue.put(partial(self._keep, function, name, kept, executable, inputs))
+        self._queue.put(partial(self._keep, function, name, kept, executable))
 
     def _keep(
-        self, function: Function, name: bytes, kept: CallRecord, executable: Executable, inputs: int
+        self, function: Function, name: bytes, kept: CallRecord, executable: Executable
     ) -> None:
         program = executable.program
         try:
             self._keep_function(function)
             if kept.obstacle is None:
-                self._keep_program(program, inputs)
+                self._keep_program(program)
         except NotSerializable as error:
             log_event("program_not_kept", function=kept.name, reason=str(error))
             executable.kept_as = b""

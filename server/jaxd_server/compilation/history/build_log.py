@@ -14,10 +14,10 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.explain.argument_shapes import argument_shapes
 from jaxd_protocol.explain.key_differences import dependency_difference
 from jaxd_protocol.messages.function_manifest import FunctionDescriptor
-from jaxd_server.compilation.builder import BuildResult
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.disk_cache.records import CallRecord
+from jaxd_server.compilation.executable_source import BuildResult
 from jaxd_server.compilation.functions.function import Function
 from jaxd_server.compilation.history.advice import Advice, advice_for
 from jaxd_server.compilation.history.build_history import (
@@ -51,7 +51,7 @@ class BuildLogEntry:
         verdict: how it was obtained.
         seconds: how long that took.
         reason: why.
-        was_compiled: whether XLA had to work for it, or only the tracer.
+        was_compiled: whether XLA had to work for it, or only the builder.
         principal: for whom it was made; only it may see what it was compared with.
     """
 

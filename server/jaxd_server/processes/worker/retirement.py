@@ -261,11 +261,7 @@ class AbandonedWork:
         return is_new
 
     def _handle_overdue(self, build: Build, age: float) -> None:
-        force = build.end_by_force
-        if force is not None:
-            _log(build.name, "is being traced", age, "the process that traces it is ended")
-            force()
-        elif build.interruptible.is_running:
+        if build.interruptible.is_running:
             self._stuck(build.name, "is being traced", age)
         else:
             _log(build.name, "is being compiled", age, "it goes on, and is kept")

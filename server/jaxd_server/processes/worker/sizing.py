@@ -15,7 +15,7 @@ from jaxd_server.compilation.disk_cache.programs import ProgramCache
 from jaxd_server.compilation.eviction import Limits
 from jaxd_server.compilation.functions.receive import receive_function
 from jaxd_server.compilation.functions.table import PermissionCheck, Receive, permit_all
-from jaxd_server.compilation.remote_trace.policy import TraceIn
+from jaxd_server.compilation.remote_build.policy import BuildIn
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.jax_compat import compilation_cache
 from jaxd_server.jax_compat.devices import all_devices_bytes, device_bytes_limit
@@ -92,13 +92,13 @@ def permitting(options: ServerOptions) -> PermissionCheck:
     return require_harmless
 
 
-def trace_in(options: ServerOptions) -> TraceIn:
+def build_in(options: ServerOptions) -> BuildIn:
     """Where functions are traced: a second process is possible only on a CPU."""
     if options.accept == "exported":
         return "worker"  # exported programs are not traced
     platform = jax.default_backend()
     if platform == "cpu":
-        return options.trace_in
-    if options.trace_in == "tracer":
-        log_event("tracer_refused", level=logging.WARNING, platform=platform)
+        return options.build_in
+    if options.build_in == "builder":
+        log_event("builder_refused", level=logging.WARNING, platform=platform)
     return "worker"

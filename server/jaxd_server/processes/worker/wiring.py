@@ -16,16 +16,16 @@ from jaxd_server.auth.accounts import Accounts, ConnectedAccounts
 from jaxd_server.auth.authenticator import authenticator_factory
 from jaxd_server.auth.connection_handover import HandoverReceiver
 from jaxd_server.cache.disk_usage import DiskUsage
-from jaxd_server.compilation.builder import BuildQuota, ExecutableBuilder
 from jaxd_server.compilation.compiling.builds import Build, Builds
 from jaxd_server.compilation.compiling.compiler import Compiler
 from jaxd_server.compilation.compiling.executable import Executable
 from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.executable_source import BuildQuota, ExecutableSource
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.history.build_history import KnownFunctions, belongs_to
-from jaxd_server.compilation.remote_trace.policy import TracePolicy
-from jaxd_server.compilation.remote_trace.tracer_process import TracerProcess
+from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
+from jaxd_server.compilation.remote_build.policy import BuildPolicy
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.execution.admission import Admission
 from jaxd_server.execution.call import Call
@@ -88,8 +88,8 @@ class _Compilation(NamedTuple):
     functions: Functions
     executables: Executables
     compiler: Compiler
-    tracing: TracePolicy
-    builder: ExecutableBuilder
+    building: BuildPolicy
+    source: ExecutableSource
 
 
 def _compilation(
@@ -121,19 +121,19 @@ def _compilation(
         permitting=sizing.permitting(options),
     )
     compiler = Compiler(counters, options.builds)
-    tracing = TracePolicy(
-        sizing.trace_in(options),
+    building = BuildPolicy(
+        sizing.build_in(options),
         is_shared,
         counters,
         packages,
         program_cache,
-        lambda: TracerProcess(options.log_format, can_unpack),
+        lambda: BuilderProcess(options.log_format, can_unpack),
     )
     quota = BuildQuota(options.principal_build_s)
-    builder = ExecutableBuilder(
-        functions, compiler, counters, program_cache, tracing, quota, packages
+    source = ExecutableSource(
+        functions, compiler, counters, program_cache, building, quota, packages
     )
-    return _Compilation(packages, program_cache, functions, executables, compiler, tracing, builder)
+    return _Compilation(packages, program_cache, functions, executables, compiler, building, source)
 
 
 def _package_monitor(
@@ -174,7 +174,7 @@ def _pipeline(
     pipeline = Pipeline(
         compilation.functions,
         executables,
-        compilation.builder,
+        compilation.source,
         admission,
         counters,
         oom_handler,
@@ -241,7 +241,7 @@ class WorkerComponents:
             self._abandoned_work.add,
             lambda: self._sessions.connections > 1,
         )
-        self._tracing, self._program_cache = compilation.tracing, compilation.program_cache
+        self._building, self._program_cache = compilation.building, compilation.program_cache
         self._package_monitor = _package_monitor(compilation, admission, renewal, has_values)
         self.pipeline = _pipeline(
             compilation,
@@ -304,7 +304,7 @@ class WorkerComponents:
     def prepare_process(self) -> None:
         """Starts the threads of the process; to be called once, when all modules are imported."""
         self._gc_scheduler.start()
-        self._tracing.start()
+        self._building.start()
 
     def endpoint(
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
@@ -322,7 +322,7 @@ class WorkerComponents:
         """Refuses new calls, finishes the running ones, and waits until their replies are sent."""
         self.pipeline.admission.drain()
         self._worker_context.budget.idle.wait()
-        self._tracing.close()
+        self._building.close()
         if self._program_cache is not None:
             self._mark_used()
             self._program_cache.close()
@@ -357,6 +357,7 @@ class WorkerComponents:
     def _poll(self) -> None:
         """Checks that are due several times a second."""
         self._sessions.poll()
+        self._building.poll()
         self._pressure.poll()
         self._abandoned_work.poll()
         self._idle_shutdown.poll()

@@ -296,11 +296,11 @@ def test_where_there_are_several_devices_a_program_says_whether_it_may_move(
         program_cache.program(kept.program, 1)
     assert not program_cache.store.has("programs", kept.program)
     (executable,) = harness.executables.all()
-    program_cache._keep_program(executable.program, 1)
+    program_cache._keep_program(executable.program)
     assert program_cache.program(kept.program).is_bound is False
     executable.program.is_bound = True
     program_cache.store.remove("programs", kept.program)
-    program_cache._keep_program(executable.program, 1)
+    program_cache._keep_program(executable.program)
     assert program_cache.program(kept.program, 3).is_bound is True
 
 
@@ -317,6 +317,6 @@ def test_a_suspected_program_is_not_there_until_it_is_kept_again(open_harness: O
         program_cache.program(kept.program)
     assert program_cache.store.has("programs", kept.program)
     (executable,) = harness.executables.all()
-    program_cache._keep_program(executable.program, 1)
+    program_cache._keep_program(executable.program)
     assert program_cache.has(name)
     assert program_cache.program(kept.program).id == kept.program

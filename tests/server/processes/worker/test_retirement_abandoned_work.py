@@ -113,15 +113,6 @@ def test_a_trace_that_cannot_be_interrupted_costs_the_worker(scenario: Scenario)
     assert scenario.replaced == [["step is being traced although it was cancelled"]]
 
 
-def test_a_trace_elsewhere_costs_only_that_process(scenario: Scenario) -> None:
-    """Whatever values the worker holds."""
-    scenario.has_values = True
-    ended: list[bool] = []
-    scenario.build().end_by_force = lambda: ended.append(True)
-    scenario.poll(6.0)
-    assert (ended, scenario.replaced) == ([True], [])
-
-
 def test_without_a_limit_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only listed."""
     scenario = Scenario(monkeypatch, grace_s=0.0)

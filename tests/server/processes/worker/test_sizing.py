@@ -44,11 +44,11 @@ def test_only_a_server_that_nobody_asked_for_gives_an_accelerator_back(
 
 def test_there_is_a_second_process_only_beside_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device has one owner, and exported programs come traced."""
-    beside = replace(DEFAULTS, trace_in="tracer")
-    assert sizing.trace_in(beside) == "tracer"
-    assert sizing.trace_in(replace(beside, accept="exported")) == "worker"
+    beside = replace(DEFAULTS, build_in="builder")
+    assert sizing.build_in(beside) == "builder"
+    assert sizing.build_in(replace(beside, accept="exported")) == "worker"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert sizing.trace_in(beside) == "worker"
+    assert sizing.build_in(beside) == "worker"
 
 
 def test_without_a_folder_there_is_no_program_cache() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,24 +22,22 @@ from tests.live_server import LiveServer, live_server
 from tests.server.staging import until
 from tests.xla_flags import devices
 
-pytestmark = pytest.mark.soak
-
 X = np.linspace(0, 1, 4, dtype=np.float32)
 
 reads_its_process = pytest.mark.filterwarnings("ignore::jaxd.errors.TracedReadWarning")
 
 
-def tracer_pid(server: LiveServer, count: int = 1) -> int:
-    """That of the tracer that was ready last."""
-    lines = server.wait_for("tracer_ready", count)
-    return int([line["pid"] for line in lines if line["event"] == "tracer_ready"][-1])
+def builder_pid(server: LiveServer, count: int = 1) -> int:
+    """That of the builder that was ready last."""
+    lines = server.wait_for("builder_ready", count)
+    return int([line["pid"] for line in lines if line["event"] == "builder_ready"][-1])
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    """One server that traces everything in its tracer, but what it cannot."""
-    with live_server("--trace-in", "tracer") as server:
-        tracer_pid(server)
+    """One server that traces everything in its builder, but what it cannot."""
+    with live_server("--build-in", "builder") as server:
+        builder_pid(server)
         yield server
 
 
@@ -71,14 +71,14 @@ def test_a_function_is_traced_lowered_and_compiled_once(client: Client) -> None:
 
 @reads_its_process
 def test_the_function_ran_in_another_process(server: LiveServer, client: Client) -> None:
-    """The tracer, which the server has announced."""
+    """The builder, which the server has announced."""
 
     def where(x: Any) -> Any:
         import os
 
         return x + os.getpid()
 
-    assert int(client.persistent_call(where)(0)) == tracer_pid(server)
+    assert int(client.persistent_call(where)(0)) == builder_pid(server)
 
 
 def test_every_kind_of_argument_makes_the_way(client: Client) -> None:
@@ -118,7 +118,7 @@ def test_what_calls_home_is_traced_in_the_worker(server: LiveServer, client: Cli
 
     f = client.persistent_call(prints)
     assert int(f(0)) == server.worker_pid()
-    server.wait_for("tracer_refused")
+    server.wait_for("builder_refused")
     assert spent(client, lambda: f(np.zeros(2, np.int32))) == (1, 1, 1)
 
 
@@ -131,11 +131,11 @@ def test_two_functions_with_one_program_share_it(client: Client) -> None:
 def test_the_two_ways_share_programs_on_disk(
     start_live: Callable[..., LiveServer], runtime: Path
 ) -> None:
-    """What one server has built in its tracer, another that has none finds, and the reverse."""
+    """What one server has built in its builder, another that has none finds, and the reverse."""
     cache = str(runtime / "programs")
     made = []
-    for way in ("tracer", "worker"):
-        server = start_live("--trace-in", way, name=way, JAXD_CACHE_DIR=cache)
+    for way in ("builder", "worker"):
+        server = start_live("--build-in", way, name=way, JAXD_CACHE_DIR=cache)
         with connect(server.unix) as client:
             made.append(_spent_on_two_names(client))
         server.close()
@@ -159,7 +159,7 @@ def test_a_program_for_two_devices_is_loaded_for_both(
     made = []
     for name in ("makes", "loads"):
         server = start_live(
-            "--trace-in", "tracer", name=name, JAXD_CACHE_DIR=str(runtime / "two"), **two
+            "--build-in", "builder", name=name, JAXD_CACHE_DIR=str(runtime / "two"), **two
         )
         with connect(server.unix) as client:
             double = client.persistent_call(_on_both_devices)
@@ -168,6 +168,18 @@ def test_a_program_for_two_devices_is_loaded_for_both(
             made.append(np.subtract(counts(client), before).tolist())
         server.close()
     assert made == [[1, 1, 1], [0, 0, 0]]
+
+
+def test_a_program_of_a_builder_is_moved_to_another_device(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """As its bytes are, which serve every device: it is compiled once."""
+    server = start_live("--build-in", "builder", **devices(2))
+    with connect(server.unix) as client:
+        f = client.persistent_call(lambda x: x * 7 + 3)
+        found = [f.on(device=number)(X) for number in (0, 1)]
+        assert [one.tolist() for one in found] == [(X * 7 + 3).tolist()] * 2
+        assert counts(client)[2] == 1
 
 
 def _spent_on_two_names(client: Client) -> Any:
@@ -182,11 +194,11 @@ def _ends(x: Any) -> Any:
     os._exit(3)
 
 
-def test_a_function_that_ends_its_process_ends_only_the_tracer(
+def test_a_function_that_ends_its_process_ends_only_the_builder(
     start_live: Callable[..., LiveServer],
 ) -> None:
-    """Its caller is told; the worker and what is warm live on, and the next tracer comes."""
-    server = start_live("--trace-in", "tracer")
+    """Its caller is told; the worker and what is warm live on, and the next builder comes."""
+    server = start_live("--build-in", "builder")
     with connect(server.unix) as client:
         warm = client.persistent_call(lambda x: x + 1)
         warm(X)
@@ -202,8 +214,8 @@ def test_a_function_that_ends_its_process_ends_only_the_tracer(
 def test_a_tracer_that_is_killed_while_it_traces(
     start_live: Callable[..., LiveServer], runtime: Path
 ) -> None:
-    """By somebody else: the build that it worked at is made once more, unseen."""
-    server = start_live("--trace-in", "tracer")
+    """By somebody else: the build that it worked on is made once more, unseen."""
+    server = start_live("--build-in", "builder")
     began = runtime / "began"
 
     def sleeps(x: Any, path: str) -> Any:
@@ -219,7 +231,7 @@ def test_a_tracer_that_is_killed_while_it_traces(
         f = client.persistent_call(sleeps, static_argnums=1)
         future = f.submit(X, str(began))
         until(began.exists)
-        os.kill(tracer_pid(server), signal.SIGKILL)
+        os.kill(builder_pid(server), signal.SIGKILL)
         assert future.result(30).tolist() == (X + 2).tolist()
         assert client.persistent_call(lambda x: x + 3)(X).tolist() == (X + 3).tolist()
 
@@ -227,8 +239,8 @@ def test_a_tracer_that_is_killed_while_it_traces(
 def test_nothing_is_left_of_a_worker_that_is_killed(
     start_live: Callable[..., LiveServer], runtime: Path
 ) -> None:
-    """Its tracer ends with it, also while it traces and hangs."""
-    server = start_live("--trace-in", "tracer")
+    """Its builder ends with it, also while it traces and hangs."""
+    server = start_live("--build-in", "builder")
     began = runtime / "began"
 
     def hangs(x: Any, path: str) -> Any:
@@ -243,23 +255,23 @@ def test_nothing_is_left_of_a_worker_that_is_killed(
     client = connect(server.unix)
     future = client.persistent_call(hangs, static_argnums=1).submit(X, str(began))
     until(began.exists)
-    tracer = tracer_pid(server)
+    builder = builder_pid(server)
     os.kill(server.worker_pid(), signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{tracer}").exists())
+    until(lambda: not Path(f"/proc/{builder}").exists())
     assert isinstance(future.exception(30), InterruptedError)
     client.close()
 
 
 @reads_its_process
-def test_a_client_that_is_alone_needs_no_tracer(start_live: Callable[..., LiveServer]) -> None:
+def test_a_client_that_is_alone_needs_no_builder(start_live: Callable[..., LiveServer]) -> None:
     """One is started for the first build beside another client, which does not wait for it."""
     server = start_live()
     with connect(server.unix) as first:
         first.persistent_call(lambda x: x + 1)(X)
         with connect(server.unix) as second:
-            assert "tracer_ready" not in {line["event"] for line in server.lines}
+            assert "builder_ready" not in {line["event"] for line in server.lines}
             second.persistent_call(lambda x: x + 2)(X)
-            pid = tracer_pid(server)
+            pid = builder_pid(server)
 
             def where(x: Any) -> Any:
                 import os
@@ -285,10 +297,10 @@ def test_results_come_home_as_from_the_worker(
     program: str, server: LiveServer, start_live: Callable[..., LiveServer]
 ) -> None:
     """The client's own classes and functions, and tokens of what only the server has."""
-    worker = start_live("--trace-in", "worker")
+    worker = start_live("--build-in", "worker")
     facts = [test_results_home.run_program(one, program) for one in (server, worker)]
     for one in facts:
-        del one["traces"]  # what a tracer has to leave to the worker is traced by both
+        del one["traces"]  # what a builder has to leave to the worker is traced by both
     assert facts[0] == facts[1]
 
 
@@ -322,8 +334,8 @@ def endless(x: Any) -> Any:
             continue
 
 
-def test_a_cancelled_call_is_interrupted_in_the_tracer(client: Client) -> None:
-    """And the tracer is there for the next one."""
+def test_a_cancelled_call_is_interrupted_in_the_builder(client: Client) -> None:
+    """And the builder is there for the next one."""
     before = client.statistics()
     future = client.persistent_call(endless).submit(X)
     until(lambda: "building" in str(client.caller.session.ask("statistics")["running"]))
@@ -331,3 +343,157 @@ def test_a_cancelled_call_is_interrupted_in_the_tracer(client: Client) -> None:
     until(lambda: client.statistics().traces == before.traces + 1)
     assert client.statistics().cancelled_calls == before.cancelled_calls + 1
     assert client.persistent_call(lambda x: x * 3)(X).tolist() == (X * 3).tolist()
+
+
+def compiles_for_ever(x: Any) -> Any:
+    """XLA evaluates what does not depend on an argument: here 90 thousand million additions."""
+    from jax import lax
+
+    numbers = lax.iota(np.float32, 3_000_000)
+    return x + lax.reduce_window(numbers, np.float32(0), lax.add, (30_000,), (1,), "VALID").sum()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def until_gone(pid: int) -> None:
+    """Returns when there is no such process."""
+    until(lambda: not is_alive(pid))
+
+
+def being_compiled(client: Client, function: Any) -> Any:
+    """A call of it, once it has been lowered."""
+    before = client.statistics().lowers
+    future = function.submit(X)
+    until(lambda: client.statistics().lowers > before)
+    return future
+
+
+def test_a_compilation_that_no_call_waits_for_is_stopped(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Its builder is ended, its place is free, and nothing is left of it; it may come again."""
+    server = start_live("--build-in", "builder", "--builds", "1")
+    with connect(server.unix) as client:
+        endless = client.persistent_call(compiles_for_ever)
+        for count in (1, 2):
+            future = being_compiled(client, endless)
+            pid = builder_pid(server, count)
+            assert future.cancel()
+            until_gone(pid)
+            assert client.persistent_call(lambda x: x * 3)(X).tolist() == (X * 3).tolist()
+            until(lambda: not client.caller.session.ask("statistics")["left_behind"])
+        assert client.statistics().compiles == 1
+
+
+def test_a_small_function_beside_an_endless_compilation(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Of another client: it is answered, and what it is beside goes on."""
+    server = start_live("--builds", "1")
+    with connect(server.unix) as one, connect(server.unix) as other:
+        future = being_compiled(one, one.persistent_call(compiles_for_ever))
+        for factor in range(3):
+            f = other.persistent_call(lambda x, n=factor: x * n, extra_key=str(factor))
+            assert f(X).tolist() == (X * factor).tolist()
+        assert not future.done()
+        assert future.cancel()
+
+
+def test_a_builder_that_is_killed_while_it_compiles(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """The build is made once more in another one; the second time its caller is told."""
+    server = start_live("--build-in", "builder")
+    with connect(server.unix) as client:
+        worker = server.worker_pid()
+        future = being_compiled(client, client.persistent_call(compiles_for_ever))
+        before = client.statistics().lowers
+        os.kill(builder_pid(server), signal.SIGKILL)
+        until(lambda: client.statistics().lowers > before)
+        assert not future.done()
+        second = server.wait_for("builder_ready", 2)[-1]["pid"]
+        os.kill(next(pid for pid in (second, builder_pid(server, 2)) if is_alive(pid)), 9)
+        with pytest.raises(InternalError, match=r"in another one \(signal 9\)"):
+            future.result(30)
+        assert client.persistent_call(lambda x: x + 3)(X).tolist() == (X + 3).tolist()
+        assert server.worker_pid() == worker
+
+
+def crashes(x: Any) -> Any:
+    """Ends its process while it is traced, as native code of a library may."""
+    import ctypes
+
+    return x + ctypes.string_at(0)[0]
+
+
+def test_a_crash_while_tracing_leaves_the_values_of_others(
+    start_live: Callable[..., LiveServer],
+) -> None:
+    """Also in the first moments of a second client."""
+    server = start_live()
+    with connect(server.unix) as one:
+        kept = one.persistent_call(lambda x: x * 2).remote(X)
+        worker = server.worker_pid()
+        with connect(server.unix) as other:
+            with pytest.raises(InternalError, match="signal 11"):
+                other.persistent_call(crashes)(X)
+            assert server.worker_pid() == worker
+            assert np.asarray(kept).tolist() == (X * 2).tolist()
+
+
+def test_a_trace_that_cannot_be_interrupted_is_stopped(
+    start_live: Callable[..., LiveServer], runtime: Path
+) -> None:
+    """Such as one that waits in C: after a moment its builder is ended, whatever others hold."""
+    server = start_live("--build-in", "builder")
+    began = runtime / "began"
+
+    def sleeps(x: Any, path: str) -> Any:
+        import pathlib
+        import time
+
+        pathlib.Path(path).touch()
+        time.sleep(600)
+        return x
+
+    with connect(server.unix) as client:
+        future = client.persistent_call(sleeps, static_argnums=1).submit(X, str(began))
+        until(began.exists)
+        pid = builder_pid(server)
+        assert future.cancel()
+        until_gone(pid)
+        assert client.persistent_call(lambda x: x + 5)(X).tolist() == (X + 5).tolist()
+
+
+WAITS = """
+import sys
+import numpy as np
+from jaxd import connect
+from tests.end_to_end.test_builders import compiles_for_ever
+with connect(sys.argv[1]) as client:
+    client.persistent_call(compiles_for_ever)(np.linspace(0, 1, 4, dtype=np.float32))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_client_that_is_gone_waits_for_nothing(
+    how: signal.Signals, start_live: Callable[..., LiveServer]
+) -> None:
+    """What it alone waited for is stopped at once, and its session ends with its process."""
+    server = start_live("--build-in", "builder", "--builds", "1", "--session-grace-s", "3600")
+    with connect(server.unix) as client:
+        before = client.statistics().lowers
+        with subprocess.Popen(
+            [sys.executable, "-c", WAITS, server.unix],
+            env={**server.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            until(lambda: client.statistics().lowers > before)
+            pid = builder_pid(server)
+            process.send_signal(how)
+            until_gone(pid)
+        until(lambda: client.caller.session.ask("statistics")["sessions"] == 1)
+        assert client.persistent_call(lambda x: x * 3)(X).tolist() == (X * 3).tolist()

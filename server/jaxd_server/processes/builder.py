@@ -1,8 +1,9 @@
-"""The tracer process: traces and lowers for a worker, so that its warm calls are not delayed.
+"""The builder process: traces, lowers, compiles and serialises for a worker, one build at a time.
 
+So the worker's warm calls are not delayed, and it can be ended where nobody waits for what it does.
 Started by the worker with one JSON argument: the number of a connected socket, the format of log
 lines, and the worker's process id.
-The messages: `compilation.remote_trace.messages`.
+The messages: `compilation.remote_build.messages`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.jit.options import Options
 from jaxd_protocol.messages.failures import Failure, decode_failure, encode_failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead
 from jaxd_protocol.packages.distributions import Package
@@ -29,27 +31,41 @@ from jaxd_server.codec.arguments import (
     parse_arguments,
     structure_of,
 )
-from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction, explained
+from jaxd_server.codec.results import result_layout
+from jaxd_server.compilation.compiling.compiler import (
+    Compiled,
+    Compiler,
+    LoweredFunction,
+    explained,
+)
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.function import Described, Function
 from jaxd_server.compilation.functions.table import Functions
-from jaxd_server.compilation.remote_trace.messages import (
-    CancelTrace,
+from jaxd_server.compilation.remote_build.messages import (
+    BuildOrder,
+    Built,
+    CancelBuild,
+    CompileLowered,
+    CompileOrder,
     Event,
     Failed,
+    HandOver,
     Lowered,
     Outdated,
+    Packed,
     ReadReply,
     ReadRequest,
     Ready,
     Refused,
+    Reply,
+    Request,
     SideEffects,
-    TraceRequest,
     leaves_of_request,
 )
 from jaxd_server.jax_compat import lowered_transfer, programs
 from jaxd_server.jax_compat.config import set_default_settings
 from jaxd_server.jax_compat.lowered_transfer import NotTransferable, pack_lowered
+from jaxd_server.jax_compat.programs import NotSerializable, serialized
 from jaxd_server.runtime import logs
 from jaxd_server.runtime.child_startup import die_with_the_parent, exit_process, read_argument
 from jaxd_server.runtime.counters import Counters, Counts
@@ -59,30 +75,30 @@ from jaxd_server.user_code.interrupt import Interrupted, Interruptible, may_inte
 from jaxd_server.user_code.output import capture_user_output
 from jaxd_server.user_code.sandbox import prepare_for_user_code
 
-_NICE = 5
-"""Where cores are few, a warm call has priority over a trace, which still makes progress."""
+_NICE = 19
+"""A warm call has priority over a build, which takes what is left of the cores."""
 
 _INTERRUPT_RETRY_S = 0.05
 """A function that caught the exception is interrupted again after so long."""
 
-_THREADS = 256
-"""Far more than needed: the worker limits concurrent traces by `--builds`."""
+_THREADS = 4
+"""More than needed: the worker has one build at a time made here."""
 
 
 def main() -> None:
-    """Traces until the worker ends."""
+    """Builds until the worker ends."""
     argument = read_argument()
-    logs.configure(argument["log_format"], "tracer")
+    logs.configure(argument["log_format"], "builder")
     die_with_the_parent()
     os.nice(_NICE)
     if os.getppid() != argument["parent"]:
         os._exit(1)  # the worker ended before this process could notice
-    Tracer(Connection(argument["fd"])).serve()
-    exit_process()  # the results of traces that still run are not needed
+    Builder(Connection(argument["fd"])).serve()
+    exit_process()  # the result of a build that still runs is not needed
 
 
-class Tracer:
-    """Answers trace requests.
+class Builder:
+    """Answers the requests of a worker.
 
     Args:
         connection: to the worker.
@@ -101,6 +117,7 @@ class Tracer:
         self._counters = _ThreadCounters()
         self._compiler = Compiler(self._counters, _THREADS)
         self._tracing: dict[int, Interruptible] = {}  # by order; each access is atomic
+        self._lowered: _LoweredOrder | None = None  # the last one; for the threads in turn
         self._questions: dict[int, queue.SimpleQueue[ReadReply]] = {}  # each access is atomic
         self._numbers = itertools.count()
         self._reported_packages: set[tuple[str, Package]] = set()
@@ -113,11 +130,11 @@ class Tracer:
     def serve(self) -> None:
         """Works until the worker closes its end."""
         self._send(Ready(*self._sample))
-        threads = ThreadPerTask(_THREADS, "jaxd-trace")
+        threads = ThreadPerTask(_THREADS, "jaxd-build")
         with suppress(EOFError, OSError):
             while True:
                 message = self._connection.recv()
-                if isinstance(message, CancelTrace):
+                if isinstance(message, CancelBuild):
                     self._interrupt_again(message.number)
                 elif isinstance(message, ReadReply):
                     self._questions[message.question].put(message)
@@ -128,11 +145,11 @@ class Tracer:
         with self._sending:
             self._connection.send(message)
 
-    def _answer(self, order: TraceRequest) -> None:
+    def _answer(self, order: Request) -> None:
         """Always sends an answer: the worker waits for it without a limit."""
         try:
-            self._send(self._trace(order))
-        except BaseException as error:  # noqa: BLE001  the worker traces it itself
+            self._send(self._answered(order))
+        except BaseException as error:  # noqa: BLE001  the worker does it itself
             try:
                 side = SideEffects(self._counters.drain(), [])
                 text = f"{type(error).__name__}: {error}"
@@ -140,28 +157,67 @@ class Tracer:
             except BaseException:  # noqa: BLE001  the closed connection is the answer
                 os._exit(1)
 
-    def _trace(self, order: TraceRequest) -> Lowered | Failed | Refused | Outdated:
+    def _answered(self, order: Request) -> Reply:
+        if isinstance(order, BuildOrder):
+            self._lowered = None
+            return self._trace(order)
+        if isinstance(order, CompileOrder):
+            self._lowered = None
+            received = _LoweredOrder(order.name, order.options, _received(order))
+            return self._compile(order.number, received, order.device)
+        assert self._lowered is not None
+        if isinstance(order, CompileLowered):
+            return self._compile(order.number, self._lowered, order.device)
+        return self._pack(order, self._lowered.lowered)
+
+    def _compile(self, number: int, order: _LoweredOrder, device: int) -> Built | Failed | Refused:
+        try:
+            program = self._compiler.compile(
+                order.lowered,
+                order.name,
+                order.options,
+                lambda kind, content: self._send(Event(number, kind, content)),
+                device,
+            )
+        except NotTransferable as error:
+            return self._refused(number, str(error))
+        except BaseException as error:  # noqa: BLE001  every exception is reported to the client
+            return self._failed(number, error)
+        try:
+            written = serialized(program.compiled, program.devices)
+        except NotSerializable as error:
+            return self._refused(number, str(error))
+        compiled = Compiled(written, program.compile_s, program.is_bound)
+        return Built(number, compiled, self._take_side_effects())
+
+    def _pack(self, order: HandOver, lowered: LoweredFunction) -> Packed | Refused:
+        try:
+            return Packed(order.number, pack_lowered(lowered.lowered, lowered.obstacle))
+        except NotTransferable as error:
+            return self._refused(order.number, str(error))
+
+    def _trace(self, order: BuildOrder) -> Lowered | Failed | Refused | Outdated:
         changes = self._packages.changes()
         if changes:
             return Outdated(order.number, [change.text for change in changes])
         try:
             function, arguments = self._prepared(order)
         except BaseException as error:  # noqa: BLE001  the worker traces it itself
-            return self._refused(order, f"{type(error).__name__}: {error}")
+            return self._refused(order.number, f"{type(error).__name__}: {error}")
         try:
             one = self._tracing[order.number] = Interruptible()
             with may_interrupt(one):
-                lowered = self._lowered(order, function, arguments)
+                lowered = self._lower(order, function, arguments)
         except Interrupted:
-            return self._refused(order, "it was cancelled")
+            return self._refused(order.number, "it was cancelled")
         except BaseException as error:  # noqa: BLE001  every exception is reported to the client
-            return self._failed(order, error)
+            return self._failed(order.number, error)
         finally:
             self._tracing.pop(order.number, None)
-        return self._handed_over(order, function, lowered)
+        return self._described(order, function, lowered)
 
-    def _refused(self, order: TraceRequest, why: str, *, always: bool = False) -> Refused:
-        return Refused(order.number, why, always=always, side=self._take_side_effects())
+    def _refused(self, number: int, why: str, *, always: bool = False) -> Refused:
+        return Refused(number, why, always=always, side=self._take_side_effects())
 
     def _interrupt_again(self, number: int) -> None:
         """Interrupts an order repeatedly, until it ends."""
@@ -170,7 +226,7 @@ class Tracer:
             one.interrupt()
             process_timers.after(_INTERRUPT_RETRY_S, lambda: self._interrupt_again(number))
 
-    def _prepared(self, order: TraceRequest) -> tuple[Function, Arguments]:
+    def _prepared(self, order: BuildOrder) -> tuple[Function, Arguments]:
         """The function and its arguments.
 
         Raises:
@@ -187,8 +243,8 @@ class Tracer:
             raise LookupError(function.doubt or "the call is a different one in this process")
         return function, arguments
 
-    def _lowered(
-        self, order: TraceRequest, function: Function, arguments: Arguments
+    def _lower(
+        self, order: BuildOrder, function: Function, arguments: Arguments
     ) -> LoweredFunction:
         assert function.unpacked is not None
         source = _RequestedFunction(order, self._read)
@@ -206,7 +262,7 @@ class Tracer:
         self._functions.record(function, reads, source)
         return replace(lowered, reads=reads)
 
-    def _read(self, order: TraceRequest, fingerprint: bytes, read: ProcessRead) -> Any:
+    def _read(self, order: BuildOrder, fingerprint: bytes, read: ProcessRead) -> Any:
         """Has the worker ask the client whose function is traced.
 
         Raises:
@@ -223,30 +279,28 @@ class Tracer:
             raise decode_failure(reply.refusal)
         return reply.value
 
-    def _failed(self, order: TraceRequest, error: BaseException) -> Failed:
+    def _failed(self, number: int, error: BaseException) -> Failed:
         """The failure of a function: final, even if its side effects cannot be collected."""
         failure = _failure(error)
         try:
             side = self._take_side_effects()
         except Exception:  # noqa: BLE001  a failure depends on no packages
             side = SideEffects(self._counters.drain(), [])
-        return Failed(order.number, failure, side)
+        return Failed(number, failure, side)
 
-    def _handed_over(
-        self, order: TraceRequest, function: Function, lowered: LoweredFunction
+    def _described(
+        self, order: BuildOrder, function: Function, lowered: LoweredFunction
     ) -> Lowered | Refused:
         form = lowered.form
         if not form.is_lasting:
             why = "its result holds objects that stay where it was traced"
-            return self._refused(order, why, always=True)
-        try:
-            data = pack_lowered(lowered.lowered, lowered.obstacle)
-        except NotTransferable as error:
-            return self._refused(order, str(error), always=True)
+            return self._refused(order.number, why, always=True)
+        if lowered.obstacle is not None:  # what it needs is only in the process that traces it
+            return self._refused(order.number, lowered.obstacle, always=True)
+        self._lowered = _LoweredOrder(function.name, function.options, lowered)
         return Lowered(
             order.number,
             lowered.program,
-            data,
             form.skeleton,
             form.order,
             lowered.trace_s,
@@ -264,6 +318,26 @@ class Tracer:
             ]
             self._reported_packages.update(imported)
         return SideEffects(self._counters.drain(), imported)
+
+
+class _LoweredOrder(NamedTuple):
+    """What may be asked to be compiled next.
+
+    Attributes:
+        name: the name of the function.
+        options: how it is compiled.
+        lowered: what came of it.
+    """
+
+    name: str
+    options: Options
+    lowered: LoweredFunction
+
+
+def _received(order: CompileOrder) -> LoweredFunction:
+    """A program that the worker has lowered; how its results travel is not known here."""
+    form = result_layout([], structure_of(((), {})))
+    return LoweredFunction(order.program, None, form, None, 0.0, order.lowered)
 
 
 class _ThreadCounters(Counters):
@@ -286,12 +360,12 @@ class _ThreadCounters(Counters):
 
 
 class _RequestedFunction:
-    """The source of a function that a trace request contains."""
+    """The source of a function that a request contains."""
 
     owner = b""
 
     def __init__(
-        self, order: TraceRequest, read: Callable[[TraceRequest, bytes, ProcessRead], Any]
+        self, order: BuildOrder, read: Callable[[BuildOrder, bytes, ProcessRead], Any]
     ) -> None:
         self._order = order
         self._read = read

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from jaxd_protocol.errors import LimitExceeded
-from jaxd_server.compilation.builder import BuildQuota
+from jaxd_server.compilation.executable_source import BuildQuota
 from tests.server.in_process import InProcessServer
 
 

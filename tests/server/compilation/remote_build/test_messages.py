@@ -1,4 +1,4 @@
-"""What of a call a tracer needs to build it, and what it makes of that."""
+"""What of a call a builder needs to build it, and what it makes of that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxd_protocol.messages.function_manifest import FunctionManifest
 from jaxd_server.codec.arguments import parse_arguments, read_leaves
 from jaxd_server.codec.signature import signature_of
 from jaxd_server.compilation.functions.function import Described
-from jaxd_server.compilation.remote_trace.messages import TraceRequest, leaves_of_request, sent_data
+from jaxd_server.compilation.remote_build.messages import BuildOrder, leaves_of_request, sent_data
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 from tests.server.in_process import encode
 
@@ -85,5 +85,5 @@ def test_an_order_says_what_the_client_said() -> None:
     """All of it, also in another process."""
     options = Options(donate_argnums=(1,), config=(("jax_enable_x64", True),))
     described = Described(b"f" * 16, "step", options, FunctionManifest(b"f" * 16, ignored=("it",)))
-    order = TraceRequest(1, b"k", described, None, b"N", (), (), b"")
+    order = BuildOrder(1, b"k", described, None, b"N", (), (), b"")
     assert pickle.loads(pickle.dumps(order)).described == described

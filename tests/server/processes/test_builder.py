@@ -31,22 +31,27 @@ from jaxd_server.codec.arguments import (
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.table import Functions
-from jaxd_server.compilation.remote_trace.messages import (
+from jaxd_server.compilation.remote_build.build_job import build_order_of
+from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
+from jaxd_server.compilation.remote_build.messages import (
+    BuildOrder,
+    Built,
+    CompileLowered,
+    CompileOrder,
     Ended,
     Failed,
+    HandOver,
     Lowered,
     Outdated,
+    Packed,
     Refused,
     Reply,
-    TraceRequest,
 )
-from jaxd_server.compilation.remote_trace.trace_job import trace_request_of
-from jaxd_server.compilation.remote_trace.tracer_process import TracerProcess
 from jaxd_server.jax_compat.arrays import key_array, weak_array
 from jaxd_server.jax_compat.config import configured
 from jaxd_server.jax_compat.lowered import out_leaves
-from jaxd_server.jax_compat.lowered_transfer import can_unpack, unpack_lowered
-from jaxd_server.jax_compat.programs import compile_flat
+from jaxd_server.jax_compat.lowered_transfer import can_unpack, pack_lowered, unpack_lowered
+from jaxd_server.jax_compat.programs import compile_flat, load
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT, Emit
 from tests.fake_packages import FakeSite
@@ -78,16 +83,16 @@ class Plan:
 
 
 class Bench:
-    """A tracer, and a worker's inside to compare with."""
+    """A builder, and a worker's inside to compare with."""
 
     def __init__(self) -> None:
         prepare_once()
-        self.tracer = TracerProcess("text", can_unpack)
+        self.builder = BuilderProcess("text", can_unpack)
         self.counters = Counters()
         self.compiler = Compiler(self.counters, 1)
-        assert self.tracer.wait()
+        assert self.builder.wait()
 
-    def order(self, source: Source, *args: Any, **more: Any) -> TraceRequest:
+    def order(self, source: Source, *args: Any, **more: Any) -> BuildOrder:
         """A call as it is sent."""
         call = source.call(args, **more)
         function = Functions().obtain(source.key, source)
@@ -95,13 +100,25 @@ class Bench:
         arguments = layout.build(read_leaves(layout.whole, call.blob, call.buffers))
         name = call_name(function, arguments)
         assert name is not None
-        order = trace_request_of(request_of(function, call, arguments, layout), name)
+        order = build_order_of(request_of(function, call, arguments, layout), name)
         assert order is not None
         return order._replace(code=bytes(source.code_))
 
     def ask(self, source: Source, *args: Any, emit: Emit = SILENT) -> Reply:
-        """What the tracer says."""
-        return self.tracer.ask(self.order(source, *args), emit)
+        """What the builder says."""
+        return self.builder.ask(self.order(source, *args), emit)
+
+    def handed_over(self) -> Any:
+        """What was lowered last, for this process to compile."""
+        reply = self.builder.ask(HandOver(0), SILENT)
+        assert isinstance(reply, Packed), reply
+        return unpack_lowered(reply.data)
+
+    def compiled(self) -> Built:
+        """What was lowered last, compiled there."""
+        reply = self.builder.ask(CompileLowered(0, 0), SILENT)
+        assert isinstance(reply, Built), reply
+        return reply
 
     def here(self, source: Source, *args: Any) -> tuple[LoweredFunction, list[Any]]:
         """What this process makes of the same, and the leaves that the program takes."""
@@ -123,13 +140,13 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    """One tracer for all tests that leave it alive."""
+    """One builder for all tests that leave it alive."""
     with pytest.MonkeyPatch.context() as patch:
         folders = [path for path in sys.path if path]
         patch.setenv("PYTHONPATH", os.pathsep.join(folders))
         bench = Bench()
     yield bench
-    bench.tracer.close()
+    bench.builder.close()
     bench.compiler.close()
 
 
@@ -174,14 +191,48 @@ def test_what_is_handed_over_is_what_the_worker_would_have_made(case: str, bench
     here, leaves = bench.here(source, *args)
     assert reply.program == here.program
     assert (reply.skeleton, reply.order) == (here.form.skeleton, here.form.order)
-    arrived = unpack_lowered(reply.data)
+    arrived = bench.handed_over()
     assert out_leaves(arrived) == out_leaves(here.lowered)
+    built = bench.compiled()
     if case not in ("keys", "donated"):
+        run = load(*built.compiled.program)
         with configured(source.options.config):
-            found, expected = (compile_flat(one)(*leaves) for one in (arrived, here.lowered))
+            found, expected = run(*leaves), compile_flat(here.lowered)(*leaves)
+            also = compile_flat(arrived)(*leaves)
+        assert [np.asarray(one).tolist() for one in also] == [
+            np.asarray(one).tolist() for one in expected
+        ]
         assert [np.asarray(one).tolist() for one in found] == [
             np.asarray(one).tolist() for one in expected
         ]
+
+
+def test_what_the_worker_has_lowered_is_compiled_there(bench: Bench) -> None:
+    """It counts as one compilation, and the stage is told."""
+    events: list[tuple[str, Any]] = []
+    source = Source(lambda x: jnp.linalg.cholesky(jnp.eye(3) + x.sum()))
+    here, leaves = bench.here(source, X)
+    packed = pack_lowered(here.lowered, here.obstacle)
+    order = CompileOrder(0, packed, here.program, "it", source.options, 0)
+    reply = bench.builder.ask(order, lambda *event: events.append(event))
+    assert isinstance(reply, Built), reply
+    assert reply.side.counts["compiles"] == 1
+    assert reply.side.counts["compile_s"] == pytest.approx(reply.compiled.compile_s)
+    assert ("stage", {"stage": "compile", "function": "it"}) in events
+    found = load(*reply.compiled.program)(*leaves)
+    expected = compile_flat(here.lowered)(*leaves)
+    assert np.asarray(found[0]).tolist() == np.asarray(expected[0]).tolist()
+
+
+def test_what_the_compiler_raises_comes_back(bench: Bench) -> None:
+    """And what cannot be read is left to the worker."""
+    source = Source(lambda x: x * 3, Options(compiler_options=(("no_such_option", True),)))
+    assert isinstance(bench.ask(source, X), Lowered)
+    reply = bench.builder.ask(CompileLowered(0, 0), SILENT)
+    assert isinstance(reply, Failed), reply
+    assert "no_such_option" in str(decode_failure(reply.failure))
+    order = CompileOrder(0, b"nonsense", b"", "it", Options(), 0)
+    assert isinstance(bench.builder.ask(order, SILENT), Refused)
 
 
 def test_it_counts_one_trace_and_one_lowering(bench: Bench) -> None:
@@ -249,13 +300,13 @@ def test_a_result_that_jax_cannot_take_is_explained(bench: Bench) -> None:
 def test_a_function_that_wants_to_stop_the_process_only_fails(
     how: BaseException, bench: Bench
 ) -> None:
-    """The tracer goes on."""
+    """The builder goes on."""
 
     def stop(x: Any) -> Any:
         raise how
 
     assert isinstance(bench.ask(Source(stop), X), Failed)
-    assert bench.tracer.state == "ready"
+    assert bench.builder.state == "ready"
 
 
 def _prints(x: Any) -> Any:
@@ -281,7 +332,7 @@ def test_a_function_that_is_another_one_here_is_refused(bench: Bench) -> None:
     """The worker finds out by itself what is in doubt, and tells its client."""
     source = Source(lambda x: x * 11)
     order = bench.order(source, X)._replace(code=bytes(Source(lambda x: x * 12).code_))
-    reply = bench.tracer.ask(order, SILENT)
+    reply = bench.builder.ask(order, SILENT)
     assert isinstance(reply, Refused)
     assert not reply.always
 
@@ -289,7 +340,7 @@ def test_a_function_that_is_another_one_here_is_refused(bench: Bench) -> None:
 def test_a_call_that_is_another_one_here_is_refused(bench: Bench) -> None:
     """Its arguments came out differently, so the program would be called wrongly."""
     order = bench.order(Source(lambda x: x * 13), X)._replace(call=b"?" * 16)
-    reply = bench.tracer.ask(order, SILENT)
+    reply = bench.builder.ask(order, SILENT)
     assert isinstance(reply, Refused)
     assert "a different one" in reply.reason
 
@@ -298,9 +349,9 @@ def test_code_that_is_neither_sent_nor_known_is_refused(bench: Bench) -> None:
     """Once it was sent, it is known."""
     source = Source(lambda x: x * 14)
     order = bench.order(source, X)
-    assert isinstance(bench.tracer.ask(order._replace(code=None), SILENT), Refused)
-    assert isinstance(bench.tracer.ask(order, SILENT), Lowered)
-    assert isinstance(bench.tracer.ask(order._replace(code=None), SILENT), Lowered)
+    assert isinstance(bench.builder.ask(order._replace(code=None), SILENT), Refused)
+    assert isinstance(bench.builder.ask(order, SILENT), Lowered)
+    assert isinstance(bench.builder.ask(order._replace(code=None), SILENT), Lowered)
 
 
 def test_the_settings_of_a_function_end_with_it(bench: Bench) -> None:
@@ -313,7 +364,7 @@ def test_the_settings_of_a_function_end_with_it(bench: Bench) -> None:
     assert isinstance(bench.ask(Source(meddles), X), Failed)
     reply = bench.ask(Source(lambda x: jnp.arange(3)), X)
     assert isinstance(reply, Lowered)
-    assert str(out_leaves(unpack_lowered(reply.data))[0].dtype) == "int32"
+    assert str(out_leaves(bench.handed_over())[0].dtype) == "int32"
 
 
 def test_packages_that_changed_on_disk_make_it_useless(
@@ -330,45 +381,45 @@ def test_packages_that_changed_on_disk_make_it_useless(
 
         return x * tr_package.RATE
 
-    tracer = TracerProcess("text", can_unpack)
+    builder = BuilderProcess("text", can_unpack)
     try:
-        assert tracer.wait()
+        assert builder.wait()
         order = bench.order(Source(uses), X)
-        assert isinstance(tracer.ask(order, SILENT), Lowered)
+        assert isinstance(builder.ask(order, SILENT), Lowered)
         site.install("tr-package", "2", {"tr_package.py": "RATE = 2.0"})
-        reply = tracer.ask(order, SILENT)
+        reply = builder.ask(order, SILENT)
         assert isinstance(reply, Outdated)
         assert reply.changes == ["tr-package was changed from 1 to 2"]
     finally:
-        tracer.close()
+        builder.close()
         changed_since_first_seen()  # it is no news for the tests that follow
 
 
 BROKEN = """
-from jaxd_server.processes import tracer
+from jaxd_server.processes import builder
 
 def broken(self, *args):
-    if args and isinstance(args[0], tracer.Ready):
+    if args and isinstance(args[0], builder.Ready):
         return self._connection.send(args[0])
     raise RuntimeError("broken")
 
-tracer.{name} = broken
-tracer.main()
+builder.{name} = broken
+builder.main()
 """
 
 
 def ask_a_broken_one(bench: Bench, name: str, source: Source) -> Reply:
-    """What a tracer says in which this method raises."""
+    """What a builder says in which this method raises."""
     command = (sys.executable, "-P", "-c", BROKEN.format(name=name))
-    tracer = TracerProcess("text", can_unpack, command)
+    builder = BuilderProcess("text", can_unpack, command)
     try:
-        assert tracer.wait()
-        return tracer.ask(bench.order(source, X), SILENT)
+        assert builder.wait()
+        return builder.ask(bench.order(source, X), SILENT)
     finally:
-        tracer.close()
+        builder.close()
 
 
-@pytest.mark.parametrize("name", ["ImportedPackages.changes", "Tracer._take_side_effects"])
+@pytest.mark.parametrize("name", ["ImportedPackages.changes", "Builder._take_side_effects"])
 def test_whatever_goes_wrong_in_it_the_worker_is_told(name: str, bench: Bench) -> None:
     """And does it by itself; the next time it asks again."""
     reply = ask_a_broken_one(bench, name, Source(lambda x: x * 15))
@@ -378,13 +429,13 @@ def test_whatever_goes_wrong_in_it_the_worker_is_told(name: str, bench: Bench) -
 
 def test_one_that_cannot_answer_ends(bench: Bench) -> None:
     """So that nobody waits for it for ever."""
-    reply = ask_a_broken_one(bench, "Tracer._send", Source(lambda x: x * 16))
-    assert reply == Ended("exit code 1", 1)
+    reply = ask_a_broken_one(bench, "Builder._send", Source(lambda x: x * 16))
+    assert reply == Ended("exit code 1", "died")
 
 
 def test_an_exception_of_the_function_is_final_whatever_else_goes_wrong(bench: Bench) -> None:
     """It is not traced once more in the worker for that."""
-    reply = ask_a_broken_one(bench, "Tracer._take_side_effects", Source(_fails))
+    reply = ask_a_broken_one(bench, "Builder._take_side_effects", Source(_fails))
     assert isinstance(reply, Failed), reply
     assert isinstance(decode_failure(reply.failure), KeyError)
     assert reply.side.counts["traces"] == 1
@@ -407,8 +458,8 @@ def test_an_exception_that_cannot_be_described_is_final_as_well(bench: Bench) ->
 
 def test_a_tracer_that_is_killed_while_it_traces_answers_nothing_more(bench: Bench) -> None:
     """Whoever waits for it is told how it ended."""
-    tracer = TracerProcess("text", can_unpack)
-    assert tracer.wait()
+    builder = BuilderProcess("text", can_unpack)
+    assert builder.wait()
     replies: list[Reply] = []
 
     def sleeps(x: Any) -> Any:
@@ -419,14 +470,14 @@ def test_a_tracer_that_is_killed_while_it_traces_answers_nothing_more(bench: Ben
     order = bench.order(Source(sleeps), X)
     started = threading.Event()
     thread = threading.Thread(
-        target=lambda: replies.append(tracer.ask(order, lambda *_: started.set()))
+        target=lambda: replies.append(builder.ask(order, lambda *_: started.set()))
     )
     thread.start()
     assert started.wait(30)
-    assert tracer.pid is not None
-    os.kill(tracer.pid, signal.SIGKILL)
+    assert builder.pid is not None
+    os.kill(builder.pid, signal.SIGKILL)
     thread.join(30)
-    assert replies == [Ended("signal 9", 1)]
+    assert replies == [Ended("signal 9", "died")]
 
 
 def endless(x: Any) -> Any:
@@ -452,7 +503,7 @@ def test_an_order_that_nobody_waits_for_is_interrupted(bench: Bench) -> None:
     thread = threading.Thread(target=forget)
     thread.start()
     order = bench.order(Source(endless), X)
-    reply = bench.tracer.ask(order, lambda *_: begun.set(), cancel_hook=telling)
+    reply = bench.builder.ask(order, lambda *_: begun.set(), cancel_hook=telling)
     thread.join()
     assert isinstance(reply, Refused)
     assert (reply.reason, reply.always) == ("it was cancelled", False)

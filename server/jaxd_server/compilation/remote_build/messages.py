@@ -1,9 +1,14 @@
-"""The messages between a worker and its tracer: pickles, between processes of one server."""
+"""The messages between a worker and a builder: pickles, between processes of one server.
+
+A builder works on one build at a time. The worker sends a `BuildOrder` and gets what came of
+tracing it: `Lowered` where all is well. Unless the worker has that program already, it sends
+`CompileLowered`, and gets `Built`. A `CompileOrder` is for what the worker has lowered itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jaxd_protocol.messages.failures import Failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead, RecordedRead
@@ -13,19 +18,23 @@ from jaxd_server.codec.arguments import empty_leaves
 from jaxd_server.compilation.functions.function import Described
 from jaxd_server.runtime.imported_packages import Dependencies
 
+if TYPE_CHECKING:
+    from jaxd_protocol.jit.options import Options
+    from jaxd_server.compilation.compiling.compiler import Compiled
 
-class TraceRequest(NamedTuple):
-    """A request to trace and lower one function.
+
+class BuildOrder(NamedTuple):
+    """A request to trace and lower one function; its answer: `Lowered`.
 
     Attributes:
-        number: the worker's own for it, which replies carry.
+        number: the worker's own for it, which the answer carries.
         key: names function, options and configuration.
         described: the client's description of it.
-        code: the packed function; None when the tracer has it.
+        code: the packed function; None when the builder has it.
         skeleton: the structure of the arguments.
         scalars: the plain numbers in them, in order.
         buffers: those of the pickled leaves. Of arrays, shapes are enough.
-        call: the lasting name of function and signature, which the tracer has to compute as well.
+        call: the lasting name of function and signature, which the builder has to compute as well.
     """
 
     number: int
@@ -38,18 +47,54 @@ class TraceRequest(NamedTuple):
     call: bytes
 
 
-class CancelTrace(NamedTuple):
-    """Cancels a request, which is answered all the same."""
+class CompileOrder(NamedTuple):
+    """A request to compile a program that the worker has lowered; its answer: `Built`.
+
+    Attributes:
+        number: as above.
+        lowered: what `pack_lowered` has made of it.
+        program: sixteen bytes that name it.
+        name: the name of the function.
+        options: how it is compiled.
+        device: the index of the device that it is for.
+    """
+
+    number: int
+    lowered: bytes
+    program: bytes
+    name: str
+    options: Options
+    device: int
+
+
+class CompileLowered(NamedTuple):
+    """A request to compile what was lowered last; its answer: `Built`."""
+
+    number: int
+    device: int
+
+
+class HandOver(NamedTuple):
+    """A request for what was lowered last, as it is compiled elsewhere; its answer: `Packed`."""
 
     number: int
 
 
+class CancelBuild(NamedTuple):
+    """Interrupts a trace; its request is answered all the same."""
+
+    number: int
+
+
+Request = BuildOrder | CompileOrder | CompileLowered | HandOver
+
+
 class ReadRequest(NamedTuple):
-    """The function reads something of its client's process; the tracer waits for a `ReadReply`.
+    """The function reads something of its client's process; the builder waits for a `ReadReply`.
 
     Attributes:
         number: of the trace request.
-        question: the tracer's own number for it.
+        question: the builder's own number for it.
         fingerprint: of the walk over the function.
         read: what is read.
     """
@@ -69,7 +114,7 @@ class ReadReply(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The tracer's first message: a program that the worker must understand, and its name."""
+    """The builder's first message: a program that the worker must understand, and its name."""
 
     program: bytes
     name: bytes
@@ -96,17 +141,31 @@ class SideEffects(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """The lowered program, how its results travel, and the packages that it may have run."""
+    """Which program it is, how its results travel, and the packages that it may have run."""
 
     number: int
     program: bytes
-    data: bytes
     skeleton: bytes
     order: tuple[int, ...]
     trace_s: float
     reads: tuple[RecordedRead, ...]
     dependencies: Dependencies
     side: SideEffects
+
+
+class Built(NamedTuple):
+    """The compiled program."""
+
+    number: int
+    compiled: Compiled
+    side: SideEffects
+
+
+class Packed(NamedTuple):
+    """A lowered program, for `unpack_lowered`."""
+
+    number: int
+    data: bytes
 
 
 class Failed(NamedTuple):
@@ -118,7 +177,7 @@ class Failed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The worker has to trace it by itself; `always`: also when it is called with the same key."""
+    """The worker has to do it by itself; `always`: also when it is called with the same key."""
 
     number: int
     reason: str
@@ -127,7 +186,7 @@ class Refused(NamedTuple):
 
 
 class Outdated(NamedTuple):
-    """Packages have changed on disk since the tracer imported them: it has to be replaced."""
+    """Packages have changed on disk since the builder imported them: it has to be replaced."""
 
     number: int
     changes: list[str]
@@ -138,15 +197,15 @@ class Ended(NamedTuple):
 
     Attributes:
         how: its exit code or signal, for people.
-        orders: how many requests may be the cause: 0 when it had not taken this one, or when the
-            worker has ended it.
+        why: `died`: the request may be the cause; `stopped`: the worker has ended it because no
+            call waited for this request; `away`: it had not taken the request, or is not wanted.
     """
 
     how: str
-    orders: int
+    why: Literal["died", "stopped", "away"]
 
 
-Reply = Lowered | Failed | Refused | Outdated | Ended
+Reply = Lowered | Built | Packed | Failed | Refused | Outdated | Ended
 
 
 def sent_data(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -34,7 +34,7 @@ from jaxd_server.user_code.callback_targets import CallbackTargets
 from jaxd_server.user_code.jax_callbacks import redirecting_callbacks
 
 if TYPE_CHECKING:
-    from jaxd_server.compilation.remote_trace.policy import TracePolicy
+    from jaxd_server.compilation.remote_build.policy import BuildPolicy
 
 _HOUR_S: Final = 3600.0
 
@@ -110,7 +110,7 @@ class BuildResult(NamedTuple):
     changed: tuple[Change, ...] = ()
 
 
-class ExecutableBuilder:
+class ExecutableSource:
     """Builds executables. Safe from any thread; its caller sees to it that each is built once.
 
     Args:
@@ -118,7 +118,7 @@ class ExecutableBuilder:
         compiler: traces and compiles.
         counters: where loads are counted.
         program_cache: what is on disk; None where nothing is kept.
-        tracing: chooses what is traced in the tracer; None: all is traced in this process.
+        building: chooses what a builder builds; None: all is built in this process.
         quota: how much may be built for whom; by default there is no limit.
         packages: what this process has imported.
 
@@ -132,7 +132,7 @@ class ExecutableBuilder:
         compiler: Compiler,
         counters: Counters,
         program_cache: ProgramCache | None = None,
-        tracing: TracePolicy | None = None,
+        building: BuildPolicy | None = None,
         quota: BuildQuota | None = None,
         packages: ImportedPackages | None = None,
     ) -> None:
@@ -141,7 +141,7 @@ class ExecutableBuilder:
         self._compiler = compiler
         self._counters = counters
         self._program_cache = program_cache
-        self._tracing = tracing
+        self._building = building
         self._quota = quota or BuildQuota()
         self._packages = packages or ImportedPackages()
 
@@ -168,7 +168,7 @@ class ExecutableBuilder:
             self._quota.require(request.principal)
             made = self._built_elsewhere(request)
             if made is None and self._packages.have_changed:
-                made = self._built_elsewhere(request)  # by a tracer that is not out of date
+                made = self._built_elsewhere(request)  # by a builder that is not out of date
         if made is not None:
             return made
         self._functions.unpack(function, request.source)
@@ -183,10 +183,14 @@ class ExecutableBuilder:
                 raise
             raise better from error
 
-    def _turn(self, request: BuildRequest) -> AbstractContextManager[None]:
+    def _turn(
+        self, request: BuildRequest, *, is_elsewhere: bool = False
+    ) -> AbstractContextManager[None]:
         """Within it, the build has its turn; while it waits, its client hears what for."""
         name = request.function.name
-        return self._compiler.room.turn(name, lambda: request.emit("stage", _queued(name)))
+        return self._compiler.room.turn(
+            name, lambda: request.emit("stage", _queued(name)), is_elsewhere=is_elsewhere
+        )
 
     def moved(
         self, executable: Executable, function: Function, device: int, own: Counts | None = None
@@ -247,22 +251,24 @@ class ExecutableBuilder:
                 function.captured,
             )
         lowered = replace(lowered, reads=unpacked.reads.recorded)
+        if self._building is not None:
+            lowered = self._building.compiled_there(request, lowered)
         return self._finish(request, lowered, started)
 
     def _built_elsewhere(self, request: BuildRequest) -> BuildResult | None:
-        """Traces it in the tracer; None when that is not wanted, or not possible."""
-        remote_trace = self._tracing.remote_trace(request) if self._tracing else None
-        if remote_trace is None:
+        """Builds it in a builder; None when that is not wanted, or not possible."""
+        remote_build = self._building.remote_build(request) if self._building else None
+        if remote_build is None:
             return None
-        with self._turn(request):
+        with self._turn(request, is_elsewhere=True), closing(remote_build):
             started = time.monotonic()
-            lowered = remote_trace.lower()
+            lowered = remote_build.lower()
             if lowered is None:
                 return None
             try:
                 return self._finish(request, lowered, started)
-            except NotTransferable as error:  # it could not be read here
-                log_event("tracer_refused", function=request.function.name, reason=str(error))
+            except NotTransferable as error:  # the program cannot be had from there
+                log_event("builder_refused", function=request.function.name, reason=str(error))
                 return None
 
     def _finish(
@@ -284,7 +290,7 @@ class ExecutableBuilder:
         self._quota.spend(request.principal, costs.paid_s)
         if self._program_cache is not None and name is not None:
             changed = self._program_cache.changes_since(name)
-            self._program_cache.keep(function, name, request.arguments, executable, obstacle)
+            self._program_cache.keep(function, name, executable, obstacle)
         request.emit("stage", {"stage": "run", "function": function.name})
         found = None if function is asked.function else function
         return BuildResult(

@@ -1,0 +1,353 @@
+"""One build in a builder: what is sent there, what comes back, and what is done when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Final, TypeVar
+
+from jaxd_protocol.errors import InternalError
+from jaxd_protocol.messages.failures import ForwardedFailure
+from jaxd_server.codec.arguments import structure_of
+from jaxd_server.codec.results import ResultLayout, rebind_form
+from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.builds import check_not_abandoned, current_build
+from jaxd_server.compilation.compiling.compiler import Compiled, LoweredFunction
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.functions.table import FunctionSource
+from jaxd_server.compilation.remote_build.builder_process import BuilderPool, BuilderProcess
+from jaxd_server.compilation.remote_build.messages import (
+    BuildOrder,
+    Built,
+    CompileLowered,
+    CompileOrder,
+    Ended,
+    Failed,
+    HandOver,
+    Lowered,
+    Outdated,
+    Packed,
+    Refused,
+    Reply,
+    Request,
+    sent_data,
+)
+from jaxd_server.jax_compat.lowered_transfer import NotTransferable
+from jaxd_server.runtime.events import Emit, OutputOnce
+from jaxd_server.runtime.logs import log_event
+from jaxd_server.user_code.client_process import Ask
+from jaxd_server.user_code.interrupt import Interrupted
+
+_MAX_PICKLED_BYTES: Final = 64 << 20
+
+R = TypeVar("R", bound=Reply)
+
+
+class _Away(Exception):
+    """There is no builder any more, or it must not be asked."""
+
+
+class BuilderLoan:
+    """A builder for one build, and another one when it ends. For one thread.
+
+    The first end may be the work of somebody else, such as a system that has no memory left: it is
+    forgiven. The second one, in a builder that has built nothing else, is the function's.
+
+    Args:
+        builders: who lends them.
+        key: of the function.
+        name: of the function.
+
+    Attributes:
+        builder: the one that there is now; None before the first question.
+    """
+
+    def __init__(self, builders: BuilderPool, key: bytes, name: str) -> None:
+        self.builder: BuilderProcess | None = None
+        self._builders = builders
+        self._key = key
+        self._name = name
+        self._deaths = int(key in builders.deadly)  # such a one is not forgiven again
+
+    def close(self) -> None:
+        """Gives it back."""
+        builder, self.builder = self.builder, None
+        if builder is not None:
+            self._builders.give_back(builder)
+
+    def borrow(self, fingerprint: bytes = b"") -> BuilderProcess:
+        """The builder; borrows one where there is none.
+
+        Raises:
+            _Away: when there is none any more.
+            Interrupted: when no call waits any longer for what this thread builds.
+        """
+        if self.builder is None:
+            self.builder = self._builders.lend(fingerprint, unused=self._deaths > 0)
+        if self.builder is None:
+            raise _Away
+        return self.builder
+
+    def ask(self, request: Request, emit: Emit, read: Ask | None = None) -> Reply | None:
+        """What the builder answers; None when it has ended, and all has to be asked once more.
+
+        Raises:
+            Interrupted: when no call waited for it any longer, so that it was ended.
+            InternalError: when the function has ended two of them.
+            _Away: when it is not wanted any more.
+        """
+        builder, build = self.borrow(), current_build()
+        hook = (lambda _: nullcontext()) if build is None else build.cancel_hook
+        more = {} if read is None else {"read": read}
+        reply = builder.ask(
+            request,
+            emit,
+            cancel_hook=hook,
+            may_stop=lambda: build is None or build.error is None,  # else it goes on, and is kept
+            **more,
+        )
+        if not isinstance(reply, Ended):
+            return reply
+        self.close()
+        if reply.why == "stopped":
+            raise Interrupted
+        if reply.why == "away" and self._builders.is_disabled:
+            raise _Away
+        if reply.why == "died":
+            self._count_death(reply.how)
+        return None
+
+    def _count_death(self, how: str) -> None:
+        self._deaths += 1
+        check_not_abandoned()
+        log_event("builder_lost", function=self._name, how=how, deaths=self._deaths)
+        if self._deaths < 2:
+            return
+        self._builders.deadly[self._key] = None
+        raise InternalError(
+            f"{self._name} ended the process that built it, and again when that was repeated in "
+            f"another one ({how}). The server and all that it has ready live on. Does the "
+            "function, or a library of its, call os._exit() or crash while it is traced or "
+            "compiled, or need more memory than there is?"
+        )
+
+
+class RemoteBuild:
+    """One function to be traced, lowered and compiled by a builder. To be closed.
+
+    Args:
+        builders: records what became of it.
+        order: the request, without the code.
+        source: whom to ask for the code.
+        program_cache: where it may lie; None where nothing is kept.
+        emit: takes the events of the build.
+    """
+
+    def __init__(
+        self,
+        builders: BuilderPool,
+        order: BuildOrder,
+        source: FunctionSource,
+        program_cache: ProgramCache | None,
+        emit: OutputOnce,
+    ) -> None:
+        self.order = order
+        self._builders = builders
+        self._source = source
+        self._program_cache = program_cache
+        self._emit = emit
+        self._loan = BuilderLoan(builders, order.key, order.described.name)
+
+    def close(self) -> None:
+        """Gives the builder back."""
+        self._loan.close()
+
+    def lower(self) -> LoweredFunction | None:
+        """The lowered function; None when this process has to trace it after all.
+
+        Raises:
+            Interrupted: when no call waits for it any longer.
+            ForwardedFailure: with what the function, or jax, raised.
+            InternalError: when the function ended the processes that traced it.
+        """
+        try:
+            reply = self._lowered()
+        except _Away:
+            return None
+        check_not_abandoned()
+        return self._parse_reply(reply)
+
+    def _lowered(self) -> Reply:
+        """What comes of tracing it, in as many builders as that takes."""
+        while True:
+            builder = self._loan.borrow(self.order.described.fingerprint)
+            if self.order.described.fingerprint not in builder.known:
+                self.add_code()
+            self._emit.begin_trace()
+            reply = self._loan.ask(self.order, self._emit, self._source.read)
+            if isinstance(reply, Lowered | Failed | Refused):  # a useless trace counts as well
+                self._builders.apply_side_effects(reply.side)
+            if reply is not None:
+                return reply
+
+    def compile(self, device: int) -> Compiled | None:
+        """See `Elsewhere`.
+
+        Raises:
+            Interrupted: when no call waited for it any longer.
+            InternalError: when the function ended the processes that built it.
+        """
+        try:
+            while True:
+                reply = self._loan.ask(CompileLowered(0, device), self._emit)
+                if reply is not None:
+                    return _compiled(reply, self._builders, self.order.described.name)
+                again = self._lowered()  # in another builder
+                if not isinstance(again, Lowered):
+                    return None
+        except _Away:
+            return None
+
+    def hand_over(self) -> bytes:
+        """See `Elsewhere`."""
+        try:
+            reply = self._loan.ask(HandOver(0), self._emit)
+        except _Away:
+            reply = None
+        if isinstance(reply, Packed):
+            return reply.data
+        raise NotTransferable(reply.reason if isinstance(reply, Refused) else "it has ended")
+
+    def add_code(self) -> None:
+        """Adds the code to the order; the client is asked for it when it is not on disk."""
+        if self.order.code is not None:
+            return
+        fingerprint = self.order.described.code_fingerprint
+        code = self._program_cache.code(fingerprint) if self._program_cache else None
+        if code is None:
+            with self._source.waiting():
+                code = bytes(self._source.code(fingerprint))
+        self.order = self.order._replace(code=code)
+
+    def _parse_reply(self, reply: Reply) -> LoweredFunction | None:
+        builder, described = self._loan.builder, self.order.described
+        assert builder is not None
+        if isinstance(reply, Outdated):
+            log_event("builder_outdated", changes=reply.changes)
+            builder.end()
+            return None
+        if isinstance(reply, Refused):
+            log_event("builder_refused", function=described.name, reason=reply.reason)
+            builder.known.discard(described.fingerprint)
+            if reply.always:
+                self._builders.refused[self.order.key] = None
+            return None
+        builder.known.add(described.fingerprint)
+        if isinstance(reply, Failed):
+            raise ForwardedFailure(reply.failure)
+        assert isinstance(reply, Lowered)
+        form = rebind_form(ResultLayout.of(reply.skeleton, reply.order))
+        structure = structure_of(((0,) * len(reply.order), {}))  # its own has no meaning here
+        if reply.reads:  # the builder has it under that name now
+            builder.known.add(described.with_reads(reply.reads).fingerprint)
+        return LoweredFunction(
+            reply.program,
+            None,
+            form,
+            structure,
+            reply.trace_s,
+            None,
+            reply.reads,
+            reply.dependencies,
+            self,
+        )
+
+
+class RemoteCompile:
+    """A program that this process has lowered, to be compiled by a builder.
+
+    Args:
+        builders: who lends one.
+        request: what is built.
+        program: the name of the program.
+        pack: the lowered program as it is sent.
+    """
+
+    def __init__(
+        self,
+        builders: BuilderPool,
+        request: BuildRequest,
+        program: bytes,
+        pack: Callable[[], bytes],
+    ) -> None:
+        self._builders = builders
+        self._request = request
+        self._program = program
+        self._pack = pack
+
+    def compile(self, device: int) -> Compiled | None:
+        """See `Elsewhere`.
+
+        Raises:
+            Interrupted: when no call waited for it any longer.
+            InternalError: when the program ended the processes that compiled it.
+        """
+        function = self._request.function
+        loan = BuilderLoan(self._builders, function.key, function.name)
+        try:
+            packed = self._pack()
+            options = function.options
+            order = CompileOrder(0, packed, self._program, function.name, options, device)
+            while True:
+                reply = loan.ask(order, self._request.emit)
+                if reply is not None:
+                    return _compiled(reply, self._builders, function.name)
+        except (_Away, NotTransferable):
+            return None
+        finally:
+            loan.close()
+
+    def hand_over(self) -> bytes:
+        """Not needed: this process has it."""
+        return self._pack()
+
+
+def _compiled(reply: Reply, builders: BuilderPool, name: str) -> Compiled | None:
+    """What a builder has compiled; None when this process has to.
+
+    Raises:
+        ForwardedFailure: with what jax raised.
+    """
+    if isinstance(reply, Built | Failed | Refused):
+        builders.apply_side_effects(reply.side)
+    if isinstance(reply, Failed):
+        raise ForwardedFailure(reply.failure)
+    if isinstance(reply, Built):
+        return reply.compiled
+    log_event("builder_refused", function=name, reason=getattr(reply, "reason", "outdated"))
+    return None
+
+
+def build_order_of(request: BuildRequest, name: bytes) -> BuildOrder | None:
+    """The request for a call, without the code; None when it would be too large.
+
+    Args:
+        request: what is to be built.
+        name: the lasting name of function and signature.
+    """
+    scalars, buffers = sent_data(
+        request.placement, request.blob, request.buffers, warm_only=request.warm_only
+    )
+    described = request.function.described
+    if described.manifest is None or sum(map(len, buffers)) > _MAX_PICKLED_BYTES:
+        return None
+    return BuildOrder(
+        0,
+        request.function.key,
+        described,
+        None,
+        request.skeleton,
+        scalars,
+        tuple(map(bytes, buffers)),
+        name,
+    )

@@ -1,0 +1,150 @@
+"""Decides which builds go to a builder.
+
+Tracing holds the interpreter, so that other clients of the worker would wait meanwhile, and what
+crashes while it is traced or compiled would take their values along. So a builder does it, see
+`processes.builder`. A single client would delay only itself: its functions are traced here, and
+only programs that take long to compile are compiled there, so that this can be stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final, Literal
+
+from jaxd_server.compilation.compiling.build_request import BuildRequest
+from jaxd_server.compilation.compiling.compiler import LoweredFunction
+from jaxd_server.compilation.disk_cache.programs import ProgramCache
+from jaxd_server.compilation.disk_cache.records import call_name
+from jaxd_server.compilation.remote_build.build_job import (
+    RemoteBuild,
+    RemoteCompile,
+    build_order_of,
+)
+from jaxd_server.compilation.remote_build.builder_process import (
+    USUAL_LIFETIME,
+    BuilderPool,
+    BuilderProcess,
+    Lifetime,
+)
+from jaxd_server.jax_compat.lowered import has_operations
+from jaxd_server.jax_compat.lowered_transfer import pack_lowered
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.imported_packages import ImportedPackages
+
+BuildIn = Literal["auto", "worker", "builder"]
+"""Where functions are built: `auto` as there are clients, always here, or always there."""
+
+_MANY: Final = 100
+"""Operations of a program that a single client has compiled by a builder, if one is ready. Loading
+a smaller one costs more than compiling it here delays."""
+
+_VERY_MANY: Final = 1000
+"""Operations of a program for which that client waits until a builder has started."""
+
+
+class BuildPolicy:
+    """Chooses which builds go to a builder. Thread-safe.
+
+    Args:
+        build_in: where functions are built.
+        is_shared: whether more than one client is there.
+        counters: to which the counts of builders are added.
+        packages: to which the imports of builders are added. Where they have changed, a builder is
+            the process that has the new ones.
+        program_cache: where packed functions are found; None where nothing is kept.
+        start: starts a builder.
+        lifetime: when a builder is replaced or ended.
+    """
+
+    def __init__(
+        self,
+        build_in: BuildIn,
+        is_shared: Callable[[], bool],
+        counters: Counters,
+        packages: ImportedPackages,
+        program_cache: ProgramCache | None,
+        start: Callable[[], BuilderProcess],
+        lifetime: Lifetime = USUAL_LIFETIME,
+    ) -> None:
+        self._build_in = build_in
+        self._is_shared = is_shared
+        self._packages = packages
+        self._program_cache = program_cache
+        self._builders = BuilderPool(counters, packages, start, lifetime)
+
+    def start(self) -> None:
+        """Starts a builder now if every build goes there."""
+        if self._build_in == "builder":
+            self._builders.start_spare()
+
+    def poll(self) -> None:
+        """Has a spare ready while several clients are there; ends those that nobody needs.
+
+        To be called several times a second.
+        """
+        is_shared = self._build_in == "auto" and self._is_shared()
+        if is_shared:
+            self._builders.start_spare()
+        self._builders.end_idle(keep=int(is_shared))
+
+    def remote_build(self, request: BuildRequest) -> RemoteBuild | None:
+        """The build of a function in a builder; None: it is traced here.
+
+        The client is asked for the code when that is needed.
+
+        Args:
+            request: what is to be built; its function need not be unpacked.
+
+        Raises:
+            Exception: what asking the client raises.
+        """
+        builders, function = self._builders, request.function
+        if not self._traces_there(function.key) or function.key in builders.refused:
+            return None
+        name = call_name(function, request.arguments)
+        # a call without a name may differ in another process
+        order = None if name is None else build_order_of(request, name)
+        if order is None:
+            return None
+        remote_build = RemoteBuild(
+            builders, order, request.source, self._program_cache, request.emit
+        )
+        if not builders.knows(order.described.fingerprint):
+            remote_build.add_code()  # before it has its turn: the client may take a while
+        return remote_build
+
+    def compiled_there(self, request: BuildRequest, lowered: LoweredFunction) -> LoweredFunction:
+        """A function that was lowered here, with the builder that compiles it, if one does.
+
+        Args:
+            request: what is built.
+            lowered: what this process has made of it.
+        """
+        if lowered.obstacle is not None or not self._compiles_there(lowered):
+            return lowered
+        pack = partial(pack_lowered, lowered.lowered, lowered.obstacle)
+        elsewhere = RemoteCompile(self._builders, request, lowered.program, pack)
+        return replace(lowered, elsewhere=elsewhere)
+
+    def close(self) -> None:
+        """Ends the builders."""
+        self._builders.close()
+
+    def _traces_there(self, key: bytes) -> bool:
+        gains = self._packages.have_changed or self._is_shared() or key in self._builders.deadly
+        wanted = self._build_in == "builder" or (self._build_in == "auto" and gains)
+        return wanted and not self._builders.is_disabled
+
+    def _compiles_there(self, lowered: LoweredFunction) -> bool:
+        if self._build_in == "worker" or self._builders.is_disabled:
+            return False
+        if self._build_in == "builder" or self._is_shared():
+            return True
+        if not has_operations(lowered.lowered, _MANY):
+            return False
+        if self._builders.is_ready or has_operations(lowered.lowered, _VERY_MANY):
+            return True
+        self._builders.start_spare()  # for the next one
+        return False

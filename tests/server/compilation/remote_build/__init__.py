@@ -1,0 +1,1 @@
+"""Tests of `compilation/remote_build`."""

@@ -1,0 +1,229 @@
+"""What becomes of what a builder says."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxd_protocol.errors import InternalError
+from jaxd_protocol.jit.options import Options
+from jaxd_protocol.messages.failures import ForwardedFailure, encode_failure
+from jaxd_protocol.packages.distributions import package_of
+from jaxd_server.compilation.compiling.compiler import Compiled, Compiler, LoweredFunction
+from jaxd_server.compilation.remote_build import build_job as module
+from jaxd_server.compilation.remote_build.messages import (
+    BuildOrder,
+    Built,
+    CompileLowered,
+    CompileOrder,
+    Ended,
+    Failed,
+    Lowered,
+    Outdated,
+    Packed,
+    Refused,
+    SideEffects,
+)
+from jaxd_server.jax_compat.programs import serialized
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.events import SILENT
+from jaxd_server.user_code.interrupt import Interrupted
+from tests.server.fake_builder import NOTHING, BuildScenario, FakeBuilder, refused
+from tests.server.in_process import Source
+
+
+def orders(builder: FakeBuilder) -> list[BuildOrder]:
+    """The builds that it was asked for."""
+    return [one for one in builder.requests if isinstance(one, BuildOrder)]
+
+
+@pytest.fixture
+def source() -> Source:
+    """Something to call."""
+    return Source(lambda x: x * 2 + 1)
+
+
+def test_the_code_is_sent_once(source: Source) -> None:
+    """The next order for the function finds it there."""
+    scenario = BuildScenario()
+    failed = Failed(1, encode_failure(KeyError("it")), NOTHING)
+    with pytest.raises(ForwardedFailure):
+        scenario.answered(source, failed)
+    assert orders(scenario.builders[0])[-1].code == bytes(source.code_)
+    asked = source.asked.count("code")
+    with pytest.raises(ForwardedFailure):
+        scenario.answered(source, failed)
+    assert orders(scenario.builders[0])[-1].code is None
+    assert source.asked.count("code") == asked
+
+
+def test_large_pickled_arguments_are_not_sent_twice(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker has them."""
+    monkeypatch.setattr(module, "_MAX_PICKLED_BYTES", -1)
+    assert BuildScenario().remote_build(source) is None
+
+
+def test_what_is_refused_once_is_tried_again(source: Source) -> None:
+    """With its code, in case that was forgotten."""
+    scenario = BuildScenario()
+    scenario.will_answer().known.add(source.fingerprint)
+    assert scenario.answered(source, refused(always=False)) is None
+    assert scenario.answered(source, refused(always=False)) is None
+    assert [order.code is None for order in orders(scenario.builders[0])] == [True, False]
+
+
+def test_a_failure_goes_to_the_client_as_it_is(source: Source) -> None:
+    """Described once, where it was raised."""
+    failure = encode_failure(ValueError("the user's"))
+    with pytest.raises(ForwardedFailure) as caught:
+        BuildScenario().answered(source, Failed(1, failure, NOTHING))
+    assert encode_failure(caught.value) == failure
+
+
+def test_what_happened_beside_the_work_is_taken_over(source: Source) -> None:
+    """Counts, and packages that this process may not have imported."""
+    scenario = BuildScenario()
+    package = package_of("pytest")
+    assert package is not None
+    side = SideEffects({"traces": 1, "trace_s": 0.5}, [("im_elsewhere", package)])
+    with pytest.raises(ForwardedFailure):
+        scenario.answered(source, Failed(1, encode_failure(KeyError()), side))
+    counts = scenario.counters.snapshot()
+    assert (counts["traces"], counts["lowers"], counts["trace_s"]) == (1, 0, 0.5)
+    assert ("im_elsewhere", package) in scenario.packages.imported()
+
+
+def test_a_trace_that_was_in_vain_is_counted(source: Source) -> None:
+    """The function ran, and runs once more in this process."""
+    scenario = BuildScenario()
+    scenario.answered(source, Refused(1, "a reason", True, SideEffects({"traces": 1}, [])))
+    assert scenario.counters.snapshot()["traces"] == 1
+
+
+def lowered_reply(lowered: LoweredFunction) -> Lowered:
+    """What a builder says of it."""
+    form = lowered.form
+    return Lowered(1, lowered.program, form.skeleton, form.order, 0.25, (), (), NOTHING)
+
+
+def built(lowered: LoweredFunction) -> Built:
+    """What a builder says when it has compiled it."""
+    compiler = Compiler(Counters(), 1)
+    program = compiler.compile(lowered, "it", Options(), SILENT)
+    compiler.close()
+    written = serialized(program.compiled, program.devices)
+    side = SideEffects({"compiles": 1}, [])
+    return Built(1, Compiled(written, 2.5, is_bound=False), side)
+
+
+def test_the_program_is_compiled_there(source: Source) -> None:
+    """Its bytes arrive as they were made, and what it counted is added."""
+    scenario = BuildScenario()
+    _, mine = scenario.lowered_here(source)
+    remote_build = scenario.remote_build(source)
+    assert remote_build is not None
+    reply = built(mine)
+    builder = scenario.will_answer(lowered_reply(mine), reply)
+    lowered = remote_build.lower()
+    assert lowered is not None
+    assert lowered.elsewhere is not None
+    assert (lowered.program, lowered.obstacle, lowered.trace_s) == (mine.program, None, 0.25)
+    assert lowered.form == mine.form
+    assert lowered.elsewhere.compile(0) is reply.compiled
+    assert isinstance(builder.requests[-1], CompileLowered)
+    assert scenario.counters.snapshot()["compiles"] == 1
+    remote_build.close()
+
+
+def test_a_builder_that_cannot_write_a_program_hands_it_over(source: Source) -> None:
+    """And this process compiles it."""
+    scenario = BuildScenario()
+    _, mine = scenario.lowered_here(source)
+    remote_build = scenario.remote_build(source)
+    assert remote_build is not None
+    scenario.will_answer(lowered_reply(mine), refused(always=False), Packed(1, b"packed"))
+    lowered = remote_build.lower()
+    assert lowered is not None
+    assert lowered.elsewhere is not None
+    assert lowered.elsewhere.compile(0) is None
+    assert lowered.elsewhere.hand_over() == b"packed"
+
+
+def test_what_was_lowered_here_is_compiled_there(source: Source) -> None:
+    """In a second builder when the first one ends."""
+    scenario = BuildScenario("builder")
+    request, mine = scenario.lowered_here(source)
+    found = scenario.building.compiled_there(request, mine)
+    reply = built(mine)
+    scenario.next = [FakeBuilder(), FakeBuilder()]
+    scenario.next[0].replies = [Ended("signal 9", "died")]
+    scenario.next[1].replies = [reply]
+    assert found.elsewhere is not None
+    assert found.elsewhere.compile(0) is reply.compiled
+    (order,) = scenario.builders[1].requests
+    assert isinstance(order, CompileOrder)
+    assert order.program == mine.program
+
+
+@pytest.mark.parametrize("stage", ["trace", "compile"])
+@pytest.mark.parametrize("guilty", [True, False])
+def test_only_what_ends_a_second_builder_is_guilty(
+    guilty: bool, stage: str, source: Source
+) -> None:
+    """One that has built nothing else: somebody, or something, may have ended the first."""
+    scenario = BuildScenario()
+    _, mine = scenario.lowered_here(source)
+    ended, before = Ended("signal 11", "died"), [lowered_reply(mine)] * (stage == "compile")
+    reply = built(mine)
+    scenario.next = [FakeBuilder(), FakeBuilder(), FakeBuilder()]
+    scenario.next[0].replies = [*before, ended]
+    scenario.next[1].replies = [*before, ended] if guilty else [lowered_reply(mine), reply]
+    remote_build = scenario.remote_build(source)
+    assert remote_build is not None
+
+    def build() -> object:
+        lowered = remote_build.lower()
+        assert lowered is not None
+        assert lowered.elsewhere is not None
+        return lowered.elsewhere.compile(0)
+
+    if guilty:
+        with pytest.raises(InternalError, match=r"in another one \(signal 11\)"):
+            build()
+        assert source.key in scenario.building._builders.deadly
+    else:
+        assert build() is reply.compiled
+    remote_build.close()
+    assert len(scenario.builders) == 2
+    assert orders(scenario.builders[1])[0].code is not None
+
+
+def test_a_build_whose_builder_was_ended_for_it_is_given_up(source: Source) -> None:
+    """No call waited for it; it is not made once more, and not blamed."""
+    scenario = BuildScenario()
+    with pytest.raises(Interrupted):
+        scenario.answered(source, Ended("signal 9", "stopped"))
+    assert source.key not in scenario.building._builders.deadly
+
+
+def test_an_order_that_was_not_taken_is_given_to_another_one(source: Source) -> None:
+    """Nothing is known against it."""
+    scenario = BuildScenario()
+    scenario.next = [FakeBuilder(), FakeBuilder()]
+    scenario.next[1].replies = [refused(always=False)]
+    assert scenario.answered(source, Ended("it was not running", "away")) is None
+    assert len(scenario.builders) == 2
+
+
+def test_a_builder_that_is_out_of_date_is_replaced(source: Source) -> None:
+    """This build is done here; the next one has the new builder."""
+    scenario = BuildScenario()
+    assert scenario.answered(source, Outdated(1, ["numpy was changed"])) is None
+    assert scenario.builders[0].state == "ended"
+    scenario.next = [FakeBuilder()]
+    scenario.next[0].replies = [refused(always=False)]
+    remote_build = scenario.remote_build(source)
+    assert remote_build is not None
+    assert remote_build.lower() is None
+    assert len(scenario.builders[1].requests) == 1

@@ -1,0 +1,143 @@
+"""When a builder is started, to whom it is lent, and when it is ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxd_server.compilation.remote_build.builder_process import (
+    USUAL_LIFETIME,
+    BuilderPool,
+    Lifetime,
+)
+from jaxd_server.runtime.counters import Counters
+from jaxd_server.runtime.imported_packages import ImportedPackages
+from tests.server.fake_builder import BuildScenario, FakeBuilder
+from tests.server.in_process import Source
+
+
+class Scenario:
+    """A pool with fakes, and a clock that stands still."""
+
+    def __init__(self, lifetime: Lifetime = USUAL_LIFETIME) -> None:
+        self.now = 100.0
+        self.started: list[Any] = []
+        self.pool = BuilderPool(
+            Counters(), ImportedPackages(), self._start, lifetime, lambda: self.now
+        )
+
+    def _start(self) -> Any:
+        self.started.append(FakeBuilder())
+        return self.started[-1]
+
+    def lend(self, *args: Any, **kwargs: Any) -> Any:
+        """What the pool lends."""
+        return self.pool.lend(*args, **kwargs)
+
+
+def test_a_builder_has_one_borrower_at_a_time() -> None:
+    """The next one gets another, or the same when it is back."""
+    scenario = Scenario()
+    first, second = scenario.lend(), scenario.lend()
+    assert first is not second
+    scenario.pool.give_back(first)
+    assert scenario.lend() is first
+
+
+def test_the_one_that_knows_the_function_is_preferred() -> None:
+    """Its code need not be sent again."""
+    scenario = Scenario()
+    pair = [scenario.lend(), scenario.lend()]
+    pair[1].known.add(b"it")
+    for one in pair:
+        scenario.pool.give_back(one)
+    assert scenario.lend(b"it") is pair[1]
+
+
+def test_who_needs_an_unused_one_gets_it() -> None:
+    """So that what ends it can only be the work of that build."""
+    scenario = Scenario()
+    used = scenario.lend()
+    used.builds = 1
+    scenario.pool.give_back(used)
+    assert scenario.lend(unused=True) is not used
+
+
+@pytest.mark.parametrize(("builds", "size"), [(3, 0), (0, 11)])
+def test_one_that_has_built_enough_or_has_grown_is_ended(builds: int, size: int) -> None:
+    """XLA gives nothing back of what it compiles."""
+    scenario = Scenario(Lifetime(builds=3, resident=10))
+    one = scenario.lend()
+    one.builds, one.bytes = builds, size
+    scenario.pool.give_back(one)
+    assert one.state == "ended"
+    assert scenario.lend() is not one
+
+
+def test_a_long_build_gives_way_to_one_that_begins_beside_it() -> None:
+    """And its builder, which cannot have its priority back, is not lent again."""
+    scenario = Scenario()
+    long, other = scenario.lend(), scenario.lend()
+    scenario.now += 1.9
+    scenario.pool.give_back(other)
+    assert scenario.lend() is other
+    assert not long.yields
+    scenario.now += 0.2
+    third = scenario.lend()
+    assert (long.yields, other.yields, third.yields) == (True, False, False)
+    scenario.pool.give_back(long)
+    assert long.state == "ended"
+
+
+def test_those_that_nobody_needs_are_ended_after_a_while() -> None:
+    """But for the spare ones, of which that used last is kept."""
+    scenario = Scenario(Lifetime(idle_s=60.0))
+    pair = [scenario.lend(), scenario.lend()]
+    for one in pair:
+        scenario.pool.give_back(one)
+    scenario.now += 59
+    scenario.pool.end_idle(keep=0)
+    assert [one.state for one in pair] == ["ready", "ready"]
+    scenario.now += 2
+    scenario.pool.end_idle(keep=1)
+    assert [one.state for one in pair] == ["ended", "ready"]
+    scenario.pool.end_idle(keep=0)
+    assert pair[1].state == "ended"
+
+
+def test_a_spare_is_started_when_all_are_at_work_for_long() -> None:
+    """A short build gives its builder back before another one could have started."""
+    scenario = Scenario()
+    scenario.pool.start_spare()
+    scenario.pool.start_spare()
+    assert len(scenario.started) == 1
+    scenario.lend()
+    scenario.pool.start_spare()
+    assert len(scenario.started) == 1
+    scenario.now += 1
+    scenario.pool.start_spare()
+    assert len(scenario.started) == 2
+
+
+def test_a_builder_that_never_comes_up_is_given_up() -> None:
+    """After three times all is built in the worker."""
+    source = Source(lambda x: x * 2 + 1)
+    scenario = BuildScenario("builder")
+    scenario.next = [FakeBuilder("ended") for _ in range(9)]
+    remote_build = scenario.remote_build(source)
+    assert remote_build is not None
+    assert remote_build.lower() is None
+    assert len(scenario.builders) == 3
+    assert scenario.remote_build(source) is None
+
+
+def test_closing_ends_the_builders_for_good() -> None:
+    """Nothing starts another one."""
+    scenario = Scenario()
+    lent, idle = scenario.lend(), scenario.lend()
+    scenario.pool.give_back(idle)
+    scenario.pool.close()
+    assert (lent.state, idle.state) == ("ended", "ended")
+    assert scenario.lend() is None
+    assert len(scenario.started) == 2

@@ -1,1 +1,0 @@
-"""Tests of `compilation/remote_trace`."""
