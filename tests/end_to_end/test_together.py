@@ -92,7 +92,7 @@ def test_a_small_function_passes_one_that_is_traced_for_long(
     start_live: Callable[..., LiveServer],
 ) -> None:
     """Where one is built at a time: it does not wait until the other is ready."""
-    server = start_live("--builds", "1", "--trace-in", "worker")
+    server = start_live("--builds", "1", "--build-in", "worker")
     gate = Gate(server.directory / "long")
     with connect(server.unix) as one, connect(server.unix) as other:
         long = in_thread(one.persistent_call(stop_at(gate.path)), X)

@@ -241,7 +241,7 @@ def test_a_stuck_worker_is_killed_where_that_was_asked_for(
 @pytest.mark.parametrize("thread", ["accepting", "sending", "reading the host's channel"])
 def test_a_thread_of_the_worker_ends(start_live: StartLive, tmp_path: Path, thread: str) -> None:
     """Without which nobody would be served: the worker ends, and the next one serves all."""
-    server = start_live("--trace-in", "worker")
+    server = start_live("--build-in", "worker")
     marker = tmp_path / "marker"
 
     def end_thread(x: Any) -> Any:
@@ -284,7 +284,7 @@ def _call_once(server: LiveServer) -> bool:
 
 def test_a_worker_accepts_nobody_any_more(start_live: StartLive, tmp_path: Path) -> None:
     """Though it answers the host: this replaces it, and who has connected is served."""
-    server = start_live("--trace-in", "worker")
+    server = start_live("--build-in", "worker")
     marker = tmp_path / "marker"
 
     def hold_doors(x: Any) -> Any:

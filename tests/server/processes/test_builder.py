@@ -456,7 +456,7 @@ def test_an_exception_that_cannot_be_described_is_final_as_well(bench: Bench) ->
     assert "Nasty, which cannot be described: SystemExit" in str(decode_failure(reply.failure))
 
 
-def test_a_tracer_that_is_killed_while_it_traces_answers_nothing_more(bench: Bench) -> None:
+def test_a_builder_that_is_killed_while_it_traces_answers_nothing_more(bench: Bench) -> None:
     """Whoever waits for it is told how it ended."""
     builder = BuilderProcess("text", can_unpack)
     assert builder.wait()
