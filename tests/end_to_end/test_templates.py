@@ -225,9 +225,9 @@ def test_a_leaf_that_is_no_data_is_refused(client: Client) -> None:
 
 @pytest.mark.soak
 def test_objects_are_traced_beside_the_worker_as_well(start_live: StartLive) -> None:
-    """The tracer takes them apart as the worker does."""
-    server = start_live("--trace-in", "tracer")
-    server.wait_for("tracer_ready")
+    """The builder takes them apart as the worker does."""
+    server = start_live("--build-in", "builder")
+    server.wait_for("builder_ready")
     with connect(server.unix) as client:
         step = client.persistent_call(lambda s: State(s.by(s.w["a"]) + s.w["b"], s.by))
         assert traces(client, lambda: step(State({"b": 1.0, "a": np.ones(2)}, scaled))) == 1
