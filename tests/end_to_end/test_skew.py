@@ -107,6 +107,7 @@ def test_an_upgraded_package_is_used_at_once(
             warnings.simplefilter("always")
             with outlasting(server, client, gate):
                 upgrade(site)
+                server.wait_for("worker_outdated")
                 future = in_thread(lambda: after(1.0)) if how == "call" else after.submit(1.0)
             result = future.result()
         assert float(result) == 30.0
@@ -156,6 +157,7 @@ def test_a_submitted_call_of_which_there_is_no_copy_is_not_repeated(
             warnings.simplefilter("always")
             with outlasting(server, client, gate):
                 upgrade(site)
+                server.wait_for("worker_outdated")
                 future = client.persistent_call(scaled, extra_key=1).submit(np.ones(1 << 16))
             error = future.exception()
         assert isinstance(error, errors.WorkerReplaced)

@@ -58,6 +58,7 @@ GROUPS: dict[str, Sequence[Edit]] = {
 }
 EXCEPTIONS = {
     "refused there: toolbox.Settings.rate": ("toolbox.Settings.rate = 3", ["by_setting"]),
+    "refused there: toolbox.defaults.rate": ("s.rate = 3", ["by_object"]),
     # numpy fills in the mask and the fill value of a masked array where it is unpickled.
     "differs: ": ("VALUE = np.ma.array(", test_values.WAYS.split()),
 }

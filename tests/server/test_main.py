@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import logging
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,11 +31,24 @@ def test_a_server_that_cannot_start_says_why_in_one_line(
     assert said.count("\n") == 1
 
 
-def test_a_worker_that_cannot_be_started_is_named(
-    runtime: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """After as many attempts as for one that ends at once."""
-    assert main([], worker_command=["/no/such/program"]) == 1
-    said = capsys.readouterr().err
-    assert said.count("worker_not_started") == 5
-    assert "/no/such/program" in said[said.index("jaxd: the worker ended 5 times") :]
+UNSTARTABLE = """
+from jaxd_server.__main__ import main
+raise SystemExit(main([], worker_command=["/no/such/program"]))
+"""
+
+
+def test_a_worker_that_cannot_be_started_is_named(runtime: Path) -> None:
+    """After as many attempts as for one that ends at once; the server goes on."""
+    command = [sys.executable, "-c", UNSTARTABLE]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        said = []
+        for line in server.stderr:
+            said.append(line)
+            if "worker_broken" in line:
+                break
+        server.send_signal(signal.SIGTERM)
+        server.stderr.read()
+    assert server.returncode == 0
+    assert sum("worker_not_started" in line for line in said) == 5
+    assert "/no/such/program" in said[-1]

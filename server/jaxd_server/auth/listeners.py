@@ -8,10 +8,11 @@ import os
 import select
 import socket
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from jaxd_protocol.errors import CannotListen, ConfigurationError
 from jaxd_protocol.network.addresses import Address
@@ -63,14 +64,33 @@ class ListenerProbe:
         with socket.socket(self._listening.family, socket.SOCK_STREAM) as own:
             own.settimeout(timeout_s)
             try:
-                own.connect(_reachable(self._listening.getsockname()))
+                self._connect(own, timeout_s)
                 own.shutdown(socket.SHUT_WR)
                 own.recv(1)
-            except (TimeoutError, BlockingIOError):  # nobody takes it, or too many wait already
+            except TimeoutError:  # nobody takes it
                 return False
             except OSError:
                 return True  # it was closed at once, or cannot be asked
         return True
+
+    def _connect(self, own: socket.socket, timeout_s: float) -> None:
+        """Connects. A Unix socket for which too many wait refuses at once, and is waited for.
+
+        Raises:
+            TimeoutError: when that takes too long.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return own.connect(_reachable(self._listening.getsockname()))
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError from error
+                time.sleep(_FULL_S)
+
+
+_FULL_S: Final = 0.05
+"""Between two looks at a queue of connections that is full."""
 
 
 def _reachable(name: Any) -> Any:

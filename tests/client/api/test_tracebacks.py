@@ -17,6 +17,16 @@ from tests.live_server import LiveServer
 X = np.ones(3, np.float32)
 
 
+@pytest.fixture(autouse=True)
+def _frames_are_hidden() -> Iterator[None]:
+    """As in a user's process; where a server has been in this one, it has all of them shown."""
+    config: Any = jax.config
+    setting = config.jax_traceback_filtering
+    config.update("jax_traceback_filtering", "auto")
+    yield
+    config.update("jax_traceback_filtering", setting)
+
+
 @pytest.fixture(scope="module")
 def shared(live: LiveServer) -> Iterator[Client]:
     """One client for all that leave nothing behind."""

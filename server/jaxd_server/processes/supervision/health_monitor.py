@@ -121,8 +121,10 @@ class HealthMonitor:
             return
         probe = ListenerProbe(waiting[0].socket)
         is_accepted = await asyncio.to_thread(probe.accepts, _ACCEPT_S)
+        if is_accepted or not await worker.refresh(ANSWER_TIMEOUT_S):
+            return  # who does not answer its host either is stuck, which is another thing
         is_current = self._supervisor.worker is worker and worker.state == "ready"
-        if is_accepted or not is_current or worker.snapshot.get("is_short"):
+        if not is_current or worker.snapshot.get("is_short"):
             return
         log_event("not_accepting", level=logging.ERROR, address=str(waiting[0].address))
         worker.kill("it accepted no clients any more", is_to_blame=False)

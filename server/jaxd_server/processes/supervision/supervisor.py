@@ -177,6 +177,8 @@ class Supervisor:
         log_event(f"{self._what}_started", pid=worker.pid, epoch=epoch, principal=worker.principal)
         on_purpose = worker.flags.draining
         await wait_first(worker.exited, self.stopping, *on_purpose)
+        if worker.was_ready:
+            self._broken, self._pacing.failed_starts = "", 0
         if worker.flags.outdated.is_set() and self._standby is not self._prepared:
             self._dismiss_standby()  # it has imported the same packages
         if any(event.is_set() for event in on_purpose):
@@ -202,8 +204,6 @@ class Supervisor:
         )
         delay_s = self._pacing.delay_s(worker.lived_s, was_ready=worker.was_ready)
         log_exit(worker, restart_in_s=delay_s)
-        if worker.was_ready:
-            self._broken = ""
         return self._after_failure(delay_s, worker.last_lines() if self._pacing.is_broken else [])
 
     def _after_failure(self, delay_s: float, last_lines: list[str]) -> float:
