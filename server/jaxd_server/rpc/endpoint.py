@@ -64,7 +64,7 @@ class ClientLife(NamedTuple):
         except OSError:
             return False
         try:
-            if _started(self.pid) != self.started:
+            if _started(self.pid) not in (None, self.started):  # None: it cannot be read now
                 return True  # its id belongs to another one
             waiting = select.poll()
             waiting.register(descriptor, select.POLLIN)

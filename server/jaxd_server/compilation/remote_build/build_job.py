@@ -75,6 +75,11 @@ class BuilderLoan:
         if builder is not None:
             self._builders.give_back(builder)
 
+    def end(self) -> None:
+        """Ends the builder, which has something else ready than was asked for."""
+        if self.builder is not None:
+            self.builder.end()
+
     def borrow(self, fingerprint: bytes = b"") -> BuilderProcess:
         """The builder; borrows one where there is none.
 
@@ -132,6 +137,17 @@ class BuilderLoan:
         )
 
 
+def _meaning(lowered: Lowered) -> tuple[object, ...]:
+    """All by which what is built of a trace is found, checked and kept."""
+    return (
+        lowered.program,
+        lowered.skeleton,
+        lowered.order,
+        lowered.reads,
+        lowered.dependencies,
+    )
+
+
 class RemoteBuild:
     """One function to be traced, lowered and compiled by a builder. To be closed.
 
@@ -157,6 +173,7 @@ class RemoteBuild:
         self._program_cache = program_cache
         self._emit = emit
         self._loan = BuilderLoan(builders, order.key, order.described.name)
+        self._first: Lowered | None = None
 
     def close(self) -> None:
         """Gives the builder back."""
@@ -175,6 +192,7 @@ class RemoteBuild:
         except _Away:
             return None
         check_not_abandoned()
+        self._first = reply if isinstance(reply, Lowered) else None
         return self._parse_reply(reply)
 
     def _lowered(self) -> Reply:
@@ -196,6 +214,7 @@ class RemoteBuild:
         Raises:
             Interrupted: when no call waited for it any longer.
             InternalError: when the function ended the processes that built it.
+            NotTransferable: when it is another program now: what it reads may have changed.
         """
         try:
             while True:
@@ -205,8 +224,20 @@ class RemoteBuild:
                 again = self._lowered()  # in another builder
                 if not isinstance(again, Lowered):
                     return None
+                self._check_same(again)
         except _Away:
             return None
+
+    def _check_same(self, again: Lowered) -> None:
+        """Compares a second trace with the first, under whose name its program would be kept.
+
+        Raises:
+            NotTransferable: when it differs.
+        """
+        first = self._first
+        if first is None or _meaning(again) != _meaning(first):
+            self._loan.end()
+            raise NotTransferable("it was traced once more, and is another program now")
 
     def hand_over(self) -> bytes:
         """See `Elsewhere`."""

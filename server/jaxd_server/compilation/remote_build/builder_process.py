@@ -25,6 +25,7 @@ from jaxd_server.compilation.compiling.builds import check_not_abandoned
 from jaxd_server.compilation.remote_build.messages import (
     BuildOrder,
     CancelBuild,
+    CompileOrder,
     Ended,
     Event,
     ReadReply,
@@ -163,7 +164,7 @@ class BuilderProcess:
             connection = self._connection
             self._waiting[number] = inbox
         traces = isinstance(request, BuildOrder)
-        self.builds += traces
+        self.builds += isinstance(request, BuildOrder | CompileOrder)
         try:
             with self._sending:
                 connection.send(request._replace(number=number))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from jaxd_protocol.errors import InternalError
@@ -23,6 +25,7 @@ from jaxd_server.compilation.remote_build.messages import (
     Refused,
     SideEffects,
 )
+from jaxd_server.jax_compat.lowered_transfer import NotTransferable
 from jaxd_server.jax_compat.programs import serialized
 from jaxd_server.runtime.counters import Counters
 from jaxd_server.runtime.events import SILENT
@@ -197,6 +200,29 @@ def test_only_what_ends_a_second_builder_is_guilty(
     remote_build.close()
     assert len(scenario.builders) == 2
     assert orders(scenario.builders[1])[0].code is not None
+
+
+@pytest.mark.parametrize("what", ["program", "skeleton", "order", "reads", "dependencies"])
+def test_a_second_trace_that_differs_is_not_taken_for_the_first(what: str, source: Source) -> None:
+    """Its program would be kept under the name of the first, for everybody."""
+    scenario = BuildScenario()
+    _, mine = scenario.lowered_here(source)
+    first = lowered_reply(mine)
+    others: dict[str, Any] = {"program": b"another", "skeleton": b"L", "order": (1, 0)}
+    changed: Any = {what: others.get(what, ("another",))}
+    again = first._replace(**changed)
+    scenario.next = [FakeBuilder(), FakeBuilder()]
+    scenario.next[0].replies = [first, Ended("signal 9", "died")]
+    scenario.next[1].replies = [again, built(mine)]
+    remote_build = scenario.remote_build(source)
+    assert remote_build is not None
+    lowered = remote_build.lower()
+    assert lowered is not None
+    assert lowered.elsewhere is not None
+    with pytest.raises(NotTransferable, match="another program now"):
+        lowered.elsewhere.compile(0)
+    assert scenario.builders[1].state == "ended"
+    remote_build.close()
 
 
 def test_a_build_whose_builder_was_ended_for_it_is_given_up(source: Source) -> None:
