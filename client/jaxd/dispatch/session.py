@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import io
 import json
@@ -269,6 +270,7 @@ class Session:
         self.id = session
         if not self._notifies_exit:
             self._notifies_exit = True
+            _skip_last_collections_at_exit()
             atexit.register(_notify_exit, weakref.ref(self))
         return RemoteStore(self, address, connection.worker, compress=self.settings.compress)
 
@@ -341,7 +343,12 @@ def _notify_exit(of: weakref.ref[Session]) -> None:
     session = of()
     if session is not None:
         session.notify_exit()
-        _skip_last_collections()
+
+
+@functools.cache
+def _skip_last_collections_at_exit() -> None:
+    """Registers it once, to be called after what is registered from now on."""
+    atexit.register(_skip_last_collections)
 
 
 def _skip_last_collections() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -120,7 +120,8 @@ class ArgumentEncoder(TreeEncoder):
 
     def _argument(self, value: Any, static: bool) -> None:
         if not static:
-            if type(value) not in _CONTAINERS or not self._result_tree(value):
+            is_tree = _remote_kinds and type(value) in _CONTAINERS
+            if not is_tree or not self._result_tree(value):
                 self.node(value)
         elif is_literal(value):
             self.static(value)
@@ -168,6 +169,7 @@ class ArgumentEncoder(TreeEncoder):
 
         if isinstance(value, RemoteArray):
             self.types[type(value)] = ArgumentEncoder.remote  # found at once from now on
+            _remote_kinds.add(type(value))
             self.remote(value)
         else:
             lazy: LazyArray = value  # type: ignore[assignment]  # there is no other class of them
@@ -193,7 +195,7 @@ class ArgumentEncoder(TreeEncoder):
         The state of a loop is hundreds: one by one they would cost most of a step.
         """
         kinds = set(map(type, leaves))
-        if len(kinds) != 1 or self.types.get(kinds.pop()) is not ArgumentEncoder.remote:
+        if len(kinds) != 1 or not kinds <= _remote_kinds:
             return False
         origin, first, stop = leaves[0].origin, leaves[0].number, leaves[0].number + len(leaves)
         from jaxd.interop.handle_ranges import are_consecutive
@@ -215,9 +217,8 @@ class ArgumentEncoder(TreeEncoder):
         The state of a loop comes back like this in each step. What stands in the skeleton for it is
         made once.
         """
-        tree = _ResultTree(self.types)
-        tree.add(value)
-        key = tree.key(self._fetcher)
+        tree = _ResultTree()
+        key = tree.key(self._fetcher) if tree.add(value) else None
         if key is None:
             return False
         known = _result_trees.get(key)
@@ -324,47 +325,47 @@ class _ResultTree:
     Attributes:
         runs: the arrays on the server before the first other, between that and the second, ….
         others: what is neither a container nor such an array.
+        specs: of the batch of each run; see `key`.
     """
 
-    __slots__ = ("_nodes", "_types", "others", "runs", "specs")
+    __slots__ = ("_nodes", "_surplus", "others", "runs", "specs")
 
-    def __init__(self, types: Mapping[type, Any]) -> None:
-        self._types = types
+    def __init__(self) -> None:
         self._nodes: list[Any] = []  # the structure from the top
+        self._surplus = _MOST_OTHERS_AHEAD  # of arrays on the server over others
         self.runs: list[list[Any]] = [[]]
         self.others: list[Any] = []
-        self.specs: list[Any] = []  # of the batch of each run
+        self.specs: list[Any] = []
 
-    def add(self, value: Any) -> None:
-        """Appends a tree."""
+    def add(self, value: Any) -> bool:
+        """Appends a tree; whether it may still be one that holds mostly arrays on the server."""
         kind = type(value)
-        if self._is_remote(kind):
+        if kind in _remote_kinds:
             self._nodes.append(_ONE)
+            self._surplus += 1
             self.runs[-1].append(value)
-        elif value is None:
+            return True
+        if value is None:
             self._nodes.append(None)
-        elif not _is_structure(value):
+            return True
+        if not _is_structure(value):
             self._nodes.append(_OTHER)
+            self._surplus -= 1
             self.others.append(value)
             self.runs.append([])
-        elif kind is dict:
-            self._nodes += (dict, tuple(value))
-            self._add_all(value.values())
-        else:
-            self._nodes += (kind, len(value))
-            self._add_all(value)
+            return self._surplus >= 0
+        is_dict = kind is dict
+        self._nodes += (kind, tuple(value) if is_dict else len(value))
+        return self._add_all(value.values() if is_dict else value)
 
-    def _add_all(self, children: Collection[Any]) -> None:
+    def _add_all(self, children: Collection[Any]) -> bool:
         kinds = set(map(type, children))
-        if len(kinds) == 1 and self._is_remote(*kinds):
+        if len(kinds) == 1 and kinds <= _remote_kinds:
             self._nodes.append(_ALL)
+            self._surplus += len(children)
             self.runs[-1] += children
-        else:
-            for child in children:
-                self.add(child)
-
-    def _is_remote(self, kind: type) -> bool:
-        return self._types.get(kind) is ArgumentEncoder.remote
+            return True
+        return all(map(self.add, children))
 
     def key(self, fetcher: object) -> tuple[Any, ...] | None:
         """Equal for trees whose skeletons are, while their `specs` are the same objects.
@@ -396,7 +397,7 @@ class _StructureEncoder(ArgumentEncoder):
         return (*self._pieces, self.skeleton)
 
     def node(self, value: Any) -> None:
-        if _is_structure(value) or self.types.get(type(value)) is ArgumentEncoder.remote:
+        if type(value) in _remote_kinds or _is_structure(value):
             super().node(value)
         else:
             self._pieces.append(self.skeleton)
@@ -405,6 +406,12 @@ class _StructureEncoder(ArgumentEncoder):
 
 _ONE, _ALL, _OTHER = object(), object(), object()
 """In the nodes of a tree: an array on the server, only such in a container, and anything else."""
+
+_MOST_OTHERS_AHEAD: Final = 8
+"""So many more others than arrays on the server, and the rest of a tree is not looked at."""
+
+_remote_kinds: Final[set[type]] = set()
+"""The types of arrays on the server; empty until this process has passed one."""
 
 _CONTAINERS: Final = frozenset({dict, list, tuple})
 

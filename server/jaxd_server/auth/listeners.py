@@ -15,11 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from jaxd_protocol.errors import CannotListen, ConfigurationError
-from jaxd_protocol.network.addresses import Address
+from jaxd_protocol.network.addresses import MAX_PATH_BYTES, Address
 from jaxd_protocol.network.local_server import has_listener, make_private_directory
-
-_MAX_PATH_BYTES = 107
-"""`sun_path` of unix(7) is 108 bytes with the final zero."""
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -164,9 +161,9 @@ def check_length(path: str) -> None:
         CannotListen: when it is too long.
     """
     length = len(os.fsencode(path))
-    if length > _MAX_PATH_BYTES:
+    if length > MAX_PATH_BYTES:
         raise CannotListen(
-            f"{path} has {length} bytes, and a Unix socket's path may have {_MAX_PATH_BYTES}. "
+            f"{path} has {length} bytes, and a Unix socket's path may have {MAX_PATH_BYTES}. "
             "Choose a shorter --listen (or --control), or set XDG_RUNTIME_DIR to a shorter path."
         )
 

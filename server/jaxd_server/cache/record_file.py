@@ -85,7 +85,7 @@ def encode(
     target: str,
     content: Any,
     payload: bytes,
-    sign: Callable[[bytes], bytes] = lambda header: b"",
+    sign: Callable[[bytes], bytes] | None = None,
 ) -> tuple[bytes, ...]:
     """The pieces of the file that `read_file` takes.
 
@@ -95,15 +95,17 @@ def encode(
         target: what it is good for.
         content: a literal.
         payload: opaque bytes.
-        sign: gives the signature of the fields of the header, which are handed to it as bytes.
+        sign: gives the signature of the fields of the header, which are handed to it as bytes;
+            None: there is none.
 
     Raises:
         TypeError: when `content` is not a literal.
     """
     stored, packing = _packed(payload)
     header = Header(kind, name, target, content, packing, len(payload), len(stored), _hash(stored))
-    unsigned = dump_literal(tuple(header)[:-1])
-    data = dump_literal((*header[:-1], sign(unsigned)))
+    if sign is not None:
+        header = header._replace(signature=sign(dump_literal(header[:-1])))
+    data = dump_literal(tuple(header))
     prefix = _PREFIX.pack(_MAGIC, FORMAT, len(data))
     return prefix, _hash(prefix, data), data, stored
 

@@ -290,8 +290,8 @@ class ServerOptions:
         "functions that are traced and compiled at a time",
         default=_default_builds,
         shown="half of the cores, at least 2",
-        more=". One that takes more than 2 s, or that no call waits for any longer, lets another "
-        "one begin beside it, up to twice as many",
+        more=". One that takes more than 2 s (half a second where a builder traces it), or that no "
+        "call waits for any longer, lets another one begin beside it, up to twice as many",
     )
     max_executables: int = _program(_COUNT, "executables, whatever their size", default=400)
     program_bytes: int = _program(

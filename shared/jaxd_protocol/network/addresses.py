@@ -10,6 +10,9 @@ from jaxd_protocol.errors import ConfigurationError
 DEFAULT_TCP_PORT = 18861
 """The port that rpyc's own examples use, and the seed of this project with them."""
 
+MAX_PATH_BYTES: Final = 107
+"""Of a Unix socket's path: `sun_path` of unix(7) is 108 bytes with the final zero."""
+
 ADDRESS_FORMATS: Final = (
     "unix:///absolute/path, tcp://host:port, tls://host:port or ssh://user@host"
 )

@@ -12,13 +12,12 @@ from jaxd.connection.settings import config_file
 from jaxd_protocol import __version__
 from jaxd_protocol.base import shared_memory
 from jaxd_protocol.errors import JaxdError
+from jaxd_protocol.network.addresses import MAX_PATH_BYTES
 from jaxd_protocol.network.local_server import make_private_directory
 from jaxd_protocol.network.tokens import default_token_file
 
 _REQUIRED_PACKAGES = ("rpyc", "cloudpickle", "numpy")
 _MIN_FREE_BYTES = 64 << 20
-_MAX_SOCKET_PATH_BYTES = 107
-"""`sun_path` of unix(7) is 108 bytes with the final zero."""
 
 
 def python(context: DoctorContext) -> Check:
@@ -54,11 +53,11 @@ def configuration(context: DoctorContext) -> Check:
 def runtime_directory(context: DoctorContext) -> Check:
     """The folder of the local server's socket."""
     name, directory = "runtime directory", context.files.directory
-    longest = max(context.files.socket, context.files.control, key=len)
-    length = len(os.fsencode(longest))
-    if length > _MAX_SOCKET_PATH_BYTES:
+    longest = max(map(os.fsencode, (context.files.socket, context.files.control)), key=len)
+    if len(longest) > MAX_PATH_BYTES:
         words = (
-            f"{longest} has {length} bytes, and a socket's path may have {_MAX_SOCKET_PATH_BYTES}"
+            f"{os.fsdecode(longest)} has {len(longest)} bytes, and a socket's path may have "
+            f"{MAX_PATH_BYTES}"
         )
         return Check(name, "bad", words, "Set XDG_RUNTIME_DIR to a shorter path.")
     if not os.path.lexists(directory):
