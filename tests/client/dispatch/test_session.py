@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Iterator
@@ -104,10 +105,12 @@ def test_a_handshake_that_breaks_off_is_tried_again(
 
 
 def test_a_server_that_cannot_be_reached_is_tried_again(
-    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as it keeps the session, or the caller waits; then each call tries once."""
     connect, is_down, tried = Session._connect, threading.Event(), []
+    said = io.StringIO()  # what is written while capsys reads is lost
+    monkeypatch.setattr("sys.stderr", said)
 
     def may_be_down(self: Session) -> Any:
         if not is_down.is_set():
@@ -127,10 +130,10 @@ def test_a_server_that_cannot_be_reached_is_tried_again(
         session.current(deadline=time.monotonic() + 0.1)
     assert len(tried) > 2
     waiting = in_thread(session.connection)
-    wait_until(lambda: "waiting for the server" in capsys.readouterr().err)
+    wait_until(lambda: "waiting for the server" in said.getvalue())
     is_down.clear()
     assert waiting.result(30).alive
-    assert "connected again" in capsys.readouterr().err
+    assert "connected again" in said.getvalue()
     session.connection().shut()
     session._grace_s = 0.1
     is_down.set()
