@@ -18,6 +18,7 @@ import pytest
 from jaxd import Client, connect
 from jaxd.errors import InternalError
 from tests.end_to_end import test_results_home
+from tests.end_to_end.gates import Gate
 from tests.live_server import LiveServer, live_server
 from tests.server.staging import until
 from tests.xla_flags import devices
@@ -325,22 +326,24 @@ def test_eight_threads_that_ask_at_once_build_once(client: Client) -> None:
     assert sorted(found) == sorted((n, (X * n).tolist()) for n in range(8) for _ in range(2))
 
 
-def endless(x: Any) -> Any:
-    """Is traced for ever, and swallows what it can."""
-    while True:
-        try:
-            x = x + 1
-        except Exception:  # noqa: BLE001  as careless code does
-            continue
+def test_a_cancelled_call_ends_in_the_builder(client: Client, tmp_path: Path) -> None:
+    """Whatever the function swallows."""
+    gate = Gate(tmp_path / "gate")
+    path = gate.path
 
+    def endless(x: Any) -> Any:
+        Path(path).read_bytes()
+        while True:
+            try:
+                x = x + 1
+            except Exception:  # noqa: BLE001  as careless code does
+                continue
 
-def test_a_cancelled_call_is_interrupted_in_the_builder(client: Client) -> None:
-    """And the builder is there for the next one."""
     before = client.statistics()
     future = client.persistent_call(endless).submit(X)
-    until(lambda: "building" in str(client.caller.session.ask("statistics")["running"]))
-    assert future.cancel()
-    until(lambda: client.statistics().traces == before.traces + 1)
+    with gate.reached():
+        assert future.cancel()
+    gate.let_leave(client)
     assert client.statistics().cancelled_calls == before.cancelled_calls + 1
     assert client.persistent_call(lambda x: x * 3)(X).tolist() == (X * 3).tolist()
 

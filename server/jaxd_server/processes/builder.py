@@ -139,6 +139,8 @@ class Builder:
                 elif isinstance(message, ReadReply):
                     self._questions[message.question].put(message)
                 else:
+                    if isinstance(message, BuildOrder):  # before anything can interrupt it
+                        self._tracing[message.number] = Interruptible()
                     threads.submit(self._answer, message)
 
     def _send(self, message: Any) -> None:
@@ -160,7 +162,10 @@ class Builder:
     def _answered(self, order: Request) -> Reply:
         if isinstance(order, BuildOrder):
             self._lowered = None
-            return self._trace(order)
+            try:
+                return self._trace(order)
+            finally:
+                del self._tracing[order.number]
         if isinstance(order, CompileOrder):
             self._lowered = None
             received = _LoweredOrder(order.name, order.options, _received(order))
@@ -205,22 +210,19 @@ class Builder:
         except BaseException as error:  # noqa: BLE001  the worker traces it itself
             return self._refused(order.number, f"{type(error).__name__}: {error}")
         try:
-            one = self._tracing[order.number] = Interruptible()
-            with may_interrupt(one):
+            with may_interrupt(self._tracing[order.number]):
                 lowered = self._lower(order, function, arguments)
         except Interrupted:
             return self._refused(order.number, "it was cancelled")
         except BaseException as error:  # noqa: BLE001  every exception is reported to the client
             return self._failed(order.number, error)
-        finally:
-            self._tracing.pop(order.number, None)
         return self._described(order, function, lowered)
 
     def _refused(self, number: int, why: str, *, always: bool = False) -> Refused:
         return Refused(number, why, always=always, side=self._take_side_effects())
 
     def _interrupt_again(self, number: int) -> None:
-        """Interrupts an order repeatedly, until it ends."""
+        """Interrupts an order repeatedly, until it ends; it may not have begun to trace."""
         one = self._tracing.get(number)
         if one is not None:
             one.interrupt()

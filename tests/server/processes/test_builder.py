@@ -31,6 +31,7 @@ from jaxd_server.codec.arguments import (
 from jaxd_server.compilation.compiling.compiler import Compiler, LoweredFunction
 from jaxd_server.compilation.disk_cache.records import call_name
 from jaxd_server.compilation.functions.table import Functions
+from jaxd_server.compilation.remote_build import builder_process
 from jaxd_server.compilation.remote_build.build_job import build_order_of
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.compilation.remote_build.messages import (
@@ -486,25 +487,29 @@ def endless(x: Any) -> Any:
         x = x + 1
 
 
-def test_an_order_that_nobody_waits_for_is_interrupted(bench: Bench) -> None:
+@pytest.mark.parametrize("when", ["while it is traced", "while its code is unpacked"])
+def test_an_order_that_nobody_waits_for_is_interrupted(
+    when: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is answered all the same, and the function may come again."""
-    hooks: list[Callable[[], None]] = []
+    monkeypatch.setattr(builder_process, "INTERRUPT_S", 600)  # the process is not ended instead
     begun = threading.Event()
+    if when != "while it is traced":
+        begun.set()
 
     @contextmanager
     def telling(hook: Callable[[], None]) -> Iterator[None]:
-        hooks.append(hook)
+        def forget() -> None:
+            assert begun.wait(30)
+            hook()
+
+        thread = threading.Thread(target=forget)
+        thread.start()
         yield
+        thread.join()
 
-    def forget() -> None:
-        assert begun.wait(30)
-        hooks[0]()
-
-    thread = threading.Thread(target=forget)
-    thread.start()
     order = bench.order(Source(endless), X)
     reply = bench.builder.ask(order, lambda *_: begun.set(), cancel_hook=telling)
-    thread.join()
     assert isinstance(reply, Refused)
     assert (reply.reason, reply.always) == ("it was cancelled", False)
     assert reply.side.counts["traces"] == 1
