@@ -304,6 +304,14 @@ class ServerOptions:
     device_program_bytes: int | None = _program(
         _SIZE, "device memory of programs", shown="a tenth of the device's memory"
     )
+    preload: int = _program(
+        _COUNT,
+        "programs that are read from the disk when a worker starts, those used last first",
+        default=0,
+        shown="none",
+        more=", beside the calls and at the lowest priority, into half of these limits. The first "
+        "call of such a program finds it ready",
+    )
     map_share: float = _program(
         _SHARE,
         "of vm.max_map_count, for memory maps of the worker",

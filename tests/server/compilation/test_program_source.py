@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from jaxd_protocol.jit.options import Options
 from jaxd_server.compilation import program_source
@@ -17,6 +18,8 @@ from jaxd_server.compilation.compiling.build_request import BuildRequest
 from jaxd_server.compilation.compiling.compiler import Compiled, Compiler, LoweredFunction
 from jaxd_server.compilation.compiling.program import Program
 from jaxd_server.compilation.disk_cache.programs import NotStored
+from jaxd_server.compilation.eviction import Limits
+from jaxd_server.compilation.program_source import Preloader
 from jaxd_server.jax_compat import programs as jax_programs
 from jaxd_server.jax_compat.programs import Loaded, Serialized, serialized
 from jaxd_server.runtime.counters import Counters
@@ -25,9 +28,6 @@ from tests.server.builds import live_executables
 from tests.server.costs import BUILT, LOADED, SHARED, counts, double
 from tests.server.in_process import PipelineHarness, Source
 from tests.server.staging import PATIENCE_S, at_once, join, start, until, waiting
-
-if TYPE_CHECKING:
-    import pytest
 
 Open = Callable[..., PipelineHarness]
 
@@ -67,6 +67,27 @@ def test_a_renamed_function_finds_the_program_of_an_earlier_process(open_harness
         assert source.asked == []
     assert counts(harness) == {**LOADED, "executable_loads": 2}
     assert len(harness.maker.programs.known._programs) == 1
+
+
+@pytest.mark.parametrize(("limits", "loaded"), [(Limits(400), {5}), (Limits(400, 1), {1, 2, 3, 4})])
+def test_programs_that_were_read_ahead_are_given_up(
+    limits: Limits, loaded: set[int], open_harness: Open
+) -> None:
+    """Where memory is short; and no more are read than have room, but for one in each thread."""
+    harness = open_harness()
+    for number in range(6):
+        harness.value(Source(lambda x, n=number: x * 3 + n), X)
+    harness = open_harness()
+    programs = harness.maker.programs
+    preloader = Preloader(programs, harness.program_cache, 5, limits, lambda: None)
+    preloader.start()
+    until(lambda: "jaxd-preload" not in [thread.name for thread in threading.enumerate()])
+    count = len(preloader)
+    assert count in loaded
+    assert preloader.reclaim(1) == 1
+    assert preloader.reclaim(8) == count - 1
+    gc.collect()
+    assert len(programs.known._programs) == 0
 
 
 def test_shared_programs_outlive_each_other(harness: PipelineHarness) -> None:

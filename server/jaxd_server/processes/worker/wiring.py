@@ -24,6 +24,7 @@ from jaxd_server.compilation.executable_source import BuildQuota, ExecutableSour
 from jaxd_server.compilation.executables import Executables
 from jaxd_server.compilation.functions.table import Functions
 from jaxd_server.compilation.history.build_history import KnownFunctions, belongs_to
+from jaxd_server.compilation.program_source import Preloader
 from jaxd_server.compilation.remote_build.builder_process import BuilderProcess
 from jaxd_server.compilation.remote_build.policy import BuildPolicy
 from jaxd_server.config.options import ServerOptions
@@ -136,6 +137,16 @@ def _compilation(
     return _Compilation(packages, program_cache, functions, executables, compiler, building, source)
 
 
+def _preloader(
+    options: ServerOptions, compilation: _Compilation, reclaimer: Reclaimer
+) -> Preloader:
+    programs, limits = compilation.source.programs, sizing.limits(options)
+    cache = compilation.program_cache
+    preloader = Preloader(programs, cache, options.preload, limits, reclaimer.relieve)
+    reclaimer.register(preloader)
+    return preloader
+
+
 def _package_monitor(
     compilation: _Compilation,
     admission: Admission,
@@ -242,6 +253,7 @@ class WorkerComponents:
             lambda: self._sessions.connections > 1,
         )
         self._building, self._program_cache = compilation.building, compilation.program_cache
+        self._preloader = _preloader(options, compilation, reclaimer)
         self._package_monitor = _package_monitor(compilation, admission, renewal, has_values)
         self.pipeline = _pipeline(
             compilation,
@@ -305,6 +317,7 @@ class WorkerComponents:
         """Starts the threads of the process; to be called once, when all modules are imported."""
         self._gc_scheduler.start()
         self._building.start()
+        self._preloader.start()
 
     def endpoint(
         self, sock: socket.socket, address: Address, welcome: Callable[[], dict[str, Any]]
@@ -322,6 +335,7 @@ class WorkerComponents:
         """Refuses new calls, finishes the running ones, and waits until their replies are sent."""
         self.pipeline.admission.drain()
         self._worker_context.budget.idle.wait()
+        self._preloader.stop()
         self._building.close()
         if self._program_cache is not None:
             self._mark_used()
