@@ -26,6 +26,7 @@ from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
     from jaxd.api.batching import BatchedFunction, vmap_auto
+    from jaxd.api.bucketing import Bucket
     from jaxd.api.client import (
         Client,
         connect,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
         statistics,
         wait,
     )
-    from jaxd.api.server_statistics import Statistics
     from jaxd.dispatch.devices import Device
+    from jaxd.dispatch.server_statistics import Statistics
     from jaxd.interop.lazy_array import LazyArray
     from jaxd.interop.remote_array import RemoteArray
     from jaxd.tracing.derived_call import last_error
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Address",
     "BatchedFunction",
+    "Bucket",
     "CallOptions",
     "Client",
     "Device",
@@ -83,10 +85,11 @@ _LAZY_EXPORTS: Final = {
     **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "api.client"),
     **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "api.client"),
     **dict.fromkeys(("statistics", "wait"), "api.client"),
+    "Bucket": "api.bucketing",
     "Device": "dispatch.devices",
     "LazyArray": "interop.lazy_array",
     "RemoteArray": "interop.remote_array",
-    "Statistics": "api.server_statistics",
+    "Statistics": "dispatch.server_statistics",
     "last_error": "tracing.derived_call",
 }
 """Public names, each with its module. No module has the name of one of them."""
