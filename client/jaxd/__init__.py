@@ -26,7 +26,6 @@ from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
     from jaxd.api.batching import BatchedFunction, vmap_auto
-    from jaxd.api.bucketing import Bucket
     from jaxd.api.client import (
         Client,
         connect,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from jaxd.interop.lazy_array import LazyArray
     from jaxd.interop.remote_array import RemoteArray
     from jaxd.tracing.derived_call import last_error
+    from jaxd_protocol.pytree.padding import Bucket
 
 __all__ = [
     "Address",
@@ -81,16 +81,16 @@ __all__ = [
 
 
 _LAZY_EXPORTS: Final = {
-    **dict.fromkeys(("BatchedFunction", "vmap_auto"), "api.batching"),
-    **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "api.client"),
-    **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "api.client"),
-    **dict.fromkeys(("statistics", "wait"), "api.client"),
-    "Bucket": "api.bucketing",
-    "Device": "dispatch.devices",
-    "LazyArray": "interop.lazy_array",
-    "RemoteArray": "interop.remote_array",
-    "Statistics": "dispatch.server_statistics",
-    "last_error": "tracing.derived_call",
+    **dict.fromkeys(("BatchedFunction", "vmap_auto"), "jaxd.api.batching"),
+    **dict.fromkeys(("Client", "connect", "devices", "empty", "forget", "get"), "jaxd.api.client"),
+    **dict.fromkeys(("named", "pickle_by_handle", "put", "shared_copy"), "jaxd.api.client"),
+    **dict.fromkeys(("statistics", "wait"), "jaxd.api.client"),
+    "Bucket": "jaxd_protocol.pytree.padding",
+    "Device": "jaxd.dispatch.devices",
+    "LazyArray": "jaxd.interop.lazy_array",
+    "RemoteArray": "jaxd.interop.remote_array",
+    "Statistics": "jaxd.dispatch.server_statistics",
+    "last_error": "jaxd.tracing.derived_call",
 }
 """Public names, each with its module. No module has the name of one of them."""
 
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
     module = _LAZY_EXPORTS.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"jaxd.{module}"), name)
+    found = globals()[name] = getattr(import_module(module), name)
     return found
 
 

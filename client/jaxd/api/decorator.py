@@ -26,7 +26,7 @@ from jaxd_protocol.jit.options import Options, Ship, StaticRule
 from jaxd_protocol.network.addresses import Address
 
 if TYPE_CHECKING:
-    from jaxd.api.bucketing import BucketOption
+    from jaxd_protocol.pytree.padding import BucketOption
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -169,9 +169,12 @@ def persistent_call(
     bucket = options.get("bucket")
     if not bucket:
         return PersistentFunction(binding)
-    from jaxd.api.bucketing import BucketedFunction, Padding  # few functions have this option
+    from jaxd.api.bucketing import BucketedFunction  # few functions have this option
+    from jaxd_protocol.jit.static_args import infer_static_args
+    from jaxd_protocol.pytree.padding import padding_of
 
-    return BucketedFunction(binding, Padding(function, bucket, jit_options))
+    statics = infer_static_args(function, jit_options).names
+    return BucketedFunction(binding, padding_of(function, bucket, statics))
 
 
 def new_caller(settings: Settings) -> Caller:

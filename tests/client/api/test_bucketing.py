@@ -94,6 +94,29 @@ def test_a_weak_type_stays(client: Client) -> None:
     assert f(weak).dtype == (weak * np.float16(2)).dtype
 
 
+def test_a_length_that_is_given_stays(client: Client) -> None:
+    """By name or position."""
+    f = client.persistent_call(
+        lambda x, n=None: n, bucket={"x": {0: Bucket(SIZES, length="n")}}, results="numpy"
+    )
+    assert [int(f(rows(3))), int(f(rows(3), n=2)), int(f(rows(3), 1))] == [3, 2, 1]
+
+
+def test_inside_of_others_it_pads_as_well(client: Client) -> None:
+    """On the server as in this process; its sizes are part of their keys then."""
+
+    def outer(sizes: tuple[int, ...]) -> Any:
+        inner = client.persistent_call(mean, bucket={"x": {0: Bucket(sizes, length="n")}})
+        see = client.persistent_call(whole, bucket={"x": {0: sizes}})
+        return lambda x: (inner(x), see(x))
+
+    for sizes, size in (((4, 8), 8), ((6,), 6)):
+        for call in (client.persistent_call(outer(sizes)), jax.jit(outer(sizes))):
+            found, seen = call(rows(5))
+            np.testing.assert_allclose(found, rows(5).mean(0), rtol=1e-6)
+            assert seen.shape == (size, 2)
+
+
 def test_a_method_and_a_gradient(client: Client) -> None:
     """jax transforms the call; its gradient is that of what was given."""
 
@@ -125,6 +148,7 @@ def test_it_has_the_signature_of_the_function() -> None:
         ({"x": {"0": (8,)}}, "no sizes"),
         ({"x": {0: ()}}, "no sizes"),
         ({"x": {0: Bucket(SIZES, length="m")}}, "Add a parameter to the function: `m=None`"),
+        ({"x": {0: Bucket(SIZES, fill="0")}}, "no number"),  # type: ignore[arg-type]
         ([("x", 0)], "no names of parameters"),
     ],
 )
@@ -141,14 +165,12 @@ def test_a_static_length_is_an_error() -> None:
 
 
 def test_what_cannot_be_padded_is_an_error(client: Client) -> None:
-    """Two sizes under one name, a length that is given, keys."""
+    """Two sizes under one name, random keys."""
     f = client.persistent_call(
         lambda x, y, n=None: x, bucket={name: {0: Bucket(SIZES, "n")} for name in ("x", "y")}
     )
     with pytest.raises(ArgumentError, match="n stands for 3 and for 5"):
         f(rows(3), rows(5))
-    with pytest.raises(TypeError, match="n is given, but bucket= gives it"):
-        f(rows(3), rows(3), n=3)
     with pytest.raises(ArgumentError, match="random keys"):
         client.persistent_call(whole, bucket={"x": {0: SIZES}})(jax.random.split(jax.random.key(0)))
 
@@ -165,7 +187,10 @@ def f(x, n=None):
     return x.sum() / n, x
 
 mean, x = f({"a": np.ones(3, np.float32)}["a"])
-print(float(mean), x.shape, "jax" in sys.modules)
+again = persistent_call(lambda x: f(x)[1])(np.ones(5, np.float32))
+print(float(mean), x.shape, again.shape, "jax" in sys.modules)
 """
-    assert live.run(program).stdout.split("\n")[0] == "1.0 (4,) False"
-    assert live.run(program, JAXD_INLINE="1").stdout.split("\n")[0] == "1.0 (4,) True"
+    assert live.run(program).stdout.split("\n")[0] == "1.0 (4,) (8,) False"
+    assert live.run(program, JAXD_INLINE="1").stdout.split("\n")[0] == "1.0 (4,) (8,) True"
+    verified = live.run("import jax\n" + program, JAXD_VERIFY="1")
+    assert verified.stdout.split("\n")[0] == "1.0 (4,) (8,) True"
