@@ -45,6 +45,9 @@ K = float(numpy.load(os.path.join(os.path.dirname(__file__), "data", "table.npy"
 """,
     "exists": "import os; K = 1.0 + os.path.exists('flag.txt') + 2 * os.path.isdir('data')",
     "level": "import logging; K = float(logging.getLogger('rr.level').getEffectiveLevel())",
+    "own_level": "import logging; K = float(logging.getLogger('rr').level)",
+    "disabled": "import logging; K = 1.0 + logging.getLogger('rr.disabled').disabled",
+    "below": "import logging; K = float(logging.root.manager.disable)",
     "enabled": "import logging; K = 1.0 + logging.getLogger('rr.enabled').isEnabledFor(10)",
     "recursion": "import sys; K = float(sys.getrecursionlimit())",
     "localized": "import locale; K = float(len(locale.setlocale(locale.LC_NUMERIC)))",
@@ -61,6 +64,9 @@ IN_PLACE = {
     "here_read": "float(pathlib.Path('table.txt').read_text())",
     "here_loaded": "float(np.load('data/table.npy').sum())",
     "here_level": "float(logging.getLogger('rr.level').getEffectiveLevel())",
+    "here_own_level": "float(logging.getLogger('rr').level)",
+    "here_disabled": "1.0 + logging.getLogger('rr.disabled').disabled",
+    "here_logger": "float(LOGGER.level)",
     "here_recursion": "float(sys.getrecursionlimit())",
     "here_library": "float(len(textwrap.fill(os.environ.get('RR_VARIABLE', '1'))))",
 }
@@ -70,6 +76,7 @@ HEAD = """
 import locale, logging, os, pathlib, sys, textwrap
 import numpy as np
 NAMES = ["RR_VARIABLE", "RR_GETENV"]
+LOGGER = logging.getLogger("rr")
 """
 
 PROGRAM = """
@@ -78,6 +85,7 @@ work = json.loads(sys.argv.pop(1))
 os.chdir(work["folder"])
 sys.path.insert(0, work["project"])
 logging.getLogger("rr").setLevel(work["level"])
+logging.getLogger("rr.disabled").disabled = work["level"] == 30
 logging.disable(work["level"] - 5)
 sys.setrecursionlimit(work["recursion"])
 locale.setlocale(locale.LC_NUMERIC, work["locale"])

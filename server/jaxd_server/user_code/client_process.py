@@ -26,9 +26,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from types import FrameType
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from jaxd_protocol.errors import PackingError
+from jaxd_protocol.fingerprint.access_paths import TRANSPARENT
 from jaxd_protocol.fingerprint.values import settings
 from jaxd_protocol.messages.recorded_reads import (
     STANDARD_VARIABLES,
@@ -456,34 +457,66 @@ def _as_list(value: Any) -> Any:
 _LOGGING: Final = logging.__file__
 
 
-def _client_logger(logger: logging.Logger, reader: _Reader) -> tuple[int, int, bool] | None:
+class _LoggerState(NamedTuple):
+    """What decides which records a logger of a client lets through."""
+
+    effective: int
+    below: int  # as `logging.disable` says
+    is_disabled: bool
+    level: int
+
+
+def _client_logger(logger: logging.Logger) -> _LoggerState | None:
     """What a client's logger of that name has; None for a read that is not a client's.
 
     A logger that is asked by one of its own methods, as by `debug`, only decides what is printed.
+    One that has no name has come from the client, with what is read of it.
     """
+    reader = _reader.get()
+    if reader is None or "name" not in vars(logger):
+        return None
     if sys._getframe(2).f_code.co_filename == _LOGGING:  # noqa: SLF001  cheaper than `inspect`
         return None
     name = "" if logger.name == "root" else logger.name
     found = reader.find("logger", name, f"the level of the logger {logger.name!r}")
-    read: tuple[int, int, bool] | None = None if found is OWN else found
-    return read
+    return None if found is OWN else _LoggerState(*found)
 
 
 def _is_enabled_for(self: logging.Logger, level: int) -> bool:
     """Replaces `logging.Logger.isEnabledFor`."""
-    reader = _reader.get()
-    found = None if reader is None else _client_logger(self, reader)
+    found = _client_logger(self)
     if found is None:
         return bool(_originals[_is_enabled_for](self, level))
-    effective, below, is_disabled = found
-    return not is_disabled and level > below and level >= effective
+    return not found.is_disabled and level > found.below and level >= found.effective
 
 
 def _get_effective_level(self: logging.Logger) -> int:
     """Replaces `logging.Logger.getEffectiveLevel`."""
-    reader = _reader.get()
-    found = None if reader is None else _client_logger(self, reader)
-    return int(_originals[_get_effective_level](self)) if found is None else found[0]
+    found = _client_logger(self)
+    return int(_originals[_get_effective_level](self)) if found is None else found.effective
+
+
+class _LoggerAttribute:
+    """An attribute of loggers that says what the client's has; each keeps its own in its dict."""
+
+    def __init__(self, name: str, field: str) -> None:
+        self._name = name
+        self._field = field
+
+    def __get__(self, logger: Any, owner: type) -> Any:
+        if logger is None:
+            return self
+        found = _client_logger(logger)
+        return vars(logger)[self._name] if found is None else getattr(found, self._field)
+
+    def __set__(self, logger: Any, value: Any) -> None:
+        vars(logger)[self._name] = value
+
+
+def _disabled_levels(manager: Any) -> int:
+    """Replaces the property `logging.Manager.disable`, which `logging.disable` sets."""
+    found = _client_logger(manager.root)
+    return int(_originals[_disabled_levels](manager)) if found is None else found.below
 
 
 def _start_thread(self: threading.Thread) -> None:
@@ -530,6 +563,13 @@ def install() -> None:
         _exchange(_of_locale(getattr(locale, name)), name, locale)
     _exchange(_is_enabled_for, "isEnabledFor", logging.Logger)
     _exchange(_get_effective_level, "getEffectiveLevel", logging.Logger)
+    TRANSPARENT.add(_LoggerAttribute)
+    loggers: Any = logging.Logger
+    loggers.level = _LoggerAttribute("level", "level")
+    loggers.disabled = _LoggerAttribute("disabled", "is_disabled")
+    managers: Any = logging.Manager
+    _originals[_disabled_levels] = managers.disable.fget
+    managers.disable = managers.disable.getter(_disabled_levels)
     _exchange(_start_thread, "start", threading.Thread)
     _exchange(_popen, "__init__", subprocess.Popen)
 
