@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,33 @@ def late_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: 
     (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_what_a_function_sets_of_a_logger_is_what_it_finds(client: Client) -> None:
+    """While it is traced, as under jax.jit; the loggers of the server stay as they are."""
+
+    def levels(x: Any) -> Any:
+        import logging
+
+        log, below = logging.getLogger("rr.set"), logging.getLogger("rr.set.below")
+        found = [float(log.level), float(log.getEffectiveLevel())]
+        log.setLevel(13)
+        log.disabled = True
+        logging.disable(7)
+        found += [log.level, log.disabled, below.getEffectiveLevel(), below.isEnabledFor(9)]
+        found += [logging.root.manager.disable]
+        log.setLevel(0)
+        log.disabled = False
+        logging.disable(0)
+        return x * np.array(found, np.float32)
+
+    logger = logging.getLogger("rr.set")
+    logger.setLevel(21)
+    expected = [21, 21, 13, 1, 13, 0, 7]
+    assert client.persistent_call(levels)(1.0).tolist() == expected
+    logger.setLevel(22)
+    assert client.persistent_call(levels)(1.0).tolist() == [22, 22, *expected[2:]]
+    logger.setLevel(0)
 
 
 def test_what_a_cached_helper_has_read_counts_for_every_signature(

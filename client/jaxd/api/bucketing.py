@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from jaxd.api.function import FunctionBinding, PersistentFunction
 from jaxd.interop.jax_runtime import loaded_jax, map_leaves, weak_array
 from jaxd.request.array_specs import is_spec
-from jaxd_protocol.errors import ArgumentError, ConfigurationError
+from jaxd_protocol.errors import ConfigurationError
 from jaxd_protocol.pytree.padding import Padding, pad_arguments, pad_in_jax
 
 if TYPE_CHECKING:
@@ -100,14 +100,8 @@ class BucketedFunction(PersistentFunction[..., Any]):
 
 
 def _pad(leaf: Any, axis: int, wanted: int, fill: complex) -> Any:
-    """An array, or what stands for one, with that many entries along an axis.
-
-    Raises:
-        ArgumentError: when it holds random keys.
-    """
+    """An array, or what stands for one, with that many entries along an axis."""
     jax = loaded_jax()
-    if jax is not None and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
-        raise ArgumentError("bucket= cannot pad an array of random keys. Split more of them.")
     if jax is not None and isinstance(leaf, jax.core.Tracer):
         return pad_in_jax(leaf, axis, wanted, fill)
     if not hasattr(leaf, "__array__") and is_spec(leaf):

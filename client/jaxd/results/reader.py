@@ -15,7 +15,7 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import KEEP_ALL, ResultPolicy, unpack_leaf_numbers
-from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
+from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton
 from jaxd_protocol.pytree.leaves import NO_OFFSET, dtype_of, leaf_data
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
@@ -263,24 +263,28 @@ def _read(
 
 
 def _read_numpy(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview]) -> list[Any]:
-    """As numpy's arrays, each with data of its own; one for each leaf of hundreds, so in one go."""
+    """As numpy's arrays, each with data of its own; in one go, as there may be hundreds."""
     from numpy import ndarray
 
     found: list[Any] = []
-    for leaf, place in zip(placement.leaves, placement.places, strict=True):
-        if place is NO_OFFSET:
-            found.append(None)
-            continue
-        at = place.offset
-        # the blob is read-only, and shared by all that is in it
-        data = (
-            buffers[place.buffer] if at < 0 else memoryview(bytearray(blob[at : at + place.size]))
-        )
-        if leaf.tag == "A":
-            found.append(ndarray(leaf.shape, dtype_of(leaf.dtype), data))
-        else:
-            found.append(_read_leaf(leaf, data, "numpy"))
+    try:
+        for leaf, place in zip(placement.leaves, placement.places, strict=True):
+            if place is NO_OFFSET:
+                found.append(None)
+                continue
+            data = buffers[place.buffer] if place.buffer >= 0 else _own(blob, place)
+            if leaf.tag == "A":
+                found.append(ndarray(leaf.shape, dtype_of(leaf.dtype), data))
+            else:
+                found.append(_read_leaf(leaf, data, "numpy"))
+    except ValueError as error:  # a shape that numpy does not have
+        raise _unreadable_array(error) from error
     return found
+
+
+def _own(blob: bytes, place: LeafOffset) -> memoryview:
+    """A copy: the blob is read-only, and shared by all that is in it."""
+    return memoryview(bytearray(blob[place.offset : place.offset + place.size]))
 
 
 def _library_for(results: ResultsAs) -> ArrayLibrary:
@@ -295,6 +299,8 @@ def _read_leaf(leaf: Leaf, data: memoryview, kind: ArrayLibrary) -> Any:
     try:
         return native_array(leaf, data, kind)
     except (TypeError, ValueError) as error:  # keys of a kind or shape that jax does not have
-        raise ProtocolError(
-            f"a result holds an array that cannot be made here: {error}."
-        ) from error
+        raise _unreadable_array(error) from error
+
+
+def _unreadable_array(error: Exception) -> ProtocolError:
+    return ProtocolError(f"a result holds an array that cannot be made here: {error}.")

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -73,12 +73,15 @@ class ProgramSource:
         Raises:
             JaxRuntimeError: when the device has no room for it.
         """
-        if self.known.find(id) is not None:
-            return None
-        try:
-            found = self.ahead[id] = self.known.obtain(id, lambda: self._read(id, 0))
-        except NotStored:
-            return None
+        if self.known.find(id) is None:
+            with suppress(NotStored):
+                self.known.obtain(id, lambda: self._held(id))
+                return self.ahead.get(id)
+        return None
+
+    def _held(self, id: bytes) -> Program:  # noqa: A002
+        """A program that is on disk, held until a call asks for it."""
+        found = self.ahead[id] = self._read(id, 0)
         return found
 
     def of(
@@ -257,6 +260,7 @@ class Preloader:
         program_cache: where they are; None where nothing is kept.
         count: how many at most.
         limits: of all programs; half of their bytes may be loaded ahead.
+        held: the programs that calls have asked for, and which count for the limits as well.
         relieve: called after each.
     """
 
@@ -266,14 +270,18 @@ class Preloader:
         program_cache: ProgramCache | None,
         count: int,
         limits: Limits,
+        held: Callable[[], Iterable[Program]],
         relieve: Callable[[], object],
     ) -> None:
         self._source = source
         self._program_cache = program_cache
         self._left = count
+        self._limits = limits
         self._host_bytes = limits.host_bytes // 2
         self._device_bytes = limits.device_bytes // 2
+        self._held = held
         self._relieve = relieve
+        self._is_stopped = False
         self._loaded = 0
         self._working = 0
         self._ids: Iterator[bytes] = iter(())
@@ -298,8 +306,20 @@ class Preloader:
         return len(self._source.ahead)
 
     def shrink(self) -> int:
-        """Nothing: no more than the limit is loaded."""
-        return 0
+        """Gives up what has no room beside the programs that calls have asked for."""
+        ahead = list(self._source.ahead.items())
+        if not ahead:
+            return 0
+        programs = {*self._held(), *(program for _, program in ahead)}
+        host_bytes = sum(map(host_bytes_of, programs)) - self._limits.host_bytes
+        device_bytes = sum(one.device_bytes for one in programs) - self._limits.device_bytes
+        count = 0
+        while ahead and max(host_bytes, device_bytes) > 0:
+            _, program = ahead.pop()
+            host_bytes -= host_bytes_of(program)
+            device_bytes -= program.device_bytes
+            count += 1
+        return self.reclaim(count) if count else 0
 
     def reclaim(self, count: int) -> int:
         """Gives up to `count` programs up, those that were used longest ago first, and ends."""
@@ -311,7 +331,7 @@ class Preloader:
     def stop(self) -> None:
         """Loads no more."""
         with self._lock:
-            self._left = 0
+            self._is_stopped = True
 
     def _work(self, started: float) -> None:
         with suppress(OSError, AttributeError):  # calls go first; not every system can do so
@@ -332,7 +352,7 @@ class Preloader:
 
     def _next(self) -> bytes | None:
         with self._lock:
-            if self._left <= 0:
+            if self._is_stopped or not self._left:
                 return None
             self._left -= 1
             return next(self._ids, None)
@@ -347,5 +367,5 @@ class Preloader:
             self._host_bytes -= host_bytes_of(program)
             self._device_bytes -= program.device_bytes
             if min(self._host_bytes, self._device_bytes) < 0:
-                self._left = 0
+                self._is_stopped = True
         self._relieve()

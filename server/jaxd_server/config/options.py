@@ -309,8 +309,8 @@ class ServerOptions:
         "programs that are read from the disk when a worker starts, those used last first",
         default=0,
         shown="none",
-        more=", beside the calls and at the lowest priority, into half of these limits. The first "
-        "call of such a program finds it ready",
+        more=", for the first device, beside the calls and at the lowest priority, into half of "
+        "these limits. The first call of such a program finds it ready",
     )
     map_share: float = _program(
         _SHARE,

@@ -103,11 +103,19 @@ class ProcessReads:
 
 
 class _Reader:
-    """Reads of one thread: for whom, and of whom to ask."""
+    """Reads of one thread: for whom, and of whom to ask.
+
+    Attributes:
+        reads: what was read.
+        ask: asks the client.
+        changed: loggers, and their manager, that the client's code has changed: the attributes as
+            they were before. What these say is from then on what that code has set.
+    """
 
     def __init__(self, reads: ProcessReads, ask: Ask) -> None:
         self.reads = reads
         self.ask = ask
+        self.changed: dict[Any, dict[str, Any]] = {}
 
     def find(self, kind: str, name: str, what: str, *, is_own: bool = False) -> Any:
         """What code finds: of the client's process, or `OWN`.
@@ -128,6 +136,18 @@ class _Reader:
         if found is OWN and by == "client" and not is_own:
             self.refuse(what)
         return found
+
+    def change(self, loggers: Any, name: str, before: Any) -> None:
+        """Notes that an attribute of a logger, or of the manager, is about to be changed."""
+        if _who_reads() != "server":
+            self.changed.setdefault(loggers, {}).setdefault(name, before)
+
+    def restore(self) -> None:
+        """Gives loggers back what they had: they are those of all clients."""
+        for changed, attributes in self.changed.items():
+            vars(changed).update(attributes)
+            manager: Any = changed.manager if isinstance(changed, logging.Logger) else changed
+            manager._clear_cache()  # noqa: SLF001  of what loggers let through; as `setLevel` does
 
     def refuse(self, what: str) -> NoReturn:
         """Refuses to show something of this process.
@@ -157,7 +177,8 @@ def reading(reads: ProcessReads, ask: Ask) -> Iterator[None]:
         PackingError: what was refused within it, also where code has caught that: it would go on
             with a default.
     """
-    token = _reader.set(_Reader(reads, ask))
+    reader = _Reader(reads, ask)
+    token = _reader.set(reader)
     try:
         yield
     except Exception as error:
@@ -166,6 +187,7 @@ def reading(reads: ProcessReads, ask: Ask) -> Iterator[None]:
         raise
     finally:
         _reader.reset(token)
+        reader.restore()
     if reads.refused is not None:
         raise reads.refused
 
@@ -477,6 +499,8 @@ def _client_logger(logger: logging.Logger) -> _LoggerState | None:
         return None
     if sys._getframe(2).f_code.co_filename == _LOGGING:  # noqa: SLF001  cheaper than `inspect`
         return None
+    if reader.changed and _is_changed(logger, reader):
+        return None
     name = "" if logger.name == "root" else logger.name
     found = reader.find("logger", name, f"the level of the logger {logger.name!r}")
     return None if found is OWN else _LoggerState(*found)
@@ -496,6 +520,16 @@ def _get_effective_level(self: logging.Logger) -> int:
     return int(_originals[_get_effective_level](self)) if found is None else found.effective
 
 
+def _is_changed(logger: logging.Logger, reader: _Reader) -> bool:
+    """Whether the code that reads has changed a logger, one above it, or all of them."""
+    above: logging.Logger | None = logger
+    while above is not None:
+        if above in reader.changed:
+            return True
+        above = above.parent
+    return logger.manager in reader.changed
+
+
 class _LoggerAttribute:
     """An attribute of loggers that says what the client's has; each keeps its own in its dict."""
 
@@ -507,16 +541,32 @@ class _LoggerAttribute:
         if logger is None:
             return self
         found = _client_logger(logger)
-        return vars(logger)[self._name] if found is None else getattr(found, self._field)
+        if found is not None:
+            return getattr(found, self._field)
+        try:
+            return vars(logger)[self._name]
+        except KeyError:
+            raise AttributeError(self._name) from None
 
     def __set__(self, logger: Any, value: Any) -> None:
-        vars(logger)[self._name] = value
+        reader, own = _reader.get(), vars(logger)
+        if reader is not None and self._name in own:  # else the logger is being made
+            reader.change(logger, self._name, own[self._name])
+        own[self._name] = value
 
 
 def _disabled_levels(manager: Any) -> int:
     """Replaces the property `logging.Manager.disable`, which `logging.disable` sets."""
     found = _client_logger(manager.root)
     return int(_originals[_disabled_levels](manager)) if found is None else found.below
+
+
+def _disable_levels(manager: Any, value: Any) -> None:
+    """Replaces what sets it."""
+    reader = _reader.get()
+    if reader is not None:
+        reader.change(manager, "_disable", vars(manager)["_disable"])
+    _originals[_disable_levels](manager, value)
 
 
 def _start_thread(self: threading.Thread) -> None:
@@ -569,7 +619,8 @@ def install() -> None:
     loggers.disabled = _LoggerAttribute("disabled", "is_disabled")
     managers: Any = logging.Manager
     _originals[_disabled_levels] = managers.disable.fget
-    managers.disable = managers.disable.getter(_disabled_levels)
+    _originals[_disable_levels] = managers.disable.fset
+    managers.disable = property(_disabled_levels, _disable_levels)
     _exchange(_start_thread, "start", threading.Thread)
     _exchange(_popen, "__init__", subprocess.Popen)
 

@@ -75,6 +75,8 @@ def padding_of(
             )
         if not isinstance(axes, Mapping) or not axes:
             raise ConfigurationError(f"bucket= has no axes of {name!r}. {_EXAMPLE}")
+        if name in statics:
+            raise ConfigurationError(f"bucket= names {name!r}, which is static and never padded.")
         each = (_axis(name, *pair, parameters, statics) for pair in axes.items())
         found.append((name, position, tuple(each)))
     return tuple(found)
@@ -156,13 +158,22 @@ def _padded(
     leaf: Any,
 ) -> Any:
     """A leaf, padded; adds the sizes that it had to the lengths."""
-    shape = getattr(leaf, "shape", None)
-    if not isinstance(shape, tuple):
+    if not isinstance(getattr(leaf, "shape", None), tuple) or not hasattr(leaf, "dtype"):
         return leaf
+    rank, seen = len(leaf.shape), set[int]()
     for axis, sizes, length, _, fill in axes:
-        if not -len(shape) <= axis < len(shape):
+        if not -rank <= axis < rank:
             continue
-        size = shape[axis]
+        place = axis % rank
+        if place in seen:
+            raise ArgumentError(
+                f"bucket= has axis {place} of an array of {name!r} twice: it has {rank} axes, "
+                "counted from the first and from the last. Name each once."
+            )
+        seen.add(place)
+        size = leaf.shape[place]
+        if type(size) is not int:  # a size that has a name, of what stands for an array
+            continue
         if length and lengths.setdefault(length, size) != size:
             raise ArgumentError(
                 f"{length} stands for {lengths[length]} and for {size}: the arrays of bucket= "
@@ -170,8 +181,27 @@ def _padded(
             )
         wanted = next((one for one in sizes if one >= size), size)
         if wanted != size:
-            leaf = pad_leaf(leaf, axis % len(shape), wanted, fill)
+            _check_fill(leaf.dtype, fill)
+            leaf = pad_leaf(leaf, place, wanted, fill)
     return leaf
+
+
+def _check_fill(dtype: Any, fill: complex) -> None:
+    """Raises `ArgumentError` unless arrays of a dtype can hold it, and are of numbers."""
+    jax: Any = sys.modules.get("jax")
+    if hasattr(jax, "dtypes") and jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise ArgumentError("bucket= cannot pad an array of random keys. Split more of them.")
+    if not fill:
+        return
+    import numpy
+
+    numbers = numpy.dtype(dtype)
+    holds = numbers.kind == "c" or type(fill) is not complex
+    if holds and numbers.kind in "biu":
+        with numpy.errstate(all="ignore"):
+            holds = numpy.asarray(fill).astype(numbers).item() == fill
+    if not holds:
+        raise ArgumentError(f"fill={fill!r} of a Bucket is no value of {numbers}.")
 
 
 def pad_in_jax(leaf: Any, axis: int, wanted: int, fill: complex) -> Any:

@@ -158,21 +158,44 @@ def test_an_option_that_does_not_suit_the_function(bucket: Any, text: str) -> No
         persistent_call(mean, bucket=bucket)
 
 
-def test_a_static_length_is_an_error() -> None:
-    """It would be a program for each."""
+def test_a_static_argument_is_not_padded() -> None:
+    """Nor is a length static: it would be a program for each."""
+    with pytest.raises(ConfigurationError, match="static and never padded"):
+        persistent_call(mean, static_argnames="x", bucket={"x": {0: SIZES}})
     with pytest.raises(ConfigurationError, match="or is static"):
         persistent_call(mean, static_argnames="n", bucket={"x": {0: Bucket(SIZES, length="n")}})
 
 
 def test_what_cannot_be_padded_is_an_error(client: Client) -> None:
-    """Two sizes under one name, random keys."""
+    """Two sizes under one name, an axis that is two, random keys, what the dtype cannot hold."""
     f = client.persistent_call(
         lambda x, y, n=None: x, bucket={name: {0: Bucket(SIZES, "n")} for name in ("x", "y")}
     )
     with pytest.raises(ArgumentError, match="n stands for 3 and for 5"):
         f(rows(3), rows(5))
-    with pytest.raises(ArgumentError, match="random keys"):
-        client.persistent_call(whole, bucket={"x": {0: SIZES}})(jax.random.split(jax.random.key(0)))
+    twice = client.persistent_call(whole, bucket={"x": {0: SIZES, -1: (3,)}})
+    with pytest.raises(ArgumentError, match="has axis 0 of an array of 'x' twice"):
+        twice(np.ones(2))
+    sized = client.persistent_call(whole, bucket={"x": {0: SIZES}})
+    keys = jax.random.split(jax.random.key(0))
+    with pytest.raises(ArgumentError, match=r"over=\{'batch'"):
+        sized.warm(jax.ShapeDtypeStruct(("rows", 2), np.float32))
+    for call in (sized, jax.jit(sized), client.persistent_call(lambda x: sized(x) * 1)):
+        with pytest.raises(ArgumentError, match="random keys"):
+            call(keys)
+
+
+@pytest.mark.parametrize(
+    ("fill", "dtype"), [(-1, np.uint8), (0.5, np.int32), (2, bool), (1j, np.float32)]
+)
+def test_what_is_put_in_has_to_be_a_value_of_the_array(
+    fill: complex, dtype: Any, client: Client
+) -> None:
+    """In whichever process it is put in."""
+    f = client.persistent_call(whole, bucket={"x": {0: Bucket(SIZES, fill=fill)}})
+    for call in (f, jax.jit(f)):
+        with pytest.raises(ArgumentError, match="no value of"):
+            call(rows(3, dtype))
 
 
 def test_without_jax_and_without_a_server(live: LiveServer) -> None:

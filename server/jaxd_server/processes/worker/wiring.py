@@ -140,9 +140,15 @@ def _compilation(
 def _preloader(
     options: ServerOptions, compilation: _Compilation, reclaimer: Reclaimer
 ) -> Preloader:
-    programs, limits = compilation.source.programs, sizing.limits(options)
-    cache = compilation.program_cache
-    preloader = Preloader(programs, cache, options.preload, limits, reclaimer.relieve)
+    executables = compilation.executables
+    preloader = Preloader(
+        compilation.source.programs,
+        compilation.program_cache,
+        options.preload,
+        sizing.limits(options),
+        lambda: (one.program for one in executables.all()),
+        reclaimer.relieve,
+    )
     reclaimer.register(preloader)
     return preloader
 
