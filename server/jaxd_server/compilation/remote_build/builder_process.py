@@ -51,6 +51,10 @@ INTERRUPT_S: Final = 0.5
 
 _MAX_WAIT_S: Final = 5.0
 
+_EOF_S: Final = 0.5
+"""A process that has ended has closed its end of the socket; reading what it had sent takes less
+than that. Then another one holds that end, such as one that it forked."""
+
 _START_TIMEOUT_S: Final = 60.0
 """A builder that takes longer to start is killed."""
 
@@ -102,7 +106,9 @@ class BuilderProcess:
         self._lock = threading.Lock()  # guards state, _waiting, _why; not held to send
         self._sending = threading.Lock()  # one message at a time
         self._connection: Connection | None = None
+        self._socket: socket.socket | None = None  # the same, to shut it down
         self._process: subprocess.Popen[bytes] | None = None
+        self._exited = threading.Event()  # set once the process has ended; it may not be reaped
         # One thread for as long as it lives: Linux kills it when the thread ends that started it.
         self._thread = threading.Thread(target=self._run, name="jaxd-builder", daemon=True)
         self._thread.start()
@@ -243,6 +249,8 @@ class BuilderProcess:
         except Exception:  # noqa: BLE001  an unreadable message: the next builder may be better
             log_event("builder_unreadable", level=logging.ERROR)
         finally:
+            if self._socket is not None:
+                self._socket.close()
             self._end()
 
     def _start(self) -> Connection:
@@ -263,7 +271,19 @@ class BuilderProcess:
                 ours.close()
                 log_event("builder_not_started", level=logging.WARNING, reason=str(error))
                 raise
-        return Connection(ours.detach())
+        connection = Connection(os.dup(ours.fileno()))
+        self._socket = ours
+        args = (self._process, ours)
+        threading.Thread(target=self._watch, args=args, name="jaxd-builder", daemon=True).start()
+        return connection
+
+    def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+        """Has the socket end with the process, whoever else holds the other end of it."""
+        _wait_for_exit(process)
+        self._exited.set()
+        self._thread.join(_EOF_S)
+        with suppress(OSError):
+            ours.shutdown(socket.SHUT_RDWR)
 
     def _listen(self, connection: Connection) -> None:
         with connection:
@@ -312,12 +332,18 @@ class BuilderProcess:
         """Collects the process."""
         if self._process is None:
             return "it could not be started"
-        try:
-            code = self._process.wait(_MAX_WAIT_S)
-        except subprocess.TimeoutExpired:  # it has only closed its end
+        if not self._exited.wait(_MAX_WAIT_S):  # it has only closed its end
             self._process.kill()
-            code = self._process.wait()
+        code = self._process.wait()
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        process.wait()
+        return
+    with suppress(ChildProcessError):  # another thread has reaped it
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 _MAX_KEYS: Final = 10_000
