@@ -109,6 +109,7 @@ class BuilderProcess:
         self._socket: socket.socket | None = None  # the same, to shut it down
         self._process: subprocess.Popen[bytes] | None = None
         self._exited = threading.Event()  # set once the process has ended; it may not be reaped
+        self._reaping = threading.Lock()  # held to reap it, and to use its id: that of no other
         # One thread for as long as it lives: Linux kills it when the thread ends that started it.
         self._thread = threading.Thread(target=self._run, name="jaxd-builder", daemon=True)
         self._thread.start()
@@ -140,7 +141,9 @@ class BuilderProcess:
     def give_way(self) -> None:
         """Has it compute only where no other process does. XLA's threads are under way already."""
         self.yields = True
-        with suppress(OSError, AttributeError):  # it has just ended; or there is no such thing
+        with self._reaping, suppress(OSError, AttributeError):  # where there is no such thing
+            if self._process is None or self._process.returncode is not None:
+                return
             for thread in os.listdir(f"/proc/{self.pid}/task"):
                 with suppress(ProcessLookupError):
                     os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
@@ -235,8 +238,9 @@ class BuilderProcess:
             self._thread.join(_MAX_WAIT_S)
 
     def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        with self._reaping:
+            if self._process is not None:
+                self._process.kill()
 
     def _run(self) -> None:
         try:
@@ -333,8 +337,10 @@ class BuilderProcess:
         if self._process is None:
             return "it could not be started"
         if not self._exited.wait(_MAX_WAIT_S):  # it has only closed its end
-            self._process.kill()
-        code = self._process.wait()
+            self._kill()
+            self._exited.wait(_MAX_WAIT_S)
+        with self._reaping:
+            code = self._process.wait()
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 

@@ -230,6 +230,22 @@ def test_a_request_is_stopped_by_ending_the_process(start: Start) -> None:
     assert builder.ask(order("late"), SILENT) == Ended("it was not running", "away")
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such priority")
+def test_one_that_has_ended_gives_no_way(start: Start) -> None:
+    """Its process id may be that of another process by now."""
+    builder, other = start(), start()
+    assert builder.wait()
+    assert other.wait()
+    builder.close()
+    assert builder._process is not None
+    assert other.pid is not None
+    builder._process.pid = other.pid
+    builder.give_way()
+    assert os.sched_getscheduler(other.pid) == os.SCHED_OTHER
+    other.give_way()
+    assert os.sched_getscheduler(other.pid) == os.SCHED_IDLE
+
+
 def test_one_that_is_ended_while_it_starts_has_not_failed(start: Start) -> None:
     """Whoever ended it may start another one."""
     builder = start("threading.Event().wait()")
