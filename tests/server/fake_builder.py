@@ -88,15 +88,16 @@ class BuildScenario:
         self.builders: list[FakeBuilder] = []
         self.counters = Counters()
         self.packages = ImportedPackages()
+        self.functions = Functions()
         self.building = BuildPolicy(
             build_in,
             lambda: self.shared,
             self.counters,
             self.packages,
             None,
+            self.functions.deadly,
             self._start,  # type: ignore[arg-type]
         )
-        self.functions = Functions()
 
     def _start(self) -> FakeBuilder:
         self.builders.append(self.next.pop(0) if self.next else FakeBuilder())

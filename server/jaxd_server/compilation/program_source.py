@@ -110,10 +110,11 @@ class ProgramSource:
 
         Raises:
             NotTransferable: when the other one cannot hand it over.
+            InternalError: when this process must not compile it.
             Exception: jax's own errors.
         """
         function, before = request.function, hits_in_thread()
-        if lowered.elsewhere is not None and lowered.lowered is None:
+        if lowered.elsewhere is not None:
             lowered = replace(lowered, lowered=lowered.elsewhere.hand_over())
         with bypassed() if is_kept else nullcontext():
             program = self._compiler.compile(

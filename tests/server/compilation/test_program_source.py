@@ -165,7 +165,8 @@ class _Beside:
             self.made.append(serialized(program.compiled, program.devices))
             return Compiled(self.made[-1], program.compile_s, program.is_bound)
 
-        return replace(lowered, elsewhere=cast("Any", SimpleNamespace(compile=compile_it)))
+        elsewhere = SimpleNamespace(compile=compile_it, hand_over=lambda: lowered.lowered)
+        return replace(lowered, elsewhere=cast("Any", elsewhere))
 
 
 def test_what_was_compiled_elsewhere_is_kept_as_it_came(

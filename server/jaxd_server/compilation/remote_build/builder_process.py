@@ -22,6 +22,7 @@ from jaxd_protocol.errors import PackingError
 from jaxd_protocol.messages.failures import encode_failure
 from jaxd_protocol.messages.recorded_reads import ProcessRead
 from jaxd_server.compilation.compiling.builds import check_not_abandoned
+from jaxd_server.compilation.functions.table import DeadlyFunctions
 from jaxd_server.compilation.remote_build.messages import (
     BuildOrder,
     CancelBuild,
@@ -386,13 +387,14 @@ class BuilderPool:
     Args:
         counters: to which the counts of a builder are added.
         packages: to which the imports of a builder are added.
+        deadly: functions that crash the process that builds them.
         start: starts a builder.
         lifetime: when one is replaced or ended.
         clock: seconds that only grow.
 
     Attributes:
         refused: functions that are never built in another process.
-        deadly: functions that crash the process that builds them: the worker never does.
+        deadly: the same.
         is_disabled: whether no builder is started any longer.
     """
 
@@ -400,12 +402,13 @@ class BuilderPool:
         self,
         counters: Counters,
         packages: ImportedPackages,
+        deadly: DeadlyFunctions,
         start: Callable[[], BuilderProcess],
         lifetime: Lifetime = USUAL_LIFETIME,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused = BoundedDict[bytes, None](_MAX_KEYS)
-        self.deadly = BoundedDict[bytes, None](_MAX_KEYS)
+        self.deadly = deadly
         self.is_disabled = False
         self._counters = counters
         self._packages = packages

@@ -127,6 +127,7 @@ def _compilation(
         counters,
         packages,
         program_cache,
+        functions.deadly,
         lambda: BuilderProcess(options.log_format, can_unpack),
     )
     quota = BuildQuota(options.principal_build_s)

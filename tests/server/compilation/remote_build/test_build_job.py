@@ -194,7 +194,7 @@ def test_only_what_ends_a_second_builder_is_guilty(
     if guilty:
         with pytest.raises(InternalError, match=r"in another one \(signal 11\)"):
             build()
-        assert source.key in scenario.building._builders.deadly
+        assert source.describe(source.key) in scenario.functions.deadly
     else:
         assert build() is reply.compiled
     remote_build.close()
@@ -230,7 +230,7 @@ def test_a_build_whose_builder_was_ended_for_it_is_given_up(source: Source) -> N
     scenario = BuildScenario()
     with pytest.raises(Interrupted):
         scenario.answered(source, Ended("signal 9", "stopped"))
-    assert source.key not in scenario.building._builders.deadly
+    assert source.describe(source.key) not in scenario.functions.deadly
 
 
 def test_an_order_that_was_not_taken_is_given_to_another_one(source: Source) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jaxd_server.compilation.functions.table import DeadlyFunctions
 from jaxd_server.compilation.remote_build.builder_process import (
     USUAL_LIFETIME,
     BuilderPool,
@@ -24,7 +25,8 @@ class Scenario:
         self.now = 100.0
         self.started: list[Any] = []
         self.pool = BuilderPool(
-            Counters(), ImportedPackages(), self._start, lifetime, lambda: self.now
+            *(Counters(), ImportedPackages(), DeadlyFunctions(), self._start),
+            *(lifetime, lambda: self.now),
         )
 
     def _start(self) -> Any:
