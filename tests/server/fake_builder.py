@@ -50,7 +50,7 @@ class FakeBuilder:
     def wait(self, check: object = None) -> bool:
         self.waited += 1
         if self.state == "starting":
-            self.state = "ready"
+            self.state, self.was_ready = "ready", True
         return self.state == "ready"
 
     def resident(self) -> int:

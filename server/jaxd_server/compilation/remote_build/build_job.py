@@ -116,8 +116,6 @@ class BuilderLoan:
         self.close()
         if reply.why == "stopped":
             raise Interrupted
-        if reply.why == "away" and self._builders.is_disabled:
-            raise _Away
         if reply.why == "died":
             self._count_death(reply.how)
         return None

@@ -356,6 +356,10 @@ def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
 _MAX_KEYS: Final = 10_000
 _MAX_FAILED_STARTS: Final = 3
 
+_PAUSE_S: Final = 0.5
+_MAX_PAUSE_S: Final = 60.0
+"""After that many another start is tried once a pause, each twice as long as the last one."""
+
 _SPARE_AFTER_S: Final = 0.2
 """While a build takes no longer, the builder that has it is soon there for the next one."""
 
@@ -395,7 +399,6 @@ class BuilderPool:
     Attributes:
         refused: functions that are never built in another process.
         deadly: the same.
-        is_disabled: whether no builder is started any longer.
     """
 
     def __init__(
@@ -409,7 +412,6 @@ class BuilderPool:
     ) -> None:
         self.refused = BoundedDict[bytes, None](_MAX_KEYS)
         self.deadly = deadly
-        self.is_disabled = False
         self._counters = counters
         self._packages = packages
         self._start = start
@@ -417,11 +419,14 @@ class BuilderPool:
         self._clock = clock
         self._idle: list[BuilderProcess] = []  # the one used last is at the end
         self._lent: list[BuilderProcess] = []
-        self._failed_starts = 0
-        self._lock = threading.Lock()  # guards these three and is_disabled
+        self._new: list[BuilderProcess] = []  # whose start has not ended yet, well or not
+        self._failed_starts = 0  # one after the other
+        self._retry_at = 0.0  # when another one may be tried, if that are too many
+        self._is_closed = False
+        self._lock = threading.Lock()  # guards all of these
 
     def lend(self, fingerprint: bytes = b"", *, unused: bool = False) -> BuilderProcess | None:
-        """A builder for the caller alone, once it has started; None: there is none any more.
+        """A builder for the caller alone, once it has started; None: there is none now.
 
         Args:
             fingerprint: of a function; one that has its code is preferred.
@@ -456,19 +461,22 @@ class BuilderPool:
 
     def _take(self, fingerprint: bytes, *, unused: bool) -> BuilderProcess | None:
         with self._lock:
-            self._sort_out()
-            if self.is_disabled:
+            if not self._may_lend():
                 return None
             suited = [one for one in self._idle if not (unused and one.builds)]
+            if self._starts_fail:
+                suited = [one for one in suited if one.state == "ready"]
             best = max(
                 suited,
                 key=lambda one: (fingerprint in one.known, one.state == "ready"),
                 default=None,
             )
-            if best is None:
-                best = self._start()
-            else:
+            if best is not None:
                 self._idle.remove(best)
+            elif self._starts_fail:
+                return None
+            else:
+                best = self._begin_start()
             best.since = self._clock()
             self._lent.append(best)
             return best
@@ -483,11 +491,10 @@ class BuilderPool:
             builder.end()
         with self._lock:
             self._lent.remove(builder)
-            if builder.state == "ended":
-                self._count_start(builder)
-            elif not is_spent and not self.is_disabled:
+            if not is_spent and not self._is_closed:
                 builder.since = self._clock()
                 self._idle.append(builder)
+            self._sort_out()
 
     def knows(self, fingerprint: bytes) -> bool:
         """Whether a builder has the code of a function."""
@@ -500,19 +507,24 @@ class BuilderPool:
         with self._lock:
             return any(one.state == "ready" for one in self._idle)
 
+    def can_lend(self) -> bool:
+        """Whether a build may be given to a builder: not while they cannot be started.
+
+        Then another start is tried now and then, which nobody waits for.
+        """
+        with self._lock:
+            return self._may_lend()
+
     def start_spare(self) -> None:
         """Starts one if there is none, or none but such as have been at work for long."""
         with self._lock:
-            self._sort_out()
             now = self._clock()
-            if self.is_disabled or self._idle:
+            if not self._may_lend() or self._starts_fail or self._idle:
                 return
             if all(
                 one.state != "starting" and now - one.since > _SPARE_AFTER_S for one in self._lent
             ):
-                spare = self._start()
-                spare.since = now
-                self._idle.append(spare)
+                self._idle.append(self._begin_start())
 
     def end_idle(self, keep: int) -> None:
         """Ends those that nobody has needed for long, but for the `keep` that were used last."""
@@ -525,22 +537,52 @@ class BuilderPool:
             one.end()
 
     def _sort_out(self) -> None:
-        """Forgets those that have ended. The lock is held."""
-        for one in [one for one in self._idle if one.state == "ended"]:
-            self._idle.remove(one)
-            self._count_start(one)
+        """Forgets those that have ended, and learns which have started. The lock is held."""
+        self._idle = [one for one in self._idle if one.state != "ended"]
+        settled = [one for one in self._new if one.state != "starting"]
+        self._new = [one for one in self._new if one not in settled]
+        for one in settled:
+            if one.was_ready and self._starts_fail:
+                log_event("builders_start_again")
+            if one.was_ready:
+                self._failed_starts = 0
+            elif one.has_failed:
+                self._count_failed_start()
 
-    def _count_start(self, ended: BuilderProcess) -> None:
-        """Counts builders that ended without ever having started. The lock is held."""
-        self._failed_starts = self._failed_starts + 1 if ended.has_failed else 0
-        if self._failed_starts >= _MAX_FAILED_STARTS and not self.is_disabled:
-            log_event("builder_given_up", level=logging.WARNING)
-            self.is_disabled = True
+    def _count_failed_start(self) -> None:
+        self._failed_starts += 1
+        over = self._failed_starts - _MAX_FAILED_STARTS
+        if over == 0:
+            log_event("builders_do_not_start", level=logging.WARNING)
+        if over >= 0:
+            self._retry_at = self._clock() + min(_MAX_PAUSE_S, _PAUSE_S * 2 ** min(over, 10))
+
+    @property
+    def _starts_fail(self) -> bool:
+        return self._failed_starts >= _MAX_FAILED_STARTS
+
+    def _may_lend(self) -> bool:
+        """See `can_lend`. The lock is held."""
+        self._sort_out()
+        if self._is_closed:
+            return False
+        if not self._starts_fail:
+            return True
+        if not self._new and self._clock() >= self._retry_at:
+            self._idle.append(self._begin_start())
+        return any(one.state == "ready" for one in self._idle)
+
+    def _begin_start(self) -> BuilderProcess:
+        """A builder that starts. The lock is held."""
+        builder = self._start()
+        builder.since = self._clock()
+        self._new.append(builder)
+        return builder
 
     def close(self) -> None:
         """Ends all builders; there are none after that."""
         with self._lock:
-            self.is_disabled = True
+            self._is_closed = True
             left, self._idle = [*self._idle, *self._lent], []
         for one in left:
             one.end()

@@ -137,14 +137,14 @@ class BuildPolicy:
         is_deadly = function.described in self._builders.deadly
         gains = self._packages.have_changed or self._is_shared() or is_deadly
         wanted = self._build_in == "builder" or (self._build_in == "auto" and gains)
-        return wanted and not self._builders.is_disabled
+        return wanted and self._builders.can_lend()
 
     def _compiles_there(self, lowered: LoweredFunction) -> bool:
-        if self._build_in == "worker" or self._builders.is_disabled:
+        if self._build_in == "worker":
             return False
         if self._build_in == "builder" or self._is_shared():
-            return True
-        if not has_operations(lowered.lowered, _MANY):
+            return self._builders.can_lend()
+        if not has_operations(lowered.lowered, _MANY) or not self._builders.can_lend():
             return False
         if self._builders.is_ready or has_operations(lowered.lowered, _VERY_MANY):
             return True
