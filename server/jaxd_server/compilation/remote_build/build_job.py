@@ -108,7 +108,7 @@ class BuilderLoan:
             request,
             emit,
             cancel_hook=hook,
-            may_stop=lambda: build is None or build.error is None,  # else it goes on, and is kept
+            grace_s=lambda: 0.0 if build is None else build.grace_s(),
             **more,
         )
         if not isinstance(reply, Ended):

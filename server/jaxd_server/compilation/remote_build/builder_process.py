@@ -155,7 +155,7 @@ class BuilderProcess:
         emit: Emit,
         read: Ask = _tells_nothing,
         cancel_hook: CancelHook = lambda hook: nullcontext(),
-        may_stop: Callable[[], bool] = lambda: True,
+        grace_s: Callable[[], float] = lambda: 0.0,
     ) -> Reply:
         """Sends a request and waits for the reply, without a limit.
 
@@ -164,7 +164,7 @@ class BuilderProcess:
             emit: takes the events of the build, in this thread.
             read: gives what the function reads of its client's process, in this thread.
             cancel_hook: registers what stops it once no call waits for it any longer.
-            may_stop: whether a compilation may be stopped then.
+            grace_s: seconds that a compilation may go on then.
         """
         number = next(self._numbers)
         inbox: queue.SimpleQueue[Event | ReadRequest | Reply] = queue.SimpleQueue()
@@ -184,7 +184,9 @@ class BuilderProcess:
         def on_abandoned() -> None:
             if traces:
                 self._interrupt(number)
-            elif may_stop():
+            elif left_s := grace_s():
+                process_timers.after(left_s, lambda: self.stop(number))
+            else:
                 self.stop(number)
 
         with cancel_hook(on_abandoned):
