@@ -45,7 +45,7 @@ from jaxd_server.processes.worker.retirement import (
     Renewal,
 )
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
-from jaxd_server.rpc.endpoint import Endpoint
+from jaxd_server.rpc.endpoint import ClientExits, Endpoint
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
 from jaxd_server.rpc.services.admin import AdminService
@@ -233,6 +233,7 @@ class WorkerComponents:
         self._sessions = Sessions(
             options.session_grace_s, self.values, devices=self.devices, counts=self._counts_of
         )
+        self._client_exits = ClientExits()
         admission, has_values = Admission(), self.values.has_only_copies
         self._abandoned_work = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
         compilation = _compilation(
@@ -316,7 +317,7 @@ class WorkerComponents:
             admits = HandoverReceiver(self._principal)
         return Endpoint(
             *(sock, address, admits, self._sessions, self._worker_context, welcome),
-            self._connected_accounts,
+            *(self._client_exits, self._connected_accounts),
         )
 
     def drain(self) -> None:
@@ -357,6 +358,7 @@ class WorkerComponents:
 
     def _poll(self) -> None:
         """Checks that are due several times a second."""
+        self._client_exits.poll()
         self._sessions.poll()
         self._building.poll()
         self._pressure.poll()
