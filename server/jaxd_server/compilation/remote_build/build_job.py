@@ -200,10 +200,13 @@ class RemoteBuild:
         """What comes of tracing it, in as many builders as that takes."""
         while True:
             builder = self._loan.borrow(self.order.described.fingerprint)
-            if self.order.described.fingerprint not in builder.known:
+            if self.order.described.fingerprint in builder.known:
+                order = self.order._replace(code=None)
+            else:
                 self.add_code()
+                order = self.order
             self._emit.begin_trace()
-            reply = self._loan.ask(self.order, self._emit, self._source.read)
+            reply = self._loan.ask(order, self._emit, self._source.read)
             if isinstance(reply, Lowered | Failed | Refused):  # a useless trace counts as well
                 self._builders.apply_side_effects(reply.side)
             if reply is not None:

@@ -498,10 +498,11 @@ class BuilderPool:
                 self._idle.append(builder)
             self._sort_out()
 
-    def knows(self, fingerprint: bytes) -> bool:
-        """Whether a builder has the code of a function."""
+    def know(self, fingerprint: bytes) -> bool:
+        """Whether whichever builder is lent next has the code of a function."""
         with self._lock:
-            return any(fingerprint in one.known for one in (*self._idle, *self._lent))
+            there = (*self._idle, *self._lent)
+            return bool(there) and all(fingerprint in one.known for one in there)
 
     @property
     def is_ready(self) -> bool:

@@ -65,6 +65,29 @@ def test_the_code_is_sent_once(source: Source) -> None:
     assert source.asked.count("code") == asked
 
 
+def test_the_code_is_fetched_before_the_build_has_its_turn(source: Source) -> None:
+    """Its client may take a while, and others would wait; but not where each builder has it."""
+    scenario = BuildScenario()
+    pool = scenario.building._builders
+    for builder in [pool.lend(), pool.lend()]:
+        assert builder is not None
+        pool.give_back(builder)
+    scenario.builders[0].known.add(source.fingerprint)
+    scenario.request(source)
+    asked = source.asked.count("code")
+    remote_build = scenario.remote_build(source)
+    assert source.asked.count("code") == asked + 1
+    assert remote_build is not None
+    scenario.builders[0].replies = [refused(always=False)]
+    assert remote_build.lower() is None  # by the one that has it, and is not sent it again
+    remote_build.close()
+    assert [order.code for order in orders(scenario.builders[0])] == [None]
+    for one in scenario.builders:
+        one.known.add(source.fingerprint)
+    assert scenario.remote_build(source) is not None
+    assert source.asked.count("code") == asked + 1
+
+
 def test_large_pickled_arguments_are_not_sent_twice(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
