@@ -498,7 +498,7 @@ class BuilderPool:
                 self._idle.append(builder)
             self._sort_out()
 
-    def know(self, fingerprint: bytes) -> bool:
+    def all_know(self, fingerprint: bytes) -> bool:
         """Whether whichever builder is lent next has the code of a function."""
         with self._lock:
             there = (*self._idle, *self._lent)

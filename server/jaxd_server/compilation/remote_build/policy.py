@@ -113,7 +113,7 @@ class BuildPolicy:
         remote_build = RemoteBuild(
             builders, function, order, request.source, self._program_cache, request.emit
         )
-        if not builders.know(order.described.fingerprint):
+        if not builders.all_know(order.described.fingerprint):
             remote_build.add_code()  # before it has its turn: the client may take a while
         return remote_build
 
