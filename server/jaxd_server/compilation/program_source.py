@@ -106,7 +106,7 @@ class ProgramSource:
 
         def compile_it() -> Program:
             compiled.append(None)
-            made = self._compiled_elsewhere(request, lowered, is_kept=is_kept)
+            made = self._compiled_elsewhere(request, lowered)
             return made or self._compiled_here(request, lowered, is_kept=is_kept)
 
         def read_or_compile() -> Program:
@@ -136,10 +136,11 @@ class ProgramSource:
 
         Raises:
             NotTransferable: when the other one cannot hand it over.
+            InternalError: when this process must not compile it.
             Exception: jax's own errors.
         """
         function, before = request.function, hits_in_thread()
-        if lowered.elsewhere is not None and lowered.lowered is None:
+        if lowered.elsewhere is not None:
             lowered = replace(lowered, lowered=lowered.elsewhere.hand_over())
         with bypassed() if is_kept else nullcontext():
             program = self._compiler.compile(
@@ -149,7 +150,7 @@ class ProgramSource:
         return program
 
     def _compiled_elsewhere(
-        self, request: BuildRequest, lowered: LoweredFunction, *, is_kept: bool
+        self, request: BuildRequest, lowered: LoweredFunction
     ) -> Program | None:
         """A program that a builder compiles; None where this process has to."""
         made = None if lowered.elsewhere is None else lowered.elsewhere.compile(request.device)
@@ -164,6 +165,8 @@ class ProgramSource:
             reason = f"{type(error).__name__}: {error}"
             log_event("builder_refused", function=request.function.name, reason=reason)
             return None
+        # Where this function is not kept, another one that has the same program may be later.
+        is_needed = self._program_cache is not None or are_several()
         return Program(
             lowered.program,
             call,
@@ -172,7 +175,7 @@ class ProgramSource:
             max(0, resident_bytes() - before),
             made.program.devices,
             is_bound=made.is_bound,
-            written=made.program if is_kept or are_several() else None,
+            written=made.program if is_needed else None,
         )
 
     def discard(self, program: Program) -> None:

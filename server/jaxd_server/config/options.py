@@ -371,7 +371,10 @@ class ServerOptions:
         more=". See [calls that nobody waits for](errors.md#calls-that-nobody-waits-for)",
     )
     max_build_s: float = _lifetime(
-        _SECONDS, "how long calls wait for a build that has begun", default=0.0, shown="no limit"
+        _SECONDS,
+        "how long calls wait for a build that has begun; a builder compiles for ten times as long",
+        default=0.0,
+        shown="no limit",
     )
     stop_grace_s: float = _lifetime(
         _SECONDS,

@@ -188,7 +188,8 @@ class _Beside:
             self.made.append(serialized(program.compiled, program.devices))
             return Compiled(self.made[-1], program.compile_s, program.is_bound)
 
-        return replace(lowered, elsewhere=cast("Any", SimpleNamespace(compile=compile_it)))
+        elsewhere = SimpleNamespace(compile=compile_it, hand_over=lambda: lowered.lowered)
+        return replace(lowered, elsewhere=cast("Any", elsewhere))
 
 
 def test_what_was_compiled_elsewhere_is_kept_as_it_came(
@@ -210,6 +211,22 @@ def test_what_was_compiled_elsewhere_is_kept_as_it_came(
     assert record.payload == beside.made[0].data
     assert program.written is None
     monkeypatch.setattr(jax_programs, "serialize", _absent)
+    harness = open_harness()
+    assert harness.value(Source(double), X).tolist() == expected
+    assert counts(harness) == LOADED
+
+
+def test_a_program_of_a_function_without_a_lasting_name_is_kept_for_one_that_has_one(
+    open_harness: Open,
+) -> None:
+    """Nothing but what the builder has sent can be written, so that is at hand."""
+    harness = open_harness()
+    harness.maker._building = cast("Any", _Beside())
+    nameless = Source(twice)
+    nameless.manifest = nameless.manifest._replace(shared=False)
+    expected = harness.value(nameless, X).tolist()
+    assert harness.value(Source(double), X).tolist() == expected
+    assert counts(harness) == {**BUILT, "traces": 2, "lowers": 2, "programs_shared": 1}
     harness = open_harness()
     assert harness.value(Source(double), X).tolist() == expected
     assert counts(harness) == LOADED

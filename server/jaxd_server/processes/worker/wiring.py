@@ -46,7 +46,7 @@ from jaxd_server.processes.worker.retirement import (
     Renewal,
 )
 from jaxd_server.processes.worker.status import WorkerStatus, memory_in_use
-from jaxd_server.rpc.endpoint import Endpoint
+from jaxd_server.rpc.endpoint import ClientExits, Endpoint
 from jaxd_server.rpc.flow_control import Backlog, CallBudget
 from jaxd_server.rpc.inflight_calls import CallPolicy
 from jaxd_server.rpc.services.admin import AdminService
@@ -128,6 +128,7 @@ def _compilation(
         counters,
         packages,
         program_cache,
+        functions.deadly,
         lambda: BuilderProcess(options.log_format, can_unpack),
     )
     quota = BuildQuota(options.principal_build_s)
@@ -249,6 +250,7 @@ class WorkerComponents:
         self._sessions = Sessions(
             options.session_grace_s, self.values, devices=self.devices, counts=self._counts_of
         )
+        self._client_exits = ClientExits()
         admission, has_values = Admission(), self.values.has_only_copies
         self._abandoned_work = AbandonedWork(admission, options.stop_grace_s, has_values, replace)
         compilation = _compilation(
@@ -334,7 +336,7 @@ class WorkerComponents:
             admits = HandoverReceiver(self._principal)
         return Endpoint(
             *(sock, address, admits, self._sessions, self._worker_context, welcome),
-            self._connected_accounts,
+            *(self._client_exits, self._connected_accounts),
         )
 
     def drain(self) -> None:
@@ -376,6 +378,7 @@ class WorkerComponents:
 
     def _poll(self) -> None:
         """Checks that are due several times a second."""
+        self._client_exits.poll()
         self._sessions.poll()
         self._building.poll()
         self._pressure.poll()
