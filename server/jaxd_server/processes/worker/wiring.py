@@ -91,6 +91,7 @@ class _Compilation(NamedTuple):
     compiler: Compiler
     building: BuildPolicy
     source: ExecutableSource
+    preloader: Preloader
 
 
 def _compilation(
@@ -135,16 +136,22 @@ def _compilation(
     source = ExecutableSource(
         functions, compiler, counters, program_cache, building, quota, packages
     )
-    return _Compilation(packages, program_cache, functions, executables, compiler, building, source)
+    preloader = _preloader(options, source, program_cache, executables, reclaimer)
+    return _Compilation(
+        *(packages, program_cache, functions, executables, compiler, building, source, preloader)
+    )
 
 
 def _preloader(
-    options: ServerOptions, compilation: _Compilation, reclaimer: Reclaimer
+    options: ServerOptions,
+    source: ExecutableSource,
+    program_cache: ProgramCache | None,
+    executables: Executables,
+    reclaimer: Reclaimer,
 ) -> Preloader:
-    executables = compilation.executables
     preloader = Preloader(
-        compilation.source.programs,
-        compilation.program_cache,
+        source.programs,
+        program_cache,
         options.preload,
         sizing.limits(options),
         lambda: (one.program for one in executables.all()),
@@ -242,8 +249,7 @@ class WorkerComponents:
         accounts = Accounts(options)
         self._connected_accounts = ConnectedAccounts(accounts, self._forget, share=True)
         self._authenticator_at = authenticator_factory(options, accounts)
-        self._counters = counters
-        reclaimer = Reclaimer(options.map_share)
+        self._counters, reclaimer = counters, Reclaimer(options.map_share)
         self.values = _values(options, recorder, reclaimer)
         self.devices = Devices(options.devices_per_session)
         self._pressure = MemoryPressure(reclaimer, options.memory_share, device=device_use)
@@ -260,8 +266,8 @@ class WorkerComponents:
             self._abandoned_work.add,
             lambda: self._sessions.connections > 1,
         )
-        self._building, self._program_cache = compilation.building, compilation.program_cache
-        self._preloader = _preloader(options, compilation, reclaimer)
+        self._building, self._preloader = compilation.building, compilation.preloader
+        self._program_cache = compilation.program_cache
         self._package_monitor = _package_monitor(compilation, admission, renewal, has_values)
         self.pipeline = _pipeline(
             compilation,
