@@ -15,7 +15,7 @@ from jaxd_protocol.base.bounded import BoundedDict
 from jaxd_protocol.errors import ProtocolError, ResultError
 from jaxd_protocol.messages.calls import FAILED
 from jaxd_protocol.messages.data_locations import KEEP_ALL, ResultPolicy, unpack_leaf_numbers
-from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, LeafOffset, parse_skeleton
+from jaxd_protocol.pytree import BlobLayout, Layout, Leaf, parse_skeleton
 from jaxd_protocol.pytree.leaves import NO_OFFSET, dtype_of, leaf_data
 
 ResultsAs = Literal["auto", "numpy", "jax", "remote"]
@@ -272,7 +272,11 @@ def _read_numpy(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview
             if place is NO_OFFSET:
                 found.append(None)
                 continue
-            data = buffers[place.buffer] if place.buffer >= 0 else _own(blob, place)
+            if place.buffer >= 0:
+                data = buffers[place.buffer]
+            else:  # a copy: the blob is read-only, and shared by all that is in it
+                end = place.offset + place.size
+                data = memoryview(bytearray(blob[place.offset : end]))
             if leaf.tag == "A":
                 found.append(ndarray(leaf.shape, dtype_of(leaf.dtype), data))
             else:
@@ -280,11 +284,6 @@ def _read_numpy(placement: BlobLayout, blob: bytes, buffers: Sequence[memoryview
     except ValueError as error:  # a shape that numpy does not have
         raise _unreadable_array(error) from error
     return found
-
-
-def _own(blob: bytes, place: LeafOffset) -> memoryview:
-    """A copy: the blob is read-only, and shared by all that is in it."""
-    return memoryview(bytearray(blob[place.offset : place.offset + place.size]))
 
 
 def _library_for(results: ResultsAs) -> ArrayLibrary:
