@@ -131,6 +131,31 @@ def _many_outages(proxy: Proxy, count: int) -> bool:
     return True
 
 
+@pytest.mark.parametrize("way", ["plain", "several", "submitted"])
+def test_a_server_accepts_connections_and_says_nothing(
+    server: LiveServer, proxy: Proxy, client: Client, way: str
+) -> None:
+    """In an outage each call ends by its own time, typed, also while another one waits longer."""
+    kept = client.put(np.ones(LARGE // 32, np.float32))
+    add = client.persistent_call(lambda x: x + 1, results="remote")
+    timed = client.persistent_call(lambda x: x + 1, results="remote", timeout_s=1.0)
+    assert float(np.asarray(add(kept))[0]) == float(np.asarray(timed(kept))[0]) == 2
+    with unharmed(server, 1):
+        proxy.strike("hold", "down", 0)
+        others = [in_thread(lambda: np.asarray(add(kept)))] if way == "several" else []
+        future: Any = timed.submit(kept) if way == "submitted" else None
+        if way != "plain":
+            assert proxy.struck.wait(30)
+        proxy.cut()
+        future = future or in_thread(timed, kept)
+        with pytest.raises(errors.DeadlineExceeded):
+            future.result(15)
+        proxy.heal()
+        proxy.cut()
+        assert all(float(one.result(50)[0]) == 2 for one in others)
+        assert answers_correctly(client)
+
+
 def test_a_server_cannot_be_reached_for_longer_than_a_session_lasts() -> None:
     """A call with a state that it was given for good says that this is gone, not: repeat it."""
     with live_server("--session-grace-s", "0.5") as server:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -184,7 +183,7 @@ class PipelinedCalls:
         try:
             if flight.layout is not None and _is_remote(call):
                 return self._result(flight)
-            self.wait_for(flight, call.timeout_s)
+            self.wait_for(flight, flight.deadline)
             return self._completed_result(flight)
         except BaseException as error:
             final = self._pipeline.final_error(flight, error)
@@ -263,15 +262,18 @@ class PipelinedCalls:
         if flight is not None and not flight.done:  # interrupted, and perhaps on its way
             self._abandon(flight)
 
-    def wait_for(self, flight: PipelinedCall, timeout_s: float | None = None) -> None:
+    def wait_for(self, flight: PipelinedCall, deadline: float | None = None) -> None:
         """Returns when a call is done.
+
+        Args:
+            flight: the call.
+            deadline: `time.monotonic()` after which the server should have answered; None: none.
 
         Raises:
             BaseException: what it raised.
             DeadlineExceeded: when that takes longer.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s + REPLY_GRACE_S
-        self._pipeline.wait(flight, until)
+        self._pipeline.wait(flight, None if deadline is None else deadline + REPLY_GRACE_S)
         if self._services.warning_queue.has_pending and flight.connection is not None:
             self._services.warning_queue.issue(flight.connection, flight.request)
         if flight.error is not None:
