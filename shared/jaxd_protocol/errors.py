@@ -268,7 +268,7 @@ class WorkerReplaced(ServerDraining):
 
 
 class Busy(JaxdError, RuntimeError):
-    """The server has no room for the call now.
+    """The server has no room for the call now, or a process can start no more threads.
 
     Attributes:
         retry_after_s: seconds after which a repetition is likely to be admitted.

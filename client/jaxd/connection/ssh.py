@@ -104,8 +104,8 @@ def _start(command: Sequence[str], line: int, stderr: IO[bytes]) -> subprocess.P
             f"ssh cannot be started here: {error.strerror}. Install it (openssh-client), or use "
             "another address."
         ) from error
-    # to reap it
-    threading.Thread(target=process.wait, name="jaxd-ssh", daemon=True).start()
+    with suppress(RuntimeError):  # to reap it; without a thread, this process's end does
+        threading.Thread(target=process.wait, name="jaxd-ssh", daemon=True).start()
     return process
 
 

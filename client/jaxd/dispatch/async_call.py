@@ -16,7 +16,7 @@ from jaxd.connection.shared_reader import PendingReply
 from jaxd.dispatch.caller import Caller, OpenCall
 from jaxd.dispatch.retry_copy import RetryBudget, RetryCopy
 from jaxd.request.call_request import CallRequest
-from jaxd_protocol.base.process import reset_after_fork
+from jaxd_protocol.base.process import reset_after_fork, start_thread
 from jaxd_protocol.base.timers import TimerThread
 from jaxd_protocol.errors import ConnectionLost, DeadlineExceeded
 from jaxd_protocol.wire import INTERRUPTIBLE_S
@@ -212,7 +212,7 @@ class AsyncCall:
         timer.name, timer.daemon = "jaxd-repeat", True
         attempt, self._attempt = self._attempt, None
         try:
-            timer.start()
+            start_thread(timer)
         except BaseException:
             if timer.ident is None:
                 self._attempt = attempt  # an interrupt: this is called again

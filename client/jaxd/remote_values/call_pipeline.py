@@ -23,6 +23,7 @@ from jaxd.remote_values.lost_value_errors import (
 )
 from jaxd.results.exceptions import exception_of
 from jaxd.results.reader import InlineLeaves
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import (
     Busy,
     ConnectionLost,
@@ -587,9 +588,13 @@ class CallPipeline:
             self._fail(flight, error)
             self._notify_finished()
         elif flight.on_done is not None:
-            threading.Thread(
+            again = threading.Thread(
                 target=self._resend_in_background, name="jaxd-repeat", daemon=True
-            ).start()
+            )
+            try:
+                start_thread(again)
+            except Busy as none_left:
+                self._fail_lost(none_left, None)
 
     def _resend_in_background(self) -> None:
         """Resends calls without a waiter, in a thread of its own: the reading thread must go on."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from jaxd_protocol.base.process import start_thread
 from jaxd_protocol.errors import Busy, JaxdError, ServerStartFailed
 from jaxd_protocol.network.addresses import Address
 from jaxd_protocol.network.handshake import refuse_client
@@ -115,13 +116,13 @@ class Acceptor:
         sock.setblocking(True)
         self._clients.add(sock)
         try:
-            threading.Thread(
-                target=self._handle, args=(sock,), name="jaxd-client", daemon=True
-            ).start()
-        except RuntimeError as error:  # the system has no more threads
+            start_thread(
+                threading.Thread(target=self._handle, args=(sock,), name="jaxd-client", daemon=True)
+            )
+        except Busy as error:
             log_event("cannot_serve", level=logging.WARNING, reason=str(error))
             self._clients.discard(sock)
-            self._refuse_busy(sock, "this server can start no more threads now.")
+            self._refuse_busy(sock, f"the server takes no more clients now: {error}")
             self.is_short = True
             self._is_stopped(timeout_s=_RETRY_S)
 

@@ -258,7 +258,8 @@ class Supervisor:
             for one in self._listeners
         ]
         for door in doors:
-            door.start_in_thread()
+            with suppress(RuntimeError):  # no thread: they wait, as before
+                door.start_in_thread()
         return doors
 
     def _next(self, epoch: int) -> WorkerProcess:

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from jaxd_protocol.base.process import start_thread
+from jaxd_protocol.errors import Busy
 from jaxd_protocol.network.addresses import Address
 from jaxd_server.auth.listeners import ListenerProbe
 from jaxd_server.config.options import ServerOptions
@@ -233,9 +235,13 @@ class Worker:
             case {"ask": "open"}:
                 self.may_open.set()
             case {"ask": "give_way", "force": bool(force), "is_followed": bool(is_followed)}:
-                threading.Thread(
+                give_way = threading.Thread(
                     target=self.yield_to_successor, args=(force, is_followed), name="jaxd-give-way"
-                ).start()
+                )
+                try:
+                    start_thread(give_way)
+                except Busy as error:
+                    self.host_channel.notify({"event": "needed", "why": str(error)})
             case {"ask": "renew"}:
                 self._components.allow_renewal()
             case {"ask": "release", "fingerprint": str(fingerprint)}:
