@@ -128,6 +128,7 @@ def _opened(
     connection = ClientConnection(stream, int(welcome["max_frame_bytes"]), handler)
     connection.worker = (welcome.get("epoch"), welcome.get("pid"))
     connection.address = str(address)
+    connection.notice = str(welcome.get("notice", ""))
     return connection, welcome
 
 
