@@ -15,7 +15,7 @@ from typing import Any
 from jaxd_protocol.errors import JaxdError, ServerStartFailed
 from jaxd_server.auth.acceptor import RefusingAcceptor
 from jaxd_server.auth.accounts import Accounts
-from jaxd_server.auth.authenticator import authenticator_factory
+from jaxd_server.auth.authenticator import authenticator_factory, wrong_token_limiter
 from jaxd_server.auth.listeners import Listener
 from jaxd_server.config.options import ServerOptions
 from jaxd_server.processes.supervision.health_monitor import HealthMonitor, calls_of, process_state
@@ -72,6 +72,7 @@ class Supervisor:
         self._what = what
         self._pacing = RestartPacing()
         self._memory_loss: MemoryLoss | None = None
+        self._wrong_tokens = wrong_token_limiter()  # of clients that are refused
         self._broken = ""
         self._broken_since = 0.0
         self._installed: list[tuple[str, int]] = []
@@ -254,7 +255,7 @@ class Supervisor:
     def _refusing_acceptors(self) -> list[RefusingAcceptor]:
         try:
             accounts = Accounts(self._options)
-            admits_at = authenticator_factory(self._options, accounts)
+            admits_at = authenticator_factory(self._options, accounts, self._wrong_tokens)
         except (JaxdError, OSError) as error:  # then they wait, as before
             log_event("cannot_refuse", level=logging.WARNING, reason=str(error))
             return []
