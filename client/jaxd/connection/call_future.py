@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from jaxd_protocol.base.process import reset_after_fork, start_thread
+from jaxd_protocol.base.timers import TimerThread
 from jaxd_protocol.errors import Cancelled
 from jaxd_protocol.wire import INTERRUPTIBLE_S
 
@@ -131,3 +132,9 @@ class _CallbackThread:
 
 
 _callback_thread: Final = _CallbackThread()
+
+call_timers: Final = TimerThread(
+    "jaxd-timers", partial(logging.getLogger("jaxd").exception, "a timer failed")
+)
+"""Ends submitted calls whose time is over."""
+reset_after_fork(call_timers)
