@@ -88,14 +88,17 @@ def at_most_threads(pid: int, more: int) -> Iterator[None]:
             group.rmdir()
 
 
-def test_the_worker_has_no_threads_left(start_live: StartLive) -> None:
+def test_the_worker_has_no_threads_left(
+    start_live: StartLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new client is refused with a typed error, or answered; none waits for ever."""
+    monkeypatch.setattr("jaxd.dispatch.retry._MAX_BUSY_S", 5.0)
     server = start_live()
     with unharmed(server, 2), connect(server.unix) as client:
         assert answers_correctly(client)
         with at_most_threads(server.worker_pid(), 1):
             outcomes = [in_thread(_outcome, server) for _ in range(6)]
-            found = [one.result(90) for one in outcomes]  # they come again for a minute
+            found = [one.result(50) for one in outcomes]  # they come again for a while
             assert all(one is True or isinstance(one, errors.JaxdError) for one in found), found
             assert answers_correctly(client)
         assert _visit(server)
