@@ -277,7 +277,7 @@ class Session:
         if may_start or self.address is None:
             from jaxd.connection.discovery import find_server
 
-            self.address = find_server(self.settings)
+            self.address = find_server(self.settings, deadline)
         connection, welcome = open_connection(
             self.address, self.settings, self.id, self._handler, deadline
         )
